@@ -1,0 +1,78 @@
+"""How a layer sees its neighbours.
+
+A layer is ``layer(hood, h) -> h'`` (DESIGN: models see a Neighbourhood). `h` holds the rows that this rank has, [num_src, ...];
+the destinations are the first `num_dst` of them. The same calls are answered by a sampled block here, and by a sequence of
+remote partitions under SAR, so a layer is written once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Message = Callable[..., Tensor]
+"""``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge."""
+Reduce = Literal["sum", "mean", "max"]
+
+
+class Neighbourhood(Protocol):
+    """Aggregation over in-neighbours, differentiable in every floating-point argument.
+
+    `sum`, `mean` and `apply(reduce="sum" | "mean")` estimate the value over the *full* neighbourhood of the graph, without bias
+    where the sampler promises that, and are exact when every in-edge is present: an edge counts `Block.weight` where that is
+    given, else in_degree(v) / (kept edges of v). Rows without an edge give zeros (in `max` too).
+    """
+
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        ...
+
+    @property
+    def num_src(self) -> int:
+        """Rows of `h`."""
+        ...
+
+    @property
+    def degree(self) -> Tensor:
+        """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the
+        dtype of the features. Never depends on sampling or partitioning."""
+        ...
+
+    def sum(self, h: Tensor) -> Tensor:
+        """sum over in-edges (u, v) of coefficient * h[u]: [num_src, D] -> [num_dst, D]."""
+        ...
+
+    def mean(self, h: Tensor) -> Tensor:
+        """`sum` divided by the row's sum of coefficients: [num_src, D] -> [num_dst, D]."""
+        ...
+
+    def max(self, h: Tensor) -> Tensor:
+        """Largest value over the present in-edges; the gradient of a tie goes to the first edge that attains it."""
+        ...
+
+    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """Softmax attention over the present in-edges and the row itself.
+
+        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v], slope)``, softmax over u in N(v) + {v}, then the weighted sum of z[u].
+
+        Args:
+            z: [num_src, H, D].
+            a_src: [H, D]; the source logit is computed where z arrives, so that only z travels.
+            logit_dst: [num_dst, H].
+            dropout: probability of dropping an attention coefficient (inverted scaling); pass 0 in evaluation.
+
+        Returns:
+            [num_dst, H, D].
+        """
+        ...
+
+    def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
+        """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, D]."""
+        ...
+
+
+def destinations(hood: Neighbourhood, h: Tensor) -> Tensor:
+    """The rows of `h` that belong to the destinations, [num_dst, ...]."""
+    return torch.narrow(h, 0, 0, hood.num_dst)

@@ -1,0 +1,73 @@
+"""Counter-based random streams: every choice is a pure function of what it is about, never of who makes it.
+
+A stream's key folds its coordinates one after the other; draw i of node v in a stream is one more fold. The mixing function is
+the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64-bit words. The NumPy forms here are the
+definition; `kernels/cpu` compiles the same arithmetic.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+NODE = np.uint64(0xD1342543DE82EF95)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_WORD = (1 << 64) - 1
+
+
+class Purpose(IntEnum):
+    """What a stream is for: streams of different purposes share nothing."""
+
+    SAMPLE = 1
+    SHUFFLE = 2
+    DROPOUT = 3
+    INIT = 4
+    SPLIT = 5
+    PARTITION = 6
+    DATA = 7
+
+
+def mix(z: Words) -> Words:
+    """SplitMix64's finaliser over uint64 arrays (wraps silently)."""
+    z = (z ^ (z >> np.uint64(30))) * _M1
+    z = (z ^ (z >> np.uint64(27))) * _M2
+    return z ^ (z >> np.uint64(31))
+
+
+def _mix_int(z: int) -> int:
+    z = ((z ^ (z >> 30)) * int(_M1)) & _WORD
+    z = ((z ^ (z >> 27)) * int(_M2)) & _WORD
+    return z ^ (z >> 31)
+
+
+def stream(seed: int, purpose: Purpose, *coordinates: int) -> int:
+    """The 64-bit key of the stream for these coordinates, e.g. ``stream(seed, Purpose.SAMPLE, epoch, minibatch, hop)``."""
+    key = 0
+    for value in (seed, int(purpose), *coordinates):
+        key = _mix_int((key + ((value + 1) & _WORD) * int(GOLDEN)) & _WORD)
+    return key
+
+
+def node_words(key: int, nodes: npt.ArrayLike) -> Words:
+    """One word per node, uint64, of the stream `key`."""
+    with np.errstate(over="ignore"):
+        return mix(np.uint64(key) + np.asarray(nodes).astype(np.uint64) * NODE)
+
+
+def draw(words: Words, i: int) -> Words:
+    """The i-th draw (i >= 0) of each node's word: 32 uniform bits in uint64."""
+    with np.errstate(over="ignore"):
+        return mix(words + np.uint64((i + 1) * int(GOLDEN) & _WORD)) >> np.uint64(32)
+
+
+def permutation(key: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`values` in the order of their words: a uniform permutation that depends only on the key and the *set* of values."""
+    values = np.sort(values)
+    return values[np.argsort(node_words(key, values), kind="stable")]
+
+
+def torch_seed(key: int) -> int:
+    """The key folded into what `torch.manual_seed` takes."""
+    return key & 0x7FFF_FFFF_FFFF_FFFF

@@ -1,0 +1,84 @@
+"""The dataset message: graph, features, labels and split."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InputError
+from .features import FeatureStore
+from .graph import Graph
+
+IdArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Three disjoint sets of labelled nodes."""
+
+    train: IdArray
+    """int64, ascending, distinct."""
+    val: IdArray
+    test: IdArray
+
+    def check(self, num_nodes: int) -> "Split":
+        """Prove that the sets are sorted, distinct, in range and disjoint. Raises InputError otherwise."""
+        for name in ("train", "val", "test"):
+            ids = getattr(self, name)
+            if ids.dtype != np.int64 or ids.ndim != 1:
+                raise InputError(f"split '{name}' is {ids.dtype}{list(ids.shape)}; expected an int64 vector of node ids")
+            if len(ids) and (ids[0] < 0 or ids[-1] >= num_nodes):
+                raise InputError(f"split '{name}' holds ids outside [0, {num_nodes}); correct the split")
+            if (np.diff(ids) <= 0).any():
+                raise InputError(f"split '{name}' is not strictly ascending: it repeats ids or is unsorted")
+        for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
+            both = np.intersect1d(getattr(self, a), getattr(self, b), assume_unique=True)
+            if len(both):
+                raise InputError(f"{len(both)} nodes (first: {both[0]}) are in both the {a} and the {b} split; make them disjoint")
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """What a run trains on. Node v of the graph is row v of `features` and of `labels`."""
+
+    name: str
+    graph: Graph
+    features: FeatureStore
+    """[V, F] rows; memory, memory-mapped or Zarr."""
+    labels: npt.NDArray[np.generic]
+    """Multi-class: int64 [V], -1 for unlabelled. Multi-label: float32 [V, C] of 0 and 1."""
+    split: Split
+    num_classes: int
+    """C."""
+    task: Literal["multiclass", "multilabel"] = "multiclass"
+    notes: tuple[str, ...] = field(default=())
+    """What was found and done while reading the input (duplicates merged, self loops kept, ...), one sentence each."""
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return self.graph.num_nodes
+
+    def check(self) -> "Dataset":
+        """Prove that the parts fit together. Raises InputError otherwise."""
+        self.graph.check()
+        n = self.num_nodes
+        if self.features.num_rows != n:
+            raise InputError(f"features have {self.features.num_rows} rows; the graph has {n} nodes")
+        want = 1 if self.task == "multiclass" else 2
+        if self.labels.ndim != want or len(self.labels) != n:
+            raise InputError(f"labels have shape {list(self.labels.shape)}; expected {want} dimension(s) and {n} rows")
+        self.split.check(n)
+        if self.task == "multiclass":
+            for name in ("train", "val", "test"):
+                ids = getattr(self.split, name)
+                if len(ids) and (self.labels[ids] < 0).any():
+                    bad = ids[self.labels[ids] < 0]
+                    raise InputError(f"{len(bad)} nodes of the {name} split (first: {bad[0]}) are unlabelled (-1); drop them from the split")
+            if len(self.labels) and self.labels.max() >= self.num_classes:
+                raise InputError(f"labels reach {self.labels.max()}; expected below num_classes={self.num_classes}")
+        elif self.labels.shape[1] != self.num_classes:
+            raise InputError(f"multi-label matrix has {self.labels.shape[1]} columns; expected {self.num_classes}")
+        return self

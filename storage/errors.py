@@ -1,0 +1,41 @@
+"""The error family. Every message says what was seen, what was expected, and what to change.
+
+`InputError` and its children are the user's to mend (exit code 2); `RunError` and its children are faults of a run that can
+be resumed (exit code 3). Anything else that escapes is a bug of ours.
+"""
+
+
+class MillraceError(Exception):
+    """Base of everything that Millrace raises on purpose."""
+
+    exit_code = 3
+
+
+class InputError(MillraceError, ValueError):
+    """A file, a configuration or an argument is not usable as given."""
+
+    exit_code = 2
+
+
+class MissingExtraError(InputError, ImportError):
+    """An optional package is needed for what was asked. The message names the extra that installs it."""
+
+
+class StoreError(InputError):
+    """A store is absent, incomplete, damaged, of another schema, or made from something else."""
+
+
+class RunError(MillraceError, RuntimeError):
+    """A run failed after it had started. What was committed is intact and the run can be resumed."""
+
+
+class QueueTimeoutError(RunError, TimeoutError):
+    """A wait on the minibatch queue ran out. The message names the side that did not answer."""
+
+
+def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+    """A hint such as ``; did you mean 'metis'?``, or the empty string when nothing is near."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

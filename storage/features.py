@@ -1,0 +1,137 @@
+"""Feature stores: V rows of F features, in memory, memory-mapped, or in Zarr. All gather rows by global id."""
+
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from .errors import InputError, StoreError
+from .store import Store, open_store, write_store
+
+FloatArray = npt.NDArray[np.floating]
+KIND = "features"
+
+
+@runtime_checkable
+class FeatureStore(Protocol):
+    """V rows of F numbers that can be gathered by id. Gathering is thread-safe."""
+
+    @property
+    def num_rows(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        ...
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        """Rows of `ids`, [n, F].
+
+        Args:
+            ids: [n] in [0, V); may repeat.
+            out: [n, F] of this store's dtype, C-contiguous, to write into; made when absent.
+
+        Raises:
+            IndexError: an id is out of range.
+            StoreError: the store is damaged.
+        """
+        ...
+
+
+def _check_ids(ids: npt.NDArray[np.integer], num_rows: int) -> None:
+    if len(ids) and (ids.min() < 0 or ids.max() >= num_rows):
+        raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {num_rows}")
+
+
+class MemoryFeatures:
+    """Features in an array in memory, or in any array that NumPy indexes like one (a memory map)."""
+
+    def __init__(self, rows: FloatArray) -> None:
+        if rows.ndim != 2 or rows.dtype not in (np.float32, np.float64):
+            raise InputError(f"features are {rows.dtype}{list(rows.shape)}; expected float32 or float64 [V, F]")
+        self.rows = rows
+
+    num_rows = property(lambda self: self.rows.shape[0])
+    num_features = property(lambda self: self.rows.shape[1])
+    dtype = property(lambda self: self.rows.dtype)
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        _check_ids(ids, self.num_rows)
+        # mode="clip" skips the buffering that mode="raise" needs with `out`; ids were checked above.
+        return np.take(self.rows, ids, axis=0, out=out, mode="clip")
+
+
+class MappedFeatures(MemoryFeatures):
+    """Features in an ``.npy`` file that the operating system pages in as rows are touched."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist; expected an .npy file of features [V, F]") from None
+        except (ValueError, OSError, EOFError) as e:
+            raise StoreError(f"{path} is no complete .npy file ({e}); write the features again") from e
+        super().__init__(rows)
+        self.path = Path(path)
+
+
+class ZarrFeatures:
+    """Features in a committed Zarr store of kind ``features``; rows are read by whole Zarr chunks, each checksummed."""
+
+    def __init__(self, path: Path) -> None:
+        store = open_store(Path(path), KIND)
+        self.path = Path(path)
+        self._open(store, "rows")
+
+    @classmethod
+    def inside(cls, store: Store, name: str) -> "ZarrFeatures":
+        """The array `name` of a store that holds other things too."""
+        self = cls.__new__(cls)
+        self.path = store.path
+        self._open(store, name)
+        return self
+
+    def _open(self, store: Store, name: str) -> None:
+        self._array: zarr.Array = store.array(name)
+        if self._array.ndim != 2:
+            raise StoreError(f"{store.path}: '{name}' has shape {list(self._array.shape)}; expected [V, F]")
+
+    num_rows = property(lambda self: self._array.shape[0])
+    num_features = property(lambda self: self._array.shape[1])
+    dtype = property(lambda self: np.dtype(self._array.dtype))
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        _check_ids(ids, self.num_rows)
+        if out is None:
+            out = np.empty((len(ids), self.num_features), self.dtype)
+        if not len(ids) or not self.num_features:
+            return out
+        # One read per touched chunk: ids are visited in the order of their chunks and scattered back.
+        size = self._array.chunks[0]
+        chunk = np.asarray(ids) // size
+        order = np.argsort(chunk, kind="stable")
+        bounds = np.flatnonzero(np.diff(chunk[order])) + 1
+        for part in np.split(order, bounds):
+            first = int(chunk[part[0]]) * size
+            try:
+                rows = np.asarray(self._array[first : first + size])
+            except Exception as e:
+                raise StoreError(f"{self.path}: feature rows from {first} are damaged ({e}); write the store again") from e
+            out[part] = rows[np.asarray(ids)[part] - first]
+        return out
+
+
+def write_features(path: Path, rows: FloatArray, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> ZarrFeatures:
+    """Write rows [V, F] as a committed Zarr store and open it."""
+    MemoryFeatures(rows)
+    write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta={}, arrays={"rows": rows}, overwrite=overwrite)
+    return ZarrFeatures(path)

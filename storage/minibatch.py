@@ -1,0 +1,145 @@
+"""Messages between sampling and training: Block, MiniBatch, Bulk. Structure only, never features."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The bipartite sampled graph of one layer, by destination; ``src[:num_dst]`` are the destinations themselves."""
+
+    num_dst: int
+    src: IntArray
+    """int32 or int64 [S], global ids of the source nodes, distinct."""
+    indptr: IntArray
+    """int32 or int64 [num_dst + 1]."""
+    indices: IntArray
+    """int32 [e], positions in `src`."""
+    weight: npt.NDArray[np.float32] | None = None
+    """float32 [e]: what each kept edge contributes to a sum over the *full* neighbourhood (its own weight, times whatever the
+    sampler needs to stay unbiased). None: edges are alike, and row v stands for its in_degree(v) true in-edges."""
+    edge_id: IntArray | None = None
+    """int64 [e], positions in the graph's edge arrays, or None."""
+
+    @property
+    def num_src(self) -> int:
+        """S."""
+        return len(self.src)
+
+    @property
+    def num_edges(self) -> int:
+        """e."""
+        return len(self.indices)
+
+    def check(self) -> "Block":
+        """Prove the invariants (our own, hence assert)."""
+        assert 0 <= self.num_dst <= self.num_src
+        assert self.indptr.shape == (self.num_dst + 1,) and self.indptr[0] == 0
+        assert (np.diff(self.indptr) >= 0).all() and self.indptr[-1] == self.num_edges
+        assert self.indices.dtype == np.int32
+        assert not self.num_edges or (self.indices.min() >= 0 and self.indices.max() < self.num_src)
+        assert len(np.unique(self.src)) == self.num_src
+        for extra in (self.weight, self.edge_id):
+            assert extra is None or extra.shape == self.indices.shape
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """L blocks for B seeds. ``blocks[0]`` is the outermost; ``blocks[-1].src[:num_dst]`` are the seeds."""
+
+    epoch: int
+    index: int
+    """Position in the epoch."""
+    blocks: tuple[Block, ...]
+    nested: bool
+    """True: block i's rows and edges are the leading rows and edges of block i-1's (only newly found nodes were expanded), so all
+    blocks are views of one edge list."""
+
+    @property
+    def seeds(self) -> IntArray:
+        """[B] global ids, the nodes whose loss this minibatch computes."""
+        last = self.blocks[-1]
+        return last.src[: last.num_dst]
+
+    @property
+    def nodes(self) -> IntArray:
+        """[n] global ids of every node of the minibatch, seeds first, then in order of hops."""
+        return self.blocks[0].src
+
+    @property
+    def num_edges(self) -> int:
+        """Edges drawn by the sampler (a nested edge list counts once)."""
+        return self.blocks[0].num_edges if self.nested else sum(b.num_edges for b in self.blocks)
+
+    def check(self) -> "MiniBatch":
+        """Prove the invariants (our own, hence assert)."""
+        assert self.blocks
+        for outer, inner in zip(self.blocks, self.blocks[1:]):
+            assert np.array_equal(outer.src[: outer.num_dst], inner.src)
+            if self.nested:
+                assert np.array_equal(outer.indptr[: inner.num_dst + 1], inner.indptr)
+                assert np.array_equal(outer.indices[: inner.num_edges], inner.indices)
+        for block in self.blocks:
+            block.check()
+        return self
+
+
+def nested_blocks(
+    nodes: IntArray,
+    node_ends: tuple[int, ...],
+    indptr: IntArray,
+    indices: IntArray,
+    weight: npt.NDArray[np.float32] | None = None,
+    edge_id: IntArray | None = None,
+) -> tuple[Block, ...]:
+    """Blocks as views of one edge list, outermost first.
+
+    Args:
+        nodes: [n] global ids, seeds first, then each hop's new nodes.
+        node_ends: L+1 numbers; nodes[:node_ends[h]] are known after h hops, so node_ends[0] = B.
+        indptr: [node_ends[L-1] + 1], by destination in the order of `nodes`.
+        indices: [e] positions in `nodes`.
+    """
+    blocks = []
+    for h in reversed(range(len(node_ends) - 1)):
+        rows = node_ends[h]
+        e = int(indptr[rows])
+        blocks.append(
+            Block(
+                rows,
+                nodes[: node_ends[h + 1]],
+                indptr[: rows + 1],
+                indices[:e],
+                None if weight is None else weight[:e],
+                None if edge_id is None else edge_id[:e],
+            )
+        )
+    return tuple(blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class Bulk:
+    """k minibatches that were sampled together: consecutive indices of one epoch."""
+
+    epoch: int
+    number: int
+    """Position among the bulks of the epoch."""
+    minibatches: tuple[MiniBatch, ...]
+
+    @property
+    def first_index(self) -> int:
+        """Index of the first minibatch."""
+        return self.minibatches[0].index
+
+    def check(self) -> "Bulk":
+        """Prove the invariants of the bulk and of each minibatch."""
+        assert self.minibatches
+        for i, m in enumerate(self.minibatches):
+            assert m.epoch == self.epoch and m.index == self.first_index + i
+            m.check()
+        return self

@@ -1,0 +1,243 @@
+"""Committed folders of checked arrays: the one mechanism under every store.
+
+A store is a folder with a Zarr v3 group ``arrays/`` and a ``manifest.json``. It is written aside and renamed into place, so it is
+there whole or not at all. Every Zarr chunk carries a CRC-32C; the manifest carries the shape, dtype and chunk count of every
+array (Zarr itself reads a missing chunk as zeros, without an error) and a checksum of its own.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from .errors import InputError, StoreError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+CHUNK_BYTES = 4 << 20
+"""Zarr chunks hold about this many bytes before compression."""
+
+
+def _canonical(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder so that no reader sees half of it: it is renamed aside first."""
+    if path.exists():
+        aside = path.with_name(f".removed-{path.name}-{uuid.uuid4().hex[:8]}")
+        os.rename(path, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def fsync_tree(path: Path) -> None:
+    """Make every file below `path` durable before it is renamed into place."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as f:
+                os.fsync(f.fileno())
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = True) -> Iterator[Path]:
+    """A folder to write into that appears at `path` when the block ends without an error, and never otherwise.
+
+    Raises:
+        StoreError: `path` exists and `overwrite` is false.
+        InputError: the parent cannot be written.
+    """
+    if path.exists() and not overwrite:
+        raise StoreError(f"{path} exists already; choose another path or pass overwrite")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".writing-{path.name}-{uuid.uuid4().hex[:8]}")
+        aside.mkdir()
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror or e}") from e
+    try:
+        yield aside
+        if durable:
+            fsync_tree(aside)
+        if overwrite:
+            remove_tree(path)
+        os.rename(aside, path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def write_manifest(folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    """Write the manifest of a store (last, as its commit record)."""
+    body = {
+        "format": f"millrace-{kind}",
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": dict(fingerprint),
+        "meta": dict(meta),
+        "arrays": dict(arrays),
+    }
+    body["checksum"] = hashlib.sha256(_canonical(body)).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(body, indent=1, sort_keys=True))
+
+
+def read_manifest(path: Path, kind: str) -> dict[str, Any]:
+    """Read and verify a manifest.
+
+    Raises:
+        StoreError: absent, damaged, of another kind, or of another schema version.
+    """
+    file = path / MANIFEST
+    try:
+        body = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise StoreError(f"{path} holds no {MANIFEST}: it is no Millrace store, or it was never committed; make it again") from None
+    except NotADirectoryError:
+        raise StoreError(f"{path} is a file; expected the folder of a Millrace {kind} store") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise StoreError(f"{file} is damaged ({e}); make the store again") from e
+    if not isinstance(body, dict) or body.get("format") != f"millrace-{kind}":
+        seen = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise StoreError(f"{path} holds '{seen}'; expected 'millrace-{kind}'")
+    if body.get("schema_version") != SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has schema version {body.get('schema_version')}; this Millrace reads version {SCHEMA_VERSION}: make the store again"
+        )
+    checksum = body.pop("checksum", None)
+    if checksum != hashlib.sha256(_canonical(body)).hexdigest():
+        raise StoreError(f"{file} does not match its checksum; the store is damaged: make it again")
+    return body
+
+
+def require_fingerprint(path: Path, seen: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Refuse a store that was made from something else.
+
+    Raises:
+        StoreError: lists the keys that differ.
+    """
+    differing = sorted(k for k in set(seen) | set(expected) if seen.get(k) != expected.get(k))
+    if differing:
+        rows = ", ".join(f"{k} (store {seen.get(k, 'absent')}, wanted {expected.get(k, 'absent')})" for k in differing)
+        raise StoreError(f"{path} was made from something else; these differ: {rows}")
+
+
+def _chunk_rows(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    row_bytes = max(1, itemsize * int(np.prod(shape[1:], dtype=np.int64)))
+    return (max(1, min(max(shape[0], 1), CHUNK_BYTES // row_bytes)), *(max(1, s) for s in shape[1:]))
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """Write arrays into ``folder/arrays`` and return the manifest's entries for them."""
+    group = zarr.open_group(str(folder / "arrays"), mode="w")
+    entries = {}
+    for name, value in arrays.items():
+        chunks = _chunk_rows(value.shape, value.dtype.itemsize)
+        z = group.create_array(
+            name,
+            shape=value.shape,
+            dtype=value.dtype,
+            chunks=chunks,
+            compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
+            config={"write_empty_chunks": True},
+        )
+        if value.size:
+            z[...] = value
+        entries[name] = {"shape": list(value.shape), "dtype": str(value.dtype), "chunks": _num_chunks(value.shape, chunks)}
+    return entries
+
+
+def _num_chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+    return int(np.prod([-(-s // c) for s, c in zip(shape, chunks)], dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened store. Arrays are verified when they are opened."""
+
+    path: Path
+    kind: str
+    fingerprint: Mapping[str, str]
+    meta: Mapping[str, Any]
+    entries: Mapping[str, Any]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def array(self, name: str) -> zarr.Array:
+        """The Zarr array `name`, after proof that its shape, dtype and number of chunks are those of the manifest.
+
+        Raises:
+            StoreError: absent or not as the manifest says.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise StoreError(f"{self.path} has no array '{name}'; it holds {sorted(self.entries)}")
+        try:
+            z = zarr.open_array(str(self.path / "arrays" / name), mode="r")
+        except Exception as e:
+            raise StoreError(f"{self.path}: array '{name}' cannot be opened ({e}); make the store again") from e
+        seen = (list(z.shape), str(z.dtype), z.nchunks_initialized)
+        want = (entry["shape"], entry["dtype"], entry["chunks"])
+        if seen != want:
+            raise StoreError(f"{self.path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again")
+        return z
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """The whole array `name` in memory.
+
+        Raises:
+            StoreError: absent, incomplete, or a chunk fails its checksum.
+        """
+        z = self.array(name)
+        try:
+            return np.asarray(z[...])
+        except Exception as e:
+            raise StoreError(f"{self.path}: array '{name}' is damaged ({e}); make the store again") from e
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(f.stat().st_size for f in self.path.rglob("*") if f.is_file())
+
+
+def write_store(
+    path: Path,
+    kind: str,
+    *,
+    fingerprint: Mapping[str, str],
+    meta: Mapping[str, Any],
+    arrays: Mapping[str, npt.NDArray[Any]],
+    overwrite: bool = False,
+) -> Store:
+    """Write a store of small metadata and arrays, whole or not at all."""
+    path = Path(path)
+    with committed_folder(path, overwrite=overwrite) as folder:
+        write_manifest(folder, kind, fingerprint, meta, write_arrays(folder, arrays))
+    return open_store(path, kind)
+
+
+def open_store(path: Path, kind: str, *, fingerprint: Mapping[str, str] | None = None) -> Store:
+    """Open a store of `kind`, and refuse it when `fingerprint` is given and differs.
+
+    Raises:
+        StoreError: see `read_manifest` and `require_fingerprint`.
+    """
+    path = Path(path)
+    body = read_manifest(path, kind)
+    if fingerprint is not None:
+        require_fingerprint(path, body["fingerprint"], fingerprint)
+    return Store(path, kind, body["fingerprint"], body["meta"], body["arrays"])
