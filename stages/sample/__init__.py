@@ -1,0 +1,5 @@
+"""Samplers: how minibatches are drawn."""
+
+from .neighbor import NeighborSampler
+
+SAMPLERS: dict[str, type] = {NeighborSampler.name: NeighborSampler}

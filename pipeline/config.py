@@ -1,0 +1,256 @@
+"""One validated configuration: a TOML file, ``a.b=c`` overrides, or keyword arguments. Unknown keys are errors."""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ..stages.models import MODELS
+from ..stages.sample import SAMPLERS
+from ..storage.errors import InputError, nearest
+from .datasets import ReadOptions
+
+DEFAULT_FANOUT = (15, 10, 5)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Train(_Section):
+    """How the model is trained."""
+
+    batch_size: int = Field(1024, ge=1)
+    """Seeds in a minibatch."""
+    minibatches_per_step: int | None = Field(None, ge=1)
+    """Minibatches in an optimiser step, over all ranks; by default one per rank."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = Field(0.003, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    evaluate_every: int = Field(1, ge=0)
+    """Validate after every so many epochs (0: only at the end)."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after so many validations without a new best."""
+
+
+class Queue(_Section):
+    """How sampled minibatches wait for their trainers."""
+
+    kind: Literal["memory", "zarr"] = "memory"
+    bulk_size: int = Field(8, ge=1)
+    """k: minibatches sampled together."""
+    max_bytes: int = Field(512 << 20, ge=1)
+    """Sampled minibatches that may wait, in bytes of structure."""
+    keep: Literal["none", "epoch", "all"] = "none"
+    """What a Zarr queue keeps after every rank's checkpoint has passed it."""
+
+
+class CheckpointEvery(_Section):
+    """When to write checkpoints, besides the end of the run."""
+
+    every_s: float = Field(60.0, gt=0)
+    """Seconds."""
+    every_steps: int | None = Field(None, ge=1)
+    every_epochs: int | None = Field(None, ge=1)
+    keep: int = Field(2, ge=1)
+    """Checkpoints kept."""
+
+
+class Job(_Section):
+    """Everything that decides a run. Written, resolved, into the run's folder as ``job.toml``."""
+
+    dataset: str = "digits"
+    """An embedded name, a file, a folder, a store, or an OGB name."""
+    split: str | None = None
+    """``public``, ``random:20,30`` (per class: training, validation), ``fraction:0.6,0.2``; by default what the dataset has."""
+    features: Literal["memory", "mapped", "zarr"] = "memory"
+    """Where the features of a Millrace store lie during the run."""
+    system: Literal["bulk"] = "bulk"
+    epochs: int = Field(30, ge=1)
+    seed: int = Field(0, ge=0, lt=2**63)
+    ranks: int = Field(1, ge=1)
+    executor: Literal["inline", "dask"] | None = None
+    """``inline``: this process; ``dask``: a cluster. By default inline for one rank."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    threads: int | None = Field(None, ge=1, le=4096)
+    """Threads of each rank; by default all cores."""
+    kernel: Literal["cpu", "reference"] = "cpu"
+    """Sampling kernels: compiled, or the literal matrix formulation (slow)."""
+    check: bool = False
+    """Prove the invariants of every message on the way."""
+    model: dict[str, Any] = Field(default_factory=lambda: {"name": "sage"})
+    """``name`` and the options of that model."""
+    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})
+    """``name`` and the options of that sampler."""
+    train: Train = Train()
+    queue: Queue = Queue()
+    checkpoint: CheckpointEvery = CheckpointEvery()
+    read: ReadOptions = ReadOptions()
+    """How the dataset's input is cleaned."""
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML; keys that are unset are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
+    names = []
+    for name, field in model.model_fields.items():
+        names.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += _known(field.annotation, f"{prefix}{name}.")
+    return names
+
+
+def _sentence(error: ValidationError) -> str:
+    lines = []
+    for e in error.errors()[:3]:
+        key = ".".join(str(part) for part in e["loc"])
+        if e["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            last = str(e["loc"][-1])
+            known = _known(Job)
+            inside = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
+            elsewhere = [k for k in known if k.rpartition(".")[2] == last and k != key]
+            hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(key, inside) or nearest(last, known)
+            lines.append(f"unknown configuration key '{key}'{hint or '; see the configuration table in the README'}")
+        else:
+            lines.append(f"configuration key '{key}' is {e['input']!r}: {e['msg'][0].lower()}{e['msg'][1:]}")
+    return "\n".join(lines)
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """``a.b=c`` as (["a", "b"], c); c is read as a TOML value, or else as a string.
+
+    Raises:
+        InputError: no ``=`` or an empty key.
+    """
+    key, equals, value = text.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path):
+        raise InputError(f"--set {text!r} is not of the form key=value, such as train.lr=0.01")
+    try:
+        return path, tomllib.loads(f"x = {value.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        return path, value.strip()
+
+
+def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """`base` with the value at `path` replaced.
+
+    Raises:
+        InputError: a part of the path is a plain value, not a table.
+    """
+    table = dict(base)
+    if len(path) == 1:
+        table[path[0]] = value
+        return table
+    inner = table.get(path[0], {})
+    if not isinstance(inner, Mapping):
+        raise InputError(f"configuration key '{path[0]}' holds {inner!r}; '{'.'.join(path)}' needs it to be a table")
+    table[path[0]] = merged(inner, path[1:], value)
+    return table
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        InputError: absent, no file, no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; expected a TOML job file") from None
+    except (IsADirectoryError, PermissionError) as e:
+        raise InputError(f"{path} cannot be read ({e.strerror}); expected a TOML job file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise InputError(f"{path} is no valid TOML: {e}") from None
+
+
+def resolve(table: Mapping[str, Any]) -> Job:
+    """Validate a configuration and fill in what depends on other keys (fanout and layers follow each other).
+
+    Raises:
+        InputError: one line per problem, at most three.
+    """
+    try:
+        job = Job.model_validate(dict(table))
+    except ValidationError as e:
+        raise InputError(_sentence(e)) from None
+    model, sampler = dict(job.model), dict(job.sampler)
+    layers, fanout = model.get("layers"), sampler.get("fanout")
+    if isinstance(fanout, str):
+        fanout = parse_fanout(fanout)
+    if isinstance(fanout, int) and not isinstance(fanout, bool):
+        fanout = [fanout]
+    if fanout is None and "fanout" in {f.name for f in dataclasses.fields(_registered("sampler", SAMPLERS, sampler))}:
+        count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(DEFAULT_FANOUT)
+        fanout = [*DEFAULT_FANOUT, *[DEFAULT_FANOUT[-1]] * count][:count]
+    if fanout is not None:
+        sampler["fanout"] = list(fanout)
+        if layers is None:
+            model["layers"] = len(fanout)
+        elif isinstance(layers, int) and layers != len(fanout):
+            raise InputError(
+                f"model.layers is {layers} but sampler.fanout {list(fanout)} has {len(fanout)} numbers; give one number per layer"
+            )
+    model_record = build("model", MODELS, model)
+    sampler_record = build("sampler", SAMPLERS, sampler)
+    return job.model_copy(
+        update={
+            "model": {"name": model.get("name", "sage"), **_plain(model_record)},
+            "sampler": {"name": sampler.get("name", "neighbor"), **_plain(sampler_record)},
+            "executor": job.executor or ("inline" if job.ranks == 1 else "dask"),
+        }
+    )
+
+
+def parse_fanout(text: str) -> list[int]:
+    """``15,10,5`` as numbers.
+
+    Raises:
+        InputError: anything else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"fanout '{text}' is not a list of whole numbers such as 15,10,5 (-1 takes every neighbour)") from None
+
+
+def _registered(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> type:
+    name = table.get("name", next(iter(registry)))
+    if name not in registry:
+        raise InputError(f"{section}.name is '{name}'; expected one of {', '.join(registry)}{nearest(str(name), list(registry))}")
+    return registry[name]
+
+
+def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> Any:
+    """The record that ``table["name"]`` and its options describe.
+
+    Raises:
+        InputError: unknown name, unknown option, or a value that does not fit.
+    """
+    kind = _registered(section, registry, table)
+    options = {k: v for k, v in table.items() if k != "name"}
+    known = [f.name for f in dataclasses.fields(kind)]
+    for key in options:
+        if key not in known:
+            raise InputError(f"{section} '{table.get('name')}' has no option '{key}'{nearest(key, known)} (it has {', '.join(known)})")
+    try:
+        return TypeAdapter(kind).validate_python(options)
+    except ValidationError as e:
+        first = e.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InputError):
+            raise cause from None
+        key = ".".join(str(p) for p in first["loc"])
+        raise InputError(f"configuration key '{section}.{key}' is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(record).items()}

@@ -1,0 +1,46 @@
+"""What a reader hands to the cleaner: arrays as they were found, checked by nobody yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .options import Direction
+
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What a source says about the direction of its edges."""
+
+    direction: Direction
+    reason: str
+    """A clause for the notes, e.g. ``the file's meta says "stored once"``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """One graph as a source stores it."""
+
+    name: str
+    src: AnyArray
+    """[E] integers; messages flow src -> dst unless an option says otherwise."""
+    dst: AnyArray
+    labels: AnyArray
+    """[V], [V, 1] or [V, C]. Its length decides V."""
+    features: Any = None
+    """[V, F] numbers, dense or a SciPy sparse matrix, or None."""
+    edge_weight: AnyArray | None = None
+    """[E] or None."""
+    split: Mapping[str, AnyArray] = field(default_factory=dict)
+    """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
+    hint: Hint | None = None
+    notes: tuple[str, ...] = ()
+
+
+def is_mask(values: AnyArray, num_nodes: int) -> bool:
+    """Whether `values` is a mask over the nodes (bool) rather than a list of ids."""
+    return values.dtype == np.bool_ and values.shape == (num_nodes,)

@@ -1,0 +1,229 @@
+"""The training loop of one rank. It calls the five policies of a system and never asks which system it is."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..stages.base import Feed, Fetcher, Phase, Placement, RankJob
+from ..stages.train import forward_backward
+from ..storage.checkpoint import CheckpointStore, Cursor
+from ..storage.errors import InputError, RunError
+from .clock import Clock
+from .config import CheckpointEvery, Train
+from .events import Emit, EpochDone, Note, StepDone
+from .systems import System
+
+Validate = Callable[[nn.Module], float]
+"""Validation accuracy of a model, exact; the same number on every rank."""
+
+
+class Interrupted(RunError):
+    """The user asked to stop; a checkpoint was written."""
+
+    exit_code = 130
+
+
+@dataclass
+class Progress:
+    """The state of a run between two steps; with the model and the optimiser, all that a resumed run needs."""
+
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    best_accuracy: float = -1.0
+    best_epoch: int = -1
+    best_state: dict[str, Any] = field(default_factory=dict)
+    since_best: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One record an epoch."""
+    loss_sum: float = 0.0
+    """Of the epoch under way, over all ranks' seeds so far."""
+    loss_seeds: float = 0.0
+    epoch_seconds: float = 0.0
+    minibatches: int = 0
+    sampled_edges: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Trainer:
+    """Everything that one rank needs to train."""
+
+    system: System
+    job: RankJob
+    data: Placement
+    task: Any
+    model: nn.Module
+    train: Train
+    checkpoints: CheckpointStore | None
+    checkpoint_every: CheckpointEvery
+    validate: Validate | None
+    emit: Emit
+    stop: Callable[[], bool]
+    """Asked between steps; true ends the run with a checkpoint."""
+    check: bool = False
+
+    def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """A fresh optimiser for the parameters of `module`."""
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        return kinds[self.train.optimizer](list(module.parameters()), lr=self.train.lr, weight_decay=self.train.weight_decay)
+
+
+def train_rank(trainer: Trainer, clock: Clock) -> Progress:
+    """Train through all phases, from the last checkpoint if there is one.
+
+    Returns:
+        The final state; the model holds the parameters of the last step.
+
+    Raises:
+        Interrupted: `trainer.stop` said so; the checkpoint is written.
+        RunError: a stage failed; the last checkpoint is intact.
+    """
+    progress = Progress()
+    resumed = trainer.checkpoints.latest() if trainer.checkpoints else None
+    optimizer_state = None
+    if resumed is not None:
+        progress.cursor, state = resumed
+        trainer.model.load_state_dict(state["model"])
+        optimizer_state = state["optimizer"]
+        for name, value in state["progress"].items():
+            setattr(progress, name, value)
+        trainer.job.ledger.load(state["ledger"])
+        for name, seconds in state["seconds"].items():
+            clock.add(name, seconds)
+        trainer.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
+    for phase in trainer.system.schedule.phases(trainer.job.epochs)[progress.cursor.phase :]:
+        _PhaseLoop(trainer, phase, progress, clock, optimizer_state).run()
+        optimizer_state = None
+        progress.cursor = Cursor(phase.number + 1, 0)
+    return progress
+
+
+class _PhaseLoop:
+    def __init__(
+        self, trainer: Trainer, phase: Phase, progress: Progress, clock: Clock, optimizer_state: dict[str, Any] | None
+    ) -> None:
+        self.t, self.phase, self.progress, self.clock = trainer, phase, progress, clock
+        self.module = trainer.system.schedule.begin(phase, trainer.model)
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.optimizer = trainer.optimizer(self.module)
+        if optimizer_state is not None:
+            self.optimizer.load_state_dict(optimizer_state)
+        self.per_step = trainer.train.minibatches_per_step or trainer.job.group.size
+        with clock.measure("partition"):
+            self.placement = trainer.system.partition.place(trainer.data, phase, trainer.job)
+        self.minibatches = trainer.system.sample.num_minibatches(self.placement, trainer.job)
+        self.steps = -(-self.minibatches // self.per_step)
+        """Optimiser steps in an epoch."""
+        if self.steps == 0:
+            raise InputError("the train split is empty: there is nothing to train on; choose another split")
+        self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job)
+        self.saved_at = time.monotonic()
+
+    def run(self) -> None:
+        epoch, step = divmod(self.progress.cursor.step, self.steps)
+        epoch += self.phase.first_epoch
+        if epoch >= self.phase.last_epoch or self._enough():
+            return
+        self.feed: Feed = self.t.system.sample.feed(self.placement, self.phase, self.t.job, (epoch, step * self.per_step))
+        try:
+            while epoch < self.phase.last_epoch and not self._enough():
+                for s in range(step, self.steps):
+                    start = time.perf_counter()
+                    self._step(epoch, s)
+                    self.progress.epoch_seconds += time.perf_counter() - start
+                    if s + 1 < self.steps:
+                        self._checkpoint(self._due_in_epoch())
+                self._end_epoch(epoch)
+                epoch, step = epoch + 1, 0
+        finally:
+            self.feed.close()
+
+    def _enough(self) -> bool:
+        patience = self.t.train.patience
+        return patience is not None and self.progress.since_best >= patience
+
+    def _step(self, epoch: int, step: int) -> None:
+        t, clock, progress = self.t, self.clock, self.progress
+        group = t.job.group
+        self.module.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss_sum, seeds = 0.0, 0
+        last = min((step + 1) * self.per_step, self.minibatches)
+        for index in range(step * self.per_step, last):
+            if index % group.size != group.rank:
+                continue
+            with clock.measure("queue_wait"):
+                work = self.feed.get(epoch, index)
+            if t.check:
+                work.check()
+            with clock.measure("fetch"):
+                fetched = self.fetcher.fetch(work)
+            with clock.measure("forward_backward"):
+                done = forward_backward(self.module, fetched, t.job.seed, t.task, t.system.reduce.weight(fetched))
+            loss_sum += done.loss_sum
+            seeds += done.seeds
+            progress.minibatches += 1
+            progress.sampled_edges += work.num_edges
+        with clock.measure("reduce"):
+            total = t.system.reduce.reduce(self.parameters, seeds, group)
+        if total:
+            with clock.measure("forward_backward"):
+                self.optimizer.step()
+        self.feed.release(epoch, last - 1)
+        progress.cursor = Cursor(self.phase.number, progress.cursor.step + 1)
+        progress.loss_sum += loss_sum
+        progress.loss_seeds += seeds
+        t.emit(StepDone(epoch, step, self.steps, loss_sum / max(seeds, 1), seeds))
+
+    def _end_epoch(self, epoch: int) -> None:
+        t, progress = self.t, self.progress
+        sums = torch.tensor([progress.loss_sum, progress.loss_seeds], dtype=torch.float64)
+        t.job.group.all_reduce(sums, "control")
+        loss = float(sums[0] / sums[1].clamp(min=1))
+        last = epoch + 1 == t.job.epochs
+        accuracy, best = None, False
+        every = t.train.evaluate_every
+        if t.validate is not None and (last or (every and (epoch + 1) % every == 0)):
+            with self.clock.measure("evaluate"):
+                accuracy = t.validate(t.model)
+            best = accuracy > progress.best_accuracy
+            if best:
+                progress.best_accuracy, progress.best_epoch, progress.since_best = accuracy, epoch, 0
+                progress.best_state = {k: v.detach().clone() for k, v in t.model.state_dict().items()}
+            else:
+                progress.since_best += 1
+        record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
+        if accuracy is not None:
+            record["val_accuracy"] = accuracy
+        progress.history.append(record)
+        t.emit(EpochDone(epoch, t.job.epochs, loss, accuracy, progress.epoch_seconds, best))
+        progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
+        every_epochs = t.checkpoint_every.every_epochs
+        self._checkpoint(last or self._enough() or (every_epochs is not None and (epoch + 1) % every_epochs == 0) or self._due_in_epoch())
+
+    def _due_in_epoch(self) -> bool:
+        every = self.t.checkpoint_every
+        return (every.every_steps is not None and self.progress.cursor.step % every.every_steps == 0) or (
+            time.monotonic() - self.saved_at >= every.every_s
+        )
+
+    def _checkpoint(self, due: bool) -> None:
+        t, progress = self.t, self.progress
+        stopping = t.stop()
+        if (due or stopping) and t.checkpoints is not None:
+            state = {name: value for name, value in vars(progress).items() if name != "cursor"}
+            t.checkpoints.save(
+                progress.cursor,
+                {
+                    "model": t.model.state_dict(),
+                    "optimizer": self.optimizer.state_dict(),
+                    "progress": state,
+                    "ledger": t.job.ledger.state(),
+                    "seconds": dict(self.clock.seconds),
+                },
+            )
+            self.saved_at = time.monotonic()
+        if stopping and progress.cursor.step < self.steps * self.phase.epochs:
+            raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")

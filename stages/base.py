@@ -1,0 +1,192 @@
+"""The five policies that a training system is made of, and what passes between them.
+
+The loop (`pipeline.rank`) calls these and nothing else, so it never asks which system it runs: a new system is one record of
+five policies, and at most one new file for each.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..storage.features import FeatureStore
+from ..storage.graph import Graph
+from ..storage.ledger import Ledger
+from .neighbourhood.base import Neighbourhood
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one partitioning and one set of trained layers."""
+
+    number: int
+    first_epoch: int
+    last_epoch: int
+    """Exclusive. Epochs are counted over the whole run."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs in this phase."""
+        return self.last_epoch - self.first_epoch
+
+
+class Group(Protocol):
+    """The ranks that train together."""
+
+    @property
+    def rank(self) -> int:
+        """This process, in [0, size)."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """P, the number of ranks."""
+        ...
+
+    def all_reduce(self, flat: Tensor, kind: str) -> None:
+        """Sum a vector over the ranks, in place, and count its bytes in the ledger under `kind`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """What one rank sees of the data during a phase."""
+
+    graph: Graph
+    """Rows that this rank can sample from (all of them where the topology is replicated)."""
+    features: FeatureStore
+    labels: Tensor
+    """int64 [V] or floating [V, C]."""
+    degree: Tensor
+    """[V] in-degree in the whole graph (weighted: sum of weights), in the dtype of the run."""
+    seeds: npt.NDArray[np.int64]
+    """The training nodes that the seed plan cuts into minibatches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """One piece of work with everything that forward and backward need."""
+
+    epoch: int
+    index: int
+    hoods: tuple[Neighbourhood, ...]
+    """L, outermost first."""
+    h: Tensor
+    """[num_src of hoods[0], F]; may lie in a buffer that the next fetch reuses."""
+    y: Tensor
+    """Labels of the seeds, int64 [B] or floating [B, C]."""
+
+
+class Feed(Protocol):
+    """Where a rank's work comes from. Waits are bounded; a failure of the other side is raised here."""
+
+    def get(self, epoch: int, index: int) -> Any:
+        """Piece `index` of `epoch`: a MiniBatch, or whatever the neighbourhood policy of the same system understands."""
+        ...
+
+    def release(self, epoch: int, index: int) -> None:
+        """Everything up to and including that piece is done with: whoever works ahead may go on."""
+        ...
+
+    def close(self) -> None:
+        """Stop whatever works ahead. May be called twice."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class RankJob:
+    """What the policies may know of the run: plain values, the same on every rank but for `group`."""
+
+    seed: int
+    batch_size: int
+    bulk_size: int
+    epochs: int
+    dtype: torch.dtype
+    kernel: Any
+    """The sampling kernels (`stages.kernels.sample_cpu` or `sample_reference`)."""
+    group: Group
+    ledger: Ledger
+    queue: Any = None
+    """An opened MinibatchQueue for systems that use one."""
+    produce: bool = True
+    """Fill the queue from inside this process (false when it was filled beforehand or elsewhere)."""
+
+
+class PartitionPolicy(Protocol):
+    """How graph, features and seeds are laid out over ranks."""
+
+    def place(self, data: Placement, phase: Phase, job: RankJob) -> Placement:
+        """This rank's view of the whole `data` in this phase."""
+        ...
+
+
+class SamplePolicy(Protocol):
+    """How pieces of work come to be."""
+
+    @property
+    def num_layers(self) -> int | None:
+        """L that the work is made for; None fits any model."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Everything that decides the work, as plain values, for fingerprints."""
+        ...
+
+    def num_minibatches(self, placement: Placement, job: RankJob) -> int:
+        """Pieces of work in an epoch, over all ranks."""
+        ...
+
+    def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> Feed:
+        """Start feeding from (epoch, index) `first`."""
+        ...
+
+
+class NeighbourhoodPolicy(Protocol):
+    """How a layer's neighbours are seen: from work to tensors."""
+
+    def fetcher(self, placement: Placement, job: RankJob) -> "Fetcher":
+        """Made once per phase; owns the buffers."""
+        ...
+
+
+class Fetcher(Protocol):
+    """Turns work into `Fetched`."""
+
+    def fetch(self, work: Any) -> Fetched:
+        """Gather features, labels and degrees, and build the neighbourhoods."""
+        ...
+
+
+class ReducePolicy(Protocol):
+    """How losses and gradients of one step are put together over minibatches and ranks."""
+
+    def weight(self, fetched: Fetched) -> float:
+        """Factor on the summed loss of this piece of work."""
+        ...
+
+    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group) -> float:
+        """Turn the accumulated gradients of this rank into the step's gradient on every rank.
+
+        Args:
+            parameters: their `.grad` holds the sum over this rank's seeds (None counts as zero).
+            count: this rank's seeds in the step.
+
+        Returns:
+            Seeds over all ranks. Zero: there was nothing to learn from, skip the step.
+        """
+        ...
+
+
+class SchedulePolicy(Protocol):
+    """What is trained when."""
+
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        """The run's phases."""
+        ...
+
+    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
+        """The module that this phase trains."""
+        ...

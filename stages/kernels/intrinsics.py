@@ -1,0 +1,31 @@
+"""Two machine instructions that numba does not expose: a prefetch into the cache, and the count of trailing zero bits."""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+
+@intrinsic
+def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201 - numba's protocol
+    """Ask for the cache line of ``array[index]``, for reading. `array` is one-dimensional and contiguous."""
+
+    def generate(context, builder, signature, args):  # noqa: ANN001, ANN202
+        pointer = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+        byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.bitcast(pointer, byte_pointer), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+@intrinsic
+def trailing_zeros(typing_context, word):  # noqa: ANN001, ANN201
+    """Number of trailing zero bits of a uint64 that is not zero."""
+
+    def generate(context, builder, signature, args):  # noqa: ANN001, ANN202
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate

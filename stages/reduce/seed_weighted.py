@@ -1,0 +1,39 @@
+"""The mean over all seeds of a step, whichever rank or minibatch they are in."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..base import Fetched, Group
+
+
+@dataclass(frozen=True)
+class SeedWeightedMean:
+    """One flat all-reduce carries the summed gradients and the number of seeds behind them.
+
+    A rank without work contributes zeros, so uneven inputs need no special case and cannot deadlock. With every train node in
+    the step this is the full-batch gradient (sum / all train nodes).
+    """
+
+    def weight(self, fetched: Fetched) -> float:
+        """See `ReducePolicy.weight`: every seed counts the same."""
+        return 1.0
+
+    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group) -> float:
+        """See `ReducePolicy.reduce`."""
+        if group.size == 1:
+            for p in parameters:
+                if count and p.grad is not None:
+                    p.grad.div_(count)
+            return count
+        # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [parameters[0].new_tensor([count])])
+        group.all_reduce(flat, "gradients")
+        total = float(flat[-1])
+        at = 0
+        for p in parameters:
+            part = flat[at : at + p.numel()].view_as(p)
+            at += p.numel()
+            p.grad = part.div(total) if total else torch.zeros_like(p)
+        return total

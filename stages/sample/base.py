@@ -1,0 +1,116 @@
+"""What a sampler is, and the plan that says which seeds make which minibatch."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.errors import InputError
+from ...storage.graph import Graph
+from ...storage.minibatch import Bulk
+from ..random import Purpose, permutation, stream
+
+
+@dataclass(frozen=True, eq=False)
+class BulkRequest:
+    """k minibatches to be sampled together."""
+
+    seed: int
+    epoch: int
+    number: int
+    """Position among the bulks of the epoch."""
+    first_index: int
+    """Index of the first minibatch in the epoch."""
+    seeds: tuple[npt.NDArray[np.int64], ...]
+    """k vectors of distinct node ids."""
+
+    def keys(self, hops: int) -> npt.NDArray[np.uint64]:
+        """uint64 [k, hops]: the random stream of each minibatch and hop. It knows nothing of bulks, ranks or threads."""
+        return np.array(
+            [
+                [stream(self.seed, Purpose.SAMPLE, self.epoch, self.first_index + i, h) for h in range(hops)]
+                for i in range(len(self.seeds))
+            ],
+            np.uint64,
+        ).reshape(len(self.seeds), hops)
+
+
+class Sampler(Protocol):
+    """A frozen record of how minibatches are drawn. Adding one is one file; nothing else changes."""
+
+    @property
+    def name(self) -> str:
+        """The word that configuration and reports use."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """L, the number of blocks."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """Everything that decides a sample besides graph, seeds and seed, as plain values: part of a store's fingerprint."""
+        ...
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """Draw the minibatches of `request`.
+
+        Args:
+            graph: in-neighbour lists.
+            request: what to draw.
+            kernel: a module of `stages.kernels` (`sample_cpu`, `sample_reference`): same names, same bits.
+            workspace: buffers to reuse from bulk to bulk; owned by one thread.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SeedPlan:
+    """Which seeds make minibatch j of epoch e: a pure function, the same on every rank and producer.
+
+    Each epoch is a permutation of the seeds cut into minibatches; the last one may be smaller and is kept.
+    """
+
+    seeds: npt.NDArray[np.int64]
+    """[N] distinct node ids."""
+    batch_size: int
+    bulk_size: int
+    seed: int
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "bulk_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; expected 1 or more")
+
+    @property
+    def num_minibatches(self) -> int:
+        """Minibatches in an epoch."""
+        return -(-len(self.seeds) // self.batch_size)
+
+    @property
+    def num_bulks(self) -> int:
+        """Bulks in an epoch."""
+        return -(-self.num_minibatches // self.bulk_size)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The epoch's permutation of the seeds."""
+        if not self.shuffle:
+            return self.seeds
+        return _order(self, epoch)
+
+    def request(self, epoch: int, number: int) -> BulkRequest:
+        """Bulk `number` of `epoch`."""
+        order = self.order(epoch)
+        first = number * self.bulk_size
+        last = min(first + self.bulk_size, self.num_minibatches)
+        assert 0 <= first < last
+        cuts = tuple(order[j * self.batch_size : (j + 1) * self.batch_size] for j in range(first, last))
+        return BulkRequest(self.seed, epoch, number, first, cuts)
+
+
+@lru_cache(maxsize=2)
+def _order(plan: SeedPlan, epoch: int) -> npt.NDArray[np.int64]:
+    return permutation(stream(plan.seed, Purpose.SHUFFLE, epoch), plan.seeds)

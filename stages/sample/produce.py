@@ -1,0 +1,163 @@
+"""The sampling stage: fill a minibatch queue, from a thread of this process or from a task of its own."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...storage.errors import QueueTimeoutError, RunError
+from ...storage.graph import Graph
+from ...storage.minibatch import MiniBatch
+from ...storage.queue import MinibatchQueue
+from ..base import Phase, Placement, RankJob
+from .base import Sampler, SeedPlan
+
+WAIT_S = 1.0
+"""A producer looks up this often while the queue is full."""
+GIVE_UP_S = 600.0
+"""A consumer waits this long for a live producer before it calls the run failed."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a producer says about a bulk: never the bulk itself."""
+
+    epoch: int
+    number: int
+    minibatches: int
+    edges: int
+    seconds: float
+
+
+def sample_bulks(
+    graph: Graph,
+    sampler: Sampler,
+    plan: SeedPlan,
+    kernel: Any,
+    queue: MinibatchQueue,
+    *,
+    first_epoch: int,
+    last_epoch: int,
+    first_bulk: int = 0,
+    stop: threading.Event | None = None,
+    on_receipt: Callable[[Receipt], None] | None = None,
+) -> None:
+    """Sample every bulk of epochs first_epoch..last_epoch-1 into the queue, in order, from `first_bulk` of the first one.
+
+    Bulks that the queue already holds are left alone. Blocks while the queue is full; `stop` ends it within a second.
+
+    Raises:
+        RunError: the queue cannot be written.
+    """
+    workspace = kernel.Workspace() if hasattr(kernel, "Workspace") else None
+    for epoch in range(first_epoch, last_epoch):
+        present = queue.committed(epoch)
+        for number in range(first_bulk if epoch == first_epoch else 0, plan.num_bulks):
+            if stop is not None and stop.is_set():
+                return
+            if number in present:
+                continue
+            start = time.perf_counter()
+            bulk = sampler.sample(graph, plan.request(epoch, number), kernel, workspace)
+            seconds = time.perf_counter() - start
+            while True:
+                try:
+                    queue.put(bulk, timeout_s=WAIT_S)
+                    break
+                except QueueTimeoutError:
+                    if stop is not None and stop.is_set():
+                        return
+            if on_receipt is not None:
+                edges = sum(m.num_edges for m in bulk.minibatches)
+                on_receipt(Receipt(epoch, number, len(bulk.minibatches), edges, seconds))
+
+
+class Producer:
+    """A thread that runs `sample_bulks` for the rank it lives in. Whatever goes wrong in it reaches the consumer at once."""
+
+    def __init__(self, queue: MinibatchQueue, **arguments: Any) -> None:
+        self._queue, self._arguments = queue, arguments
+        self._stop = threading.Event()
+        self.receipts: list[Receipt] = []
+        self._thread = threading.Thread(target=self._run, name="millrace-sample", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            sample_bulks(queue=self._queue, stop=self._stop, on_receipt=self.receipts.append, **self._arguments)
+        except BaseException as e:
+            self._queue.fail(e)
+
+    def close(self) -> None:
+        """End the thread and wait for it."""
+        self._stop.set()
+        self._thread.join(timeout=60)
+        if self._thread.is_alive():
+            raise RunError("the sampling thread did not stop within 60 s; it may hang in a file system")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Work is minibatches that a sampler draws in bulk and a queue hands over."""
+
+    sampler: Sampler
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.sampler.num_layers
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`."""
+        return self.sampler.record()
+
+    def plan(self, placement: Placement, job: RankJob) -> SeedPlan:
+        """Which seeds make which minibatch."""
+        return SeedPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed)
+
+    def num_minibatches(self, placement: Placement, job: RankJob) -> int:
+        """See `SamplePolicy.num_minibatches`."""
+        return self.plan(placement, job).num_minibatches
+
+    def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "QueueFeed":
+        """See `SamplePolicy.feed`."""
+        plan = self.plan(placement, job)
+        producer = None
+        if job.produce and plan.num_minibatches:
+            producer = Producer(
+                job.queue,
+                graph=placement.graph,
+                sampler=self.sampler,
+                plan=plan,
+                kernel=job.kernel,
+                first_epoch=first[0],
+                last_epoch=phase.last_epoch,
+                first_bulk=first[1] // job.bulk_size,
+            )
+        return QueueFeed(job.queue, producer)
+
+
+class QueueFeed:
+    """The consumer's end of the queue, and the producer behind it if it lives here."""
+
+    def __init__(self, queue: MinibatchQueue, producer: Producer | None) -> None:
+        self._queue, self._producer = queue, producer
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """What the producer of this process has reported so far."""
+        return self._producer.receipts if self._producer else []
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+        return self._queue.get(epoch, index, timeout_s=GIVE_UP_S)
+
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`."""
+        self._queue.release(epoch, index)
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        if self._producer is not None:
+            self._producer.close()

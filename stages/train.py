@@ -1,0 +1,39 @@
+"""The training stage: one piece of work in, its gradient accumulated."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .base import Fetched
+from .random import Purpose, stream, torch_seed
+
+
+@dataclass(frozen=True)
+class WorkDone:
+    """What a piece of work contributed."""
+
+    loss_sum: float
+    """Summed over its seeds, unweighted."""
+    seeds: int
+
+
+def summed_loss(logits: Tensor, y: Tensor, task: Literal["multiclass", "multilabel"]) -> Tensor:
+    """Cross entropy (multi-class, y int64 [B]) or binary cross entropy averaged over classes (multi-label, y [B, C]), summed over seeds."""
+    if task == "multiclass":
+        return F.cross_entropy(logits, y, reduction="sum")
+    return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / max(1, y.shape[1])
+
+
+def forward_backward(model: nn.Module, fetched: Fetched, seed: int, task: Literal["multiclass", "multilabel"], weight: float) -> WorkDone:
+    """Run the model on one piece of work and add the gradient of its weighted summed loss to the parameters.
+
+    Dropout is a function of (seed, epoch, index): torch's generator is set from them here, so neither the order of the work nor
+    an interruption can change it.
+    """
+    torch.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
+    loss = summed_loss(model(fetched.hoods, fetched.h), fetched.y, task)
+    (loss * weight if weight != 1.0 else loss).backward()
+    return WorkDone(float(loss.detach()), len(fetched.y))
