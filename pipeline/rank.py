@@ -139,6 +139,7 @@ class _PhaseLoop:
                 epoch, step = epoch + 1, 0
         finally:
             self.feed.close()
+            self.clock.add("sample", self.feed.sample_s)
 
     def _enough(self) -> bool:
         patience = self.t.train.patience

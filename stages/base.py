@@ -91,6 +91,11 @@ class Feed(Protocol):
         """Everything up to and including that piece is done with: whoever works ahead may go on."""
         ...
 
+    @property
+    def sample_s(self) -> float:
+        """Seconds of sampling that this process has done for the feed so far."""
+        ...
+
     def close(self) -> None:
         """Stop whatever works ahead. May be called twice."""
         ...

@@ -135,3 +135,21 @@ def write_features(path: Path, rows: FloatArray, *, fingerprint: dict[str, str] 
     MemoryFeatures(rows)
     write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta={}, arrays={"rows": rows}, overwrite=overwrite)
     return ZarrFeatures(path)
+
+
+class ConvertedFeatures:
+    """Another store's rows in another floating-point type, converted as they are gathered."""
+
+    def __init__(self, inner: FeatureStore, dtype: npt.DTypeLike) -> None:
+        self.inner = inner
+        self.dtype = np.dtype(dtype)
+
+    num_rows = property(lambda self: self.inner.num_rows)
+    num_features = property(lambda self: self.inner.num_features)
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        rows = self.inner.gather(ids)
+        if out is None:
+            return rows.astype(self.dtype)
+        out[...] = rows
+        return out

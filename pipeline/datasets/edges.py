@@ -21,9 +21,11 @@ def clean_edges(
     """Build the graph, mending what `options` allows and adding a sentence to `notes` for each thing that was mended.
 
     Args:
-        src, dst: [E] integers.
+        src: [E] integers in [0, V).
+        dst: [E] likewise; messages flow src -> dst.
         weight: [E] numbers or None.
         num_nodes: V.
+        options: what to do about loops, duplicates, weights and direction.
         hint: decides the direction when the options do not and the edges are not symmetric.
         notes: appended to.
 
@@ -54,7 +56,7 @@ def graph_of_keys(keys: Keys, num_nodes: int, weight: Weights = None) -> Graph:
 def _keys(src: AnyArray, dst: AnyArray, num_nodes: int) -> Keys:
     keys = dst.astype(np.int64)
     keys *= num_nodes
-    keys += src
+    keys += src.astype(np.int64, copy=False)
     return keys
 
 
@@ -81,7 +83,9 @@ def _starts(*columns: AnyArray) -> npt.NDArray[np.bool_]:
 
 def _checked_ids(src: AnyArray, dst: AnyArray, num_nodes: int) -> tuple[AnyArray, AnyArray]:
     if src.ndim != 1 or src.shape != dst.shape:
-        raise InputError(f"edge sources have shape {list(src.shape)} and destinations {list(dst.shape)}; expected two vectors of one length")
+        raise InputError(
+            f"edge sources have shape {list(src.shape)} and destinations {list(dst.shape)}; expected two vectors of one length"
+        )
     for name, ids in (("source", src), ("destination", dst)):
         if len(ids) == 0:
             continue
@@ -125,9 +129,7 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
     return w
 
 
-def _self_loops(
-    src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, notes: list[str]
-) -> tuple[AnyArray, AnyArray, Weights]:
+def _self_loops(src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, notes: list[str]) -> tuple[AnyArray, AnyArray, Weights]:
     loops = src == dst
     count = int(loops.sum())
     if not count:
@@ -156,13 +158,12 @@ def _duplicates(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, no
         return keys, w
     notes.append(f"{count} duplicate edges were merged{'' if w is None else ', their weights summed'}.")
     if w is not None:
-        w = np.add.reduceat(w.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
+        with np.errstate(over="ignore"):
+            w = np.add.reduceat(w.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
     return keys[first], w
 
 
-def _directed(
-    keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
-) -> tuple[Keys, Weights]:
+def _directed(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> tuple[Keys, Weights]:
     direction = options.direction
     if direction is None:
         if _is_symmetric(keys, w, num_nodes):

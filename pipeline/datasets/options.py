@@ -48,3 +48,6 @@ class ReadOptions:
             allowed = get_args(Direction) if f.name == "direction" else get_args(f.type)
             if value not in allowed and not (f.name == "direction" and value is None):
                 raise InputError(f"{f.name} is {value!r}; expected one of {', '.join(allowed)}{nearest(str(value), allowed)}")
+
+
+DEFAULT_OPTIONS = ReadOptions()

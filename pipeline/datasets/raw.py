@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .options import Direction
@@ -39,8 +38,3 @@ class Raw:
     """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
     hint: Hint | None = None
     notes: tuple[str, ...] = ()
-
-
-def is_mask(values: AnyArray, num_nodes: int) -> bool:
-    """Whether `values` is a mask over the nodes (bool) rather than a list of ids."""
-    return values.dtype == np.bool_ and values.shape == (num_nodes,)

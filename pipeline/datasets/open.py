@@ -1,0 +1,103 @@
+"""One door to every kind of dataset."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from ...storage.dataset import Dataset
+from ...storage.dataset_store import open_dataset_store
+from ...storage.errors import InputError, nearest
+from ...storage.store import MANIFEST
+from .clean import clean
+from .digits import read_digits
+from .npz import read_npz
+from .ogb import find_ogb, read_ogb_folder
+from .options import DEFAULT_OPTIONS, ReadOptions
+from .parquet import read_parquet_folder
+from .python import from_networkx, from_pyg
+from .rmat import generate_rmat
+from .sbm import generate_sbm
+from .splits import make_split
+
+GENERATED = {"sbm": generate_sbm, "rmat": generate_rmat}
+FORMS = (
+    "digits, sbm:nodes=..., rmat:scale=..., an .npz file, a folder of Parquet, a Millrace dataset store, or an OGB name such as ogbn-arxiv"
+)
+
+
+def open_dataset(
+    spec: str | Path | object,
+    *,
+    name: str | None = None,
+    options: ReadOptions = DEFAULT_OPTIONS,
+    split: str | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Open a dataset, checked and cleaned. What was mended on the way is in `Dataset.notes`.
+
+    Args:
+        spec: ``digits``; ``sbm:key=value,...`` (see `Sbm`); ``rmat:key=value,...`` (see `Rmat`); the path of an ``.npz`` file, of a
+            folder of Parquet, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, looked for under
+            ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to split it anew.
+        name: what to call it; by default after the spec.
+        options: what to do about defects. Stores, generated graphs and `Dataset`s are clean and take none.
+        split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled nodes for test) or
+            ``fraction:0.6,0.2``. By default the stored one; else random:20,30 where every class has 60 labelled nodes; else
+            fraction:0.6,0.2.
+        seed: decides a random split, nothing else.
+
+    Raises:
+        InputError: says what was seen, what was expected and which option resolves it.
+        StoreError: a store is damaged.
+        MissingExtraError: an OGB name that is not on this machine, without the ``ogb`` package.
+    """
+    if isinstance(spec, Dataset):
+        return _whole(spec, name, options, split, seed)
+    if not isinstance(spec, (str, Path)):
+        return _from_object(spec, name, options, split, seed)
+    kind = str(spec).partition(":")[0]
+    if kind in GENERATED:
+        _refuse_options(options, str(spec))
+        return GENERATED[kind](str(spec), name, split, seed)
+    if str(spec) == "digits":
+        return clean(read_digits(name), options, split, seed)
+    path = Path(spec).expanduser()
+    if str(spec).startswith("ogbn-") and not path.exists():
+        return clean(read_ogb_folder(find_ogb(str(spec)), name or str(spec)), options, split, seed)
+    if not path.exists():
+        raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}")
+    if not path.is_dir():
+        return clean(read_npz(path, name), options, split, seed)
+    if (path / MANIFEST).exists():
+        return _whole(open_dataset_store(path), name, options, split, seed)
+    if (path / "raw").is_dir():
+        return clean(read_ogb_folder(path, name), options, split, seed)
+    if any(path.glob("*.parquet")):
+        return clean(read_parquet_folder(path, options, name), options, split, seed)
+    raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet; expected {FORMS}")
+
+
+def _whole(dataset: Dataset, name: str | None, options: ReadOptions, split: str | None, seed: int) -> Dataset:
+    """A clean dataset under another name or with another split."""
+    _refuse_options(options, dataset.name)
+    notes = list(dataset.notes)
+    parts = make_split(dataset.labels, dataset.split, split, seed, options, notes)
+    return replace(dataset, name=name or dataset.name, split=parts, notes=tuple(notes))
+
+
+def _refuse_options(options: ReadOptions, what: str) -> None:
+    given = [f.name for f in fields(options) if getattr(options, f.name) != f.default]
+    if given:
+        raise InputError(f"'{what}' is clean already and takes no reading options; leave out {', '.join(given)}")
+
+
+def _from_object(spec: Any, name: str | None, options: ReadOptions, split: str | None, seed: int) -> Dataset:
+    # Packages are recognised by the names of the classes' modules: importing them to ask would make them required.
+    packages = {c.__module__.partition(".")[0] for c in type(spec).__mro__}
+    if "networkx" in packages:
+        return from_networkx(spec, name=name or "networkx", options=options, split=split, seed=seed)
+    if "torch_geometric" in packages:
+        return from_pyg(spec, name=name or "pyg", options=options, split=split, seed=seed)
+    if "scipy" in packages:
+        raise InputError("a SciPy matrix has no labels; use from_scipy(adjacency, features, labels)")
+    raise InputError(f"cannot open a {type(spec).__name__} as a dataset; expected {FORMS}, a NetworkX graph or a PyG Data")

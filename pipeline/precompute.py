@@ -1,0 +1,81 @@
+"""Sample minibatches once, to train from them many times."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..stages.sample.base import SeedPlan
+from ..stages.sample.produce import Receipt, Sampled, sample_bulks
+from ..storage.errors import InputError
+from ..storage.queue_zarr import ZarrQueue
+from .config import Job
+from .datasets import open_dataset
+from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted
+from .rank import Interrupted
+from .run import KERNELS, make_system, sample_fingerprint
+
+
+def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
+    """Fill a store with the minibatches of ``job.epochs`` epochs. Bulks that it holds already are kept.
+
+    Returns:
+        A record: epochs, minibatches, edges (of the bulks sampled now), bytes on disk, seconds.
+
+    Raises:
+        InputError: the job's system does not sample, or `out` was made from something else.
+        Interrupted: `stop` said so; what is committed stays and the same command goes on from there.
+    """
+    start = time.perf_counter()
+    dataset = open_dataset(job.dataset, options=job.read, split=job.split, seed=job.seed, features=job.features)
+    for note in dataset.notes:
+        emit(Note(note))
+    system = make_system(job)
+    if not isinstance(system.sample, Sampled):
+        raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
+    if not len(dataset.split.train):
+        raise InputError("the train split is empty: there is nothing to sample; choose another split")
+    plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
+    meta = {"minibatches_per_epoch": plan.num_minibatches, "epochs": job.epochs, "dataset": dataset.name, "num_nodes": dataset.num_nodes}
+    queue = ZarrQueue.create(
+        out,
+        fingerprint=sample_fingerprint(job, dataset, system),
+        meta=meta,
+        bulk_size=job.queue.bulk_size,
+        max_bytes=1 << 62,
+        keep="all",
+    )
+    total = job.epochs * plan.num_bulks
+    done = sum(len(queue.committed(e)) for e in range(job.epochs))
+    edges = 0
+    emit(StageStarted("sample", f"sampling {job.epochs} epoch(s) of {plan.num_minibatches} minibatches", total))
+
+    class _Stop:
+        def is_set(self) -> bool:
+            return stop()
+
+    def advance(receipt: Receipt) -> None:
+        nonlocal done, edges
+        done, edges = done + 1, edges + receipt.edges
+        emit(StageAdvanced("sample", done, total))
+
+    try:
+        sample_bulks(
+            dataset.graph, system.sample.sampler, plan, KERNELS[job.kernel], queue,
+            first_epoch=0, last_epoch=job.epochs, stop=_Stop(), on_receipt=advance,
+        )  # fmt: skip
+        if stop():
+            raise Interrupted(f"interrupted with {done} of {total} bulks committed; the same command goes on from there")
+        queue.finish()
+    finally:
+        queue.close()
+    seconds = time.perf_counter() - start
+    emit(StageEnded("sample", seconds))
+    return {
+        "out": str(out),
+        "epochs": job.epochs,
+        "minibatches": job.epochs * plan.num_minibatches,
+        "edges": edges,
+        "bytes": sum(f.stat().st_size for f in out.rglob("*") if f.is_file()),
+        "seconds": seconds,
+    }

@@ -1,0 +1,78 @@
+"""The terminal's view of a run: a live bar on a terminal, plain lines elsewhere. Everything goes to standard error."""
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .events import EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone
+
+QUIET_S = 2.0
+"""Plain output says something about work that has gone on for this long, and not more often."""
+
+
+class Terminal:
+    """Prints events. Use as a context manager; call it with events."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._live = self.console.is_terminal
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._said = time.monotonic()
+        self._epochs = ""
+
+    def __enter__(self) -> "Terminal":
+        if self._live:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False)
+        self._said = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Note(text):
+                self._print(f"note: {text}")
+            case StageStarted(stage, text, total):
+                if self._bar is not None:
+                    if self._task is not None:
+                        self._bar.remove_task(self._task)
+                    self._task = self._bar.add_task(text, total=total)
+                elif stage == "train":
+                    self._print(text)
+            case StageAdvanced(stage, done, total):
+                self._advance(f"{stage}: {done}{f' of {total}' if total else ''}", done, total)
+            case StepDone(epoch, step, steps, loss, _):
+                done = epoch + (step + 1) / steps
+                self._advance(f"epoch {epoch + 1}, step {step + 1}/{steps}: loss {loss:.4f}", done, None)
+            case EpochDone(epoch, epochs, loss, accuracy, seconds, best):
+                validated = "" if accuracy is None else f", validation {accuracy:.4f}{' (best)' if best else ''}"
+                line = f"epoch {epoch + 1}/{epochs}: loss {loss:.4f}{validated}, {seconds:.2f} s"
+                self._advance(line, epoch + 1, epochs, last=epoch + 1 == epochs)
+            case StageEnded(_, _, text):
+                if text:
+                    self._print(text)
+
+    def _advance(self, line: str, done: float, total: float | None, *, last: bool = False) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=int(done), description=line, **({"total": total} if total else {}))
+        elif last or time.monotonic() - self._said >= QUIET_S:
+            self._print(line)

@@ -1,0 +1,86 @@
+"""What a run leaves behind: ``result.json``, by the contract that users and checks rely on."""
+
+import json
+import os
+import platform
+import resource
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
+SECONDS = ("partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Millrace, Python and the packages that decide results."""
+    found = {"python": platform.python_version()}
+    for name in ("millrace-gnn", *REPORTED):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    aside.write_text(json.dumps(record, indent=2) + "\n")
+    os.replace(aside, path)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. Accuracies are fractions (multi-label: micro-F1); None where a split is empty."""
+
+    status: str
+    system: str
+    model: str
+    dataset: str
+    num_nodes: int
+    num_edges: int
+    device: str
+    dtype: str
+    ranks: int
+    epochs: int
+    """Epochs trained (early stopping may end before those asked for)."""
+    seed: int
+    minibatches_per_step: int
+    train_loss: float
+    """Mean over the seeds of the last epoch."""
+    val_accuracy: float | None
+    """Of the best epoch."""
+    test_accuracy: float | None
+    """Of the parameters of the best epoch."""
+    best_epoch: int
+    """Counted from 0; -1 where nothing was validated (then the last parameters are the ones kept)."""
+    seconds: dict[str, Any]
+    """By stage, largest over ranks; parts that overlap need not add up. ``per_epoch`` is a list."""
+    bytes: dict[str, Any]
+    """Payload by kind (see `storage.ledger`)."""
+    peak_rss_bytes: list[int]
+    peak_device_bytes: list[int]
+    minibatches: int
+    sampled_edges: int
+    fingerprint: dict[str, str]
+    parameters_sha256: str
+    """Of the parameters after the last step."""
+    out: str
+    """The run's folder."""
+    versions: dict[str, str] = field(default_factory=versions)
+    schema_version: int = SCHEMA_VERSION
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain values, in the order of the contract."""
+        record = asdict(self)
+        return {"schema_version": record.pop("schema_version"), **record}
