@@ -1,3 +1,57 @@
-"""Millrace trains graph neural networks on graphs that have outgrown one process."""
+"""Millrace trains graph neural networks on graphs that have outgrown one process.
+
+The names here are the public face; everything else may move.
+"""
+
+from millrace.pipeline.config import Job
+from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
+from millrace.pipeline.result import Result
+from millrace.pipeline.run import run
+from millrace.pipeline.systems import System, bulk
+from millrace.stages.evaluate import infer
+from millrace.stages.models import GAT, GCN, GIN
+from millrace.stages.models import SAGE as GraphSAGE
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.dataset import Dataset, Split
+from millrace.storage.dataset_store import write_dataset
+from millrace.storage.errors import InputError, MillraceError, RunError, StoreError
+from millrace.storage.graph import Graph, from_edges
+from millrace.storage.minibatch import Block, Bulk, MiniBatch
+from millrace.storage.queue_zarr import ZarrQueue
 
 __version__ = "0.1.0"
+
+open_queue = ZarrQueue.open
+"""Open a store of sampled minibatches to read it; iterating it gives every minibatch in order."""
+
+__all__ = [
+    "GAT",
+    "GCN",
+    "GIN",
+    "Block",
+    "Bulk",
+    "Dataset",
+    "Graph",
+    "GraphSAGE",
+    "InputError",
+    "Job",
+    "MillraceError",
+    "MiniBatch",
+    "NeighborSampler",
+    "ReadOptions",
+    "Result",
+    "RunError",
+    "Split",
+    "StoreError",
+    "System",
+    "bulk",
+    "from_edges",
+    "from_networkx",
+    "from_pyg",
+    "from_scipy",
+    "infer",
+    "open_dataset",
+    "open_queue",
+    "run",
+    "write_dataset",
+]

@@ -4,13 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..stages.evaluate import accuracy, infer
+from ..stages.evaluate import evaluate
 from .config import read_toml, resolve
-from .datasets import open_dataset
-from .events import Emit, StageEnded, StageStarted
-from .run import JOB, MODEL, load_model, prepare
+from .events import Emit, StageAdvanced, StageEnded, StageStarted
+from .run import JOB, MODEL, load_model, open_data, prepare
 
 
 def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
@@ -26,19 +23,15 @@ def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
         StoreError: the model is absent or damaged.
     """
     job = resolve(read_toml(run / JOB))
-    data = open_dataset(dataset or job.dataset, options=job.read, split=job.split, seed=job.seed, features=job.features)
+    data = open_data(job, dataset, emit)
     prepared = prepare(job, data)
     model = load_model(run / MODEL, prepared)
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {prepared.model_name} on {data.name}"))
-    scores: dict[str, float | None] = {}
-    for name in ("train", "val", "test"):
-        nodes = getattr(data.split, name)
-        if not len(nodes):
-            scores[name] = None
-            continue
-        logits = infer(model, data.graph, prepared.data.features, prepared.data.degree, nodes, scratch=run / "scratch")
-        scores[name] = accuracy(logits, prepared.data.labels[torch.from_numpy(nodes)])
+    def advance(done: int, rows: int) -> None:
+        emit(StageAdvanced("evaluate", done, rows))
+
+    scores = evaluate(model, data, prepared.data.degree, scratch=run, on_progress=advance)
     seconds = time.perf_counter() - start
     emit(StageEnded("evaluate", seconds))
     return {"run": str(run), "model": prepared.model_name, "dataset": data.name, "accuracy": scores, "seconds": seconds}

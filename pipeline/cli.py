@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..storage.errors import InputError, MillraceError
+from ..storage.errors import InputError, MillraceError, nearest
+from .events import StageAdvanced, StageStarted
 
 app = typer.Typer(
     name="millrace",
@@ -195,20 +196,49 @@ def partition(
     as_json: JsonFlag = False,
 ) -> None:
     """Cut a dataset into partitions and print the cut, the balance and the halo share."""
-    from ..stages.partition import PARTITIONERS
+    from ..stages.partition.registry import partitioner
     from ..stages.partition.stage import partition_dataset
-    from .config import build, resolve
-    from .datasets import open_dataset
+    from .config import resolve
+    from .progress import Terminal
+    from .run import open_data
 
     job = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides))
-    partitioner = build("method", PARTITIONERS, {"name": method})
-    data = open_dataset(job.dataset, options=job.read, split=job.split, seed=job.seed)
-    for note in data.notes:
-        typer.echo(f"note: {note}", err=True)
-    report = partition_dataset(data, partitioner, parts, out, seed=job.seed)
-    typer.echo(report.table(), err=as_json)
+    chosen = partitioner(method)
+    with Terminal() as terminal:
+        data = open_data(job, None, terminal)
+        terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {method}", parts))
+        report = partition_dataset(
+            data, chosen, parts, out, seed=job.seed, on_progress=lambda done, total: terminal(StageAdvanced("partition", done, total))
+        )
+    typer.echo(report.quality.table(), err=as_json)
+    typer.echo(f"{parts} parts in {out} ({report.seconds:.1f} s)", err=as_json)
     if as_json:
-        typer.echo(json.dumps(report.to_record()))
+        typer.echo(json.dumps({"out": str(out), "method": method, "seconds": report.seconds, **report.quality.as_record()}))
+
+
+@app.command()
+def convert(
+    dataset: Annotated[str, typer.Argument(help="Embedded name, .npz file, Parquet folder, or OGB name.")],
+    out: Annotated[Path, typer.Option(help="Folder of the store.")],
+    features: Annotated[str, typer.Option(help="zarr (compressed, checksummed) | npy (memory-mapped)")] = "zarr",
+    seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,
+    split: SplitFlag = None,
+    overrides: SetFlag = None,
+) -> None:
+    """Write a dataset as a Millrace store, which opens fast and can leave its features on disk."""
+    from ..storage.dataset_store import write_dataset
+    from .config import resolve
+    from .progress import Terminal
+    from .run import open_data
+
+    if features not in ("zarr", "npy"):
+        raise InputError(f"--features is '{features}'; expected zarr or npy{nearest(features, ['zarr', 'npy'])}")
+    job = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides))
+    with Terminal() as terminal:
+        data = open_data(job, None, terminal)
+        terminal(StageStarted("store", f"writing {out}"))
+        store = write_dataset(out, data, features_format=features)
+    typer.echo(f"{data.name}: {data.num_nodes:,} nodes, {data.graph.num_edges:,} edges, {store.nbytes / 2**20:,.1f} MiB in {out}")
 
 
 @app.command()

@@ -10,10 +10,9 @@ from ..stages.sample.produce import Receipt, Sampled, sample_bulks
 from ..storage.errors import InputError
 from ..storage.queue_zarr import ZarrQueue
 from .config import Job
-from .datasets import open_dataset
-from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted
+from .events import Emit, StageAdvanced, StageEnded, StageStarted
 from .rank import Interrupted
-from .run import KERNELS, make_system, sample_fingerprint
+from .run import KERNELS, make_system, open_data, sample_fingerprint
 
 
 def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
@@ -27,23 +26,20 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
         Interrupted: `stop` said so; what is committed stays and the same command goes on from there.
     """
     start = time.perf_counter()
-    dataset = open_dataset(job.dataset, options=job.read, split=job.split, seed=job.seed, features=job.features)
-    for note in dataset.notes:
-        emit(Note(note))
+    dataset = open_data(job, None, emit)
     system = make_system(job)
     if not isinstance(system.sample, Sampled):
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
     if not len(dataset.split.train):
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
     plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
-    meta = {"minibatches_per_epoch": plan.num_minibatches, "epochs": job.epochs, "dataset": dataset.name, "num_nodes": dataset.num_nodes}
     queue = ZarrQueue.create(
         out,
         fingerprint=sample_fingerprint(job, dataset, system),
-        meta=meta,
         bulk_size=job.queue.bulk_size,
         max_bytes=1 << 62,
         keep="all",
+        meta={"minibatches_per_epoch": plan.num_minibatches, "epochs": job.epochs, "dataset": dataset.name},
     )
     total = job.epochs * plan.num_bulks
     done = sum(len(queue.committed(e)) for e in range(job.epochs))

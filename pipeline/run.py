@@ -18,7 +18,7 @@ from torch import nn
 
 from ..stages.base import Placement, RankJob
 from ..stages.comm.solo import Solo
-from ..stages.evaluate import accuracy, infer
+from ..stages.evaluate import evaluate
 from ..stages.kernels import sample_cpu, sample_reference
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
@@ -205,11 +205,22 @@ def open_queue_for(prepared: Prepared, out: Path, samples: Path | None) -> Minib
     job = prepared.job
     expected = {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
     if samples is not None:
-        return ZarrQueue.open(samples, fingerprint=expected)
-    if job.queue.kind == "memory":
-        return MemoryQueue(bulk_size=job.queue.bulk_size, max_bytes=job.queue.max_bytes)
+        queue = ZarrQueue.open(samples, fingerprint=expected)
+        held = queue.meta.get("epochs")
+        if held is not None and held < job.epochs:
+            raise InputError(f"{samples} holds {held} epoch(s) but {job.epochs} are to be trained; lower epochs, or sample more")
+        return queue
+    per_epoch = -(-len(prepared.dataset.split.train) // job.train.batch_size)
+    q = job.queue
+    if q.kind == "memory":
+        return MemoryQueue(bulk_size=q.bulk_size, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch)
     return ZarrQueue.create(
-        out / "queue", fingerprint=expected, meta={}, bulk_size=job.queue.bulk_size, max_bytes=job.queue.max_bytes, keep=job.queue.keep
+        out / "queue",
+        fingerprint=expected,
+        bulk_size=q.bulk_size,
+        max_bytes=q.max_bytes,
+        keep=q.keep,
+        meta={"minibatches_per_epoch": per_epoch},
     )
 
 
@@ -254,21 +265,26 @@ def run(
     folder = Path(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     clock = Clock()
     if not isinstance(dataset, Dataset):
-        emit(StageStarted("open", f"opening {dataset if dataset is not None else job.dataset}"))
-        before = time.perf_counter()
-        source = dataset if dataset is not None else job.dataset
-        dataset = open_dataset(source, options=job.read, split=job.split, seed=job.seed, features=job.features)
-        clock.add("open", time.perf_counter() - before)
-        text = f"{dataset.name}: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
-        emit(StageEnded("open", time.perf_counter() - before, text))
-        for note in dataset.notes:
-            emit(Note(note))
+        dataset = open_data(job, dataset, emit)
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
     open_run_folder(folder, resume)
     (folder / JOB).write_text(job.to_toml())
     with _threads(job.threads), _metrics(folder / METRICS, emit, resume) as told:
         return _run_inline(prepared, folder, Path(samples) if samples is not None else None, told, stop, clock, start)
+
+
+def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
+    """Open the job's dataset, or `source` in its place, and tell what was found."""
+    spec = source if source is not None else job.dataset
+    emit(StageStarted("open", f"opening {spec}"))
+    start = time.perf_counter()
+    dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=job.features)
+    sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
+    emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {dataset.num_classes} classes"))
+    for note in dataset.notes:
+        emit(Note(note))
+    return dataset
 
 
 def configure(config: Mapping[str, Any], *, system: System | None = None, model: Any = None, **options: Any) -> Job:
@@ -311,14 +327,10 @@ def _run_inline(
         produce=samples is None,
     )
 
-    def score(module: nn.Module, nodes: np.ndarray) -> float | None:
-        if not len(nodes):
-            return None
-        logits = infer(module, dataset.graph, data.features, data.degree, nodes, scratch=out / "scratch")
-        return accuracy(logits, data.labels[torch.from_numpy(nodes)])
+    def score(module: nn.Module, split: str) -> float | None:
+        return evaluate(module, dataset, data.degree, (split,), scratch=out)[split]
 
-    split = dataset.split
-    validate = (lambda m: score(m, split.val) or 0.0) if len(split.val) else None
+    validate = (lambda m: score(m, "val") or 0.0) if len(dataset.split.val) else None
     checkpoints = CheckpointStore(out / "checkpoints", prepared.fingerprint, keep=job.checkpoint.keep)
     trainer = Trainer(
         prepared.system, rank_job, data, dataset.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
@@ -336,7 +348,7 @@ def _run_inline(
     emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
     before = time.perf_counter()
     with clock.measure("evaluate"):
-        test = score(model, split.test)
+        test = score(model, "test")
     emit(StageEnded("evaluate", time.perf_counter() - before))
     _save_model(out / MODEL, model)
     clock.add("total", time.perf_counter() - start)

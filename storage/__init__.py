@@ -1,0 +1,5 @@
+"""What the data is, and how it lies on disk."""
+
+if not __name__.startswith("millrace."):
+    # The checkout's root holds this folder, so Python would import it from there, as a second copy of every type.
+    raise ImportError(f"'{__name__}' is a part of millrace: import millrace.storage")

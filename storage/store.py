@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +27,52 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 4 << 20
 """Zarr chunks hold about this many bytes before compression."""
+CHUNKS_PER_WRITE = 16
+"""Rows are handed to Zarr so many chunks at a time: enough to compress in parallel, few enough to bound memory."""
+_ASIDE = (".writing-", ".removed-")
 
 
-def _canonical(record: Mapping[str, Any]) -> bytes:
+class Rows(Protocol):
+    """What can be written as an array: a NumPy array, or anything that gives its rows by slices, first to last, once each."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """At least one dimension."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
+        """Rows ``[rows.start, rows.stop)``."""
+        ...
+
+
+def canonical_json(record: Any) -> bytes:
+    """The one byte string that stands for a record of plain values, whatever the order of its keys."""
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _set_aside(path: Path) -> Path:
+    aside = path.with_name(f".removed-{path.name}-{uuid.uuid4().hex[:8]}")
+    os.rename(path, aside)
+    return aside
 
 
 def remove_tree(path: Path) -> None:
     """Remove a folder so that no reader sees half of it: it is renamed aside first."""
     if path.exists():
-        aside = path.with_name(f".removed-{path.name}-{uuid.uuid4().hex[:8]}")
-        os.rename(path, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(_set_aside(path), ignore_errors=True)
+
+
+def sweep_leftovers(folder: Path) -> int:
+    """Remove what killed writers left directly in `folder`, and say how many folders that were. Call while nobody writes there."""
+    found = [p for p in folder.glob(".*") if p.name.startswith(_ASIDE)]
+    for p in found:
+        shutil.rmtree(p, ignore_errors=True)
+    return len(found)
 
 
 def fsync_tree(path: Path) -> None:
@@ -47,11 +81,15 @@ def fsync_tree(path: Path) -> None:
         for name in files:
             with open(os.path.join(folder, name), "rb") as f:
                 os.fsync(f.fileno())
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _fsync_folder(folder)
+
+
+def _fsync_folder(folder: str | Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextmanager
@@ -74,9 +112,13 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
         yield aside
         if durable:
             fsync_tree(aside)
-        if overwrite:
-            remove_tree(path)
+        # The old store goes only once the new one stands: between the two renames there is no slow work.
+        old = _set_aside(path) if overwrite and path.exists() else None
         os.rename(aside, path)
+        if durable:
+            _fsync_folder(path.parent)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -91,7 +133,7 @@ def write_manifest(folder: Path, kind: str, fingerprint: Mapping[str, str], meta
         "meta": dict(meta),
         "arrays": dict(arrays),
     }
-    body["checksum"] = hashlib.sha256(_canonical(body)).hexdigest()
+    body["checksum"] = hashlib.sha256(canonical_json(body)).hexdigest()
     (folder / MANIFEST).write_text(json.dumps(body, indent=1, sort_keys=True))
 
 
@@ -118,7 +160,7 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
             f"{path} has schema version {body.get('schema_version')}; this Millrace reads version {SCHEMA_VERSION}: make the store again"
         )
     checksum = body.pop("checksum", None)
-    if checksum != hashlib.sha256(_canonical(body)).hexdigest():
+    if checksum != hashlib.sha256(canonical_json(body)).hexdigest():
         raise StoreError(f"{file} does not match its checksum; the store is damaged: make it again")
     return body
 
@@ -140,23 +182,34 @@ def _chunk_rows(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return (max(1, min(max(shape[0], 1), CHUNK_BYTES // row_bytes)), *(max(1, s) for s in shape[1:]))
 
 
-def write_arrays(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Write arrays into ``folder/arrays`` and return the manifest's entries for them."""
+def write_arrays(folder: Path, arrays: Mapping[str, Rows], *, one_shard: bool = False) -> dict[str, Any]:
+    """Write arrays into ``folder/arrays`` and return the manifest's entries for them.
+
+    Args:
+        folder: what `committed_folder` gave.
+        arrays: by name; read by ascending slices, so an array need never be in memory as a whole.
+        one_shard: write each array as one Zarr shard, in one write, with a Zarr chunk per row: a row is then read alone.
+    """
     group = zarr.open_group(str(folder / "arrays"), mode="w")
     entries = {}
     for name, value in arrays.items():
-        chunks = _chunk_rows(value.shape, value.dtype.itemsize)
+        shape, dtype = tuple(value.shape), np.dtype(value.dtype)
+        chunks = (1, *shape[1:]) if one_shard else _chunk_rows(shape, dtype.itemsize)
         z = group.create_array(
             name,
-            shape=value.shape,
-            dtype=value.dtype,
+            shape=shape,
+            dtype=dtype,
             chunks=chunks,
+            shards=shape if one_shard else None,
             compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
             config={"write_empty_chunks": True},
         )
-        if value.size:
-            z[...] = value
-        entries[name] = {"shape": list(value.shape), "dtype": str(value.dtype), "chunks": _num_chunks(value.shape, chunks)}
+        if np.prod(shape, dtype=np.int64):
+            step = shape[0] if one_shard else chunks[0] * CHUNKS_PER_WRITE
+            for start in range(0, shape[0], step):
+                stop = min(start + step, shape[0])
+                z[start:stop] = value[start:stop]
+        entries[name] = {"shape": list(shape), "dtype": str(dtype), "chunks": _num_chunks(shape, chunks)}
     return entries
 
 
@@ -193,7 +246,9 @@ class Store:
         seen = (list(z.shape), str(z.dtype), z.nchunks_initialized)
         want = (entry["shape"], entry["dtype"], entry["chunks"])
         if seen != want:
-            raise StoreError(f"{self.path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again")
+            raise StoreError(
+                f"{self.path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again"
+            )
         return z
 
     def read(self, name: str) -> npt.NDArray[Any]:
@@ -220,7 +275,7 @@ def write_store(
     *,
     fingerprint: Mapping[str, str],
     meta: Mapping[str, Any],
-    arrays: Mapping[str, npt.NDArray[Any]],
+    arrays: Mapping[str, Rows],
     overwrite: bool = False,
 ) -> Store:
     """Write a store of small metadata and arrays, whole or not at all."""

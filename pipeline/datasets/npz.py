@@ -60,12 +60,12 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
 
 def _load(path: Path) -> dict[str, AnyArray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} holds a single array; expected an .npz file with edge_index, y and x")
-            return {key: file[key] for key in file.files}
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; expected an .npz file") from None
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise InputError(f"{path} holds a single array; expected an .npz file with edge_index, y and x")
+        with file:
+            # An entry that is no .npy comes back as bytes.
+            return {key: value for key in file.files if isinstance(value := file[key], np.ndarray)}
     except InputError:
         raise
     except ValueError as e:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import open_dataset_store
+from ...storage.dataset_store import FeaturesPlace, open_dataset_store
 from ...storage.errors import InputError, nearest
 from ...storage.store import MANIFEST
 from .clean import clean
@@ -32,6 +32,7 @@ def open_dataset(
     options: ReadOptions = DEFAULT_OPTIONS,
     split: str | None = None,
     seed: int = 0,
+    features: FeaturesPlace = "memory",
 ) -> Dataset:
     """Open a dataset, checked and cleaned. What was mended on the way is in `Dataset.notes`.
 
@@ -45,12 +46,15 @@ def open_dataset(
             ``fraction:0.6,0.2``. By default the stored one; else random:20,30 where every class has 60 labelled nodes; else
             fraction:0.6,0.2.
         seed: decides a random split, nothing else.
+        features: where the features of a Millrace store lie: memory, mapped or zarr. Other sources are read into memory.
 
     Raises:
         InputError: says what was seen, what was expected and which option resolves it.
         StoreError: a store is damaged.
         MissingExtraError: an OGB name that is not on this machine, without the ``ogb`` package.
     """
+    if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
+        raise InputError(f"features is '{features}', but {spec} is no Millrace store; make one with `millrace convert`, or use memory")
     if isinstance(spec, Dataset):
         return _whole(spec, name, options, split, seed)
     if not isinstance(spec, (str, Path)):
@@ -69,7 +73,7 @@ def open_dataset(
     if not path.is_dir():
         return clean(read_npz(path, name), options, split, seed)
     if (path / MANIFEST).exists():
-        return _whole(open_dataset_store(path), name, options, split, seed)
+        return _whole(open_dataset_store(path, features), name, options, split, seed)
     if (path / "raw").is_dir():
         return clean(read_ogb_folder(path, name), options, split, seed)
     if any(path.glob("*.parquet")):

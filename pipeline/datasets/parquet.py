@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ...storage.errors import InputError, nearest
@@ -91,12 +90,16 @@ def _matrix(column: pa.ChunkedArray, what: str) -> AnyArray:
     if column.null_count:
         raise InputError(f"column {what} holds {column.null_count} nulls; expected a list in every row")
     # `flatten` alone would hide ragged rows, so lengths are compared first.
-    lengths = np.concatenate([pc.list_value_length(c).to_numpy(zero_copy_only=False) for c in column.chunks] or [np.empty(0, np.int64)])
+    lengths = np.concatenate([_lengths(chunk) for chunk in column.chunks] or [np.empty(0, np.int64)])
     if len(lengths) and (lengths != lengths[0]).any():
         bad = int(np.flatnonzero(lengths != lengths[0])[0])
         raise InputError(f"column {what} has lists of {lengths[0]} and of {lengths[bad]} values (row {bad}); expected one length")
     flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
     return _numbers(flat, what).reshape(len(column), -1 if len(flat) else 0)
+
+
+def _lengths(lists: Any) -> npt.NDArray[np.integer]:
+    return np.full(len(lists), lists.type.list_size) if pa.types.is_fixed_size_list(lists.type) else np.diff(lists.offsets.to_numpy())
 
 
 def _labels(column: pa.ChunkedArray) -> AnyArray:

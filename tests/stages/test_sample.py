@@ -53,7 +53,14 @@ def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, fanout, ba
     sampler = NeighborSampler(fanout)
     seeds = np.arange(graph.num_nodes, dtype=np.int64)
     seen = []
-    for kernel, count, k in ((sample_cpu, 1, 1), (sample_cpu, 1, 8), (sample_cpu, 2, 8), (sample_cpu, 3, 4), (sample_reference, 1, 1), (sample_reference, 1, 8)):
+    for kernel, count, k in (
+        (sample_cpu, 1, 1),
+        (sample_cpu, 1, 8),
+        (sample_cpu, 2, 8),
+        (sample_cpu, 3, 4),
+        (sample_reference, 1, 1),
+        (sample_reference, 1, 8),
+    ):
         threads.set_num_threads(count)
         seen.append(digests(graph, SeedPlan(seeds, batch_size, k, seed), sampler, kernel, epoch=3))
     assert all(s == seen[0] for s in seen)
@@ -100,7 +107,9 @@ def picked_offsets(graph: Graph, degree: np.ndarray, kernel, seed: int, s: int) 
     return [taken[degree == d, :d] for d in range(1, 13)]
 
 
-@pytest.mark.parametrize(("kernel", "copies"), [pytest.param(sample_cpu, 12000, id="cpu"), pytest.param(sample_reference, 250, id="reference")])
+@pytest.mark.parametrize(
+    ("kernel", "copies"), [pytest.param(sample_cpu, 12000, id="cpu"), pytest.param(sample_reference, 250, id="reference")]
+)
 def test_inclusion_follows_exact_enumeration(kernel, copies):
     graph, degree = stars(copies)
     worst = 1.0

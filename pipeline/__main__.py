@@ -1,0 +1,5 @@
+"""``python -m millrace.pipeline`` is the ``millrace`` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,126 @@
+"""Say in plain words what a folder, a file or a dataset holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..storage.dataset import Dataset
+from ..storage.errors import InputError, StoreError
+from ..storage.minibatch import MiniBatch
+from ..storage.queue_zarr import ZarrQueue
+from ..storage.store import MANIFEST
+from .datasets import open_dataset
+from .result import SCHEMA_VERSION
+from .run import JOB, RESULT
+
+SHOWN_SEEDS = 3
+
+
+def inspect_path(path: str, minibatch: str | None) -> dict[str, Any]:
+    """What `path` holds, as a flat record of printable values.
+
+    Args:
+        path: a run's folder, a store of any kind, or anything that `open_dataset` takes.
+        minibatch: ``EPOCH,INDEX``: describe that minibatch of a store of samples.
+
+    Raises:
+        InputError: `minibatch` is malformed or `path` holds no samples.
+        StoreError: the store is damaged.
+    """
+    folder = Path(path)
+    format_ = _format(folder)
+    if minibatch is not None and format_ != "samples":
+        raise InputError(f"--minibatch needs a store of samples; {path} holds {format_ or 'none'}")
+    if (folder / JOB).exists():
+        return _run(folder)
+    if format_ == "samples":
+        return _samples(folder, minibatch)
+    if format_ in (None, "dataset"):
+        return _dataset(open_dataset(path))
+    body = json.loads((folder / MANIFEST).read_text())
+    return {"format": body["format"], **body["meta"], **{f"made from {k}": v for k, v in body["fingerprint"].items()}}
+
+
+def _format(folder: Path) -> str | None:
+    try:
+        body = json.loads((folder / MANIFEST).read_text())
+        return str(body["format"]).removeprefix("millrace-")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as e:
+        raise StoreError(f"{folder / MANIFEST} is damaged ({e}); make the store again") from None
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = {"holds": "a run", "job": str(folder / JOB)}
+    try:
+        result = json.loads((folder / RESULT).read_text())
+    except FileNotFoundError:
+        return {**record, "status": "not finished: go on with it by `millrace run --resume --out`"}
+    except json.JSONDecodeError as e:
+        raise StoreError(f"{folder / RESULT} is damaged ({e})") from None
+    if result.get("schema_version") != SCHEMA_VERSION:
+        raise StoreError(f"{folder / RESULT} has schema version {result.get('schema_version')}; this Millrace reads {SCHEMA_VERSION}")
+    keys = (
+        "status", "system", "model", "dataset", "num_nodes", "num_edges", "epochs", "best_epoch", "train_loss", "val_accuracy",
+        "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",
+    )  # fmt: skip
+    return {**record, **{k: result[k] for k in keys}, "seconds": {k: v for k, v in result["seconds"].items() if k != "per_epoch"}}
+
+
+def _samples(folder: Path, minibatch: str | None) -> dict[str, Any]:
+    queue = ZarrQueue.open(folder)
+    try:
+        if minibatch is not None:
+            try:
+                epoch, index = (int(part) for part in minibatch.split(","))
+            except ValueError:
+                raise InputError(f"--minibatch '{minibatch}' is not of the form EPOCH,INDEX such as 0,3") from None
+            return _minibatch(queue.get(epoch, index, timeout_s=1.0))
+        epochs = queue.meta.get("epochs") or 0
+        return {
+            "holds": "sampled minibatches",
+            "complete": queue.complete,
+            **queue.meta,
+            "bulks": {e: len(queue.committed(e)) for e in range(epochs)},
+            "bytes on disk": sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
+            **{f"made from {k}": v for k, v in queue.fingerprint.items()},
+        }
+    finally:
+        queue.close()
+
+
+def _minibatch(m: MiniBatch) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "minibatch": f"epoch {m.epoch}, index {m.index}",
+        "seeds": len(m.seeds),
+        "nodes": len(m.nodes),
+        "edges": m.num_edges,
+    }
+    for layer, b in enumerate(m.blocks):
+        record[f"layer {layer}"] = f"{b.num_src} sources -> {b.num_dst} destinations, {b.num_edges} edges"
+    last = m.blocks[-1]
+    for i in range(min(SHOWN_SEEDS, len(m.seeds))):
+        row = last.indices[last.indptr[i] : last.indptr[i + 1]]
+        record[f"seed {m.seeds[i]}"] = "in-neighbours " + ", ".join(map(str, last.src[row]))
+    return record
+
+
+def _dataset(dataset: Dataset) -> dict[str, Any]:
+    degree = dataset.graph.in_degree
+    record: dict[str, Any] = {
+        "dataset": dataset.name,
+        "nodes": dataset.num_nodes,
+        "edges": dataset.graph.num_edges,
+        "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
+        "without in-edges": int((degree == 0).sum()),
+        "edge weights": dataset.graph.edge_weight is not None,
+        "features": f"{dataset.features.num_features} of {dataset.features.dtype}",
+        "classes": f"{dataset.num_classes} ({dataset.task})",
+        "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in ("train", "val", "test")),
+    }
+    for i, note in enumerate(dataset.notes):
+        record[f"note {i + 1}"] = note
+    return record

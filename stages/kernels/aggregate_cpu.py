@@ -1,0 +1,169 @@
+"""Compiled aggregation over in-neighbour lists: row-parallel, no atomics, the same bits for any number of threads.
+
+Each function cuts the rows of its result into parts of like work; a row is computed by one thread, its edges in their order.
+Gradients gather through the transposed lists. `aggregate_reference` says the same in plain torch.
+Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from .attention_cpu import attend, attend_backward
+from .cut import row_parts
+from .intrinsics import prefetch
+from .lists import InLists
+from .threads import parallel
+
+__all__ = ["attend", "attend_backward", "maximum", "maximum_backward", "spmm", "spmm_backward"]
+# NaN and infinity keep their meaning; "contract" allows multiply-add.
+_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
+_U = np.uint64
+AHEAD = 8
+"""Edges between the row that is being added and the row that is being prefetched."""
+
+
+@njit(**_JIT)
+def _factor(values, i):
+    return np.float32(1) if values is None else values[i]
+
+
+@njit(**_JIT)
+def _spmm_rows(indptr, indices, coef, x, scale, out, lo, hi):
+    # Rows are indexed by unsigned numbers: a signed index brings numba's test for negative ones into the inner loop.
+    F = x.shape[1]
+    flat = x.reshape(-1)
+    line = max(64 // x.itemsize, 1)
+    end = indptr[hi]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        for p in range(j + AHEAD, min(e + AHEAD, end)):
+            at = np.int64(indices[p]) * F
+            for k in range(0, F, line):
+                prefetch(flat, at + k)  # pyright: ignore[reportCallIssue]
+        o = out[_U(i)]
+        if j == e:
+            for k in range(F):
+                o[k] = 0
+            continue
+        s = _factor(scale, i)
+        # The remainder comes first, so that the first group stores and the others add.
+        first = (e - j) & 3
+        w0 = s * _factor(coef, j)
+        a = x[_U(indices[j])]
+        if first == 1:
+            for k in range(F):
+                o[k] = w0 * a[k]
+        else:
+            w1 = s * _factor(coef, j + 1)
+            b = x[_U(indices[j + 1])]
+            if first == 2:
+                for k in range(F):
+                    o[k] = w0 * a[k] + w1 * b[k]
+            else:
+                w2 = s * _factor(coef, j + 2)
+                c = x[_U(indices[j + 2])]
+                if first == 3:
+                    for k in range(F):
+                        o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
+                else:
+                    first = 4
+                    w3 = s * _factor(coef, j + 3)
+                    d = x[_U(indices[j + 3])]
+                    for k in range(F):
+                        o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+        for q in range(j + first, e, 4):
+            w0, w1, w2, w3 = s * _factor(coef, q), s * _factor(coef, q + 1), s * _factor(coef, q + 2), s * _factor(coef, q + 3)
+            a, b, c, d = x[_U(indices[q])], x[_U(indices[q + 1])], x[_U(indices[q + 2])], x[_U(indices[q + 3])]
+            for k in range(F):
+                o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+
+
+def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """``out[v] = row_scale[v] * sum over edges e of v of coef[e] * x[indices[e]]``; zeros for rows without an edge.
+
+    Args:
+        lists: the edges.
+        x: [S, D].
+        coef: [e], float32 or x's dtype; ones when absent.
+        row_scale: [n] of x's dtype; ones when absent.
+        out: [n, D] to write into; made when absent.
+    """
+    out = x.new_empty(lists.num_dst, x.shape[1]) if out is None else out
+    w = None if coef is None else coef.numpy()
+    s = None if row_scale is None else row_scale.numpy()
+    args = (lists.indptr, lists.indices, w, x.numpy(), s, out.numpy())
+    parallel(_spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
+    return out
+
+
+def spmm_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """Gradient of `spmm` with respect to x: [n, D] -> [S, D]."""
+    t = lists.transposed
+    factor = None if coef is None else coef[torch.from_numpy(t.edge)].to(grad.dtype)
+    if row_scale is not None:
+        scale = row_scale[torch.from_numpy(t.dst)]
+        factor = scale if factor is None else factor.mul_(scale)
+    return spmm(InLists(t.indptr, t.dst, lists.num_dst), grad, factor)
+
+
+@njit(**_JIT)
+def _max_rows(indptr, indices, x, out, arg, lo, hi):
+    F = x.shape[1]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        o, g = out[_U(i)], arg[_U(i)]
+        if j == e:
+            for k in range(F):
+                o[k] = 0
+                g[k] = -1
+            continue
+        a = x[_U(indices[j])]
+        for k in range(F):
+            o[k] = a[k]
+            g[k] = j
+        for q in range(j + 1, e):
+            a = x[_U(indices[q])]
+            for k in range(F):
+                # The first NaN wins over numbers, as in torch.
+                better = (a[k] > o[k]) | ((a[k] != a[k]) & (o[k] == o[k]))
+                o[k] = a[k] if better else o[k]
+                g[k] = q if better else g[k]
+
+
+@njit(**_JIT)
+def _max_backward_rows(indptr, dst, edge, arg, grad, out, lo, hi):
+    F = grad.shape[1]
+    for u in range(lo, hi):
+        o = out[_U(u)]
+        for k in range(F):
+            o[k] = 0
+        for q in range(indptr[u], indptr[u + 1]):
+            v, e = _U(dst[q]), edge[q]
+            g, m = grad[v], arg[v]
+            for k in range(F):
+                o[k] += g[k] if m[k] == e else np.float32(0)
+
+
+def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value over each row's edges.
+
+    Returns:
+        [n, D] values, 0 for rows without an edge; [n, D] int32 or int64, the first edge that attains each, or -1.
+    """
+    shape = (lists.num_dst, x.shape[1])
+    out = x.new_empty(shape)
+    arg = torch.empty(shape, dtype=torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
+    args = (lists.indptr, lists.indices, x.numpy(), out.numpy(), arg.numpy())
+    parallel(_max_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
+    return out, arg
+
+
+def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of `maximum` with respect to x: [n, D] -> [S, D]."""
+    t = lists.transposed
+    out = grad.new_empty(lists.num_src, grad.shape[1])
+    args = (t.indptr, t.dst, t.edge, arg.numpy(), grad.numpy(), out.numpy())
+    parallel(_max_backward_rows, [(*args, a, b) for a, b in row_parts(t.indptr, grad.shape[1])])
+    return out

@@ -1,0 +1,91 @@
+"""The one mechanism of parallelism for compiled kernels: GIL-free functions on a shared pool of threads.
+
+Numba's own `prange` is not used: its portable threading layer aborts the process when two Python threads enter it at once,
+and producers and trainers do.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Any
+
+from ...storage.errors import InputError
+
+_lock = Lock()
+_asked: int | None = None
+_pool: ThreadPoolExecutor | None = None
+_pool_key: tuple[int, int] | None = None
+
+
+def get_num_threads() -> int:
+    """Threads that one call of `parallel` may use: what `set_num_threads` said, else `torch.get_num_threads()`."""
+    if _asked is not None:
+        return _asked
+    import torch
+
+    return torch.get_num_threads()
+
+
+def set_num_threads(n: int | None) -> None:
+    """Fix the number of threads for the whole process; None goes back to following torch.
+
+    Raises:
+        InputError: n is below 1.
+    """
+    global _asked
+    if n is not None and n < 1:
+        raise InputError(f"{n} kernel threads asked for; expected at least 1")
+    _asked = n
+
+
+def _submit(task: Callable[[], None], copies: int, threads: int) -> list[Future[None]]:
+    global _pool, _pool_key
+    # A forked child inherits the pool object but not its threads.
+    key = (os.getpid(), threads)
+    with _lock:
+        if _pool is None or _pool_key != key:
+            if _pool is not None and _pool_key is not None and _pool_key[0] == key[0]:
+                _pool.shutdown(wait=False)
+            _pool, _pool_key = ThreadPoolExecutor(threads - 1, thread_name_prefix="millrace-kernel"), key
+        return [_pool.submit(task) for _ in range(copies)]
+
+
+def parallel(fn: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> None:
+    """Call ``fn(*part)`` for every part, and return when all are done.
+
+    The parts must be independent, and their cut must not show in the results. The calling thread works too and takes back what
+    no pool thread has begun, so calls from many threads, and from within `fn`, cannot wait for each other in a ring.
+
+    Raises:
+        Exception: the first that a part raised; parts not yet begun are skipped.
+    """
+    threads = get_num_threads()
+    if len(parts) < 2 or threads < 2:
+        for part in parts:
+            fn(*part)
+        return
+    waiting = deque(parts)
+
+    def drain() -> None:
+        while True:
+            try:
+                part = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                fn(*part)
+            except BaseException:
+                waiting.clear()
+                raise
+
+    others = _submit(drain, min(threads, len(parts)) - 1, threads)
+    try:
+        drain()
+    finally:
+        # Also when this thread fails: the others may still be writing into the caller's arrays.
+        started = [f for f in others if not f.cancel()]
+        errors = [e for f in started if (e := f.exception()) is not None]
+    if errors:
+        raise errors[0]

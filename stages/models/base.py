@@ -1,0 +1,143 @@
+"""What a model is: L layers, each ``layer(i, hood, h) -> h'``, that see their neighbours only through a `Neighbourhood`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...storage.errors import InputError, nearest
+from ..neighbourhood.base import Neighbourhood
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda h: h}
+NORMS: dict[str, Callable[[int], nn.Module]] = {"none": lambda width: nn.Identity(), "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
+
+
+class Model(nn.Module, ABC):
+    """A model by layers. A module of the user's need not derive from it: see `as_model`."""
+
+    num_layers: int
+    """L."""
+
+    @abstractmethod
+    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """Layer i (0 is nearest the input) with its dropout, norm and activation: [num_src, D_i] -> [num_dst, D_i+1]."""
+
+    def forward(self, hoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
+        """All layers: `hoods` outermost first, one for each layer; [hoods[0].num_src, F] -> [hoods[-1].num_dst, C].
+
+        Raises:
+            InputError: there are not as many neighbourhoods as layers.
+        """
+        if len(hoods) != self.num_layers:
+            raise InputError(f"{len(hoods)} blocks for a model of {self.num_layers} layers; give one fanout for each layer")
+        for i, hood in enumerate(hoods):
+            h = self.layer(i, hood, h)
+        return h
+
+
+def as_model(module: object) -> nn.Module:
+    """`module` itself, once it is known to be trainable by layers; it gets `Model.forward` if it has no `forward` of its own.
+
+    Raises:
+        InputError: it is no `nn.Module`, or lacks `num_layers` or `layer(i, hood, h)`.
+    """
+    wanted = "expected an nn.Module with an integer num_layers and a method layer(i, hood, h) -> h"
+    if not isinstance(module, nn.Module):
+        raise InputError(f"the model is a {type(module).__name__}; {wanted}")
+    layers = getattr(module, "num_layers", None)
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise InputError(f"{type(module).__name__}.num_layers is {layers!r}; {wanted}")
+    if not callable(getattr(module, "layer", None)):
+        raise InputError(f"{type(module).__name__} has no method 'layer'; {wanted}")
+    if type(module).forward is nn.Module.forward:
+        module.forward = MethodType(Model.forward, module)
+    return module
+
+
+class Stack(Model):
+    """Convolutions with dropout on each one's input, and a norm and an activation between them."""
+
+    def __init__(self, convs: Sequence[nn.Module], widths: Sequence[int], dropout: float, norm: str, activation: str) -> None:
+        """
+        Args:
+            convs: L modules ``conv(hood, h) -> h'``.
+            widths: L-1 widths of the hidden results.
+            dropout: probability of dropping an element.
+            norm: one of `NORMS`.
+            activation: one of `ACTIVATIONS`.
+        """
+        super().__init__()
+        self.num_layers = len(convs)
+        self.convs = nn.ModuleList(convs)
+        self.norms = nn.ModuleList(NORMS[norm](width) for width in widths)
+        self.dropout = dropout
+        self._activation = ACTIVATIONS[activation]
+
+    def convolve(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """Convolution i alone."""
+        return self.convs[i](hood, h)
+
+    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """See `Model.layer`."""
+        h = self.convolve(i, hood, nn.functional.dropout(h, self.dropout, self.training))
+        return h if i == self.num_layers - 1 else self._activation(self.norms[i](h))
+
+
+@dataclass(frozen=True)
+class ModelConfig(ABC):
+    """What the models have in common. `build` draws the parameters from torch's generator: seed it first."""
+
+    name: ClassVar[str]
+
+    hidden: int = 256
+    """Width of every hidden layer."""
+    layers: int = 3
+    """L."""
+    dropout: float = 0.5
+    """Probability of dropping an element of a layer's input, the features' included."""
+    norm: str = "none"
+    """none, layer or batch; between layers."""
+    activation: str = "relu"
+    """relu, elu or none; between layers."""
+
+    def __post_init__(self) -> None:
+        for field in ("hidden", "layers"):
+            self.positive(field)
+        self.probability("dropout")
+        for field, known in (("norm", tuple(NORMS)), ("activation", tuple(ACTIVATIONS))):
+            value = getattr(self, field)
+            if value not in known:
+                raise InputError(f"{self.name}: {field} is '{value}'; expected one of {', '.join(known)}{nearest(str(value), known)}")
+
+    def positive(self, field: str) -> None:
+        """Raise InputError unless the field is an integer above 0."""
+        value = getattr(self, field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{self.name}: {field} is {value!r}; expected a whole number, at least 1")
+
+    def probability(self, field: str) -> None:
+        """Raise InputError unless the field is in [0, 1)."""
+        value = getattr(self, field)
+        if not isinstance(value, int | float) or not 0 <= value < 1:
+            raise InputError(f"{self.name}: {field} is {value!r}; expected a number, at least 0 and below 1")
+
+    @abstractmethod
+    def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
+        """The convolution of layer i, a module ``conv(hood, h) -> h'``."""
+
+    def build(self, num_features: int, num_classes: int) -> Model:
+        """The model, [., num_features] -> [., num_classes].
+
+        Raises:
+            InputError: a width below 1.
+        """
+        if num_features < 1 or num_classes < 1:
+            raise InputError(f"{self.name}: {num_features} features and {num_classes} classes; expected at least 1 of each")
+        hidden = [self.hidden] * (self.layers - 1)
+        widths = [num_features, *hidden, num_classes]
+        convs = [self.conv(i, a, b) for i, (a, b) in enumerate(zip(widths, widths[1:]))]
+        return Stack(convs, hidden, self.dropout, self.norm, self.activation)

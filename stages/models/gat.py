@@ -1,0 +1,64 @@
+"""GAT (Velickovic et al., ICLR 2018, equations 1 to 6)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...storage.errors import InputError
+from ..neighbourhood.base import Neighbourhood, destinations
+from .base import ModelConfig
+
+
+class GATConv(nn.Module):
+    """Softmax attention over in-neighbours and the node itself; H heads, concatenated or averaged. Edge weights are not used."""
+
+    def __init__(self, width_in: int, heads: int, head_width: int, concat: bool, attention_dropout: float, slope: float) -> None:
+        super().__init__()
+        self.heads, self.head_width, self.concat = heads, head_width, concat
+        self.attention_dropout, self.slope = attention_dropout, slope
+        self.linear = nn.Linear(width_in, heads * head_width, bias=False)
+        self.a_src = nn.Parameter(torch.empty(heads, head_width))
+        self.a_dst = nn.Parameter(torch.empty(heads, head_width))
+        self.bias = nn.Parameter(torch.zeros(heads * head_width if concat else head_width))
+        for weight in (self.linear.weight, self.a_src, self.a_dst):
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """[num_src, width_in] -> [num_dst, heads * head_width], or [num_dst, head_width] when averaged."""
+        z = self.linear(h).view(-1, self.heads, self.head_width)
+        logit_dst = (destinations(hood, z) * self.a_dst).sum(-1)
+        out = hood.attend(z, self.a_src, logit_dst, self.slope, self.attention_dropout if self.training else 0.0)
+        return (out.flatten(1) if self.concat else out.mean(1)) + self.bias
+
+
+@dataclass(frozen=True)
+class GAT(ModelConfig):
+    """GAT: heads are concatenated in hidden layers and averaged in the last. Cost per layer: one product, one fused attention."""
+
+    name: ClassVar[str] = "gat"
+
+    activation: str = "elu"
+    heads: int = 4
+    """H, in every layer; a hidden layer's heads are `hidden / heads` wide."""
+    attention_dropout: float = 0.0
+    """Probability of dropping an attention coefficient."""
+    slope: float = 0.2
+    """Of the leaky ReLU below zero."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.positive("heads")
+        self.probability("attention_dropout")
+        if self.hidden % self.heads:
+            raise InputError(
+                f"gat: hidden={self.hidden} is not a multiple of heads={self.heads}; hidden is the width of all heads together: "
+                f"take hidden={self.hidden + self.heads - self.hidden % self.heads}"
+            )
+
+    def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
+        """See `ModelConfig.conv`."""
+        last = i == self.layers - 1
+        head_width = width_out if last else width_out // self.heads
+        return GATConv(width_in, self.heads, head_width, not last, self.attention_dropout, self.slope)

@@ -1,0 +1,34 @@
+"""GIN (Xu, Hu, Leskovec, Jegelka, ICLR 2019, equation 4.1)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..neighbourhood.base import Neighbourhood, destinations
+from .base import ModelConfig
+
+
+class GINConv(nn.Module):
+    """``MLP((1 + eps) h_v + sum h_u)`` with a trainable eps, at first 0, and an MLP of two products with a ReLU between them."""
+
+    def __init__(self, width_in: int, hidden: int, width_out: int) -> None:
+        super().__init__()
+        self.eps = nn.Parameter(torch.zeros(()))
+        self.mlp = nn.Sequential(nn.Linear(width_in, hidden), nn.ReLU(), nn.Linear(hidden, width_out))
+
+    def forward(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """[num_src, width_in] -> [num_dst, width_out]."""
+        return self.mlp((1 + self.eps) * destinations(hood, h) + hood.sum(h))
+
+
+@dataclass(frozen=True)
+class GIN(ModelConfig):
+    """GIN. Sums grow with the degree: consider ``norm="batch"``. Cost per layer: one aggregation of width_in, two products."""
+
+    name: ClassVar[str] = "gin"
+
+    def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
+        """See `ModelConfig.conv`."""
+        return GINConv(width_in, self.hidden, width_out)

@@ -1,0 +1,46 @@
+"""How nodes are given to parts."""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ...storage.errors import InputError
+from ...storage.graph import Graph
+from ...storage.partition_book import PartitionBook
+
+MAX_PARTS = 1_000_000
+"""More is taken for a slip: every part is a folder and a rank's work."""
+
+
+@runtime_checkable
+class Partitioner(Protocol):
+    """Gives every node of a graph to one part. A pure function of (graph, parts, seed): frozen, holds only its options."""
+
+    @property
+    def name(self) -> str:
+        """The word for it in configuration, on the command line and in fingerprints."""
+        ...
+
+    def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
+        """The owner of every node.
+
+        Args:
+            graph: V nodes; only its structure is read.
+            parts: P >= 1; may exceed V, which leaves parts empty.
+            seed: the run's seed; partitioners that draw nothing ignore it.
+
+        Raises:
+            InputError: `parts` is not a positive integer.
+        """
+        ...
+
+
+def check_parts(parts: int) -> int:
+    """`parts`, if it is a positive integer.
+
+    Raises:
+        InputError: it is not.
+    """
+    if isinstance(parts, bool) or not isinstance(parts, int | np.integer) or not 1 <= parts <= MAX_PARTS:
+        raise InputError(f"parts is {parts!r}; expected a whole number from 1 to {MAX_PARTS}")
+    return int(parts)

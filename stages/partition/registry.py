@@ -1,0 +1,24 @@
+"""The partitioners by name."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ...storage.errors import InputError, nearest
+from .base import Partitioner
+from .contiguous import Contiguous
+from .hash import Hash
+from .metis import Metis
+
+PARTITIONERS: Mapping[str, Callable[[], Partitioner]] = MappingProxyType({p.name: p for p in (Contiguous, Hash, Metis)})
+"""Name -> class; each can be made without arguments."""
+
+
+def partitioner(name: str) -> Partitioner:
+    """The partitioner `name` with its defaults.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if name not in PARTITIONERS:
+        raise InputError(f"partitioner is '{name}'; expected one of {', '.join(sorted(PARTITIONERS))}{nearest(name, list(PARTITIONERS))}")
+    return PARTITIONERS[name]()

@@ -1,0 +1,167 @@
+"""The partition stage: a dataset becomes a folder of parts.
+
+``book/`` says who owns what; ``part-0000/graph`` is a part's structure and ``part-0000/rows`` its own rows of features, labels and
+split; ``manifest.json``, written last, makes the folder a store. All of them carry one fingerprint.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.dataset import Dataset, Split
+from ...storage.errors import StoreError
+from ...storage.features import FeatureStore, ZarrFeatures
+from ...storage.fingerprint import dataset_fingerprint
+from ...storage.partition import Partition, extract_partition, open_partition, write_partition
+from ...storage.partition_book import RangeBook, TableBook, open_book, write_book
+from ...storage.store import MANIFEST, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
+from .base import Partitioner, check_parts
+from .quality import PartCounts, PartitionQuality, count_part, train_per_part
+
+KIND = "partitioning"
+ROWS_KIND = "partition-rows"
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """What the stage did."""
+
+    path: Path
+    quality: PartitionQuality
+    parts_written: int
+    """Parts written by this call; the others stood already."""
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class PartRows:
+    """A part's own rows: row i belongs to its owned node i."""
+
+    features: FeatureStore
+    """[N, F], read from the store as rows are gathered."""
+    labels: npt.NDArray[np.generic]
+    """int64 [N] or float32 [N, C]."""
+    split: Split
+    """Local ids."""
+
+
+class _OwnedFeatures:
+    """The feature rows of some nodes, by slices, so that they are never in memory as a whole."""
+
+    def __init__(self, features: FeatureStore, owned: npt.NDArray[np.int64]) -> None:
+        self.features, self.owned = features, owned
+        self.shape = (len(owned), features.num_features)
+        self.dtype = features.dtype
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        return self.features.gather(self.owned[rows])
+
+
+def partition_dataset(
+    dataset: Dataset,
+    partitioner: Partitioner,
+    parts: int,
+    out: Path,
+    seed: int = 0,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> PartitionReport:
+    """Cut a dataset into parts and write each as committed stores, one after the other.
+
+    Beyond the dataset itself, memory holds the book, the structure of one part and a slice of its features. A folder that an
+    interrupted call left is completed: parts that stand are kept. A complete one is only read.
+
+    Args:
+        dataset: V nodes.
+        partitioner: how nodes are given to parts.
+        parts: P >= 1.
+        out: the folder to make.
+        seed: the run's seed.
+        on_progress: called with (parts done, P).
+
+    Raises:
+        InputError: `parts` is not a positive integer, or `out` cannot be written.
+        StoreError: `out` holds parts that were made from something else; the message lists what differs.
+    """
+    start = time.perf_counter()
+    out, parts = Path(out), check_parts(parts)
+    fingerprint = {**dataset_fingerprint(dataset), "partitioner": repr(partitioner), "parts": str(parts), "seed": str(seed)}
+    if (out / MANIFEST).exists():
+        meta = open_store(out, KIND, fingerprint=fingerprint).meta
+        return PartitionReport(out, PartitionQuality.from_record(meta["quality"]), 0, time.perf_counter() - start)
+    sweep_leftovers(out)
+    if (out / "book").exists():
+        book = open_book(out / "book", fingerprint=fingerprint)
+    else:
+        book = partitioner.assign(dataset.graph, parts, seed)
+        assert isinstance(book, RangeBook | TableBook), f"{partitioner.name} gave a book that cannot be stored"
+        write_book(out / "book", book, fingerprint=fingerprint)
+    per_part = train_per_part(book, dataset.split.train)
+    counts, written = [], 0
+    for p in range(parts):
+        seen = _standing(_folder(out, p), fingerprint)
+        if seen is None:
+            partition = extract_partition(dataset.graph, book, p)
+            seen = count_part(partition, per_part[p])
+            _write_part(_folder(out, p), dataset, partition, seen, fingerprint)
+            written += 1
+        counts.append(seen)
+        if on_progress is not None:
+            on_progress(p + 1, parts)
+    quality = PartitionQuality(tuple(counts))
+    _commit(out, fingerprint, {"num_parts": parts, "partitioner": partitioner.name, "seed": seed, "quality": quality.as_record()})
+    return PartitionReport(out, quality, written, time.perf_counter() - start)
+
+
+def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
+    """Part `part` of what `partition_dataset` wrote.
+
+    Raises:
+        StoreError: the folder is incomplete or damaged, or there is no such part.
+    """
+    whole = open_store(Path(out), KIND)
+    if not 0 <= part < whole.meta["num_parts"]:
+        raise StoreError(f"{out} has parts 0 to {whole.meta['num_parts'] - 1}; part {part} was asked for")
+    folder = _folder(Path(out), part)
+    rows = open_store(folder / "rows", ROWS_KIND, fingerprint=whole.fingerprint)
+    split = Split(*(rows.read(name) for name in SPLITS))
+    return (
+        open_partition(folder / "graph", fingerprint=whole.fingerprint),
+        PartRows(ZarrFeatures.inside(rows, "features"), rows.read("labels"), split),
+    )
+
+
+def _folder(out: Path, part: int) -> Path:
+    return out / f"part-{part:04d}"
+
+
+def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
+    """The counts of a part that is there already. Its rows were written last, so they vouch for its graph."""
+    try:
+        return PartCounts(**open_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint).meta["counts"])
+    except StoreError:
+        return None
+
+
+def _write_part(folder: Path, dataset: Dataset, partition: Partition, counts: PartCounts, fingerprint: dict[str, str]) -> None:
+    sweep_leftovers(folder)
+    write_partition(folder / "graph", partition, fingerprint=fingerprint, overwrite=True)
+    owned = partition.owned
+    local = {name: np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64) for name in SPLITS}
+    arrays = {"features": _OwnedFeatures(dataset.features, owned), "labels": dataset.labels[owned], **local}
+    write_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True)
+
+
+def _commit(out: Path, fingerprint: dict[str, str], meta: dict[str, Any]) -> None:
+    """Write the folder's own manifest beside its parts, whole or not at all."""
+    with committed_folder(out / "summary", overwrite=True) as aside:
+        write_manifest(aside, KIND, fingerprint, meta, {})
+    os.replace(out / "summary" / MANIFEST, out / MANIFEST)
+    (out / "summary").rmdir()

@@ -1,0 +1,142 @@
+"""Checkpoints: committed folders of one training state each, from which a run goes on."""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import InputError, RunError, StoreError
+from .store import committed_folder, read_manifest, remove_tree, require_fingerprint, sweep_leftovers, write_manifest
+
+KIND = "checkpoint"
+STATE_FILE = "state.pt"
+_NAME = re.compile(r"step-(\d+)-(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class Cursor:
+    """Where a run stands: two integers."""
+
+    phase: int
+    step: int
+    """Optimiser steps taken in the phase."""
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """Refuse now what ``torch.load(weights_only=True)`` would refuse at the restart."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) not in (str, int):
+                raise InputError(f"checkpoint state {where} has the key {key!r}; expected a str or an int")
+            _check_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _check_plain(item, f"{where}[{i}]")
+    elif not isinstance(value, torch.Tensor) and type(value) not in (int, float, str, bool, type(None)):
+        raise InputError(
+            f"checkpoint state {where} is a {type(value).__name__}; expected tensors, int, float, str, bool, None, and lists, tuples "
+            "and dicts of them"
+        )
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+class CheckpointStore:
+    """The last few checkpoints of one job, in one folder. One process writes; others may read.
+
+    Args:
+        path: the folder; made when the first checkpoint is saved.
+        fingerprint: what the job is made of; checkpoints of another job are refused.
+        keep: how many checkpoints to keep, at least 1. Two let a run survive damage to the newest.
+        read_only: for ranks that only resume: leaves the leftovers of killed writers alone, and `save` is refused.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, str], keep: int = 2, *, read_only: bool = False) -> None:
+        if keep < 1:
+            raise InputError(f"keep={keep} checkpoints; expected at least 1")
+        self.path = Path(path)
+        self.fingerprint = dict(fingerprint)
+        self.keep = keep
+        self.read_only = read_only
+        if not read_only:
+            sweep_leftovers(self.path)
+
+    def cursors(self) -> list[Cursor]:
+        """The cursors of all committed checkpoints, oldest first."""
+        names = (_NAME.fullmatch(p.name) for p in self.path.glob("step-*"))
+        return sorted(Cursor(int(m[1]), int(m[2])) for m in names if m)
+
+    def _folder(self, cursor: Cursor) -> Path:
+        return self.path / f"step-{cursor.phase}-{cursor.step}"
+
+    def save(self, cursor: Cursor, state: dict[str, Any]) -> None:
+        """Commit a checkpoint, then remove those that are no longer kept.
+
+        Checkpoints beyond `cursor` go too: they are left over from a line that could not be resumed.
+
+        Raises:
+            InputError: the state holds something that cannot be loaded without running code.
+            StoreError: the folder holds checkpoints of another job.
+            RunError: it cannot be written, e.g. the disk is full. Earlier checkpoints are intact.
+        """
+        assert not self.read_only, "this checkpoint store was opened to read"
+        _check_plain(state, "state")
+        self._refuse_other_jobs()
+        folder = self._folder(cursor)
+        try:
+            with committed_folder(folder, overwrite=True) as aside:
+                torch.save(state, aside / STATE_FILE)
+                meta = {"phase": cursor.phase, "step": cursor.step, "sha256": _sha256(aside / STATE_FILE)}
+                write_manifest(aside, KIND, self.fingerprint, meta, {})
+        # torch reports a failed write of its own as a RuntimeError.
+        except (OSError, RuntimeError, InputError) as e:
+            raise RunError(f"cannot write the checkpoint {folder} ({e}); free space or choose another folder, then resume") from e
+        all_cursors = self.cursors()
+        kept = [c for c in all_cursors if c <= cursor][-self.keep :]
+        for c in all_cursors:
+            if c not in kept:
+                remove_tree(self._folder(c))
+
+    def _refuse_other_jobs(self) -> None:
+        for c in self.cursors():
+            try:
+                body = read_manifest(self._folder(c), KIND)
+            except StoreError:
+                continue  # damaged: `latest` warns about it
+            require_fingerprint(self._folder(c), body["fingerprint"], self.fingerprint)
+
+    def latest(self) -> tuple[Cursor, dict[str, Any]] | None:
+        """The newest checkpoint that is intact, tensors on the CPU; None when there is none at all.
+
+        Warns about each damaged one that is passed over.
+
+        Raises:
+            StoreError: the checkpoints are of another job (lists the keys that differ), or all of them are damaged.
+        """
+        cursors = self.cursors()
+        for cursor in reversed(cursors):
+            folder = self._folder(cursor)
+            try:
+                body = read_manifest(folder, KIND)
+            except StoreError as e:
+                warnings.warn(f"checkpoint passed over: {e}", stacklevel=2)
+                continue
+            require_fingerprint(folder, body["fingerprint"], self.fingerprint)
+            file = folder / STATE_FILE
+            if not file.is_file() or _sha256(file) != body["meta"]["sha256"]:
+                warnings.warn(f"checkpoint passed over: {file} is missing or does not match its checksum", stacklevel=2)
+                continue
+            return cursor, torch.load(file, map_location="cpu", weights_only=True)
+        if cursors:
+            raise StoreError(
+                f"none of the {len(cursors)} checkpoints in {self.path} is intact; remove the folder to start from the beginning"
+            )
+        return None

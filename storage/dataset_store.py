@@ -1,0 +1,167 @@
+"""A dataset as one committed store: graph, labels, split and features. Features may stay on disk when it is opened."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .dataset import Dataset, Split
+from .errors import InputError, StoreError, nearest
+from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
+from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
+from .graph import Graph
+from .store import Rows, Store, committed_folder, open_store, write_arrays, write_manifest
+
+KIND = "dataset"
+FEATURES_FILE = "features.npy"
+PIECE_BYTES = 16 << 20
+FeaturesFormat = Literal["zarr", "npy"]
+FeaturesPlace = Literal["memory", "mapped", "zarr"]
+
+
+class _DigestedRows:
+    """The rows of a feature store for a writer that reads them once, in order; their digest is known afterwards."""
+
+    def __init__(self, features: FeatureStore) -> None:
+        self.shape = (features.num_rows, features.num_features)
+        self.dtype = np.dtype(features.dtype)
+        self._features = features
+        self._digest = ArrayDigest(self.dtype, self.shape)
+        self._next = 0
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        assert rows.start == self._next, "rows must be read once each, in order"
+        self._next = rows.stop
+        out = self._features.gather(np.arange(rows.start, rows.stop))
+        self._digest.update(out)
+        return out
+
+    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        step = max(1, PIECE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
+        for start in range(0, self.shape[0], step):
+            yield self[start : min(start + step, self.shape[0])]
+
+    @property
+    def fingerprint(self) -> str:
+        return describe_features(*self.shape, self.dtype, self._digest.hexdigest())
+
+
+def _write_npy(file: BinaryIO, rows: _DigestedRows) -> None:
+    header = {"descr": rows.dtype.str, "fortran_order": False, "shape": rows.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for piece in rows.pieces():
+        file.write(np.ascontiguousarray(piece).data)
+
+
+def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, features_format: FeaturesFormat = "zarr") -> Store:
+    """Write a dataset as a committed store. Feature rows stream through from wherever they lie: each is read once.
+
+    Args:
+        path: the folder to make.
+        dataset: what to write.
+        overwrite: replace a store that is there.
+        features_format: "zarr" (compressed, checksummed by Zarr chunk) or "npy" (uncompressed, can be memory-mapped).
+
+    Raises:
+        InputError: the dataset's parts do not fit together, or the format is unknown.
+        StoreError: `path` exists and `overwrite` is false.
+    """
+    if features_format not in ("zarr", "npy"):
+        raise InputError(f"features_format is '{features_format}'; expected 'zarr' or 'npy'{nearest(features_format, ['zarr', 'npy'])}")
+    dataset.check()
+    path, graph, split = Path(path), dataset.graph, dataset.split
+    arrays: dict[str, Rows] = {
+        "indptr": graph.indptr,
+        "indices": graph.indices,
+        "labels": dataset.labels,
+        "train": split.train,
+        "val": split.val,
+        "test": split.test,
+    }
+    if graph.edge_weight is not None:
+        arrays["edge_weight"] = graph.edge_weight
+    if graph.edge_id is not None:
+        arrays["edge_id"] = graph.edge_id
+    rows = _DigestedRows(dataset.features)
+    meta: dict[str, Any] = {
+        "name": dataset.name,
+        "num_classes": dataset.num_classes,
+        "task": dataset.task,
+        "notes": list(dataset.notes),
+        "features_format": features_format,
+    }
+    with committed_folder(path, overwrite=overwrite) as folder:
+        if features_format == "npy":
+            with open(folder / FEATURES_FILE, "wb") as f:
+                _write_npy(f, rows)
+                meta["features_bytes"] = f.tell()
+        else:
+            arrays["features"] = rows
+        entries = write_arrays(folder, arrays)
+        write_manifest(folder, KIND, dataset_fingerprint(dataset, rows.fingerprint), meta, entries)
+    return open_store(path, KIND)
+
+
+def _npy_features(store: Store) -> MappedFeatures:
+    file = store.path / FEATURES_FILE
+    seen = file.stat().st_size if file.is_file() else None
+    if seen != store.meta["features_bytes"]:
+        what = "is missing" if seen is None else f"has {seen} bytes"
+        raise StoreError(f"{file} {what}; expected {store.meta['features_bytes']} bytes: write the dataset again")
+    return MappedFeatures(file)
+
+
+def _open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
+    written = store.meta["features_format"]
+    if place == "memory" and written == "zarr":
+        return MemoryFeatures(store.read("features"))
+    if place == "memory":
+        loaded = MemoryFeatures(np.array(_npy_features(store).rows))
+        if features_fingerprint(loaded) != store.fingerprint["features"]:
+            raise StoreError(f"{store.path / FEATURES_FILE} does not match its digest; it is damaged: write the dataset again")
+        return loaded
+    if (place, written) == ("mapped", "npy"):
+        return _npy_features(store)
+    if (place, written) == ("zarr", "zarr"):
+        return ZarrFeatures.inside(store, "features")
+    other = "mapped" if written == "npy" else "zarr"
+    raise InputError(
+        f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or write it again"
+    )
+
+
+def open_dataset_store(path: Path, features: FeaturesPlace = "memory") -> Dataset:
+    """Open a dataset that `write_dataset` wrote.
+
+    Args:
+        path: its folder.
+        features: "memory" loads all rows, and verifies them; "zarr" reads Zarr chunks as rows are gathered, each verified;
+            "mapped" maps an uncompressed file, of which only the size is verified. The last two need a store that was written
+            in that format.
+
+    Raises:
+        InputError: `features` is unknown or does not fit how the store was written.
+        StoreError: the store is absent, incomplete or damaged.
+    """
+    places = ["memory", "mapped", "zarr"]
+    if features not in places:
+        raise InputError(f"features='{features}'; expected 'memory', 'mapped' or 'zarr'{nearest(features, places)}")
+    store = open_store(Path(path), KIND)
+    meta = store.meta
+    return Dataset(
+        meta["name"],
+        Graph(
+            store.read("indptr"),
+            store.read("indices"),
+            store.read("edge_weight") if "edge_weight" in store else None,
+            store.read("edge_id") if "edge_id" in store else None,
+        ),
+        _open_features(store, features),
+        store.read("labels"),
+        Split(store.read("train"), store.read("val"), store.read("test")),
+        meta["num_classes"],
+        meta["task"],
+        tuple(meta["notes"]),
+    )

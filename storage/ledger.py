@@ -1,0 +1,56 @@
+"""The ledger: measured payload bytes, by channel and kind."""
+
+import threading
+from collections.abc import Mapping
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "network": ("graph", "features", "activations", "gradients", "control"),
+    "store": ("graph", "features", "minibatches"),
+    "evaluation": ("graph", "features", "activations", "gradients", "control"),
+}
+"""The kinds that each channel counts. ``network`` and ``store`` are training's; ``evaluation`` is what evaluation moved."""
+
+
+class Ledger:
+    """Counters of bytes. Thread-safe: a producer thread and a rank may share one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = {(channel, kind): 0 for channel, kinds in KINDS.items() for kind in kinds}
+
+    def add(self, channel: str, kind: str, num_bytes: int) -> None:
+        """Count `num_bytes` >= 0 more of `kind` over `channel`."""
+        key = (channel, kind)
+        assert key in self._bytes, f"the ledger knows no {key}; it counts {KINDS}"
+        assert num_bytes >= 0, f"{num_bytes} bytes of {key}: bytes only add up"
+        with self._lock:
+            self._bytes[key] += int(num_bytes)
+
+    def get(self, channel: str, kind: str) -> int:
+        """Bytes of `kind` over `channel` so far."""
+        with self._lock:
+            return self._bytes[channel, kind]
+
+    def as_record(self) -> dict[str, dict[str, int]]:
+        """Bytes by channel and kind, zeros included, as ``result.json`` holds them."""
+        with self._lock:
+            return {channel: {kind: self._bytes[channel, kind] for kind in kinds} for channel, kinds in KINDS.items()}
+
+    def merge(self, other: "Ledger | Mapping[str, Mapping[str, int]]") -> None:
+        """Add what another ledger (or its record) has counted."""
+        # Taken before this lock: two ledgers that merge each other must not wait for each other.
+        record = other.as_record() if isinstance(other, Ledger) else other
+        for channel, kinds in record.items():
+            for kind, num_bytes in kinds.items():
+                self.add(channel, kind, num_bytes)
+
+    def state(self) -> dict[str, dict[str, int]]:
+        """What `load` takes: a checkpoint of the counters."""
+        return self.as_record()
+
+    def load(self, state: Mapping[str, Mapping[str, int]]) -> None:
+        """Go back to a state, in place of what was counted since."""
+        fresh = Ledger()
+        fresh.merge(state)
+        with self._lock:
+            self._bytes = fresh._bytes

@@ -1,0 +1,151 @@
+"""The partition message: the nodes one rank owns, their in-edges, and the remote in-neighbours (the halo)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InputError
+from .graph import Graph
+from .partition_book import PartitionBook
+from .store import Store, open_store, write_store
+
+IdArray = npt.NDArray[np.int64]
+KIND = "partition"
+MAX_POSITIONS = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """N owned nodes with all their in-edges. A source is a *position*: below N an owned row, from N on a row of `halo`."""
+
+    rank: int
+    """The partition's number."""
+    owned: IdArray
+    """int64 [N], global ids, ascending."""
+    halo: IdArray
+    """int64 [H], global ids of the in-neighbours that others own, ascending, distinct."""
+    indptr: IdArray
+    """int64 [N+1], by destination in the order of `owned`."""
+    indices: npt.NDArray[np.int32]
+    """int32 [e], positions in [0, N+H), in the order of the graph's rows."""
+    in_degree: IdArray
+    """int64 [N], in-degree of each owned node in the whole graph, whatever edges are left out here."""
+    edge_weight: npt.NDArray[np.float32] | None = None
+    """float32 [e] or None."""
+    edge_id: IdArray | None = None
+    """int64 [e] or None: the graph's own `edge_id`."""
+
+    @property
+    def num_owned(self) -> int:
+        """N."""
+        return len(self.owned)
+
+    @property
+    def num_halo(self) -> int:
+        """H."""
+        return len(self.halo)
+
+    @property
+    def num_edges(self) -> int:
+        """e."""
+        return len(self.indices)
+
+    @property
+    def nodes(self) -> IdArray:
+        """int64 [N+H], global id of each position."""
+        return np.concatenate([self.owned, self.halo])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(a.nbytes for a in self._arrays().values())
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        names = ("owned", "halo", "indptr", "indices", "in_degree", "edge_weight", "edge_id")
+        return {n: a for n in names if (a := getattr(self, n)) is not None}
+
+    def check(self) -> "Partition":
+        """Prove the invariants (our own, hence assert)."""
+        n, h, e = self.num_owned, self.num_halo, self.num_edges
+        for ids in (self.owned, self.halo):
+            assert ids.dtype == np.int64
+            assert ids.ndim == 1
+            assert not len(ids) or ids[0] >= 0
+            assert (np.diff(ids) > 0).all()
+        assert not np.isin(self.halo, self.owned, assume_unique=True).any(), "halo nodes are owned by others"
+        assert self.indptr.dtype == np.int64
+        assert self.indptr.shape == (n + 1,)
+        assert self.indptr[0] == 0
+        assert self.indptr[-1] == e
+        degree = np.diff(self.indptr)
+        assert (degree >= 0).all()
+        assert self.in_degree.dtype == np.int64
+        assert self.in_degree.shape == (n,)
+        assert (degree <= self.in_degree).all(), "a row holds more edges than the node has in the whole graph"
+        assert self.indices.dtype == np.int32
+        assert self.indices.ndim == 1
+        assert not e or (self.indices.min() >= 0 and self.indices.max() < n + h)
+        for extra, dtype in ((self.edge_weight, np.float32), (self.edge_id, np.int64)):
+            assert extra is None or (extra.shape == (e,) and extra.dtype == dtype)
+        return self
+
+
+def extract_partition(graph: Graph, book: PartitionBook, part: int) -> Partition:
+    """Cut one partition out of the whole graph, with every in-edge of the nodes it owns.
+
+    Raises:
+        InputError: the book is for another number of nodes, or the partition needs more than 2**31 - 1 positions.
+        IndexError: there is no such partition.
+    """
+    if book.num_nodes != graph.num_nodes:
+        raise InputError(f"the partition book is for {book.num_nodes} nodes; the graph has {graph.num_nodes}")
+    owned = book.owned(part)
+    degree = graph.in_degree[owned]
+    indptr = np.zeros(len(owned) + 1, np.int64)
+    np.cumsum(degree, out=indptr[1:])
+    edges = np.arange(indptr[-1]) + np.repeat(graph.indptr[owned] - indptr[:-1], degree)
+    src = graph.indices[edges]
+    remote = book.part(src) != part
+    halo = np.unique(src[remote]).astype(np.int64)
+    if len(owned) + len(halo) > MAX_POSITIONS:
+        raise InputError(f"partition {part} has {len(owned)} nodes and a halo of {len(halo)}; at most {MAX_POSITIONS} fit: use more parts")
+    indices = np.empty(len(src), np.int32)
+    indices[~remote] = book.local(src[~remote])
+    indices[remote] = len(owned) + np.searchsorted(halo, src[remote])
+    weight, ids = graph.edge_weight, graph.edge_id
+    return Partition(
+        part, owned, halo, indptr, indices, degree, None if weight is None else weight[edges], None if ids is None else ids[edges]
+    )
+
+
+def write_partition(path: Path, partition: Partition, *, fingerprint: Mapping[str, str] | None = None, overwrite: bool = False) -> Store:
+    """Write a partition as a committed store.
+
+    Args:
+        path: the folder to make.
+        partition: what to write.
+        fingerprint: what it was made from, e.g. the digests of the graph and of the book.
+        overwrite: replace a store that is there.
+    """
+    return write_store(
+        Path(path),
+        KIND,
+        fingerprint=fingerprint or {},
+        meta={"rank": partition.rank},
+        arrays=partition._arrays(),
+        overwrite=overwrite,
+    )
+
+
+def open_partition(path: Path, *, fingerprint: Mapping[str, str] | None = None) -> Partition:
+    """Open a partition, and refuse it when `fingerprint` is given and differs.
+
+    Raises:
+        StoreError: absent, damaged, or made from something else.
+    """
+    store = open_store(Path(path), KIND, fingerprint=fingerprint)
+    return Partition(store.meta["rank"], **{name: store.read(name) for name in store.entries})

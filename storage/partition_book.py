@@ -1,0 +1,230 @@
+"""Partition books: which partition owns a node, and where in it the node lies. Local ids follow ascending global ids."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InputError, StoreError
+from .fingerprint import digest_arrays
+from .store import Store, open_store, write_store
+
+Ids = npt.NDArray[np.integer]
+IdArray = npt.NDArray[np.int64]
+KIND = "partition_book"
+
+
+@runtime_checkable
+class PartitionBook(Protocol):
+    """Global id -> (partition, local id) and back, for V nodes in P partitions. Partitions may be empty."""
+
+    @property
+    def num_parts(self) -> int:
+        """P."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the book."""
+        ...
+
+    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """int32 [n], the owner of each global id. Raises IndexError for ids outside [0, V)."""
+        ...
+
+    def local(self, ids: Ids) -> IdArray:
+        """int64 [n], the local id of each global id within its owner. Raises IndexError for ids outside [0, V)."""
+        ...
+
+    def global_ids(self, part: int | Ids, local: Ids) -> IdArray:
+        """int64 [n], the global ids of `local` ids in one partition, or in one partition each."""
+        ...
+
+    def owned(self, part: int) -> IdArray:
+        """int64 [N], the global ids that a partition owns, ascending. Raises IndexError for a partition outside [0, P)."""
+        ...
+
+    def sizes(self) -> IdArray:
+        """int64 [P], nodes of each partition."""
+        ...
+
+    def check(self) -> "PartitionBook":
+        """Prove the book's invariants. Raises InputError otherwise."""
+        ...
+
+
+def _in_range(ids: Ids, num_nodes: int) -> Ids:
+    if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
+        raise IndexError(f"node ids [{ids.min()}, {ids.max()}] asked for; the partition book has {num_nodes} nodes")
+    return ids
+
+
+def _known_part(part: int, num_parts: int) -> int:
+    if not 0 <= part < num_parts:
+        raise IndexError(f"partition {part} asked for; the partition book has {num_parts}")
+    return part
+
+
+@dataclass(frozen=True, eq=False)
+class RangeBook:
+    """Partition p owns the ids ``[offsets[p], offsets[p+1])``: P + 1 numbers hold the whole book."""
+
+    offsets: IdArray
+    """int64 [P+1], non-decreasing from 0 to V."""
+
+    @property
+    def num_parts(self) -> int:
+        """P."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return int(self.offsets[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the offsets."""
+        return digest_arrays(offsets=self.offsets)
+
+    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """int32 [n], the owner of each global id."""
+        # "right" steps over empty partitions, whose range starts where the next one does.
+        return (np.searchsorted(self.offsets, _in_range(ids, self.num_nodes), side="right") - 1).astype(np.int32)
+
+    def local(self, ids: Ids) -> IdArray:
+        """int64 [n], the local id of each global id."""
+        return ids - self.offsets[self.part(ids)]
+
+    def global_ids(self, part: int | Ids, local: Ids) -> IdArray:
+        """int64 [n], the global ids of `local` ids."""
+        return self.offsets[part] + local
+
+    def owned(self, part: int) -> IdArray:
+        """int64 [N], ascending."""
+        p = _known_part(part, self.num_parts)
+        return np.arange(self.offsets[p], self.offsets[p + 1], dtype=np.int64)
+
+    def sizes(self) -> IdArray:
+        """int64 [P]."""
+        return np.diff(self.offsets)
+
+    def check(self) -> "RangeBook":
+        """Prove the invariants. Raises InputError otherwise."""
+        o = self.offsets
+        if o.dtype != np.int64 or o.ndim != 1 or len(o) < 2:
+            raise InputError(f"offsets is {o.dtype}{list(o.shape)}; expected int64 [P+1] with P >= 1")
+        if o[0] != 0 or (np.diff(o) < 0).any():
+            raise InputError(f"offsets must rise from 0; they start at {o[0]} and {(np.diff(o) < 0).sum()} of them fall")
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class TableBook:
+    """Any assignment, as a table of owners (METIS, hash, chunks)."""
+
+    part_of: npt.NDArray[np.int16] | npt.NDArray[np.int32]
+    """int16 or int32 [V], the owner of each node."""
+    parts: int
+    """P; the last partitions may be empty, so the table alone does not tell."""
+
+    @property
+    def num_parts(self) -> int:
+        """P."""
+        return self.parts
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return len(self.part_of)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the table and of P."""
+        return digest_arrays(part_of=self.part_of.astype(np.int32), parts=np.array([self.parts], np.int64))
+
+    @cached_property
+    def _starts(self) -> IdArray:
+        starts = np.zeros(self.parts + 1, np.int64)
+        np.cumsum(np.bincount(self.part_of, minlength=self.parts), out=starts[1:])
+        return starts
+
+    @cached_property
+    def _by_part(self) -> IdArray:
+        # A stable sort keeps ids ascending within a partition.
+        return np.argsort(self.part_of, kind="stable").astype(np.int64, copy=False)
+
+    @cached_property
+    def _local_of(self) -> IdArray:
+        local = np.empty(self.num_nodes, np.int64)
+        local[self._by_part] = np.arange(self.num_nodes) - np.repeat(self._starts[:-1], np.diff(self._starts))
+        return local
+
+    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """int32 [n], the owner of each global id."""
+        return self.part_of[_in_range(ids, self.num_nodes)].astype(np.int32)
+
+    def local(self, ids: Ids) -> IdArray:
+        """int64 [n], the local id of each global id."""
+        return self._local_of[_in_range(ids, self.num_nodes)]
+
+    def global_ids(self, part: int | Ids, local: Ids) -> IdArray:
+        """int64 [n], the global ids of `local` ids."""
+        return self._by_part[self._starts[part] + local]
+
+    def owned(self, part: int) -> IdArray:
+        """int64 [N], ascending."""
+        p = _known_part(part, self.num_parts)
+        return self._by_part[self._starts[p] : self._starts[p + 1]]
+
+    def sizes(self) -> IdArray:
+        """int64 [P]."""
+        return np.diff(self._starts)
+
+    def check(self) -> "TableBook":
+        """Prove the invariants. Raises InputError otherwise."""
+        t = self.part_of
+        if t.dtype not in (np.int16, np.int32) or t.ndim != 1:
+            raise InputError(f"part_of is {t.dtype}{list(t.shape)}; expected int16 or int32 [V]")
+        if self.parts < 1:
+            raise InputError(f"the partition book has {self.parts} partitions; expected at least 1")
+        if len(t) and (t.min() < 0 or t.max() >= self.parts):
+            raise InputError(f"part_of lies in [{t.min()}, {t.max()}]; expected [0, {self.parts})")
+        return self
+
+
+def write_book(path: Path, book: RangeBook | TableBook, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> Store:
+    """Write a partition book as a committed store.
+
+    Args:
+        path: the folder to make.
+        book: what to write.
+        fingerprint: what the book was made from, e.g. the graph's digest, the method and the seed.
+        overwrite: replace a store that is there.
+    """
+    array: npt.NDArray[Any] = book.offsets if isinstance(book, RangeBook) else book.part_of
+    meta = {"form": "range" if isinstance(book, RangeBook) else "table", "num_parts": book.num_parts}
+    return write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays={"book": array}, overwrite=overwrite)
+
+
+def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> RangeBook | TableBook:
+    """Open a partition book, and refuse it when `fingerprint` is given and differs.
+
+    Raises:
+        StoreError: absent, damaged, of an unknown form, or made from something else.
+    """
+    store = open_store(Path(path), KIND, fingerprint=fingerprint)
+    array, form = store.read("book"), store.meta["form"]
+    if form == "range":
+        return RangeBook(array)
+    if form == "table":
+        return TableBook(array, store.meta["num_parts"])
+    raise StoreError(f"{path} holds a partition book of form '{form}'; expected 'range' or 'table'")

@@ -1,0 +1,99 @@
+"""Configuration: validated, overridable, and helpful when it is wrong."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from millrace.pipeline.config import Job, merged, parse_override, read_toml, resolve
+from millrace.storage.errors import InputError
+
+
+def test_defaults_resolve_and_round_trip():
+    job = resolve({})
+    assert job.sampler == {"name": "neighbor", "fanout": [15, 10, 5]}
+    assert job.model["layers"] == 3
+    assert job.executor == "inline"
+    assert resolve(tomllib.loads(job.to_toml())) == job
+
+
+@pytest.mark.parametrize(
+    ("table", "fanout", "layers"),
+    [
+        ({"model": {"layers": 2}}, [15, 10], 2),
+        ({"model": {"layers": 5}}, [15, 10, 5, 5, 5], 5),
+        ({"sampler": {"fanout": [4]}}, [4], 1),
+        ({"sampler": {"fanout": "4,-1"}}, [4, -1], 2),
+        ({"sampler": {"fanout": 7}}, [7], 1),
+        ({"sampler": {"fanout": [3, 3]}, "model": {"name": "gat", "layers": 2}}, [3, 3], 2),
+    ],
+)
+def test_fanout_and_layers_follow_each_other(table, fanout, layers):
+    job = resolve(table)
+    assert job.sampler["fanout"] == fanout
+    assert job.model["layers"] == layers
+
+
+@pytest.mark.parametrize(
+    ("table", "phrase"),
+    [
+        ({"epoch": 3}, "did you mean 'epochs'"),
+        ({"lr": 0.1}, "did you mean 'train.lr'"),
+        ({"train": {"learning_rate": 0.1}}, "unknown configuration key 'train.learning_rate'"),
+        ({"train": {"bach_size": 1}}, "did you mean 'train.batch_size'"),
+        ({"train": 3}, "configuration key 'train' is 3"),
+        ({"epochs": 0}, "'epochs' is 0"),
+        ({"epochs": "many"}, "'epochs' is 'many'"),
+        ({"seed": -1}, "'seed' is -1"),
+        ({"system": "bluk"}, "'system' is 'bluk'"),
+        ({"device": "tpu"}, "'device' is 'tpu'"),
+        ({"dtype": "float16"}, "'dtype' is 'float16'"),
+        ({"train": {"lr": 0}}, "'train.lr' is 0"),
+        ({"train": {"batch_size": 0}}, "'train.batch_size' is 0"),
+        ({"queue": {"kind": "redis"}}, "'queue.kind' is 'redis'"),
+        ({"model": {"name": "sagee"}}, "did you mean 'sage'"),
+        ({"model": {"name": "sage", "heads": 4}}, "has no option 'heads'"),
+        ({"model": {"hidden": 0}}, "hidden is 0"),
+        ({"model": {"dropout": 1.0}}, "dropout is 1"),
+        ({"sampler": {"name": "neighbour"}}, "did you mean 'neighbor'"),
+        ({"sampler": {"fanout": [0]}}, "fanout"),
+        ({"sampler": {"fanout": "a,b"}}, "fanout 'a,b' is not a list"),
+        ({"sampler": {"fanout": [3, 3]}, "model": {"layers": 3}}, "give one number per layer"),
+        ({"read": {"direction": "sideways"}}, "direction"),
+    ],
+)
+def test_bad_configuration_is_a_sentence(table, phrase):
+    with pytest.raises(InputError) as caught:
+        resolve(table)
+    assert phrase in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_overrides():
+    assert parse_override("train.lr=0.5") == (["train", "lr"], 0.5)
+    assert parse_override("dataset=sbm:nodes=100") == (["dataset"], "sbm:nodes=100")
+    assert parse_override("sampler.fanout=[3, 2]") == (["sampler", "fanout"], [3, 2])
+    assert parse_override("check=true") == (["check"], True)
+    for bad in ("train.lr", "=3", "a..b=1"):
+        with pytest.raises(InputError, match="key=value"):
+            parse_override(bad)
+    with pytest.raises(InputError, match="to be a table"):
+        merged({"train": 3}, ["train", "lr"], 1)
+
+
+def test_toml_file(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        read_toml(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_toml(tmp_path)
+    bad = tmp_path / "bad.toml"
+    bad.write_text("a = [")
+    with pytest.raises(InputError, match="no valid TOML"):
+        read_toml(bad)
+
+
+@given(st.integers(1, 10**6), st.floats(1e-8, 1e3), st.lists(st.sampled_from([-1, 1, 5, 100]), min_size=1, max_size=6))
+def test_resolved_configurations_survive_their_own_file(epochs, lr, fanout):
+    job = resolve({"epochs": epochs, "train": {"lr": lr}, "sampler": {"fanout": fanout}})
+    assert isinstance(job, Job)
+    assert resolve(tomllib.loads(job.to_toml())) == job

@@ -1,0 +1,259 @@
+"""Whole runs: the result's contract, and that nothing but the job decides the parameters."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import millrace as mr
+import numpy as np
+import pytest
+import torch
+from millrace.pipeline.config import read_toml, resolve
+from millrace.pipeline.events import EpochDone, Note, StepDone
+from millrace.pipeline.precompute import precompute
+from millrace.pipeline.rank import Interrupted
+from millrace.stages.neighbourhood.base import destinations
+
+SMALL = {"epochs": 4, "fanout": [4, 3], "batch_size": 16, "hidden": 8, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def sbm():
+    return mr.open_dataset("sbm:nodes=600,classes=3,degree=8,features=5,train=0.2")
+
+
+def test_result_follows_the_contract(sbm, tmp_path):
+    events = []
+    result = mr.run(sbm, out=tmp_path / "run", emit=events.append, check=True, **SMALL)
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record == json.loads(json.dumps(result.to_record()))
+    assert set(record) >= {
+        "schema_version", "status", "system", "model", "dataset", "num_nodes", "num_edges", "device", "dtype", "ranks", "epochs",
+        "seed", "minibatches_per_step", "train_loss", "val_accuracy", "test_accuracy", "best_epoch", "seconds", "bytes",
+        "peak_rss_bytes", "peak_device_bytes", "minibatches", "sampled_edges", "fingerprint", "parameters_sha256", "versions",
+    }  # fmt: skip
+    assert set(record["seconds"]) == {
+        "partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total",
+        "per_epoch",
+    }  # fmt: skip
+    assert set(record["bytes"]) >= {"network", "store", "evaluation", "per_rank"}
+    assert record["status"] == "done"
+    assert record["epochs"] == 4 == len(record["seconds"]["per_epoch"])
+    assert record["minibatches"] == 4 * -(-len(sbm.split.train) // 16)
+    assert record["test_accuracy"] > 0.5
+    assert sum(isinstance(e, EpochDone) for e in events) == 4
+    assert sum(isinstance(e, StepDone) for e in events) == record["minibatches"]
+    assert resolve(read_toml(tmp_path / "run" / "job.toml")).epochs == 4
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == len(events)
+
+
+def digest(sbm, folder, **options):
+    return mr.run(sbm, out=folder, **{**SMALL, **options}).parameters_sha256
+
+
+def test_layout_of_the_work_does_not_show(sbm, tmp_path):
+    """Bulk size, queue and kernel change nothing at all."""
+    seen = {
+        digest(sbm, tmp_path / "a"),
+        digest(sbm, tmp_path / "b", queue={"bulk_size": 1}),
+        digest(sbm, tmp_path / "c", queue={"kind": "zarr", "keep": "all", "bulk_size": 3}),
+        digest(sbm, tmp_path / "d", queue={"kind": "zarr", "keep": "none", "max_bytes": 1}),
+        digest(sbm, tmp_path / "e", kernel="reference"),
+    }
+    assert len(seen) == 1
+    assert digest(sbm, tmp_path / "f", seed=4) not in seen
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat", "gin"])
+def test_resume_is_bitwise_the_same(sbm, tmp_path, model):
+    options = {**SMALL, "dropout": 0.3, "model": {"name": model, "hidden": 8, "norm": "batch"}}
+    whole = mr.run(sbm, out=tmp_path / "whole", **{**options, "epochs": 6})
+    mr.run(sbm, out=tmp_path / "parts", **{**options, "epochs": 3})
+    resumed = mr.run(sbm, out=tmp_path / "parts", resume=True, **{**options, "epochs": 6})
+    assert resumed.parameters_sha256 == whole.parameters_sha256
+    assert resumed.best_epoch == whole.best_epoch
+    assert resumed.test_accuracy == whole.test_accuracy
+    assert (resumed.epochs, resumed.minibatches, resumed.sampled_edges) == (whole.epochs, whole.minibatches, whole.sampled_edges)
+    assert resumed.train_loss == whole.train_loss
+
+
+def test_interrupt_in_mid_epoch_and_resume(sbm, tmp_path):
+    whole = mr.run(sbm, out=tmp_path / "whole", **SMALL)
+    asked = iter(range(1000))
+    with pytest.raises(Interrupted, match="--resume"):
+        mr.run(sbm, out=tmp_path / "parts", stop=lambda: next(asked) == 10, **SMALL)
+    assert not (tmp_path / "parts" / "result.json").exists()
+    notes = []
+    resumed = mr.run(sbm, out=tmp_path / "parts", resume=True, emit=lambda e: notes.append(e) if isinstance(e, Note) else None, **SMALL)
+    assert any("resumed at phase 0, step 11" in n.text for n in notes)
+    assert resumed.parameters_sha256 == whole.parameters_sha256
+    assert resumed.train_loss == whole.train_loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queue", ["memory", "zarr"])
+def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
+    flags = [
+        "--dataset", "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5", "--epochs", "8", "--fanout", "4,3", "--batch-size", "10",
+        "--hidden", "8", "--set", f"queue.kind={queue}", "--set", "checkpoint.every_steps=7", "--json",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "millrace.pipeline", "run", *flags]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    whole = json.loads(subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True, env=env).stdout)
+    out = tmp_path / "killed"
+    process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    metrics = out / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and '"epoch": 2, "step": 40' in metrics.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "result.json").exists()
+    resumed = subprocess.run([*command, "--out", str(out), "--resume"], check=True, capture_output=True, env=env)
+    assert b"resumed at phase 0" in resumed.stderr
+    assert json.loads(resumed.stdout)["parameters_sha256"] == whole["parameters_sha256"]
+
+
+def test_precomputed_samples_train_the_same_model(sbm, tmp_path):
+    job = resolve(
+        {"dataset": "sbm:nodes=600,classes=3,degree=8,features=5,train=0.2", "epochs": 4, "seed": 3, "sampler": {"fanout": [4, 3]},
+         "train": {"batch_size": 16}, "model": {"hidden": 8}, "queue": {"bulk_size": 3}}
+    )  # fmt: skip
+    live = mr.run(config=job, out=tmp_path / "live")
+    report = precompute(job, tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
+    assert report["minibatches"] == live.minibatches
+    again = precompute(job, tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
+    assert again["edges"] == 0, "bulks that are there are not sampled again"
+    for i in range(2):
+        stored = mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / f"stored{i}")
+        assert stored.parameters_sha256 == live.parameters_sha256
+        assert stored.seconds["sample"] == 0
+    with pytest.raises(mr.StoreError, match="seed"):
+        mr.run(config=job.model_copy(update={"seed": 4}), samples=tmp_path / "samples", out=tmp_path / "other")
+    with pytest.raises(mr.InputError, match=r"holds 4 epoch\(s\) but 5"):
+        mr.run(config=job.model_copy(update={"epochs": 5}), samples=tmp_path / "samples", out=tmp_path / "more")
+    batches = list(mr.open_queue(tmp_path / "samples"))
+    assert len(batches) == live.minibatches
+    assert sum(b.num_edges for b in batches) == live.sampled_edges
+
+
+def test_accumulated_minibatches_are_one_large_step(sbm, tmp_path):
+    """Four minibatches a step, weighted by seeds, is the gradient of their union (full neighbourhoods, no dropout)."""
+    options = {"epochs": 2, "fanout": [-1, -1], "hidden": 8, "dropout": 0.0, "dtype": "float64", "seed": 1}
+    one = mr.run(sbm, out=tmp_path / "one", batch_size=48, **options)
+    four = mr.run(sbm, out=tmp_path / "four", batch_size=12, minibatches_per_step=4, **options)
+    assert one.train_loss == pytest.approx(four.train_loss, rel=1e-10)
+    a, b = (torch.load(tmp_path / n / "model.pt", weights_only=True) for n in ("one", "four"))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-9, atol=1e-12)
+
+
+def test_multi_label(tmp_path):
+    data = mr.open_dataset("sbm:nodes=400,classes=3,degree=8,features=5")
+    onehot = np.eye(4, dtype=np.float32)[data.labels]
+    onehot[:, 3] = data.labels == 0
+    multi = mr.Dataset("multi", data.graph, data.features, onehot, data.split, 4, "multilabel")
+    result = mr.run(multi, out=tmp_path / "run", lr=0.02, dropout=0.0, **{**SMALL, "epochs": 10})
+    assert result.test_accuracy > 0.6
+
+
+class Own(torch.nn.Module):
+    """A user's own layers."""
+
+    num_layers = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = torch.nn.Linear(10, 8), torch.nn.Linear(8, 3)
+
+    def layer(self, i, hood, h):
+        if i == 0:
+            return torch.relu(self.a(torch.cat([destinations(hood, h), hood.max(h)], 1)))
+        return self.b(destinations(hood, h) + hood.apply(lambda src, dst, w: src * torch.sigmoid(dst), h, reduce="mean"))
+
+    def forward(self, hoods, h):
+        for i, hood in enumerate(hoods):
+            h = self.layer(i, hood, h)
+        return h
+
+
+def test_a_module_of_ones_own(sbm, tmp_path):
+    a = mr.run(sbm, model=Own(), out=tmp_path / "a", lr=0.02, epochs=3, fanout=[4, 3], batch_size=16)
+    b = mr.run(sbm, model=Own(), out=tmp_path / "b", lr=0.02, epochs=3, system=mr.bulk(mr.NeighborSampler((4, 3))), batch_size=16)
+    assert a.model == "Own"
+    assert a.parameters_sha256 == b.parameters_sha256
+    assert a.test_accuracy > 0.5
+
+
+def test_records_from_python(sbm, tmp_path):
+    result = mr.run(
+        sbm, system=mr.bulk(mr.NeighborSampler((4, 3, 2))), model=mr.GraphSAGE(hidden=8, layers=3), epochs=1, out=tmp_path / "run"
+    )
+    job = resolve(read_toml(tmp_path / "run" / "job.toml"))
+    assert (result.model, job.sampler["fanout"], job.model["hidden"]) == ("sage", [4, 3, 2], 8)
+
+
+def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
+    options = {**SMALL, "epochs": 40, "train": {"patience": 2, "batch_size": 16}}
+    options.pop("batch_size")
+    first = mr.run(sbm, out=tmp_path / "run", **options)
+    assert first.epochs < 40
+    again = mr.run(sbm, out=tmp_path / "run", resume=True, **options)
+    assert (again.epochs, again.parameters_sha256) == (first.epochs, first.parameters_sha256)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "phrase"),
+    [
+        ({"device": "cuda"}, mr.InputError, "trains on CPUs only"),
+        ({"ranks": 2}, mr.InputError, "one rank in this process"),
+        ({"model": mr.GraphSAGE(layers=3), "system": mr.bulk(mr.NeighborSampler((2,)))}, mr.InputError, "one number per layer"),
+        ({"model": torch.nn.Linear(2, 2)}, mr.InputError, "num_layers"),
+        ({"resume": True}, mr.InputError, "no run to resume"),
+    ],
+)
+def test_what_does_not_fit_is_refused(sbm, tmp_path, options, error, phrase):
+    with pytest.raises(error, match=phrase):
+        mr.run(sbm, out=tmp_path / "run", **{"epochs": 1, **options})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_is_never_overwritten(sbm, tmp_path):
+    mr.run(sbm, out=tmp_path / "run", **SMALL)
+    with pytest.raises(mr.InputError, match="holds a run already"):
+        mr.run(sbm, out=tmp_path / "run", **SMALL)
+    with pytest.raises(mr.StoreError, match="model"):
+        mr.run(sbm, out=tmp_path / "run", resume=True, **{**SMALL, "hidden": 9})
+
+
+def test_an_empty_train_split_is_a_sentence(sbm, tmp_path):
+    none = np.empty(0, np.int64)
+    data = mr.Dataset("d", sbm.graph, sbm.features, sbm.labels, mr.Split(none, sbm.split.val, sbm.split.test), 3)
+    with pytest.raises(mr.InputError, match="train split is empty"):
+        mr.run(data, out=tmp_path / "run", **SMALL)
+
+
+def test_without_validation_the_last_parameters_are_kept(sbm, tmp_path):
+    data = mr.Dataset("d", sbm.graph, sbm.features, sbm.labels, mr.Split(sbm.split.train, np.empty(0, np.int64), sbm.split.test), 3)
+    result = mr.run(data, out=tmp_path / "run", **SMALL)
+    assert result.val_accuracy is None
+    assert result.best_epoch == -1
+    assert result.test_accuracy is not None
+
+
+def test_a_failing_producer_ends_the_run(sbm, tmp_path, monkeypatch):
+    def broken(*args, **kwargs):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(mr.NeighborSampler, "sample", broken)
+    start = time.monotonic()
+    with pytest.raises(mr.RunError, match="no space left"):
+        mr.run(sbm, out=tmp_path / "run", **SMALL)
+    assert time.monotonic() - start < 10

@@ -1,0 +1,220 @@
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from millrace.stages.kernels import AGGREGATION, aggregate_cpu, aggregate_reference, aggregation, cut
+from millrace.stages.kernels.lists import InLists
+from millrace.stages.kernels.rules import AttentionRule
+from millrace.stages.kernels.threads import set_num_threads
+from millrace.stages.neighbourhood.gradients import Attend, Maximum, Spmm
+from torch import Tensor
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    yield
+    set_num_threads(None)
+
+
+def random_lists(n: int, S: int, e: int, seed: int, index: type = np.int32) -> InLists:
+    rng = np.random.default_rng(seed)
+    kept = np.bincount(rng.integers(0, max(n, 1), e if n else 0), minlength=n)
+    return InLists.of(np.cumsum([0, *kept]), rng.integers(0, S, int(kept.sum())).astype(index), S)
+
+
+lists_of = st.builds(
+    random_lists,
+    st.integers(0, 12),
+    st.integers(12, 20),
+    st.sampled_from([0, 1, 5, 40, 200]),
+    st.integers(0, 10**6),
+    st.sampled_from([np.int32, np.int64]),
+)
+
+
+def results(kernels: Any, lists: InLists, width: int, dtype: torch.dtype, dropout: float, seed: int = 0) -> list[Tensor]:
+    """Every function of a backend on the same random inputs."""
+    g = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    n, S, heads = lists.num_dst, lists.num_src, 3
+    x, grad, scale, coef = rand(S, width), rand(n, width), rand(n), rand(lists.num_edges).float()
+    found = []
+    for c in (None, coef):
+        for r in (None, scale):
+            found += [kernels.spmm(lists, x, c, r), kernels.spmm_backward(lists, grad, c, r)]
+    largest, arg = kernels.maximum(lists, x)
+    found += [largest, arg, kernels.maximum_backward(lists, arg, grad)]
+    z, a, logit, upstream = rand(S, heads, width), rand(heads, width), rand(n, heads), rand(n, heads, width)
+    rule = AttentionRule(0.2, dropout, 12345 + seed)
+    out, log_sum = kernels.attend(lists, z, a, logit, rule)
+    return [*found, out, log_sum, *kernels.attend_backward(lists, z, a, logit, rule, out, log_sum, upstream)]
+
+
+@given(lists=lists_of, width=st.sampled_from([1, 7, 16, 33]), dropout=st.sampled_from([0.0, 0.3]))
+@settings(deadline=None, max_examples=60)
+def test_cpu_equals_reference(lists: InLists, width: int, dropout: float) -> None:
+    got, want = (results(aggregation(name), lists, width, torch.float64, dropout) for name in AGGREGATION)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_float32_is_as_good_as_float32() -> None:
+    lists = random_lists(40, 60, 500, 1)
+    for a, b in zip(results(aggregate_cpu, lists, 20, torch.float32, 0.3), results(aggregate_reference, lists, 20, torch.float64, 0.3)):
+        if a.is_floating_point():
+            assert a.dtype == torch.float32
+        torch.testing.assert_close(a.to(b.dtype), b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    lists = random_lists(3000, 4000, 20_000, 3)
+    set_num_threads(1)
+    want = results(aggregate_cpu, lists, 9, dtype, 0.4)
+    monkeypatch.setattr(cut, "SERIAL", 0)
+    for threads in (2, 3, 7):
+        set_num_threads(threads)
+        for a, b in zip(results(aggregate_cpu, lists, 9, dtype, 0.4), want, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut, "SERIAL", 0)
+    set_num_threads(2)
+    lists = random_lists(300, 400, 2000, 4)
+    want = results(aggregate_cpu, lists, 5, torch.float32, 0.4)
+    wrong = []
+
+    def repeat() -> None:
+        for _ in range(5):
+            wrong.extend(not torch.equal(a, b) for a, b in zip(results(aggregate_cpu, lists, 5, torch.float32, 0.4), want))
+
+    callers = [threading.Thread(target=repeat) for _ in range(2)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert len(wrong) == 2 * 5 * len(want)
+    assert not any(wrong)
+
+
+@given(lists=lists_of, parts=st.integers(1, 9), width=st.integers(1, 3))
+@settings(deadline=None, max_examples=60)
+def test_parts_cover_all_rows_in_order(lists: InLists, parts: int, width: int) -> None:
+    set_num_threads(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut, "SERIAL", 0)
+        for cuts, rows in ((cut.row_parts(lists.indptr, width), lists.num_dst), (cut.even_parts(lists.num_dst, width), lists.num_dst)):
+            assert [row for a, b in cuts for row in range(a, b)] == list(range(rows))
+            assert all(a < b for a, b in cuts)
+
+
+def test_parts_are_balanced_by_edges() -> None:
+    set_num_threads(2)
+    kept = np.r_[np.full(10, 10_000), np.ones(90_000, int)]
+    indptr = np.cumsum([0, *kept])
+    work = [indptr[b] - indptr[a] + b - a for a, b in cut.row_parts(indptr, 100)]
+    assert len(work) == 2 * cut.PARTS_PER_THREAD
+    assert max(work) < 1.5 * sum(work) / len(work)
+
+
+@given(lists=lists_of)
+@settings(deadline=None, max_examples=60)
+def test_transpose(lists: InLists) -> None:
+    t = lists.transposed
+    edges = [(int(lists.indices[e]), int(v), e) for e, v in enumerate(lists.rows)]
+    found = [(u, int(t.dst[q]), int(t.edge[q])) for u in range(lists.num_src) for q in range(t.indptr[u], t.indptr[u + 1])]
+    assert found == sorted(edges)
+
+
+DOUBLE = {"dtype": torch.float64, "requires_grad": True}
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    """With dropout too: the backward pass replays the forward's mask, or this fails."""
+    lists = random_lists(4, 6, 11, 5)
+    k = aggregate_cpu
+    scale, coef = torch.rand(4, dtype=torch.float64), torch.rand(11)
+    checks: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
+        (lambda x: Spmm.apply(x, k, lists, coef, scale), (torch.randn(6, 3, **DOUBLE),)),
+        (lambda x: Maximum.apply(x, k, lists), (torch.randn(6, 3, **DOUBLE),)),
+    ]
+    leaves = tuple(torch.randn(*s, **DOUBLE) for s in ((6, 2, 3), (2, 3), (4, 2)))
+    for dropout in (0.0, 0.5):
+        rule = AttentionRule(0.2, dropout, 7)
+        checks.append((lambda z, a, logit, rule=rule: Attend.apply(z, a, logit, k, lists, rule), leaves))
+    for fn, inputs in checks:
+        assert torch.autograd.gradcheck(fn, inputs, atol=1e-6)
+
+
+def test_the_mask_drops_what_was_asked_independently() -> None:
+    """Through the kernel: with equal logits and z = 1 a row's result counts its kept coefficients."""
+    n, heads, p = 4000, 4, 0.3
+    lists = InLists.of(np.arange(n + 1), np.arange(n, dtype=np.int32), n)
+    kept = []
+    for key in (1, 2):
+        z = torch.ones(n, heads, 1, dtype=torch.float64)
+        out, _ = aggregate_cpu.attend(lists, z, z.new_zeros(heads, 1), z.new_zeros(n, heads), AttentionRule(0.2, p, key))
+        counts = (out[..., 0] * 2 * (1 - p)).round().long()
+        kept.append(counts)
+        # Two coefficients per row and head (the edge and the row's own): binomial.
+        want = torch.tensor([p**2, 2 * p * (1 - p), (1 - p) ** 2]) * n * heads
+        chi2 = float(((torch.bincount(counts.flatten(), minlength=3) - want) ** 2 / want).sum())
+        assert chi2 < 18.4  # 1e-4 for 2 degrees of freedom
+    columns = torch.cat(kept, dim=1).double().T
+    off = torch.corrcoef(columns) - torch.eye(2 * heads, dtype=torch.float64)
+    assert float(off.abs().max()) < 5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize("name", AGGREGATION)
+def test_dropout_near_one_and_the_expectation(name: str) -> None:
+    assert AttentionRule(0.2, 0.0, 0).threshold == 0
+    assert AttentionRule(0.2, 1 - 2**-33, 0).threshold == 2**32 - 1
+    lists, k = random_lists(3, 5, 9, 6), aggregation(name)
+    z, a, logit = torch.randn(5, 2, 3), torch.randn(2, 3), torch.randn(3, 2)
+    plain, _ = k.attend(lists, z, a, logit, AttentionRule(0.2, 0.0, 0))
+    many = torch.stack([k.attend(lists, z, a, logit, AttentionRule(0.2, 0.5, key))[0] for key in range(400)])
+    assert float(((many.mean(0) - plain).abs() / (many.std(0) / 20 + 1e-6)).max()) < 5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
+    lists = InLists.of(np.array([0, 3, 5, 5]), np.array([0, 1, 2, 3, 4], np.int32), 5)
+    x = torch.ones(5, 9)
+    x[1] = bad
+    total = aggregate_cpu.spmm(lists, x)
+    largest, arg = aggregate_cpu.maximum(lists, x)
+    for got in (total, largest):
+        assert (got[0].isnan() if math.isnan(bad) else got[0] == bad).all()
+        assert got[1:].isfinite().all()
+    assert (arg[0] == 1).all()
+    out, _ = aggregate_cpu.attend(lists, x[:, None], torch.ones(1, 9), torch.zeros(3, 1), AttentionRule(0.2, 0.0, 0))
+    assert out[:2].isnan().all()
+    assert out[2].isfinite().all()
+
+
+def test_large_logits_stay_finite() -> None:
+    lists = random_lists(5, 8, 20, 7)
+    z, a, logit = torch.randn(8, 2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    rule = AttentionRule(1.0, 0.0, 0)
+    near, _ = aggregate_cpu.attend(lists, z, a, logit, rule)
+    far, _ = aggregate_cpu.attend(lists, z, a, logit + 2000, rule)
+    torch.testing.assert_close(near, far, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", AGGREGATION)
+def test_spmm_writes_where_it_is_told(name: str) -> None:
+    lists, x = random_lists(3, 5, 9, 8), torch.randn(5, 4)
+    out = torch.full((3, 4), torch.nan)
+    assert aggregation(name).spmm(lists, x, out=out) is out
+    assert torch.equal(out, aggregation(name).spmm(lists, x))

@@ -1,0 +1,331 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from millrace.stages.models import MODELS
+from millrace.stages.models.base import Model, ModelConfig, Stack, as_model
+from millrace.stages.models.gat import GAT
+from millrace.stages.models.gcn import GCN
+from millrace.stages.models.gin import GIN
+from millrace.stages.models.pyg import PyGModel
+from millrace.stages.models.sage import SAGE
+from millrace.stages.neighbourhood.base import Neighbourhood
+from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
+from millrace.storage.errors import InputError
+from millrace.storage.graph import Graph, from_edges
+from millrace.storage.minibatch import Block
+from millrace.tests.contracts.neighbourhood import assert_close
+from torch import Tensor, nn
+
+F64 = torch.float64
+CONFIGS = [
+    SAGE(hidden=6, layers=2, dropout=0),
+    SAGE(hidden=4, layers=3, dropout=0, norm="layer", activation="elu"),
+    GCN(hidden=6, layers=2, dropout=0),
+    GCN(hidden=3, layers=3, dropout=0, norm="batch"),
+    GAT(hidden=6, layers=2, dropout=0, heads=3),
+    GIN(hidden=6, layers=2, dropout=0, activation="none"),
+]
+
+
+def make_graph(weighted: bool, n: int = 12, e: int = 40) -> Graph:
+    rng = np.random.default_rng(n + e + weighted)
+    return from_edges(rng.integers(0, n, e), rng.integers(0, n - 2, e), n, edge_weight=rng.random(e) if weighted else None)
+
+
+def minibatch(graph: Graph, layers: int) -> list[BlockNeighbourhood]:
+    """Blocks of `layers` hops around the first seeds, one in-edge in three left out."""
+    rng = np.random.default_rng(0)
+    degree = whole_graph(graph, F64).degree
+    dst, blocks = np.array([3, 1, 7]), []
+    for _ in range(layers):
+        kept = [np.flatnonzero(rng.random(graph.in_degree[v]) < 0.67) + graph.indptr[v] for v in dst]
+        edges = np.concatenate(kept)
+        src = np.r_[dst, np.setdiff1d(graph.indices[edges], dst)]
+        where = {int(u): i for i, u in enumerate(src)}
+        indices = np.array([where[int(u)] for u in graph.indices[edges]], np.int32)
+        weight = None if graph.edge_weight is None else graph.edge_weight[edges] * np.float32(1.5)
+        block = Block(len(dst), src, np.cumsum([0, *map(len, kept)]), indices, weight).check()
+        blocks.insert(0, BlockNeighbourhood(block, degree[torch.from_numpy(src)]))
+        dst = src
+    return blocks
+
+
+def dense_matrices(hood: BlockNeighbourhood) -> tuple[Tensor, Tensor]:
+    """What each edge counts in a sum, and how many edges there are: [num_dst, num_src]."""
+    b = hood.block
+    A, N = torch.zeros(2, hood.num_dst, hood.num_src, dtype=F64)
+    for v in range(hood.num_dst):
+        row = range(b.indptr[v], b.indptr[v + 1])
+        for e in row:
+            A[v, b.indices[e]] += float(hood.degree[v]) / len(row) if b.weight is None else float(b.weight[e])
+            N[v, b.indices[e]] += 1
+    return A, N
+
+
+def dense_layer(conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
+    """The published formula, on matrices."""
+    A, N = dense_matrices(hood)
+    n, p = hood.num_dst, dict(conv.named_parameters())
+    own = torch.eye(n, hood.num_src, dtype=F64)
+    kind = type(conv).__name__
+    if kind == "SAGEConv":
+        mean = torch.nan_to_num(A / A.sum(1, keepdim=True), 0.0)
+        return h[:n] @ p["own.weight"].T + p["own.bias"] + mean @ h @ p["neighbours.weight"].T
+    if kind == "GCNConv":
+        d = 1 / torch.sqrt(hood.degree + 1)
+        return d[:n, None] * (A + own) * d @ h @ p["linear.weight"].T + p["bias"]
+    if kind == "GINConv":
+        x = ((1 + p["eps"]) * own + A) @ h
+        return torch.relu(x @ p["mlp.0.weight"].T + p["mlp.0.bias"]) @ p["mlp.2.weight"].T + p["mlp.2.bias"]
+    z = (h @ p["linear.weight"].T).view(hood.num_src, *p["a_src"].shape)
+    logit = nn.functional.leaky_relu((z * p["a_src"]).sum(-1) + (z[:n] * p["a_dst"]).sum(-1)[:, None], 0.2)
+    weight = (N + own)[..., None] * torch.exp(logit)
+    out = torch.einsum("vuh,uhd->vhd", weight / weight.sum(1, keepdim=True), z)
+    return (out.flatten(1) if len(p["bias"]) == out[0].numel() else out.mean(1)) + p["bias"]
+
+
+def compare(got: Tensor, want: Tensor, leaves: list[Tensor]) -> None:
+    assert_close(got, want)
+    grad = torch.randn(want.shape, dtype=F64)
+    for a, b in zip(*(torch.autograd.grad((x * grad).sum(), leaves, retain_graph=True) for x in (got, want)), strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_models_equal_dense_formulas(config: ModelConfig, sampled: bool, weighted: bool) -> None:
+    torch.manual_seed(1)
+    graph = make_graph(weighted)
+    hoods = minibatch(graph, config.layers) if sampled else [whole_graph(graph, F64)] * config.layers
+    model = config.build(5, 3).double()
+    assert isinstance(model, Stack)
+    h = torch.randn(hoods[0].num_src, 5, dtype=F64, requires_grad=True)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)  # also what starts at zero
+    want = h
+    for i, hood in enumerate(hoods):
+        want = dense_layer(model.convs[i], hood, want)
+        if i < config.layers - 1:
+            want = model.norms[i](want)
+            want = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda x: x}[config.activation](want)
+    compare(model(hoods, h), want, [h, *model.parameters()])
+    assert want.shape == (hoods[-1].num_dst, 3)
+
+
+@pytest.mark.parametrize("config", [SAGE(hidden=8), GCN(hidden=8), GAT(hidden=8), GIN(hidden=8)], ids=str)
+def test_a_seed_fixes_parameters_and_dropout(config: ModelConfig) -> None:
+    hood, h = whole_graph(make_graph(False)), torch.randn(12, 5)
+
+    def once(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        torch.manual_seed(seed)
+        model = config.build(5, 3)
+        train = model([hood] * 3, h)
+        return train, model.eval()([hood] * 3, h), model([hood] * 3, h)
+
+    first, again, other = once(1), once(1), once(2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert not torch.equal(first[1], other[1])
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first[1], first[2])
+
+
+def test_dropout_acts_on_the_input_features() -> None:
+    model = SAGE(hidden=4, layers=1, dropout=0.5).build(6, 2)
+    hood = whole_graph(from_edges([], [], 1000))
+    model.convs[0].own.bias.data.zero_()  # type: ignore[union-attr]
+    model.convs[0].own.weight.data.fill_(1.0)  # type: ignore[union-attr]
+    kept = model([hood], torch.ones(1000, 6))[:, 0] / 2
+    assert torch.equal(kept, kept.round())
+    assert 2.7 < float(kept.mean()) < 3.3
+
+
+def test_attention_dropout_acts_in_training_only() -> None:
+    torch.manual_seed(0)
+    model = GAT(hidden=8, layers=2, dropout=0.0, attention_dropout=0.5).build(5, 3)
+    hoods, h = [whole_graph(make_graph(False))] * 2, torch.randn(12, 5)
+    assert not torch.equal(model(hoods, h), model(hoods, h))
+    model.eval()
+    assert torch.equal(model(hoods, h), model(hoods, h))
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn"])
+def test_the_narrower_side_is_aggregated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    for call in ("sum", "mean"):
+        plain = getattr(BlockNeighbourhood, call)
+        monkeypatch.setattr(BlockNeighbourhood, call, lambda self, h, plain=plain: widths.append(h.shape[1]) or plain(self, h))
+    config = MODELS[name](hidden=8, layers=2)
+    config.build(5, 3)([whole_graph(make_graph(False))] * 2, torch.randn(12, 5))
+    assert widths == [5, 3]
+
+
+def test_the_registry_has_the_names_of_the_command_line() -> None:
+    assert {name: config.__name__ for name, config in MODELS.items()} == {"sage": "SAGE", "gcn": "GCN", "gat": "GAT", "gin": "GIN"}
+
+
+class Own(nn.Module):
+    num_layers = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+        return hood.mean(self.linear(h))
+
+
+def test_a_module_of_the_users_own_is_trained_as_it_is() -> None:
+    own = Own()
+    model = as_model(own)
+    assert model is own
+    assert set(model.state_dict()) == {"linear.weight", "linear.bias"}
+    hood, h = whole_graph(make_graph(False)), torch.randn(12, 4)
+    assert torch.equal(model([hood, hood], h), own.layer(1, hood, own.layer(0, hood, h)))
+    built = SAGE().build(3, 2)
+    assert as_model(built) is built
+
+
+class NoLayers(Own):
+    num_layers = 0
+
+
+class NoMethod(nn.Module):
+    num_layers = 1
+
+
+MISTAKES: dict[str, Callable[[], object]] = {
+    "hidden is 0": lambda: SAGE(hidden=0),
+    "hidden is 2.5": lambda: SAGE(hidden=2.5),  # type: ignore[arg-type]
+    "layers is -1": lambda: GCN(layers=-1),
+    "layers is True": lambda: GCN(layers=True),
+    "sage: dropout is 1": lambda: SAGE(dropout=1.0),
+    "dropout is -0.1": lambda: GIN(dropout=-0.1),
+    "dropout is 'much'": lambda: GIN(dropout="much"),  # type: ignore[arg-type]
+    "did you mean 'batch'": lambda: GIN(norm="batsh"),
+    "did you mean 'relu'": lambda: GIN(activation="rellu"),
+    "take hidden=256": lambda: GAT(hidden=250, heads=8),
+    "heads is 0": lambda: GAT(heads=0),
+    "attention_dropout is 2": lambda: GAT(attention_dropout=2),
+    "0 features and 3 classes": lambda: SAGE().build(0, 3),
+    "1 blocks for a model of 2 layers": lambda: GCN(layers=2).build(3, 2)([whole_graph(make_graph(False))], torch.ones(12, 3)),
+    "the model is a int": lambda: as_model(3),
+    "NoLayers.num_layers is 0": lambda: as_model(NoLayers()),
+    "Linear.num_layers is None": lambda: as_model(nn.Linear(1, 1)),
+    "has no method 'layer'": lambda: as_model(NoMethod()),
+    "got no convolutions": lambda: PyGModel([]),
+    "Linear.forward takes": lambda: PyGModel([nn.Linear(1, 1)]),
+}
+
+
+@pytest.mark.parametrize("match", MISTAKES)
+def test_mistakes_are_named(match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        MISTAKES[match]()
+
+
+def with_own_edges(hood: BlockNeighbourhood) -> BlockNeighbourhood:
+    """The block with an explicit edge from each destination to itself, last in its row."""
+    b = hood.block
+    rows = [[*b.indices[b.indptr[v] : b.indptr[v + 1]], v] for v in range(hood.num_dst)]
+    indptr = np.cumsum([0, *map(len, rows)])
+    return BlockNeighbourhood(Block(b.num_dst, b.src, indptr, np.concatenate(rows).astype(np.int32)), hood.degree)
+
+
+def as_plain_sum(hood: BlockNeighbourhood) -> BlockNeighbourhood:
+    """The block with weights of one: PyG's sums are over the edges that are present."""
+    b = hood.block
+    return BlockNeighbourhood(Block(b.num_dst, b.src, b.indptr, b.indices, np.ones(b.num_edges, np.float32)), hood.degree)
+
+
+class TestPyG:
+    """PyG's convolutions on blocks against the models here, with the same parameters."""
+
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    def compare(self, ours: Model, theirs: nn.Module, ours_hood: BlockNeighbourhood, hood: BlockNeighbourhood) -> None:
+        h = torch.randn(hood.num_src, 5, dtype=F64, requires_grad=True)
+        compare(PyGModel([theirs])([hood], h), ours([ours_hood], h), [h])
+
+    @pytest.mark.parametrize("sampled", [False, True])
+    def test_sage(self, sampled: bool) -> None:
+        hood = minibatch(make_graph(False), 1)[0] if sampled else whole_graph(make_graph(False), F64)
+        ours, theirs = SAGE(layers=1, dropout=0).build(5, 3).double(), self.pyg.SAGEConv(5, 3).double()
+        theirs.lin_l.weight, theirs.lin_l.bias, theirs.lin_r.weight = (
+            ours.convs[0].neighbours.weight,
+            ours.convs[0].own.bias,
+            ours.convs[0].own.weight,
+        )
+        self.compare(ours, theirs, hood, hood)
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_gcn(self, weighted: bool) -> None:
+        hood = minibatch(make_graph(weighted), 1)[0]
+        ours, theirs = GCN(layers=1, dropout=0).build(5, 3).double(), self.pyg.GCNConv(5, 3, normalize=False).double()
+        theirs.lin.weight, theirs.bias = ours.convs[0].linear.weight, ours.convs[0].bias
+        self.compare(ours, theirs, hood, hood)
+
+    def test_gcn_on_the_whole_graph_is_pygs_own_normalisation(self) -> None:
+        graph = make_graph(False)
+        keep = graph.indices != np.repeat(np.arange(12), graph.in_degree)  # PyG would not add a self loop beside one
+        src, dst = graph.indices[keep], np.repeat(np.arange(12), graph.in_degree)[keep]
+        hood = whole_graph(from_edges(src, dst, 12), F64)
+        ours, theirs = GCN(layers=1, dropout=0).build(5, 3).double(), self.pyg.GCNConv(5, 3).double()
+        theirs.lin.weight, theirs.bias = ours.convs[0].linear.weight, ours.convs[0].bias
+        h = torch.randn(12, 5, dtype=F64)
+        assert_close(theirs(h, torch.from_numpy(np.stack([src, dst]).astype(np.int64))), ours([hood], h))
+
+    @pytest.mark.parametrize("layers", [1, 2])
+    def test_gat(self, layers: int) -> None:
+        hoods = minibatch(make_graph(False), layers)
+        ours = GAT(hidden=6, layers=layers, dropout=0, heads=2).build(5, 3).double()
+        convs = []
+        for i, conv in enumerate(ours.convs):
+            last = i == layers - 1
+            theirs = self.pyg.GATConv(5 if i == 0 else 6, 3, heads=2, concat=not last, add_self_loops=False).double()
+            theirs.lin.weight, theirs.bias = conv.linear.weight, conv.bias
+            theirs.att_src.data, theirs.att_dst.data = conv.a_src.data[None], conv.a_dst.data[None]
+            convs.append(theirs)
+        h = torch.randn(hoods[0].num_src, 5, dtype=F64, requires_grad=True)
+        compare(PyGModel(convs, activation="elu")([with_own_edges(x) for x in hoods], h), ours(hoods, h), [h])
+
+    def test_gin(self) -> None:
+        hood = minibatch(make_graph(False), 1)[0]
+        ours = GIN(hidden=4, layers=1, dropout=0).build(5, 3).double()
+        self.compare(ours, self.pyg.GINConv(ours.convs[0].mlp, train_eps=True).double(), as_plain_sum(hood), hood)
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_a_sum_that_takes_weights_gets_the_coefficients(self, weighted: bool) -> None:
+        hood = minibatch(make_graph(weighted), 1)[0]
+        conv = self.pyg.GraphConv(5, 3).double()
+        h = torch.randn(hood.num_src, 5, dtype=F64, requires_grad=True)
+        want = conv.lin_rel(hood.sum(h)) + conv.lin_root(h[: hood.num_dst])
+        compare(PyGModel([conv])([hood], h), want, [h, *conv.parameters()])
+
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_a_mean_gets_the_weights_of_the_edges_alone(self, weighted: bool) -> None:
+        hood = minibatch(make_graph(weighted), 1)[0]
+        conv = self.pyg.GraphConv(5, 3, aggr="mean").double()
+        h = torch.randn(hood.num_src, 5, dtype=F64)
+        kept = torch.from_numpy(np.diff(hood.block.indptr)).clamp(min=1)[:, None]
+        total = hood.sum(h) if weighted else as_plain_sum(hood).sum(h)
+        assert_close(PyGModel([conv])([hood], h), conv.lin_rel(total / kept) + conv.lin_root(h[: hood.num_dst]))
+
+    def test_convolutions_that_would_see_the_wrong_graph_are_refused(self) -> None:
+        for conv, fix in (
+            (self.pyg.GCNConv(5, 3), "normalize=False"),
+            (self.pyg.GCNConv(5, 3, normalize=False, add_self_loops=True), "add_self_loops=False"),
+            (self.pyg.GATConv(5, 3), "add_self_loops=False"),
+            (self.pyg.SGConv(5, 3, add_self_loops=False), "bipartite"),
+        ):
+            with pytest.raises(InputError, match=fix):
+                PyGModel([conv])
+
+    def test_other_neighbourhoods_are_refused(self) -> None:
+        class Elsewhere:
+            num_dst = num_src = 12
+
+        with pytest.raises(InputError, match="got a Elsewhere"):
+            PyGModel([self.pyg.SAGEConv(5, 3)])([Elsewhere()], torch.ones(12, 5))

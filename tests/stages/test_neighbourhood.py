@@ -1,0 +1,186 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from millrace.stages.kernels import aggregation
+from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
+from millrace.storage.errors import InputError
+from millrace.storage.graph import Graph, from_edges
+from millrace.storage.minibatch import Block
+from millrace.tests.contracts.neighbourhood import (
+    Call,
+    Edges,
+    NeighbourhoodTests,
+    Tensors,
+    assert_close,
+    dense_attend,
+    dense_max,
+    dense_mean,
+    dense_sum,
+)
+from torch import Tensor
+
+
+class WholeGraph(NeighbourhoodTests):
+    backend = "cpu"
+
+    def run(self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        leaves = {k: v.clone().requires_grad_() for k, v in {**rows, **params}.items()}
+        hood = whole_graph(graph, torch.float64, aggregation(self.backend))
+        out = call(hood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
+        grads = torch.autograd.grad((out * grad).sum(), list(leaves.values()))
+        return out.detach(), dict(zip(leaves, grads))
+
+
+class TestCpu(WholeGraph):
+    pass
+
+
+class TestReference(WholeGraph):
+    backend = "reference"
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
+    """A sampled block with fewer destinations than sources, perhaps none, and degrees at least as large as what was kept."""
+    n, extra = draw(st.integers(0, 5)), draw(st.integers(0, 4))
+    S = n + extra
+    kept = draw(st.lists(st.integers(0, 5 if S else 0), min_size=n, max_size=n))
+    indptr = np.cumsum([0, *kept]).astype(draw(st.sampled_from([np.int32, np.int64])))
+    e = int(indptr[-1])
+    indices = np.array(draw(st.lists(st.integers(0, max(S - 1, 0)), min_size=e, max_size=e)), np.int32)
+    weight = draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=e, max_size=e))
+    more = np.array(draw(st.lists(st.integers(0, 3), min_size=S, max_size=S)), np.float64)
+    more[:n] += kept
+    block = Block(n, np.arange(S) + 100, indptr, indices, None if weight is None else np.array(weight, np.float32))
+    return block.check(), torch.from_numpy(more)
+
+
+@given(case=blocks(), shape=st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
+@settings(deadline=None, max_examples=60)
+def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int, ...]) -> None:
+    block, degree = case
+    hood = BlockNeighbourhood(block, degree)
+    edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
+    for name, oracle in (("sum", dense_sum), ("mean", dense_mean), ("max", dense_max)):
+        h = torch.randn(block.num_src, *shape, dtype=torch.float64, requires_grad=True)
+        got, want = getattr(hood, name)(h), oracle(edges, h) if block.num_dst else h[:0]
+        assert_close(got, want)
+        grad = torch.randn(want.shape, dtype=torch.float64)
+        got_h, want_h = (torch.autograd.grad((x * grad).sum() + 0 * h.sum(), h)[0] for x in (got, want))
+        assert_close(got_h, want_h)
+
+
+@given(case=blocks(), dropout=st.sampled_from([0.0, 0.4]), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=60)
+def test_attention_over_sampled_blocks_equals_dense_with_the_same_dropout(case: tuple[Block, Tensor], dropout: float, seed: int) -> None:
+    block, degree = case
+    hood = BlockNeighbourhood(block, degree)
+    edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
+    leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((block.num_src, 2, 3), (2, 3), (block.num_dst, 2))]
+    torch.manual_seed(seed)
+    got = hood.attend(*leaves, slope=0.2, dropout=dropout)
+    factors = None
+    if dropout:
+        torch.manual_seed(seed)
+        key = int(torch.randint(2**62, ()))
+        words = [[uniform(key, e, h) for h in range(2)] for e in range(block.num_edges + block.num_dst)]
+        factors = torch.tensor([[(w >= dropout) / (1 - dropout) for w in row] for row in words], dtype=torch.float64).reshape(-1, 2)
+    want = dense_attend(edges, *leaves, 0.2, factors)
+    assert_close(got, want)
+    grad = torch.randn(want.shape, dtype=torch.float64)
+    nothing = sum(0 * x.sum() for x in leaves)
+    for a, b in zip(*(torch.autograd.grad((x * grad).sum() + nothing, leaves, retain_graph=True) for x in (got, want))):
+        assert_close(a, b)
+
+
+def uniform(key: int, e: int, head: int) -> float:
+    """The mask's definition once more, in plain integers."""
+    word = (1 << 64) - 1
+
+    def mix(z: int) -> int:
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & word
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & word
+        return z ^ (z >> 31)
+
+    return (mix((mix((key + e * 0xD1342543DE82EF95) & word) + (head + 1) * 0x9E3779B97F4A7C15) & word) >> 32) / 2**32
+
+
+def test_dropout_draws_anew_with_each_call_and_repeats_under_a_seed() -> None:
+    hood = whole_graph(from_edges(np.arange(40) % 7, np.arange(40) % 9, 9))
+    z, a, logit = torch.randn(9, 2, 3), torch.randn(2, 3), torch.randn(9, 2)
+    torch.manual_seed(1)
+    first, second = hood.attend(z, a, logit, dropout=0.5), hood.attend(z, a, logit, dropout=0.5)
+    torch.manual_seed(1)
+    again = hood.attend(z, a, logit, dropout=0.5)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_the_gradient_of_a_tie_goes_to_the_first_edge() -> None:
+    hood = BlockNeighbourhood(Block(1, np.arange(3), np.array([0, 3]), np.array([2, 1, 0], np.int32)), torch.tensor([3.0, 0, 0]))
+    h = torch.ones(3, 2, requires_grad=True)
+    hood.max(h).sum().backward()
+    assert h.grad is not None
+    assert h.grad.tolist() == [[0, 0], [0, 0], [1, 1]]
+
+
+def test_inputs_that_do_not_lie_row_by_row() -> None:
+    hood = whole_graph(from_edges([0, 1, 2, 0], [1, 2, 0, 2], 3), torch.float64)
+    h = torch.randn(4, 3, dtype=torch.float64).t()
+    assert not h.is_contiguous()
+    assert_close(hood.sum(h), hood.sum(h.contiguous()))
+    z, a, logit = torch.randn(2, 3, 4).transpose(0, 1), torch.randn(4, 2).t(), torch.randn(2, 3).t()
+    assert_close(hood.attend(z, a, logit), hood.attend(z.contiguous(), a.contiguous(), logit.contiguous()))
+    leaf = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    hood.sum(leaf).sum().backward()  # the incoming gradient is one number, expanded
+    assert leaf.grad is not None
+    assert_close(leaf.grad, torch.tensor([[2.0, 2], [1, 1], [1, 1]], dtype=torch.float64))
+
+
+def test_read_only_and_unaligned_arrays_are_accepted() -> None:
+    graph = from_edges([0, 1, 2, 0], [1, 2, 0, 2], 3, edge_weight=[1.0, 2.0, 3.0, 4.0])
+    h = torch.randn(3, 2)
+    want = whole_graph(graph).sum(h)
+    buffer = bytes(1) + graph.indptr.tobytes()
+    indptr = np.frombuffer(buffer, np.int64, offset=1)
+    weight, indices = graph.edge_weight.copy(), graph.indices.copy()  # type: ignore[union-attr]
+    weight.flags.writeable = indices.flags.writeable = False
+    assert not indptr.flags.aligned
+    assert torch.equal(whole_graph(Graph(indptr, indices, weight)).sum(h), want)
+
+
+def test_the_blocks_arrays_are_shared() -> None:
+    block = Block(1, np.arange(2), np.array([0, 1]), np.array([1], np.int32))
+    lists = BlockNeighbourhood(block, torch.ones(2)).lists
+    assert np.shares_memory(lists.indptr, block.indptr)
+    assert np.shares_memory(lists.indices, block.indices)
+
+
+def hood() -> BlockNeighbourhood:
+    return whole_graph(from_edges([0, 1], [1, 2], 3))
+
+
+F64 = torch.float64
+MISTAKES = {
+    "degree has shape": lambda: BlockNeighbourhood(hood().block, torch.ones(2)),
+    "h has shape": lambda: hood().sum(torch.ones(2, 4)),
+    r"h has shape \[\]": lambda: hood().mean(torch.tensor(1.0)),
+    "h is torch.int64": lambda: hood().max(torch.ones(3, dtype=torch.int64)),
+    "h is torch.float16": lambda: hood().sum(torch.ones(3, dtype=torch.float16)),
+    "on meta": lambda: hood().sum(torch.ones(3, device="meta")),
+    "expected one dtype": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(3, 1)),
+    "a_src is torch.int64": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=torch.int64), torch.ones(3, 1)),
+    "attend got": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 1)),
+    "attention dropout": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0),
+    "cannot reduce": lambda: hood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),  # type: ignore[arg-type]
+    "the message's result": lambda: hood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),
+    "did you mean 'reference'": lambda: aggregation("refrence"),
+}
+
+
+@pytest.mark.parametrize("match", MISTAKES)
+def test_mistakes_are_named(match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        MISTAKES[match]()

@@ -1,0 +1,160 @@
+"""The shape of the house: layers, packages, extras, and an import that does nothing."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = ("storage", "stages", "pipeline")
+"""Each may import itself and those before it."""
+LAZY = {"torch_geometric", "ogb", "networkx", "obstore", "dask_cuda", "dask_cudf", "cudf", "cugraph", "pylibcugraph", "raft_dask", "cupy"}
+MODULES = sorted(p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def is_late(node: ast.AST) -> bool:
+    """Whether the code inside does not run when the module is imported."""
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def imports(module: Path, source: str) -> list[tuple[str, int, bool]]:
+    """Every import as (absolute name, relative level, at module level). `module` is relative to the package's root."""
+    tree = ast.parse(source)
+    lazily = {id(n) for f in ast.walk(tree) if is_late(f) for n in ast.walk(f)}
+    package = ("millrace", *module.parent.parts)
+    found = []
+    for node in ast.walk(tree):
+        top = id(node) not in lazily
+        if isinstance(node, ast.Import):
+            found += [(alias.name, 0, top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.append((node.module or "", 0, top))
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1]
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            found += [(".".join((*base, name)), node.level, top) for name in names]
+    return found
+
+
+def faults(module: Path, source: str) -> list[str]:
+    """What is wrong with the imports of one module, a sentence each."""
+    allowed = LAYERS[: LAYERS.index(module.parts[0]) + 1]
+    wrong = []
+    for name, level, top in imports(module, source):
+        first, _, rest = name.partition(".")
+        layer = rest.partition(".")[0]
+        if level and (first != "millrace" or layer not in allowed):
+            wrong.append(f"{module} imports {name}: {module.parts[0]} may import {allowed}")
+        if not level and (first == "millrace" or first in LAYERS):
+            wrong.append(f"{module} imports {name} absolutely: imports inside the package are relative")
+        if top and first in LAZY:
+            wrong.append(f"{module} imports {first} at module level: import it inside the function that needs it")
+    return wrong
+
+
+def test_imports_go_one_way_and_are_relative():
+    assert len(MODULES) > 20
+    assert not [fault for module in MODULES for fault in faults(module, (ROOT / module).read_text())]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("storage/graph.py", "from ..stages.random import mix"),
+        ("storage/graph.py", "from ..stages import random"),
+        ("storage/graph.py", "from .. import stages"),
+        ("stages/partition/hash.py", "from ...pipeline.config import Config"),
+        ("stages/partition/hash.py", "def f():\n    from ...pipeline import config"),
+        ("stages/random.py", "from ..tests import contracts"),
+        ("pipeline/rank.py", "from millrace.storage.graph import Graph"),
+        ("pipeline/rank.py", "import storage.graph"),
+        ("pipeline/rank.py", "import torch_geometric.nn"),
+        ("pipeline/rank.py", "from ogb.nodeproppred import NodePropPredDataset"),
+        ("pipeline/rank.py", "class A:\n    import cudf"),
+    ],
+)
+def test_the_check_sees_each_kind_of_fault(module, source):
+    assert faults(Path(module), source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("storage/graph.py", "import numpy as np\nfrom .errors import InputError"),
+        ("stages/partition/hash.py", "from ..random import mix\nfrom ...storage.graph import Graph"),
+        ("pipeline/rank.py", "from ..stages import train\nfrom ..storage import graph"),
+        ("pipeline/rank.py", "def f():\n    import torch_geometric"),
+        ("pipeline/rank.py", "if TYPE_CHECKING:\n    import networkx"),
+    ],
+)
+def test_the_check_lets_the_rest_pass(module, source):
+    assert faults(Path(module), source) == []
+
+
+def test_tests_and_root_import_absolutely():
+    outside = [ROOT / "__init__.py", *(p for p in (ROOT / "tests").rglob("*.py"))]
+    relative = [p for p in outside for _, level, _ in imports(p.relative_to(ROOT), p.read_text()) if level]
+    assert not relative
+
+
+def test_folders_equal_the_packages_of_pyproject():
+    folders = {"millrace"} | {".".join(("millrace", *m.parent.parts)) for m in MODULES}
+    assert sorted(folders) == sorted(PYPROJECT["tool"]["setuptools"]["packages"])
+    assert not [m for m in MODULES if not (ROOT / m.parent / "__init__.py").exists()]
+
+
+def test_gpu_extra_pins_minor_versions():
+    """Below 26.8 these lines are stubs that need another index; an open range lets a resolver walk back to them."""
+    lines = PYPROJECT["project"]["optional-dependencies"]["gpu"]
+    rapids = [line for line in lines if not line.startswith("cupy")]
+    assert len(rapids) >= 6
+    assert not [line for line in rapids if not re.fullmatch(r"[a-z0-9-]+(\[cu\d+\])?==\d+\.\d+\.\*", line)]
+
+
+def run(code: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+NOTHING = """
+import logging, os, sys, threading
+before = dict(os.environ), list(logging.root.handlers), logging.root.level, threading.active_count()
+for name in {names}:
+    __import__(name)
+after = dict(os.environ), list(logging.root.handlers), logging.root.level, threading.active_count()
+assert before == after, [(a, b) for a, b in zip(before, after) if a != b]
+assert not logging.getLogger("millrace").handlers
+lazy = sorted({lazy} & set(sys.modules))
+assert not lazy, lazy
+if "torch" in sys.modules:
+    import torch
+    assert not torch.distributed.is_initialized()
+    assert not torch.cuda.is_initialized()
+    assert torch.get_default_dtype() == torch.float32
+print("nothing")
+"""
+
+
+def test_importing_millrace_does_nothing(tmp_path):
+    done = run(NOTHING.format(names=["millrace"], lazy=LAZY), cwd=tmp_path)
+    assert done.stdout == "nothing\n", done.stderr
+
+
+def test_importing_any_module_does_nothing(tmp_path):
+    names = [".".join(("millrace", *m.with_suffix("").parts)) for m in MODULES if m.stem not in ("__init__", "__main__")]
+    # torch and Dask come first: what *their* import does to a process is not ours to answer for.
+    done = run("import torch, distributed, sklearn\n" + NOTHING.format(names=names, lazy=LAZY - {"networkx"}), cwd=tmp_path)
+    assert done.stdout == "nothing\n", done.stderr
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_cannot_be_imported_as_if_it_were_a_package_of_its_own(layer):
+    done = run(f"import {layer}", cwd=ROOT)
+    assert done.returncode != 0
+    assert f"import millrace.{layer}" in done.stderr

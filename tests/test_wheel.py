@@ -1,0 +1,66 @@
+"""The wheel holds the package, all of it and nothing else, and runs from wherever it is put."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = ("storage", "stages", "pipeline")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy: setuptools would pack whatever an earlier build left in the checkout's build/."""
+    source, out = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("dist")
+    ignore = shutil.ignore_patterns(".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, source, ignore=ignore, symlinks=True)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The wheel unpacked, which for pure Python is all that installing it means."""
+    target = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def test_wheel_holds_every_module_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    modules = {f"millrace/{p.relative_to(ROOT).as_posix()}" for layer in LAYERS for p in (ROOT / layer).rglob("*.py")}
+    assert held == modules | {"millrace/__init__.py", "millrace/py.typed"}
+
+
+def test_wheel_names_the_command_and_carries_the_licence(installed):
+    (info,) = installed.glob("millrace_gnn-*.dist-info")
+    assert "millrace = millrace.pipeline.cli:main" in (info / "entry_points.txt").read_text()
+    assert (info / "licenses" / "LICENSE").exists()
+
+
+def test_millrace_runs_from_the_wheel(installed, tmp_path):
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    code = f"""
+import importlib, millrace
+from pathlib import Path
+for name in {packages}:
+    module = importlib.import_module(name)
+    assert Path(module.__file__).is_relative_to({str(installed)!r}), module.__file__
+from millrace.storage.graph import from_edges
+print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
+"""
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert done.stdout == f"{version} 2\n", done.stderr
