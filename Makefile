@@ -12,9 +12,9 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "This is Python %d.%d; Millrace needs 3.11 to 3.13. Name one: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" % v)'
 	@echo "Installing into .venv (about 1.6 GB with the CPU build of torch; a few minutes)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" "setuptools>=77"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --upgrade "pip>=25.1" "setuptools>=77"
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check torch==2.13.0
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable . --group dev
 	@touch $@
 
 demo: venv

@@ -28,6 +28,7 @@ def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
     model = load_model(run / MODEL, prepared)
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {prepared.model_name} on {data.name}"))
+
     def advance(done: int, rows: int) -> None:
         emit(StageAdvanced("evaluate", done, rows))
 

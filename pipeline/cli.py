@@ -25,7 +25,9 @@ app = typer.Typer(
 JobFile = Annotated[Path | None, typer.Argument(metavar="[JOB.TOML]", help="Configuration; flags override it.")]
 DatasetFlag = Annotated[str | None, typer.Option(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.")]
 SplitFlag = Annotated[str | None, typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2")]
-SetFlag = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01.")]
+SetFlag = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01.")
+]
 OutFlag = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
@@ -97,7 +99,7 @@ def _print_result(result: Any, as_json: bool) -> None:
 
 
 @app.command()
-def run(  # noqa: PLR0913 - the flags that people type every day
+def run(
     job: JobFile = None,
     dataset: DatasetFlag = None,
     system: Annotated[str | None, typer.Option(help="bulk")] = None,
@@ -134,7 +136,13 @@ app.command("train", help="The same command under the name of its main stage; gi
 
 
 def _train(
-    job: Path | None, flags: dict[str, Any], overrides: list[str] | None, out: Path | None, resume: bool, samples: Path | None, as_json: bool
+    job: Path | None,
+    flags: dict[str, Any],
+    overrides: list[str] | None,
+    out: Path | None,
+    resume: bool,
+    samples: Path | None,
+    as_json: bool,
 ) -> None:
     from .config import resolve
     from .progress import Terminal
@@ -312,5 +320,5 @@ def main() -> None:
         print("millrace: interrupted; go on from the last checkpoint with --resume", file=sys.stderr)
         sys.exit(130)
     except MemoryError as e:
-        print(f"millrace: out of memory ({e}); use a smaller batch_size or fanout, or features = \"mapped\"", file=sys.stderr)
+        print(f'millrace: out of memory ({e}); use a smaller batch_size or fanout, or features = "mapped"', file=sys.stderr)
         sys.exit(3)

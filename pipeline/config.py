@@ -24,16 +24,16 @@ class _Section(BaseModel):
 class Train(_Section):
     """How the model is trained."""
 
-    batch_size: int = Field(1024, ge=1)
+    batch_size: int = Field(default=1024, ge=1)
     """Seeds in a minibatch."""
-    minibatches_per_step: int | None = Field(None, ge=1)
+    minibatches_per_step: int | None = Field(default=None, ge=1)
     """Minibatches in an optimiser step, over all ranks; by default one per rank."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: float = Field(0.003, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    evaluate_every: int = Field(1, ge=0)
+    lr: float = Field(default=0.003, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    evaluate_every: int = Field(default=1, ge=0)
     """Validate after every so many epochs (0: only at the end)."""
-    patience: int | None = Field(None, ge=1)
+    patience: int | None = Field(default=None, ge=1)
     """Stop after so many validations without a new best."""
 
 
@@ -41,9 +41,9 @@ class Queue(_Section):
     """How sampled minibatches wait for their trainers."""
 
     kind: Literal["memory", "zarr"] = "memory"
-    bulk_size: int = Field(8, ge=1)
+    bulk_size: int = Field(default=8, ge=1)
     """k: minibatches sampled together."""
-    max_bytes: int = Field(512 << 20, ge=1)
+    max_bytes: int = Field(default=512 << 20, ge=1)
     """Sampled minibatches that may wait, in bytes of structure."""
     keep: Literal["none", "epoch", "all"] = "none"
     """What a Zarr queue keeps after every rank's checkpoint has passed it."""
@@ -52,11 +52,11 @@ class Queue(_Section):
 class CheckpointEvery(_Section):
     """When to write checkpoints, besides the end of the run."""
 
-    every_s: float = Field(60.0, gt=0)
+    every_s: float = Field(default=60.0, gt=0)
     """Seconds."""
-    every_steps: int | None = Field(None, ge=1)
-    every_epochs: int | None = Field(None, ge=1)
-    keep: int = Field(2, ge=1)
+    every_steps: int | None = Field(default=None, ge=1)
+    every_epochs: int | None = Field(default=None, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Checkpoints kept."""
 
 
@@ -70,14 +70,14 @@ class Job(_Section):
     features: Literal["memory", "mapped", "zarr"] = "memory"
     """Where the features of a Millrace store lie during the run."""
     system: Literal["bulk"] = "bulk"
-    epochs: int = Field(30, ge=1)
-    seed: int = Field(0, ge=0, lt=2**63)
-    ranks: int = Field(1, ge=1)
+    epochs: int = Field(default=30, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    ranks: int = Field(default=1, ge=1)
     executor: Literal["inline", "dask"] | None = None
     """``inline``: this process; ``dask``: a cluster. By default inline for one rank."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
-    threads: int | None = Field(None, ge=1, le=4096)
+    threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
     kernel: Literal["cpu", "reference"] = "cpu"
     """Sampling kernels: compiled, or the literal matrix formulation (slow)."""
@@ -183,10 +183,11 @@ def resolve(table: Mapping[str, Any]) -> Job:
     except ValidationError as e:
         raise InputError(_sentence(e)) from None
     model, sampler = dict(job.model), dict(job.sampler)
-    layers, fanout = model.get("layers"), sampler.get("fanout")
+    layers: Any = model.get("layers")
+    fanout: Any = sampler.get("fanout")
     if isinstance(fanout, str):
         fanout = parse_fanout(fanout)
-    if isinstance(fanout, int) and not isinstance(fanout, bool):
+    if type(fanout) is int:
         fanout = [fanout]
     if fanout is None and "fanout" in {f.name for f in dataclasses.fields(_registered("sampler", SAMPLERS, sampler))}:
         count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(DEFAULT_FANOUT)
@@ -249,7 +250,9 @@ def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) 
         if isinstance(cause, InputError):
             raise cause from None
         key = ".".join(str(p) for p in first["loc"])
-        raise InputError(f"configuration key '{section}.{key}' is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise InputError(
+            f"configuration key '{section}.{key}' is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
 
 
 def _plain(record: Any) -> dict[str, Any]:

@@ -46,10 +46,6 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
     edges = 0
     emit(StageStarted("sample", f"sampling {job.epochs} epoch(s) of {plan.num_minibatches} minibatches", total))
 
-    class _Stop:
-        def is_set(self) -> bool:
-            return stop()
-
     def advance(receipt: Receipt) -> None:
         nonlocal done, edges
         done, edges = done + 1, edges + receipt.edges
@@ -58,7 +54,7 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
     try:
         sample_bulks(
             dataset.graph, system.sample.sampler, plan, KERNELS[job.kernel], queue,
-            first_epoch=0, last_epoch=job.epochs, stop=_Stop(), on_receipt=advance,
+            first_epoch=0, last_epoch=job.epochs, stop=stop, on_receipt=advance,
         )  # fmt: skip
         if stop():
             raise Interrupted(f"interrupted with {done} of {total} bulks committed; the same command goes on from there")

@@ -73,6 +73,6 @@ class Terminal:
 
     def _advance(self, line: str, done: float, total: float | None, *, last: bool = False) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=int(done), description=line, **({"total": total} if total else {}))
+            self._bar.update(self._task, completed=int(done), description=line, total=total or self._bar.tasks[-1].total)
         elif last or time.monotonic() - self._said >= QUIET_S:
             self._print(line)

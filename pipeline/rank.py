@@ -21,7 +21,7 @@ Validate = Callable[[nn.Module], float]
 """Validation accuracy of a model, exact; the same number on every rank."""
 
 
-class Interrupted(RunError):
+class Interrupted(RunError):  # noqa: N818 - a request, not an error
     """The user asked to stop; a checkpoint was written."""
 
     exit_code = 130
@@ -101,9 +101,7 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
 
 
 class _PhaseLoop:
-    def __init__(
-        self, trainer: Trainer, phase: Phase, progress: Progress, clock: Clock, optimizer_state: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, trainer: Trainer, phase: Phase, progress: Progress, clock: Clock, optimizer_state: dict[str, Any] | None) -> None:
         self.t, self.phase, self.progress, self.clock = trainer, phase, progress, clock
         self.module = trainer.system.schedule.begin(phase, trainer.model)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]

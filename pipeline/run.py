@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -171,7 +172,7 @@ def parameters_sha256(module: nn.Module) -> str:
 
 
 @contextmanager
-def _threads(count: int | None):  # noqa: ANN202 - a context manager
+def _threads(count: int | None):
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -242,7 +243,7 @@ def run(
     Args:
         dataset: a `Dataset`, or whatever `open_dataset` takes; by default the configuration's.
         system: such as ``bulk(NeighborSampler((15, 10, 5)))``.
-        model: such as ``GraphSAGE(hidden=128, layers=3)``, or a module of your own that follows the model protocol.
+        model: such as ``GraphSAGE(hidden=128, layers=3)``, a name, or a module of your own that follows the model protocol.
         out: the run's folder; by default a new one under ``runs/``.
         resume: go on from the last checkpoint in `out`.
         samples: a store of sampled minibatches to train from.
@@ -259,6 +260,9 @@ def run(
         RunError: the run failed; it can be resumed.
     """
     start = time.perf_counter()
+    if isinstance(model, Mapping | str) and not isinstance(config, Job):
+        config = {**(config or {}), "model": {"name": model} if isinstance(model, str) else dict(model)}
+        model = None
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
     if isinstance(config, Job) and options:
         raise InputError(f"options {sorted(options)} were given beside a resolved configuration; pass one or the other")
@@ -279,7 +283,12 @@ def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
     spec = source if source is not None else job.dataset
     emit(StageStarted("open", f"opening {spec}"))
     start = time.perf_counter()
-    dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=job.features)
+    try:
+        dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=job.features)
+    except InputError as e:
+        # Readers name their options; here those are configuration keys.
+        options = "|".join(f.name for f in fields(job.read))
+        raise type(e)(re.sub(rf"(?<![\w.])({options})=", r"read.\1=", str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
     emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {dataset.num_classes} classes"))
     for note in dataset.notes:
@@ -294,16 +303,12 @@ def configure(config: Mapping[str, Any], *, system: System | None = None, model:
         table = merged(table, SHORTHANDS.get(key, (key,)), value)
     layers = None
     if model is not None:
-        table.pop("model", None)
-        layers = model.num_layers if isinstance(model, nn.Module) else model.layers
-        if not isinstance(model, nn.Module):
-            table["model"] = {"name": model.name, **vars(model)}
+        layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers
+        table["model"] = {"name": model.name, **vars(model)} if not isinstance(model, nn.Module) else {"layers": layers}
     if system is not None:
         table["system"] = system.name
         if isinstance(system.sample, Sampled):
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
-    elif layers is not None and "fanout" not in table.get("sampler", {}):
-        table = merged(table, ("model", "layers"), layers)
     return resolve(table)
 
 
@@ -379,9 +384,7 @@ def load_model(path: Path, prepared: Prepared) -> nn.Module:
     return model
 
 
-def _result(
-    prepared: Prepared, progress: Progress, clock: Clock, ledger: Ledger, test: float | None, sha256: str, out: Path
-) -> Result:
+def _result(prepared: Prepared, progress: Progress, clock: Clock, ledger: Ledger, test: float | None, sha256: str, out: Path) -> Result:
     job, dataset = prepared.job, prepared.dataset
     seconds: dict[str, Any] = {name: clock.seconds.get(name, 0.0) for name in SECONDS}
     seconds["per_epoch"] = [h["seconds"] for h in progress.history]
@@ -417,7 +420,7 @@ def _result(
 
 
 @contextmanager
-def _metrics(path: Path, emit: Emit, resume: bool):  # noqa: ANN202 - a context manager
+def _metrics(path: Path, emit: Emit, resume: bool):
     """Write every event as a line of JSON beside passing it on."""
     lock = threading.Lock()
     with path.open("a" if resume else "w", buffering=1) as f:

@@ -178,6 +178,7 @@ class ReducePolicy(Protocol):
         Args:
             parameters: their `.grad` holds the sum over this rank's seeds (None counts as zero).
             count: this rank's seeds in the step.
+            group: the ranks.
 
         Returns:
             Seeds over all ranks. Zero: there was nothing to learn from, skip the step.

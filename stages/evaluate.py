@@ -84,10 +84,14 @@ def infer(
         source, result = _Rows(features, None, graph.num_nodes), np.empty(0)
         for i, mask in enumerate(needed):
             rows = np.flatnonzero(mask)
+            # One buffer for all chunks of a layer: fresh pages would cost as much as the rows that are copied into them.
+            buffer = np.empty((0, source.store.num_features), source.store.dtype)
             sink = _Sink(len(rows), None if i == len(needed) - 1 else scratch, max_bytes)
             for dst in chunks.cut(rows, source, widest):
                 hood = chunks.hood(dst)
-                h = torch.from_numpy(source.gather(hood.block.src)).to(dtype)
+                if hood.num_src > len(buffer):
+                    buffer = np.empty((hood.num_src, source.store.num_features), source.store.dtype)
+                h = torch.from_numpy(source.gather(hood.block.src, buffer[: hood.num_src])).to(dtype)
                 out = model.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
                 if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(dst):
                     seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -196,8 +200,8 @@ class _Rows:
     """Ascending; None: all nodes."""
     count: int
 
-    def gather(self, nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.floating]:
-        return self.store.gather(nodes if self.ids is None else np.searchsorted(self.ids, nodes))
+    def gather(self, nodes: npt.NDArray[np.integer], out: npt.NDArray[Any]) -> npt.NDArray[np.floating]:
+        return self.store.gather(nodes if self.ids is None else np.searchsorted(self.ids, nodes), out)
 
 
 class _Sink:

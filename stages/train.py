@@ -33,7 +33,8 @@ def forward_backward(model: nn.Module, fetched: Fetched, seed: int, task: Litera
     Dropout is a function of (seed, epoch, index): torch's generator is set from them here, so neither the order of the work nor
     an interruption can change it.
     """
-    torch.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
+    # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
+    torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
     loss = summed_loss(model(fetched.hoods, fetched.h), fetched.y, task)
     (loss * weight if weight != 1.0 else loss).backward()
     return WorkDone(float(loss.detach()), len(fetched.y))

@@ -1,7 +1,7 @@
 """The dataset message: graph, features, labels and split."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ class Dataset:
     graph: Graph
     features: FeatureStore
     """[V, F] rows; memory, memory-mapped or Zarr."""
-    labels: npt.NDArray[np.generic]
+    labels: npt.NDArray[Any]
     """Multi-class: int64 [V], -1 for unlabelled. Multi-label: float32 [V, C] of 0 and 1."""
     split: Split
     num_classes: int
@@ -76,7 +76,9 @@ class Dataset:
                 ids = getattr(self.split, name)
                 if len(ids) and (self.labels[ids] < 0).any():
                     bad = ids[self.labels[ids] < 0]
-                    raise InputError(f"{len(bad)} nodes of the {name} split (first: {bad[0]}) are unlabelled (-1); drop them from the split")
+                    raise InputError(
+                        f"{len(bad)} nodes of the {name} split (first: {bad[0]}) are unlabelled (-1); drop them from the split"
+                    )
             if len(self.labels) and self.labels.max() >= self.num_classes:
                 raise InputError(f"labels reach {self.labels.max()}; expected below num_classes={self.num_classes}")
         elif self.labels.shape[1] != self.num_classes:

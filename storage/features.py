@@ -60,9 +60,20 @@ class MemoryFeatures:
             raise InputError(f"features are {rows.dtype}{list(rows.shape)}; expected float32 or float64 [V, F]")
         self.rows = rows
 
-    num_rows = property(lambda self: self.rows.shape[0])
-    num_features = property(lambda self: self.rows.shape[1])
-    dtype = property(lambda self: self.rows.dtype)
+    @property
+    def num_rows(self) -> int:
+        """See `FeatureStore.num_rows`."""
+        return self.rows.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """See `FeatureStore.num_features`."""
+        return self.rows.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """See `FeatureStore.dtype`."""
+        return self.rows.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         _check_ids(ids, self.num_rows)
@@ -105,9 +116,20 @@ class ZarrFeatures:
         if self._array.ndim != 2:
             raise StoreError(f"{store.path}: '{name}' has shape {list(self._array.shape)}; expected [V, F]")
 
-    num_rows = property(lambda self: self._array.shape[0])
-    num_features = property(lambda self: self._array.shape[1])
-    dtype = property(lambda self: np.dtype(self._array.dtype))
+    @property
+    def num_rows(self) -> int:
+        """See `FeatureStore.num_rows`."""
+        return self._array.shape[0]
+
+    @property
+    def num_features(self) -> int:
+        """See `FeatureStore.num_features`."""
+        return self._array.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """See `FeatureStore.dtype`."""
+        return np.dtype(self._array.dtype)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         _check_ids(ids, self.num_rows)
@@ -142,14 +164,25 @@ class ConvertedFeatures:
 
     def __init__(self, inner: FeatureStore, dtype: npt.DTypeLike) -> None:
         self.inner = inner
-        self.dtype = np.dtype(dtype)
+        self._dtype = np.dtype(dtype)
 
-    num_rows = property(lambda self: self.inner.num_rows)
-    num_features = property(lambda self: self.inner.num_features)
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """See `FeatureStore.dtype`."""
+        return self._dtype
+
+    @property
+    def num_rows(self) -> int:
+        """See `FeatureStore.num_rows`."""
+        return self.inner.num_rows
+
+    @property
+    def num_features(self) -> int:
+        """See `FeatureStore.num_features`."""
+        return self.inner.num_features
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         rows = self.inner.gather(ids)
-        if out is None:
-            return rows.astype(self.dtype)
-        out[...] = rows
-        return out
+        converted: Any = np.empty(rows.shape, self._dtype) if out is None else out
+        converted[...] = rows
+        return converted

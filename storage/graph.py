@@ -90,7 +90,8 @@ def from_edges(
     """Build in-neighbour lists from edges src -> dst, all kept as they are (multi-edges and self loops too).
 
     Args:
-        src, dst: integers [E]; messages flow from src to dst.
+        src: integers [E]; messages flow from src
+        dst: integers [E], to dst.
         num_nodes: V; by default one more than the largest id.
         edge_weight: [E], finite and non-negative.
         keep_edge_id: also keep each edge's position in the input.

@@ -43,6 +43,7 @@ class Block:
         assert self.indices.dtype == np.int32
         assert not self.num_edges or (self.indices.min() >= 0 and self.indices.max() < self.num_src)
         assert len(np.unique(self.src)) == self.num_src
+        assert len(np.unique(self.src)) == self.num_src
         for extra in (self.weight, self.edge_id):
             assert extra is None or extra.shape == self.indices.shape
         return self
@@ -104,6 +105,8 @@ def nested_blocks(
         node_ends: L+1 numbers; nodes[:node_ends[h]] are known after h hops, so node_ends[0] = B.
         indptr: [node_ends[L-1] + 1], by destination in the order of `nodes`.
         indices: [e] positions in `nodes`.
+        weight: float32 [e] or None, see `Block.weight`.
+        edge_id: int64 [e] or None.
     """
     blocks = []
     for h in reversed(range(len(node_ends) - 1)):

@@ -52,7 +52,15 @@ class ZarrQueue(BoundedQueue):
     _poll_s = 0.02
 
     def __init__(
-        self, path: Path, fingerprint: Mapping[str, str], meta: Mapping[str, Any], *, max_bytes: int, keep: Keep, consumers: int, read_only: bool
+        self,
+        path: Path,
+        fingerprint: Mapping[str, str],
+        meta: Mapping[str, Any],
+        *,
+        max_bytes: int,
+        keep: Keep,
+        consumers: int,
+        read_only: bool,
     ) -> None:
         n = meta.get("minibatches_per_epoch")
         super().__init__(bulk_size=meta["bulk_size"], max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=n)

@@ -103,9 +103,10 @@ def make_split(
 def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
     if labels.ndim == 2:
         raise InputError("split=random counts nodes per class, but the labels are multi-label; use split=fraction:0.6,0.2")
+    key = stream(seed, Purpose.SPLIT)
     parts: dict[str, list[IdArray]] = {name: [np.empty(0, np.int64)] for name in PARTS}
     for c in np.unique(labels[labels >= 0]).tolist():
-        ids = permutation(stream(seed, Purpose.SPLIT, c), np.flatnonzero(labels == c))
+        ids = permutation(key, np.flatnonzero(labels == c))
         if len(ids) < train + val:
             raise InputError(
                 f"class {c} has {len(ids)} labelled nodes; split=random:{train},{val} needs {train + val}: ask for fewer, "

@@ -10,9 +10,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from .ahead import prefetch_rows
 from .attention_cpu import attend, attend_backward
 from .cut import row_parts
-from .intrinsics import prefetch
 from .lists import InLists
 from .threads import parallel
 
@@ -20,8 +20,6 @@ __all__ = ["attend", "attend_backward", "maximum", "maximum_backward", "spmm", "
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
 _U = np.uint64
-AHEAD = 8
-"""Edges between the row that is being added and the row that is being prefetched."""
 
 
 @njit(**_JIT)
@@ -34,14 +32,10 @@ def _spmm_rows(indptr, indices, coef, x, scale, out, lo, hi):
     # Rows are indexed by unsigned numbers: a signed index brings numba's test for negative ones into the inner loop.
     F = x.shape[1]
     flat = x.reshape(-1)
-    line = max(64 // x.itemsize, 1)
     end = indptr[hi]
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
-        for p in range(j + AHEAD, min(e + AHEAD, end)):
-            at = np.int64(indices[p]) * F
-            for k in range(0, F, line):
-                prefetch(flat, at + k)  # pyright: ignore[reportCallIssue]
+        prefetch_rows(indices, j, e, end, flat, F)
         o = out[_U(i)]
         if j == e:
             for k in range(F):

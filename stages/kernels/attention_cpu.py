@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..random import GOLDEN as _GOLDEN
 from ..random import NODE as _NODE
+from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
 from .lists import InLists
 from .rules import AttentionRule
@@ -50,7 +51,7 @@ def _dot_rows(x, y, out, lo, hi):
     for i in range(lo, hi):
         a, b = x[_U(i)], y[_U(i) if len(y) == len(x) else _U(0)]
         for h in range(H):
-            p, q = a[_U(h)], b[_U(h)]
+            p, q = a[h], b[h]
             total = x.dtype.type(0)
             for k in range(D):
                 total += p[k] * q[k]
@@ -68,10 +69,13 @@ def _dots(x: Tensor, y: Tensor) -> Tensor:
 @njit(**_JIT)
 def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold, keep_scale, out, log_sum, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(indices)
+    flat, end = z.reshape(-1), indptr[hi]
     top = np.empty(H, z.dtype)
     total = np.empty(H, z.dtype)
+    p = np.empty(H, z.dtype)
     for v in range(lo, hi):
         j, e = indptr[v], indptr[v + 1]
+        prefetch_rows(indices, j, e, end, flat, H * D)
         here, o = logit_dst[_U(v)], out[_U(v)]
         # The logits are scalars, so a pass over them for the maximum is cheaper than rescaling sums of D values.
         own = logit_src[_U(v)]
@@ -89,15 +93,17 @@ def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold
             number = q if q < e else E + v
             there, row = logit_src[u], z[u]
             for h in range(H):
-                p = math.exp(_leaky(there[h] + here[h], slope) - top[h])
-                total[h] += p
-                if threshold == _U(0) or _keep(key, threshold, number, h):
-                    a, b = o[_U(h)], row[_U(h)]
-                    for k in range(D):
-                        a[k] += p * b[k]
+                p[h] = math.exp(_leaky(there[h] + here[h], slope) - top[h])
+                total[h] += p[h]
+                if threshold > _U(0) and not _keep(key, threshold, number, h):
+                    p[h] = 0
+            for h in range(H):
+                w, a, b = p[h], o[h], row[h]
+                for k in range(D):
+                    a[k] += w * b[k]
         for h in range(H):
             s = keep_scale / total[h]
-            a = o[_U(h)]
+            a = o[h]
             for k in range(D):
                 a[k] *= s
             log_sum[v, h] = top[h] + math.log(total[h])
@@ -106,8 +112,10 @@ def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold
 @njit(**_JIT)
 def _attend_backward_dst(indptr, indices, z, logit_src, logit_dst, slope, key, threshold, keep_scale, log_sum, grad, delta, d_dst, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(indices)
+    flat, end = z.reshape(-1), indptr[hi]
     for v in range(lo, hi):
         j, e = indptr[v], indptr[v + 1]
+        prefetch_rows(indices, j, e, end, flat, H * D)
         here, g = logit_dst[_U(v)], grad[_U(v)]
         for h in range(H):
             d_dst[v, h] = 0
@@ -120,7 +128,7 @@ def _attend_backward_dst(indptr, indices, z, logit_src, logit_dst, slope, key, t
                 p = math.exp(_leaky(x, slope) - log_sum[v, h])
                 inner = z.dtype.type(0)
                 if threshold == _U(0) or _keep(key, threshold, number, h):
-                    a, b = g[_U(h)], row[_U(h)]
+                    a, b = g[h], row[h]
                     for k in range(D):
                         inner += a[k] * b[k]
                     inner *= keep_scale
@@ -133,6 +141,7 @@ def _attend_backward_src(
     t_indptr, t_dst, t_edge, z, a_src, logit_src, logit_dst, slope, key, threshold, keep_scale, log_sum, grad, delta, dz, d_src, lo, hi
 ):
     H, D, E, n = z.shape[1], z.shape[2], len(t_dst), len(logit_dst)
+    flat, end = grad.reshape(-1), t_indptr[hi]
     for u in range(lo, hi):
         row, there, o = z[_U(u)], logit_src[_U(u)], dz[_U(u)]
         for h in range(H):
@@ -141,6 +150,7 @@ def _attend_backward_src(
                 o[h, k] = 0
         # A destination is a source of its own row too: one more edge at the end of its list.
         last = t_indptr[u + 1]
+        prefetch_rows(t_dst, t_indptr[u], last, end, flat, H * D)
         for q in range(t_indptr[u], last + 1 if u < n else last):
             v = _U(t_dst[q]) if q < last else _U(u)
             number = np.int64(t_edge[q]) if q < last else E + u
@@ -150,7 +160,7 @@ def _attend_backward_src(
                 p = math.exp(_leaky(x, slope) - log_sum[v, h])
                 inner = z.dtype.type(0)
                 if threshold == _U(0) or _keep(key, threshold, number, h):
-                    a, b, c = g[_U(h)], row[_U(h)], o[_U(h)]
+                    a, b, c = g[h], row[h], o[h]
                     for k in range(D):
                         inner += a[k] * b[k]
                     inner *= keep_scale
@@ -160,7 +170,7 @@ def _attend_backward_src(
                 d = p * (inner - delta[v, h])
                 d_src[u, h] += d if x > 0 else slope * d
         for h in range(H):
-            d, c, a = d_src[u, h], o[_U(h)], a_src[_U(h)]
+            d, c, a = d_src[u, h], o[h], a_src[h]
             for k in range(D):
                 c[k] += d * a[k]
 
@@ -172,7 +182,7 @@ def _weighted_chunks(weight, z, partial, lo, hi):
         for u in range(c * CHUNK_ROWS, min((c + 1) * CHUNK_ROWS, len(z))):
             row, o = z[_U(u)], partial[_U(c)]
             for h in range(H):
-                w, a, b = weight[u, h], o[_U(h)], row[_U(h)]
+                w, a, b = weight[u, h], o[h], row[h]
                 for k in range(D):
                     a[k] += w * b[k]
 

@@ -1,16 +1,17 @@
 """Two machine instructions that numba does not expose: a prefetch into the cache, and the count of trailing zero bits."""
 
+from typing import Any
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 
-@intrinsic
-def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201 - numba's protocol
+def _prefetch(typing_context, array, index):
     """Ask for the cache line of ``array[index]``, for reading. `array` is one-dimensional and contiguous."""
 
-    def generate(context, builder, signature, args):  # noqa: ANN001, ANN202
+    def generate(context, builder, signature, args):
         pointer = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
         byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
@@ -21,11 +22,15 @@ def prefetch(typing_context, array, index):  # noqa: ANN001, ANN201 - numba's pr
     return types.void(array, index), generate
 
 
-@intrinsic
-def trailing_zeros(typing_context, word):  # noqa: ANN001, ANN201
+def _trailing_zeros(typing_context, word):
     """Number of trailing zero bits of a uint64 that is not zero."""
 
-    def generate(context, builder, signature, args):  # noqa: ANN001, ANN202
+    def generate(context, builder, signature, args):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
+
+
+# Typed as Any: the typing context that numba passes does not show at the call.
+prefetch: Any = intrinsic(_prefetch)
+trailing_zeros: Any = intrinsic(_trailing_zeros)

@@ -7,6 +7,7 @@ Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024; of the draw: Floyd'
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -145,7 +146,19 @@ def _hop(first, last, indptr, sources, nodes, begin, end, fanout, keys, row_ends
                 edge_end[q] = _take_all(indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions, edge_end[q])
             else:
                 edge_end[q] = _take(
-                    indptr, sources, nodes[q], lo, hi, fanout, keys[q], row_ends[q], edges[q], positions[q], keep_positions, edge_end[q], tile
+                    indptr,
+                    sources,
+                    nodes[q],
+                    lo,
+                    hi,
+                    fanout,
+                    keys[q],
+                    row_ends[q],
+                    edges[q],
+                    positions[q],
+                    keep_positions,
+                    edge_end[q],
+                    tile,
                 )
 
 
@@ -200,9 +213,9 @@ class Workspace:
     """Buffers that are reused from bulk to bulk: fresh pages cost as much as half the sampling. Not for two threads at once."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, npt.NDArray[np.generic]] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
 
-    def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[np.generic]:
+    def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
         """An uninitialised [k, n] array of at least that shape; the first `keep` columns survive a growth."""
         old = self._arrays.get(name)
         if old is None or old.dtype != dtype or old.shape[0] < shape[0] or old.shape[1] < shape[1]:
@@ -229,7 +242,7 @@ def neighbor(
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `sample_reference.neighbor`: the same arguments, the same bits."""
-    k, hops = keys.shape
+    k = len(keys)
     space = workspace if workspace is not None else Workspace()
     V = graph.num_nodes
     words = (V + 63) // 64

@@ -30,14 +30,14 @@ def _select(frontier: npt.NDArray[np.int64], num_nodes: int) -> sp.csr_array:
 
 def _normalise(P: sp.csr_array) -> sp.csr_array:
     total = np.asarray(P.sum(axis=1)).ravel()
-    return (sp.diags_array(1.0 / np.maximum(total, 1e-300)) @ P).tocsr()
+    return sp.csr_array(sp.diags_array(1.0 / np.maximum(total, 1e-300)) @ P)
 
 
 def _sample_uniform(P: sp.csr_array, words: npt.NDArray[np.uint64], s: int) -> list[npt.NDArray[np.int64]]:
     """At most s distinct columns of each row, each set equally likely: Floyd's algorithm on the row's positions."""
     P.sort_indices()
     sampled = []
-    for r in range(P.shape[0]):
+    for r in range(len(words)):
         columns = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
         assert np.allclose(P.data[P.indptr[r] : P.indptr[r + 1]], 1.0 / max(len(columns), 1)), "uniform rows only"
         degree = len(columns)

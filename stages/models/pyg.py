@@ -26,9 +26,9 @@ def _refuse(conv: nn.Module) -> None:
     if not {"x", "edge_index"} <= _parameters(conv).keys():
         raise InputError(f"{name}.forward takes {list(_parameters(conv))}; expected a PyG convolution with x and edge_index")
     if name == "GCNConv":
-        if getattr(conv, "normalize", False) or getattr(conv, "add_self_loops", False):
+        if getattr(conv, "normalize", False):
             raise InputError(
-                "GCNConv would normalise by the degrees of the sampled block; make it GCNConv(..., normalize=False, add_self_loops=False): "
+                "GCNConv would normalise by the degrees of the sampled block; make it GCNConv(..., normalize=False): "
                 "it is given the weights of the whole graph, self loops included"
             )
     elif getattr(conv, "add_self_loops", False):

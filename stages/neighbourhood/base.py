@@ -34,11 +34,9 @@ class Neighbourhood(Protocol):
         """Rows of `h`."""
         ...
 
-    @property
-    def degree(self) -> Tensor:
-        """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the
-        dtype of the features. Never depends on sampling or partitioning."""
-        ...
+    degree: Tensor
+    """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the dtype of
+    the features. Never depends on sampling or partitioning."""
 
     def sum(self, h: Tensor) -> Tensor:
         """sum over in-edges (u, v) of coefficient * h[u]: [num_src, D] -> [num_dst, D]."""
@@ -61,6 +59,7 @@ class Neighbourhood(Protocol):
             z: [num_src, H, D].
             a_src: [H, D]; the source logit is computed where z arrives, so that only z travels.
             logit_dst: [num_dst, H].
+            slope: of the leaky ReLU below zero.
             dropout: probability of dropping an attention coefficient (inverted scaling); pass 0 in evaluation.
 
         Returns:

@@ -40,8 +40,15 @@ class BlockNeighbourhood:
         self.degree = degree
         self._kernels = kernels or aggregation("cpu")
 
-    num_dst = property(lambda self: self.block.num_dst)
-    num_src = property(lambda self: self.block.num_src)
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        return self.block.num_dst
+
+    @property
+    def num_src(self) -> int:
+        """Rows of `h`."""
+        return self.block.num_src
 
     @cached_property
     def lists(self) -> InLists:

@@ -40,7 +40,7 @@ class Metis:
         weights = adjacency.data.astype(native)
         _, part_of = pymetis.part_graph(
             parts,
-            pymetis.CSRAdjacency(adjacency.indptr.astype(native), adjacency.indices.astype(native)),
+            pymetis.CSRAdjacency(np.asarray(adjacency.indptr, native), np.asarray(adjacency.indices, native)),
             eweights=None if weights.min() == weights.max() else weights,
             options=pymetis.Options(seed=stream(seed, Purpose.PARTITION) & 0x7FFF_FFFF),
         )

@@ -28,7 +28,9 @@ class SeedWeightedMean:
                     p.grad.div_(count)
             return count
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [parameters[0].new_tensor([count])])
+        flat = torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [parameters[0].new_tensor([count])]
+        )
         group.all_reduce(flat, "gradients")
         total = float(flat[-1])
         at = 0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,7 @@ class BulkRequest:
     def keys(self, hops: int) -> npt.NDArray[np.uint64]:
         """uint64 [k, hops]: the random stream of each minibatch and hop. It knows nothing of bulks, ranks or threads."""
         return np.array(
-            [
-                [stream(self.seed, Purpose.SAMPLE, self.epoch, self.first_index + i, h) for h in range(hops)]
-                for i in range(len(self.seeds))
-            ],
+            [[stream(self.seed, Purpose.SAMPLE, self.epoch, self.first_index + i, h) for h in range(hops)] for i in range(len(self.seeds))],
             np.uint64,
         ).reshape(len(self.seeds), hops)
 
@@ -40,10 +37,8 @@ class BulkRequest:
 class Sampler(Protocol):
     """A frozen record of how minibatches are drawn. Adding one is one file; nothing else changes."""
 
-    @property
-    def name(self) -> str:
-        """The word that configuration and reports use."""
-        ...
+    name: ClassVar[str]
+    """The word that configuration and reports use."""
 
     @property
     def num_layers(self) -> int:

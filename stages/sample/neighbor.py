@@ -43,18 +43,18 @@ class NeighborSampler:
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""
-        weighted = graph.edge_weight is not None
+        edge_weight = graph.edge_weight
         samples = kernel.neighbor(
-            graph, request.seeds, request.keys(self.num_layers), self.fanout, keep_positions=weighted, workspace=workspace
+            graph, request.seeds, request.keys(self.num_layers), self.fanout, keep_positions=edge_weight is not None, workspace=workspace
         )
         minibatches = []
         for i, s in enumerate(samples):
             weight = None
-            if weighted:
+            if edge_weight is not None:
                 # An edge of a sampled row stands for degree/kept edges of its kind (Horvitz-Thompson, uniform inclusion).
                 kept = np.diff(s.indptr)
                 scale = graph.in_degree[s.nodes[: len(kept)]] / np.maximum(kept, 1)
-                weight = (graph.edge_weight[s.positions] * np.repeat(scale, kept)).astype(np.float32)
+                weight = (edge_weight[s.positions] * np.repeat(scale, kept)).astype(np.float32)
             blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight)
             minibatches.append(MiniBatch(request.epoch, request.first_index + i, blocks, nested=True))
         return Bulk(request.epoch, request.number, tuple(minibatches))

@@ -40,12 +40,12 @@ def sample_bulks(
     first_epoch: int,
     last_epoch: int,
     first_bulk: int = 0,
-    stop: threading.Event | None = None,
+    stop: Callable[[], bool] = lambda: False,
     on_receipt: Callable[[Receipt], None] | None = None,
 ) -> None:
     """Sample every bulk of epochs first_epoch..last_epoch-1 into the queue, in order, from `first_bulk` of the first one.
 
-    Bulks that the queue already holds are left alone. Blocks while the queue is full; `stop` ends it within a second.
+    Bulks that the queue already holds are left alone. Blocks while the queue is full; once `stop` says true it ends within a second.
 
     Raises:
         RunError: the queue cannot be written.
@@ -54,7 +54,7 @@ def sample_bulks(
     for epoch in range(first_epoch, last_epoch):
         present = queue.committed(epoch)
         for number in range(first_bulk if epoch == first_epoch else 0, plan.num_bulks):
-            if stop is not None and stop.is_set():
+            if stop():
                 return
             if number in present:
                 continue
@@ -66,7 +66,7 @@ def sample_bulks(
                     queue.put(bulk, timeout_s=WAIT_S)
                     break
                 except QueueTimeoutError:
-                    if stop is not None and stop.is_set():
+                    if stop():
                         return
             if on_receipt is not None:
                 edges = sum(m.num_edges for m in bulk.minibatches)
@@ -85,7 +85,7 @@ class Producer:
 
     def _run(self) -> None:
         try:
-            sample_bulks(queue=self._queue, stop=self._stop, on_receipt=self.receipts.append, **self._arguments)
+            sample_bulks(queue=self._queue, stop=self._stop.is_set, on_receipt=self.receipts.append, **self._arguments)
         except BaseException as e:
             self._queue.fail(e)
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 from hypothesis import strategies as st
+
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
 from millrace.storage.graph import Graph, from_edges
-from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
 Call = Callable[[Neighbourhood, Tensors, Tensors], Tensor]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from millrace.storage.errors import StoreError
 from millrace.storage.partition_book import PartitionBook, open_book, write_book
 
@@ -20,7 +21,8 @@ class PartitionBookTests:
         """A book whose partitions have `sizes`, and the owner of each node, as a list: the oracle."""
         raise AssertionError("a subclass makes the book")
 
-    @settings(deadline=None, max_examples=60)
+    # The contract is one test for several classes on purpose.
+    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.differing_executors])
     @given(SIZES, st.integers(0, 1000))
     def test_agrees_with_the_list_of_owners(self, sizes, seed):
         book, owners = self.make(sizes, seed)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from millrace.storage.bulk_codec import packed_bytes
 from millrace.storage.errors import InputError, QueueTimeoutError, RunError, StoreError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.minibatch import MiniBatch
 from millrace.storage.queue import MinibatchQueue
-
 from tests.contracts.messages import make_bulk
 
 K = 3
@@ -30,7 +30,14 @@ class MinibatchQueueTests:
     """Subclass as ``TestX`` and say how to make a queue."""
 
     def make(
-        self, path: Path, *, max_bytes: int = 100 * ONE, keep: Any = "none", consumers: int = 1, per_epoch: int | None = None, bulk_size: int = K
+        self,
+        path: Path,
+        *,
+        max_bytes: int = 100 * ONE,
+        keep: Any = "none",
+        consumers: int = 1,
+        per_epoch: int | None = None,
+        bulk_size: int = K,
     ) -> MinibatchQueue:
         """An empty queue; `path` is a place of its own."""
         raise AssertionError("a subclass makes the queue")
@@ -141,7 +148,8 @@ class MinibatchQueueTests:
             queue.get(0, 0, LONG_S)
         queue.get(0, 2 * K - 2, LONG_S)
         queue.release(0, 0)
-        assert queue.committed(0) == {1, 2}, "going back releases nothing"
+        queue.put(make_bulk(0, 0, K), LONG_S)
+        assert queue.committed(0) == {1, 2}, "going back takes nothing back"
         queue.release(1, 0)
         assert queue.committed(0) == set()
 
@@ -180,6 +188,14 @@ class MinibatchQueueTests:
         queue.release(0, K - 1)
         queue.put(make_bulk(0, 1, K), SHORT_S)
         assert queue.committed(0) == {0, 1}
+
+    def test_what_is_kept_for_replay_only_waits_for_nobody(self, new):
+        """A resumed run's producer fills the gaps of the epoch behind its consumers."""
+        queue = new(keep="epoch", max_bytes=1)
+        queue.release(0, 3 * K - 1)
+        for n in range(3):
+            queue.put(make_bulk(0, n, K), SHORT_S)
+        assert queue.committed(0) == {0, 1, 2}
 
     def test_every_consumer_must_release(self, new, later):
         queue = new(consumers=2, max_bytes=ONE)
@@ -263,5 +279,5 @@ class MinibatchQueueTests:
             new(**wrong)
 
     def test_refuses_an_unknown_keep(self, new):
-        with pytest.raises(InputError, match="keep='epochs'.*did you mean 'epoch'"):
+        with pytest.raises(InputError, match=r"keep='epochs'.*did you mean 'epoch'"):
             new(keep="epochs")

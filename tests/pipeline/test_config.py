@@ -5,6 +5,7 @@ import tomllib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from millrace.pipeline.config import Job, merged, parse_override, read_toml, resolve
 from millrace.storage.errors import InputError
 

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
+from torch_geometric.data import Data, HeteroData
+
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
 from millrace.storage.errors import InputError, MissingExtraError
-from torch_geometric.data import Data, HeteroData
 
 GOOD = {
     "edge_index": np.array([[0, 1, 1, 2], [1, 0, 2, 1]]),

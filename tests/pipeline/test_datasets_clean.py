@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from millrace.pipeline.datasets import ReadOptions
 from millrace.pipeline.datasets.columns import clean_features, clean_labels
 from millrace.pipeline.datasets.edges import clean_edges
@@ -112,6 +113,13 @@ def test_making_symmetric_twice_changes_nothing(edges):
     dst = np.repeat(np.arange(once.num_nodes), once.in_degree)
     twice = clean_edges(once.indices, dst, once.edge_weight, once.num_nodes, options, None, [])
     assert seen(twice) == seen(once)
+
+
+def test_copies_of_an_edge_may_lie_in_any_order_in_the_two_directions():
+    ends, weights, keep = [(0, 1), (0, 1), (1, 0), (1, 0)], [1.0, 2.0, 2.0, 1.0], ReadOptions(duplicates="keep")
+    assert seen(build(2, ends, weights, keep)[0]) == model(ends, weights, keep)
+    with pytest.raises(InputError, match="not symmetric"):
+        build(2, ends, [1.0, 2.0, 2.0, 3.0], keep)
 
 
 def test_a_hint_may_reverse_and_an_option_overrules_it():

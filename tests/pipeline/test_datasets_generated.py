@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import scipy.sparse as sp
+
 from millrace.pipeline.datasets import open_dataset
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from millrace.pipeline.datasets import ReadOptions, open_dataset
 
 PUBLISHED = {

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
+from torch_geometric.data import Data
+
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_scipy, open_dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
-from torch_geometric.data import Data
 
 SRC, DST = np.array([0, 2, 1, 3, 4, 0]), np.array([1, 0, 2, 1, 3, 4])
 WEIGHT = np.array([0.5, 1.0, 2.0, 0.25, 3.0, 1.0])
@@ -239,6 +240,8 @@ def test_networkx_undirected_graphs_have_both_directions():
     g.add_edge("a", "a", weight=1.0)
     d = open_dataset(g)
     assert d.graph.num_edges == 13
+    assert d.graph.edge_weight.sum() == 2 * WEIGHT.sum() + 1
+    assert not any("duplicate" in n for n in d.notes)
     assert any("symmetric as stored" in n for n in d.notes)
     plain = nx.path_graph(3)
     nx.set_node_attributes(plain, {0: 0, 1: 1, 2: 0}, "class")

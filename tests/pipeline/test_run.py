@@ -7,17 +7,18 @@ import subprocess
 import sys
 import time
 
-import millrace as mr
 import numpy as np
 import pytest
 import torch
+
+import millrace as mr
 from millrace.pipeline.config import read_toml, resolve
 from millrace.pipeline.events import EpochDone, Note, StepDone
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.rank import Interrupted
 from millrace.stages.neighbourhood.base import destinations
 
-SMALL = {"epochs": 4, "fanout": [4, 3], "batch_size": 16, "hidden": 8, "seed": 3}
+SMALL = {"epochs": 4, "fanout": [4, 3], "batch_size": 16, "hidden": 8, "seed": 3, "lr": 0.02, "dropout": 0.1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_layout_of_the_work_does_not_show(sbm, tmp_path):
 
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat", "gin"])
 def test_resume_is_bitwise_the_same(sbm, tmp_path, model):
-    options = {**SMALL, "dropout": 0.3, "model": {"name": model, "hidden": 8, "norm": "batch"}}
+    options = {**SMALL, "model": {"name": model, "norm": "batch"}}
     whole = mr.run(sbm, out=tmp_path / "whole", **{**options, "epochs": 6})
     mr.run(sbm, out=tmp_path / "parts", **{**options, "epochs": 3})
     resumed = mr.run(sbm, out=tmp_path / "parts", resume=True, **{**options, "epochs": 6})
@@ -99,7 +100,7 @@ def test_interrupt_in_mid_epoch_and_resume(sbm, tmp_path):
 def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
     flags = [
         "--dataset", "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5", "--epochs", "8", "--fanout", "4,3", "--batch-size", "10",
-        "--hidden", "8", "--set", f"queue.kind={queue}", "--set", "checkpoint.every_steps=7", "--json",
+        "--hidden", "8", "--set", "threads=1", "--set", f"queue.kind={queue}", "--set", "checkpoint.every_steps=7", "--json",
     ]  # fmt: skip
     command = [sys.executable, "-m", "millrace.pipeline", "run", *flags]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -145,7 +146,7 @@ def test_precomputed_samples_train_the_same_model(sbm, tmp_path):
 
 def test_accumulated_minibatches_are_one_large_step(sbm, tmp_path):
     """Four minibatches a step, weighted by seeds, is the gradient of their union (full neighbourhoods, no dropout)."""
-    options = {"epochs": 2, "fanout": [-1, -1], "hidden": 8, "dropout": 0.0, "dtype": "float64", "seed": 1}
+    options = {"epochs": 2, "fanout": [-1, -1], "hidden": 8, "dropout": 0.0, "dtype": "float64", "seed": 1, "threads": 1}
     one = mr.run(sbm, out=tmp_path / "one", batch_size=48, **options)
     four = mr.run(sbm, out=tmp_path / "four", batch_size=12, minibatches_per_step=4, **options)
     assert one.train_loss == pytest.approx(four.train_loss, rel=1e-10)
@@ -159,7 +160,7 @@ def test_multi_label(tmp_path):
     onehot = np.eye(4, dtype=np.float32)[data.labels]
     onehot[:, 3] = data.labels == 0
     multi = mr.Dataset("multi", data.graph, data.features, onehot, data.split, 4, "multilabel")
-    result = mr.run(multi, out=tmp_path / "run", lr=0.02, dropout=0.0, **{**SMALL, "epochs": 10})
+    result = mr.run(multi, out=tmp_path / "run", **{**SMALL, "epochs": 10})
     assert result.test_accuracy > 0.6
 
 

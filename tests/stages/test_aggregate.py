@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from millrace.stages.kernels import AGGREGATION, aggregate_cpu, aggregate_reference, aggregation, cut
 from millrace.stages.kernels.lists import InLists
 from millrace.stages.kernels.rules import AttentionRule
 from millrace.stages.kernels.threads import set_num_threads
 from millrace.stages.neighbourhood.gradients import Attend, Maximum, Spmm
-from torch import Tensor
 
 
 @pytest.fixture(autouse=True)

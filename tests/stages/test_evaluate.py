@@ -7,6 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score
+from torch import Tensor, nn
+
 from millrace.stages import evaluate as module
 from millrace.stages.evaluate import accuracy, evaluate, infer, micro_f1
 from millrace.stages.models import MODELS
@@ -14,8 +17,6 @@ from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
-from sklearn.metrics import f1_score
-from torch import Tensor, nn
 
 F, C = 5, 3
 TINY = 600
@@ -191,7 +192,7 @@ def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, m
     monkeypatch.setattr(module.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
     graph, model, x = hub_graph(), build("sage"), MemoryFeatures(rows_of(40))
     hidden = 40 * 8 * 8
-    for max_bytes, files in ((hidden, 0), (hidden - 1, 2)):
+    for max_bytes, files in ((hidden, 0), (hidden - 1, 2), (40 * C * 8 - 1, 2)):
         made.clear()
         infer(model, graph, x, degree_of(graph), np.arange(40), max_bytes=max_bytes, scratch=tmp_path / "new")
         assert [k["dir"] for k in made] == [tmp_path / "new"] * files, "two hidden layers; the last one's result stays in memory"

@@ -3,6 +3,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+
 from millrace.stages.models import MODELS
 from millrace.stages.models.base import Model, ModelConfig, Stack, as_model
 from millrace.stages.models.gat import GAT
@@ -16,7 +18,6 @@ from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.neighbourhood import assert_close
-from torch import Tensor, nn
 
 F64 = torch.float64
 CONFIGS = [
@@ -139,7 +140,7 @@ def test_dropout_acts_on_the_input_features() -> None:
     model.convs[0].own.weight.data.fill_(1.0)  # type: ignore[union-attr]
     kept = model([hood], torch.ones(1000, 6))[:, 0] / 2
     assert torch.equal(kept, kept.round())
-    assert 2.7 < float(kept.mean()) < 3.3
+    assert 2.7 < float(kept.detach().mean()) < 3.3
 
 
 def test_attention_dropout_acts_in_training_only() -> None:
@@ -316,7 +317,6 @@ class TestPyG:
     def test_convolutions_that_would_see_the_wrong_graph_are_refused(self) -> None:
         for conv, fix in (
             (self.pyg.GCNConv(5, 3), "normalize=False"),
-            (self.pyg.GCNConv(5, 3, normalize=False, add_self_loops=True), "add_self_loops=False"),
             (self.pyg.GATConv(5, 3), "add_self_loops=False"),
             (self.pyg.SGConv(5, 3, add_self_loops=False), "bipartite"),
         ):

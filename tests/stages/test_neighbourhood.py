@@ -3,6 +3,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from millrace.stages.kernels import aggregation
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
 from millrace.storage.errors import InputError
@@ -19,7 +21,6 @@ from millrace.tests.contracts.neighbourhood import (
     dense_mean,
     dense_sum,
 )
-from torch import Tensor
 
 
 class WholeGraph(NeighbourhoodTests):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
 from millrace.stages.partition import stage
 from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.contiguous import Contiguous

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2
+
 from millrace.stages.kernels import sample_cpu, sample_reference, threads
 from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
-from scipy.stats import chi2
 
 KERNELS = [pytest.param(sample_cpu, id="cpu"), pytest.param(sample_reference, id="reference")]
 

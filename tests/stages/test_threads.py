@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+
 from millrace.stages.kernels.threads import get_num_threads, parallel, set_num_threads
 from millrace.storage.errors import InputError
 

@@ -1,9 +1,9 @@
 """The queue in memory."""
 
 import pytest
+
 from millrace.storage.errors import InputError
 from millrace.storage.queue import MemoryQueue
-
 from tests.contracts.queue import K, MinibatchQueueTests
 
 
@@ -13,5 +13,5 @@ class TestMemoryQueue(MinibatchQueueTests):
 
 
 def test_memory_keeps_no_more_than_an_epoch():
-    with pytest.raises(InputError, match="keep='all'.*Zarr"):
+    with pytest.raises(InputError, match=r"keep='all'.*Zarr"):
         MemoryQueue(bulk_size=1, max_bytes=1, keep="all")

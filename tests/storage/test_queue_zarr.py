@@ -7,10 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from millrace.storage import queue_zarr
 from millrace.storage.errors import QueueTimeoutError, RunError, StoreError
 from millrace.storage.queue_zarr import ZarrQueue
-
 from tests.contracts.messages import make_bulk
 from tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
 

@@ -1,0 +1,22 @@
+"""Prefetching of the rows that a neighbour list will soon name: the processor cannot guess them."""
+
+import numpy as np
+from numba import njit
+
+from .intrinsics import prefetch
+
+AHEAD = 8
+"""Edges between the row that is being used and the row that is being fetched."""
+
+
+@njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+def prefetch_rows(indices, begin, end, stop, flat, width):
+    """Fetch the rows named AHEAD edges after ``indices[begin:end]``, but none from `stop` on.
+
+    `flat` is the row-major matrix, [rows * width].
+    """
+    line = max(64 // flat.itemsize, 1)
+    for q in range(begin + AHEAD, min(end + AHEAD, stop)):
+        at = np.int64(indices[q]) * width
+        for k in range(0, width, line):
+            prefetch(flat, at + k)  # pyright: ignore[reportCallIssue]

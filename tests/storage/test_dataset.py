@@ -1,0 +1,68 @@
+"""The dataset message: every way in which its parts may not fit is a sentence."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from millrace.storage.dataset import Dataset, Split
+from millrace.storage.errors import InputError
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.graph import from_edges
+
+
+def ids(*values):
+    return np.array(values, np.int64)
+
+
+SPLIT = Split(ids(0, 2), ids(3), ids())
+GOOD = Dataset(
+    "small", from_edges([0, 1], [1, 2], 5), MemoryFeatures(np.zeros((5, 2), np.float32)), ids(0, -1, 1, 2, -1), SPLIT, num_classes=3
+)
+MULTI = replace(GOOD, labels=np.zeros((5, 3), np.float32), task="multilabel")
+
+
+def test_good_ones_pass():
+    assert GOOD.check() is GOOD
+    assert MULTI.check() is MULTI
+    assert GOOD.num_nodes == 5
+    replace(GOOD, split=Split(ids(), ids(), ids())).check()
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (Split(np.array([0], np.int32), ids(), ids()), "split 'train' is int32"),
+        (Split(ids(), np.zeros((1, 1), np.int64), ids()), "split 'val' is int64"),
+        (Split(ids(), ids(), ids(5)), r"split 'test' holds ids outside \[0, 5\)"),
+        (Split(ids(-1), ids(), ids()), "outside"),
+        (Split(ids(0, 0), ids(), ids()), "strictly ascending"),
+        (Split(ids(2, 0), ids(), ids()), "strictly ascending"),
+        (Split(ids(0), ids(0, 1), ids()), r"first: 0\) are in both the train and the val"),
+        (Split(ids(0), ids(), ids(0)), "the train and the test"),
+        (Split(ids(), ids(3), ids(2, 3)), "the val and the test"),
+        (Split(ids(0, 1), ids(), ids()), r"1 nodes of the train split \(first: 1\) are unlabelled"),
+        (Split(ids(), ids(1), ids()), "of the val split"),
+        (Split(ids(), ids(), ids(4)), "of the test split"),
+    ],
+)
+def test_bad_splits(split, message):
+    with pytest.raises(InputError, match=message):
+        replace(GOOD, split=split).check()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (replace(GOOD, graph=replace(GOOD.graph, indptr=np.array([1]))), "indptr"),
+        (replace(GOOD, features=MemoryFeatures(np.zeros((4, 2)))), "features have 4 rows; the graph has 5"),
+        (replace(GOOD, labels=GOOD.labels[:4]), r"labels have shape \[4\]"),
+        (replace(GOOD, labels=MULTI.labels), r"expected 1 dimension"),
+        (replace(GOOD, num_classes=2), "labels reach 2; expected below num_classes=2"),
+        (replace(MULTI, labels=GOOD.labels), r"expected 2 dimension"),
+        (replace(MULTI, num_classes=4), "has 3 columns; expected 4"),
+    ],
+)
+def test_parts_that_do_not_fit(dataset, message):
+    with pytest.raises(InputError, match=message):
+        dataset.check()

@@ -1,0 +1,163 @@
+"""A dataset on disk: comes back the same, features from wherever they lie, and refused when damaged."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.storage import dataset_store as module
+from millrace.storage.dataset import Dataset, Split
+from millrace.storage.dataset_store import open_dataset_store, write_dataset
+from millrace.storage.errors import InputError, StoreError
+from millrace.storage.features import MappedFeatures, MemoryFeatures, ZarrFeatures
+from millrace.storage.fingerprint import dataset_fingerprint
+from millrace.storage.graph import from_edges
+from millrace.storage.store import open_store
+from tests.contracts.messages import graphs
+
+READABLE = [("zarr", "memory"), ("zarr", "zarr"), ("npy", "memory"), ("npy", "mapped")]
+
+
+def dataset(graph, *, multilabel=False, dtype=np.float32, seed=0):
+    rng, n = np.random.default_rng(seed), graph.num_nodes
+    split = Split(*(np.arange(i, n, 3) for i in range(3)))
+    labels = (rng.random((n, 4)) < 0.5).astype(np.float32) if multilabel else rng.integers(0, 4, n)
+    task = "multilabel" if multilabel else "multiclass"
+    return Dataset("some", graph, MemoryFeatures(rng.random((n, 5)).astype(dtype)), labels, split, 4, task, ("One note.", "Another."))
+
+
+@pytest.fixture
+def small():
+    return dataset(from_edges([0, 1, 5, 5], [1, 1, 0, 0], 20, edge_weight=[1, 2, 3, 4], keep_edge_id=True))
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", 64)
+    monkeypatch.setattr("millrace.storage.store.CHUNK_BYTES", 100)
+
+
+@settings(deadline=None, max_examples=12)
+@given(graphs(), st.sampled_from(READABLE), st.booleans(), st.sampled_from([np.float32, np.float64]))
+def test_round_trip(tmp_path_factory, graph, how, multilabel, dtype):
+    written, opened = how
+    if graph.num_nodes == 0 and written == "npy":
+        return
+    path, data = tmp_path_factory.mktemp("d") / "d", dataset(graph, multilabel=multilabel, dtype=dtype)
+    store = write_dataset(path, data, features_format=written)
+    again = open_dataset_store(path, opened).check()
+    assert store.fingerprint == dataset_fingerprint(data) == dataset_fingerprint(again)
+    assert (again.name, again.num_classes, again.task, again.notes) == (data.name, data.num_classes, data.task, data.notes)
+    assert again.labels.dtype == data.labels.dtype
+    assert again.graph.indices.dtype == data.graph.indices.dtype
+    assert np.array_equal(again.features.gather(np.arange(data.num_nodes)), data.features.rows)
+
+
+@pytest.mark.parametrize(
+    ("written", "opened", "kind"),
+    [(w, o, {"memory": MemoryFeatures, "mapped": MappedFeatures, "zarr": ZarrFeatures}[o]) for w, o in READABLE],
+)
+def test_features_lie_where_asked(tmp_path, small, written, opened, kind):
+    write_dataset(tmp_path / "d", small, features_format=written)
+    assert type(open_dataset_store(tmp_path / "d", opened).features) is kind
+
+
+class OncePerRow:
+    """A feature store that counts how often each row is read, and how many at a time."""
+
+    def __init__(self, rows):
+        self.inner, self.reads, self.most = MemoryFeatures(rows), np.zeros(len(rows), int), 0
+        self.num_rows, self.num_features, self.dtype = self.inner.num_rows, self.inner.num_features, self.inner.dtype
+
+    def gather(self, ids, out=None):
+        np.add.at(self.reads, ids, 1)
+        self.most = max(self.most, len(ids))
+        return self.inner.gather(ids, out)
+
+
+@pytest.mark.parametrize("written", ["zarr", "npy"])
+def test_rows_stream_through_once(tmp_path, written, monkeypatch):
+    monkeypatch.setattr("millrace.storage.store.CHUNKS_PER_WRITE", 1)
+    data = dataset(from_edges([], [], 50))
+    features = OncePerRow(data.features.rows)
+    write_dataset(tmp_path / "d", replace(data, features=features), features_format=written)
+    assert (features.reads == 1).all()
+    assert features.most <= 5
+    assert np.array_equal(open_dataset_store(tmp_path / "d").features.rows, data.features.rows)
+
+
+def test_a_store_can_be_written_from_a_store(tmp_path, small):
+    first = write_dataset(tmp_path / "a", small)
+    second = write_dataset(tmp_path / "b", open_dataset_store(tmp_path / "a", "zarr"), features_format="npy")
+    third = write_dataset(tmp_path / "c", open_dataset_store(tmp_path / "b", "mapped"))
+    assert first.fingerprint == second.fingerprint == third.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("written", "opened", "message"),
+    [
+        ("zarr", "mapped", "features_format='zarr'; open it with features='memory' or 'zarr'"),
+        ("npy", "zarr", "features_format='npy'; open it with features='memory' or 'mapped'"),
+        ("npy", "maped", "expected 'memory', 'mapped' or 'zarr'; did you mean 'mapped'"),
+    ],
+)
+def test_features_that_cannot_be_opened_so(tmp_path, small, written, opened, message):
+    write_dataset(tmp_path / "d", small, features_format=written)
+    with pytest.raises(InputError, match=message):
+        open_dataset_store(tmp_path / "d", opened)
+
+
+def test_unknown_format_and_bad_dataset_write_nothing(tmp_path, small):
+    with pytest.raises(InputError, match="features_format is 'parquet'; expected 'zarr' or 'npy'"):
+        write_dataset(tmp_path / "d", small, features_format="parquet")
+    with pytest.raises(InputError, match="num_classes"):
+        write_dataset(tmp_path / "d", replace(small, num_classes=1))
+    assert not (tmp_path / "d").exists()
+
+
+def test_overwrite_must_be_asked_for(tmp_path, small):
+    write_dataset(tmp_path / "d", small)
+    with pytest.raises(StoreError, match="exists already"):
+        write_dataset(tmp_path / "d", small)
+    write_dataset(tmp_path / "d", replace(small, name="new"), overwrite=True)
+    assert open_dataset_store(tmp_path / "d").name == "new"
+
+
+@pytest.mark.parametrize("opened", ["memory", "mapped"])
+def test_a_short_or_missing_file_is_refused(tmp_path, small, opened):
+    write_dataset(tmp_path / "d", small, features_format="npy")
+    file = tmp_path / "d/features.npy"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(StoreError, match=r"features\.npy has \d+ bytes; expected \d+"):
+        open_dataset_store(tmp_path / "d", opened)
+    file.unlink()
+    with pytest.raises(StoreError, match="is missing"):
+        open_dataset_store(tmp_path / "d", opened)
+
+
+def test_a_changed_file_is_refused_when_it_is_loaded(tmp_path, small):
+    write_dataset(tmp_path / "d", small, features_format="npy")
+    file = tmp_path / "d/features.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match="does not match its digest"):
+        open_dataset_store(tmp_path / "d")
+
+
+def test_a_missing_chunk_is_refused(tmp_path, small):
+    write_dataset(tmp_path / "d", small)
+    (tmp_path / "d/arrays/features/c/1/0").unlink()
+    for opened in ("memory", "zarr"):
+        with pytest.raises(StoreError, match="'features'"):
+            open_dataset_store(tmp_path / "d", opened)
+
+
+def test_absent_arrays_stay_absent(tmp_path):
+    write_dataset(tmp_path / "d", dataset(from_edges([0], [1], 3)))
+    graph = open_dataset_store(tmp_path / "d").graph
+    assert graph.edge_weight is None
+    assert graph.edge_id is None
+    assert "edge_weight" not in open_store(tmp_path / "d", "dataset")

@@ -1,0 +1,34 @@
+"""The error family: exit codes, and the builtins that each resembles."""
+
+import pytest
+
+from millrace.storage import errors
+from millrace.storage.errors import InputError, MillraceError, MissingExtraError, QueueTimeoutError, RunError, StoreError, nearest
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin", "code"),
+    [
+        (InputError, ValueError, 2),
+        (MissingExtraError, ImportError, 2),
+        (StoreError, ValueError, 2),
+        (RunError, RuntimeError, 3),
+        (QueueTimeoutError, TimeoutError, 3),
+    ],
+)
+def test_family(error, builtin, code):
+    caught = error("what was seen")
+    assert isinstance(caught, MillraceError)
+    assert isinstance(caught, builtin)
+    assert caught.exit_code == code
+    assert str(caught) == "what was seen"
+
+
+def test_every_error_is_of_the_family():
+    own = [e for e in vars(errors).values() if isinstance(e, type)]
+    assert all(issubclass(e, MillraceError) for e in own)
+
+
+def test_nearest():
+    assert nearest("mettis", ["hash", "metis"]) == "; did you mean 'metis'?"
+    assert nearest("zzz", ("hash", "metis")) == ""
