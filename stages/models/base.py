@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError, nearest
+from ..dropout import dropout
 from ..neighbourhood.base import Neighbourhood
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda h: h}
@@ -83,7 +84,7 @@ class Stack(Model):
 
     def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
-        h = self.convolve(i, hood, nn.functional.dropout(h, self.dropout, self.training))
+        h = self.convolve(i, hood, dropout(h, self.dropout, self.training))
         return h if i == self.num_layers - 1 else self._activation(self.norms[i](h))
 
 
