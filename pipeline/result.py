@@ -1,7 +1,7 @@
 """What a run leaves behind: ``result.json``, by the contract that users and checks rely on."""
 
 import json
-import os
+import math
 import platform
 import resource
 import sys
@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from .run_folder import write_whole
 
 SCHEMA_VERSION = 1
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
@@ -34,9 +36,7 @@ def peak_rss_bytes() -> int:
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
-    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
-    aside.write_text(json.dumps(record, indent=2) + "\n")
-    os.replace(aside, path)
+    write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Result:
     """Epochs trained (early stopping may end before those asked for)."""
     seed: int
     minibatches_per_step: int
-    train_loss: float
-    """Mean over the seeds of the last epoch."""
+    train_loss: float | None
+    """Mean over the seeds of the last epoch; None where it is no finite number (the run diverged)."""
     val_accuracy: float | None
     """Of the best epoch."""
     test_accuracy: float | None
@@ -81,6 +81,6 @@ class Result:
     schema_version: int = SCHEMA_VERSION
 
     def to_record(self) -> dict[str, Any]:
-        """As plain values, in the order of the contract."""
+        """As plain values, in the order of the contract. Every number is finite: JSON has no word for the others."""
         record = asdict(self)
         return {"schema_version": record.pop("schema_version"), **record}

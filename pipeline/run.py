@@ -20,7 +20,7 @@ from torch import nn
 from ..stages.base import Placement, RankJob
 from ..stages.comm.solo import Solo
 from ..stages.evaluate import evaluate
-from ..stages.kernels import sample_cpu, sample_reference
+from ..stages.kernels import cpu, reference
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
 from ..stages.random import Purpose, stream, torch_seed
@@ -43,7 +43,7 @@ from .rank import Progress, Trainer, train_rank
 from .result import SECONDS, Result, peak_rss_bytes, versions, write_json
 from .systems import System
 
-KERNELS: dict[str, ModuleType] = {"cpu": sample_cpu, "reference": sample_reference}
+KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
 JOB, RESULT, METRICS, MODEL = "job.toml", "result.json", "metrics.jsonl", "model.pt"
 
 SHORTHANDS: dict[str, tuple[str, ...]] = {

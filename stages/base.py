@@ -111,7 +111,7 @@ class RankJob:
     epochs: int
     dtype: torch.dtype
     kernel: Any
-    """The sampling kernels (`stages.kernels.sample_cpu` or `sample_reference`)."""
+    """The sampling kernels (`stages.kernels.cpu` or `reference`)."""
     group: Group
     ledger: Ledger
     queue: Any = None

@@ -55,7 +55,7 @@ class Sampler(Protocol):
         Args:
             graph: in-neighbour lists.
             request: what to draw.
-            kernel: a module of `stages.kernels` (`sample_cpu`, `sample_reference`): same names, same bits.
+            kernel: a module of `stages.kernels` (`cpu`, `reference`): same names, same bits.
             workspace: buffers to reuse from bulk to bulk; owned by one thread.
         """
         ...

@@ -1,0 +1,102 @@
+"""The folder of a run: what lies in it, and who may write it."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..storage.checkpoint import CheckpointStore
+from ..storage.errors import InputError, StoreError
+from .config import Job, read_toml, resolve
+
+JOB, RESULT, METRICS, MODEL, CHECKPOINTS = "job.toml", "result.json", "metrics.jsonl", "model.pt", "checkpoints"
+LOCK = ".lock"
+SHOWN_DIFFERENCES = 4
+FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.")
+"""Settings that may change when a run goes on: they do not decide its parameters."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+def check_run_folder(out: Path, resume: bool) -> None:
+    """Whether a run may start in `out`, or go on there. Nothing is written.
+
+    Raises:
+        InputError: it holds something and `resume` is false, or holds no run and `resume` is true.
+    """
+    if resume:
+        if not (out / JOB).is_file():
+            raise InputError(f"{out} holds no run to resume (no {JOB}); start it without --resume")
+    elif (out / JOB).exists():
+        raise InputError(f"{out} holds a run already; choose another --out, or go on with it by --resume")
+    elif out.exists() and (not out.is_dir() or any(p.name != LOCK for p in out.iterdir())):
+        raise InputError(f"{out} exists and is not an empty folder; choose another --out")
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a folder, or hold the one that is there, against other processes. Whoever is killed lets go of it.
+
+    Raises:
+        InputError: another process holds it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as e:
+        raise InputError(f"cannot write the folder {folder}: {e.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another process is writing {folder}; wait until it has ended, or choose another --out") from None
+        except OSError:
+            pass  # a file system without locks: better unguarded than unusable
+        yield
+
+
+def refuse_other_job(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None:
+    """Refuse to go on with a run under settings that would have given other parameters.
+
+    Args:
+        out: the folder of the run.
+        job: as it is to go on.
+        fingerprint: of everything that decides the parameters.
+
+    Raises:
+        StoreError: names the settings that changed, or else the things that differ.
+    """
+    try:
+        CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True).refuse_other_jobs()
+    except StoreError as e:
+        try:
+            before = _flat(resolve(read_toml(out / JOB)).model_dump(mode="json"))
+        except InputError:
+            raise e from None
+        now = _flat(job.model_dump(mode="json"))
+        differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(FREE)]
+        changed = [f"{k} (was {before.get(k)}, now {now.get(k)})" for k in differing]
+        if not changed:
+            raise
+        more = f" and {len(changed) - SHOWN_DIFFERENCES} more" if len(changed) > SHOWN_DIFFERENCES else ""
+        raise StoreError(
+            f"{out} was started with other settings: {', '.join(changed[:SHOWN_DIFFERENCES])}{more};"
+            " go on with the same, or choose another --out"
+        ) from None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,95 @@
+"""The exponential race in exact arithmetic: draws without replacement in proportion to weights, the same bits everywhere.
+
+Candidate i with integer weight w_i gets the key E_i / w_i with E_i = -log2(u_i); the s smallest keys are a sample without
+replacement in proportion to the weights (successive sampling; Efraimidis and Spirakis, IPL 97(5), 2006). E is an integer from a
+table that is itself made with integers (library logarithms differ between compilers and devices), both numbers are exact in
+float64, and IEEE division rounds the same way on every machine. Ties go to the earlier candidate.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+FRACTION_BITS = 32
+TABLE_BITS = 12
+WEIGHT_BITS = 26
+"""Weights are integers of at most so many bits: quantised against the largest of the graph."""
+
+
+@lru_cache(maxsize=1)
+def log2_table() -> npt.NDArray[np.int64]:
+    """int64 [2**12 + 1]: log2(1 + i / 2**12) with 32 fractional bits, rounded down. By repeated squaring of integers."""
+    guard = 80
+    table = np.empty((1 << TABLE_BITS) + 1, np.int64)
+    for i in range(1 << TABLE_BITS):
+        x = ((1 << TABLE_BITS) + i) << (guard - TABLE_BITS)
+        bits = 0
+        for _ in range(FRACTION_BITS):
+            x = x * x >> guard
+            bits <<= 1
+            if x >> (guard + 1):
+                x >>= 1
+                bits |= 1
+        table[i] = bits
+    table[-1] = 1 << FRACTION_BITS
+    return table
+
+
+@njit(inline="always")
+def _length(x):
+    """Index of the highest bit of x >= 1."""
+    n = 0
+    for step in (32, 16, 8, 4, 2, 1):
+        if x >> (n + step):
+            n += step
+    return n
+
+
+@njit(inline="always")
+def exponential(bits, table):
+    """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits: an int64 in [0, 32 * 2**32]."""
+    x = np.int64(bits) + np.int64(1)
+    top = _length(x)
+    mantissa = (x << (32 - top)) - (np.int64(1) << 32)
+    cell = mantissa >> (32 - TABLE_BITS)
+    rest = mantissa & ((np.int64(1) << (32 - TABLE_BITS)) - 1)
+    # At the very top of the table (x = 2**32) the mantissa is 0 and top is 32: log2 is exact.
+    below = table[cell]
+    log = below + (((table[min(cell + 1, np.int64(1) << TABLE_BITS)] - below) * rest) >> (32 - TABLE_BITS))
+    return (np.int64(32 - top) << FRACTION_BITS) - log
+
+
+def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """`exponential` of an array, in NumPy: the definition."""
+    x = bits.astype(np.int64) + 1
+    top = np.zeros(len(x), np.int64)
+    for step in (32, 16, 8, 4, 2, 1):
+        top += np.where(x >> (top + step) != 0, step, 0)
+    mantissa = (x << (32 - top)) - (1 << 32)
+    table = log2_table()
+    cell, rest = mantissa >> (32 - TABLE_BITS), mantissa & ((1 << (32 - TABLE_BITS)) - 1)
+    below = table[cell]
+    log = below + (((table[np.minimum(cell + 1, 1 << TABLE_BITS)] - below) * rest) >> (32 - TABLE_BITS))
+    return ((32 - top) << FRACTION_BITS) - log
+
+
+def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Race keys float64; infinite where the weight is zero (such a candidate never wins)."""
+    out = np.full(len(bits), np.inf)
+    np.divide(exponentials(bits).astype(np.float64), weights, out=out, where=weights > 0)
+    return out
+
+
+def quantised(weights: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """Non-negative weights as integers in [0, 2**26], the largest at 2**26; a positive weight is at least 1.
+
+    One IEEE multiplication and one rounding to nearest each, so the same everywhere.
+    """
+    w = np.asarray(weights, np.float64)
+    largest = w.max(initial=0.0)
+    if largest == 0:
+        return np.zeros(len(w), np.int64)
+    q = np.rint(w * ((1 << WEIGHT_BITS) / largest)).astype(np.int64)
+    return np.where(w > 0, np.maximum(q, 1), 0)
