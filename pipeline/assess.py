@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..stages.evaluate import evaluate
+from ..storage.errors import InputError
 from .config import read_toml, resolve
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
-from .run import JOB, MODEL, load_model, open_data, prepare
+from .run import load_model, open_data, prepare
+from .run_folder import JOB, MODEL
 
 
 def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
@@ -19,9 +21,13 @@ def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
         emit: called with every event.
 
     Raises:
-        InputError: no run there, or the dataset does not fit the model.
-        StoreError: the model is absent or damaged.
+        InputError: no finished run there, or the dataset cannot be opened.
+        StoreError: the model is damaged, or does not fit the dataset.
     """
+    if not (run / JOB).is_file():
+        raise InputError(f"{run} holds no run (no {JOB}); expected the folder of a finished run")
+    if not (run / MODEL).is_file():
+        raise InputError(f"{run} holds a run that has not finished (no {MODEL}); go on with it by `millrace run --resume --out {run}`")
     job = resolve(read_toml(run / JOB))
     data = open_data(job, dataset, emit)
     prepared = prepare(job, data)

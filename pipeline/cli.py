@@ -1,8 +1,11 @@
 """The command line. It parses, calls, prints, and turns errors into exit codes: 0 done, 2 input, 3 failed, 130 interrupted."""
 
+import io
 import json
+import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +16,14 @@ import typer
 from ..storage.errors import InputError, MillraceError, nearest
 from .events import StageAdvanced, StageStarted
 
+ClickError = typer.BadParameter.__mro__[2]
+"""What typer raises for a wrong command line. Newer versions bring their own click, older ones import it: this is either's."""
+
+OUT_OF_MEMORY = 'out of memory ({}); use a smaller model, batch_size or fanout, or features = "mapped"'
+
 app = typer.Typer(
     name="millrace",
     help="Train graph neural networks on graphs that have outgrown one process.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
@@ -41,7 +48,7 @@ def _graceful_stop() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        print("stopping at the next step; interrupt again to stop now", file=sys.stderr)
+        _say("stopping at the next step; interrupt again to stop now", err=True)
 
     before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -51,10 +58,31 @@ def _graceful_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(s, handler)
 
 
+def _say(text: str, err: bool = False) -> None:
+    """Print, unless the reader has gone away: what was done stays done."""
+    stream = sys.stderr if err else sys.stdout
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # Python flushes again when it exits, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _home(path: Path) -> Path:
+    """Shells leave the ~ of --out=~/runs alone."""
+    try:
+        return path.expanduser()
+    except RuntimeError as e:
+        raise InputError(f"{path} names no home folder ({e}); write the path out") from None
+
+
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
     from .config import merged, parse_override, read_toml
     from .run import SHORTHANDS
 
+    if job is not None and not job.exists():
+        hint = f"; a dataset is given as --dataset {job}" if str(job) == "digits" or ":" in str(job) or job.suffix == ".npz" else ""
+        raise InputError(f"{job} does not exist; expected a TOML job file{hint}")
     table = read_toml(job) if job is not None else {}
     if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, flags["model"]):
         # Another model's options would not fit this one; those that every model has are kept.
@@ -78,8 +106,8 @@ def _summary(result: Any) -> str:
     parts = ("sample", "queue_wait", "fetch", "forward_backward", "evaluate", "total")
     lines = [
         f"{result.model} on {result.dataset} ({result.num_nodes:,} nodes, {result.num_edges:,} edges), system {result.system}",
-        f"  epochs              {result.epochs} (best: {result.best_epoch + 1})",
-        f"  train loss          {result.train_loss:.4f}",
+        f"  epochs              {result.epochs}{f' (best: {result.best_epoch + 1})' if result.best_epoch >= 0 else ''}",
+        f"  train loss          {'not finite: the run diverged' if result.train_loss is None else f'{result.train_loss:.4f}'}",
     ]
     if result.val_accuracy is not None:
         lines.append(f"  validation accuracy {result.val_accuracy:.4f}")
@@ -93,9 +121,9 @@ def _summary(result: Any) -> str:
 
 
 def _print_result(result: Any, as_json: bool) -> None:
-    typer.echo(_summary(result), err=as_json)
+    _say(_summary(result), err=as_json)
     if as_json:
-        typer.echo(json.dumps(result.to_record()))
+        _say(json.dumps(result.to_record(), allow_nan=False))
 
 
 @app.command()
@@ -146,15 +174,15 @@ def _train(
 ) -> None:
     from .config import resolve
     from .progress import Terminal
-    from .run import JOB
     from .run import run as run_job
+    from .run_folder import JOB, check_run_folder
 
+    out, samples = _home(out) if out is not None else None, _home(samples) if samples is not None else None
     if resume:
         if out is None:
             raise InputError("--resume needs --out, the folder of the run to go on with")
+        check_run_folder(out, resume)
         job = job if job is not None else (out / JOB)
-        if not job.exists():
-            raise InputError(f"{out} holds no run to resume (no {JOB}); start it without --resume")
     resolved = resolve(_table(job, flags, overrides))
     with _graceful_stop() as stop, Terminal() as terminal:
         result = run_job(out=out, resume=resume, samples=samples, emit=terminal, stop=stop, config=resolved)
@@ -180,16 +208,16 @@ def sample(
     from .progress import Terminal
 
     flags = {"epochs": epochs, "dataset": dataset, "fanout": fanout, "batch_size": batch_size, "seed": seed, "split": split}
-    resolved = resolve(_table(job, flags, overrides))
+    resolved, out = resolve(_table(job, flags, overrides)), _home(out)
     with _graceful_stop() as stop, Terminal() as terminal:
         report = precompute(resolved, out, emit=terminal, stop=stop)
-    typer.echo(
-        f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s), {report['edges']:,} edges,"
-        f" {report['bytes'] / 2**20:,.1f} MiB in {out} ({report['seconds']:.1f} s)",
+    _say(
+        f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s), {report['bytes'] / 2**20:,.2f} MiB in {out};"
+        f" sampled now: {report['edges']:,} edges ({report['seconds']:.1f} s)",
         err=as_json,
     )
     if as_json:
-        typer.echo(json.dumps(report))
+        _say(json.dumps(report))
 
 
 @app.command()
@@ -204,24 +232,25 @@ def partition(
     as_json: JsonFlag = False,
 ) -> None:
     """Cut a dataset into partitions and print the cut, the balance and the halo share."""
+    from ..stages.partition.base import check_parts
     from ..stages.partition.registry import partitioner
     from ..stages.partition.stage import partition_dataset
     from .config import resolve
     from .progress import Terminal
     from .run import open_data
 
-    job = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides))
-    chosen = partitioner(method)
+    job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _home(out)
+    chosen, parts = partitioner(method), check_parts(parts)
     with Terminal() as terminal:
         data = open_data(job, None, terminal)
         terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {method}", parts))
         report = partition_dataset(
             data, chosen, parts, out, seed=job.seed, on_progress=lambda done, total: terminal(StageAdvanced("partition", done, total))
         )
-    typer.echo(report.quality.table(), err=as_json)
-    typer.echo(f"{parts} parts in {out} ({report.seconds:.1f} s)", err=as_json)
+    _say(report.quality.table(), err=as_json)
+    _say(f"{parts} parts in {out} ({report.seconds:.1f} s)", err=as_json)
     if as_json:
-        typer.echo(json.dumps({"out": str(out), "method": method, "seconds": report.seconds, **report.quality.as_record()}))
+        _say(json.dumps({"out": str(out), "method": method, "seconds": report.seconds, **report.quality.as_record()}))
 
 
 @app.command()
@@ -232,6 +261,7 @@ def convert(
     seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write a dataset as a Millrace store, which opens fast and can leave its features on disk."""
     from ..storage.dataset_store import write_dataset
@@ -241,12 +271,18 @@ def convert(
 
     if features not in ("zarr", "npy"):
         raise InputError(f"--features is '{features}'; expected zarr or npy{nearest(features, ['zarr', 'npy'])}")
-    job = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides))
+    job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _home(out)
+    if out.exists():
+        raise InputError(f"{out} exists already; choose another --out")
     with Terminal() as terminal:
         data = open_data(job, None, terminal)
         terminal(StageStarted("store", f"writing {out}"))
         store = write_dataset(out, data, features_format=features)
-    typer.echo(f"{data.name}: {data.num_nodes:,} nodes, {data.graph.num_edges:,} edges, {store.nbytes / 2**20:,.1f} MiB in {out}")
+    size = f"{data.num_nodes:,} nodes, {data.graph.num_edges:,} edges, {store.nbytes / 2**20:,.2f} MiB"
+    _say(f"{data.name}: {size} in {out}", err=as_json)
+    if as_json:
+        record = {"out": str(out), "dataset": data.name, "num_nodes": data.num_nodes, "num_edges": data.graph.num_edges}
+        _say(json.dumps({**record, "features": features, "bytes": store.nbytes}))
 
 
 @app.command()
@@ -260,12 +296,12 @@ def evaluate(
     from .progress import Terminal
 
     with Terminal() as terminal:
-        report = assess(run_folder, dataset, emit=terminal)
+        report = assess(_home(run_folder), dataset, emit=terminal)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
     lines += [f"  {name:<6} {'none' if value is None else f'{value:.4f}'}" for name, value in report["accuracy"].items()]
-    typer.echo("\n".join(lines), err=as_json)
+    _say("\n".join(lines), err=as_json)
     if as_json:
-        typer.echo(json.dumps(report))
+        _say(json.dumps(report))
 
 
 @app.command()
@@ -279,10 +315,10 @@ def inspect(
 
     record = inspect_path(path, minibatch)
     if as_json:
-        typer.echo(json.dumps(record))
+        _say(json.dumps(record))
     else:
-        for key, value in record.items():
-            typer.echo(f"{key:<20} {value}")
+        width = max(map(len, record)) + 2
+        _say("\n".join(f"{key:<{width}}{value}" for key, value in record.items()))
 
 
 @app.command()
@@ -292,33 +328,60 @@ def doctor(as_json: JsonFlag = False) -> None:
 
     record = examine()
     if as_json:
-        typer.echo(json.dumps(record))
+        _say(json.dumps(record))
     else:
         for section, entries in record.items():
-            typer.echo(section)
-            for key, value in entries.items():
-                typer.echo(f"  {key:<18} {value}")
+            _say("\n".join([section, *(f"  {key:<18} {value}" for key, value in entries.items())]))
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         from .result import versions
 
-        typer.echo(f"millrace {versions().get('millrace-gnn', 'unknown')}")
+        _say(f"millrace {versions().get('millrace-gnn', 'unknown')}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        _say(context.get_help())
 
 
 def main() -> None:
     """Entry point of the ``millrace`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path with a character that the terminal lacks must not end a run.
+            stream.reconfigure(errors="backslashreplace")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _say(f"note: {message}", err=True)
+        sys.exit(_run_app())
+
+
+def _run_app() -> int:
+    """Run the command that the arguments name, and give its exit code; what went wrong is on standard error in a few lines."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except MillraceError as e:
-        print(f"millrace: {e}", file=sys.stderr)
-        sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        print("millrace: interrupted; go on from the last checkpoint with --resume", file=sys.stderr)
-        sys.exit(130)
+        return _failed(str(e), e.exit_code)
+    except ClickError as e:
+        context = getattr(e, "ctx", None)
+        command = context.command_path if context is not None else "millrace"
+        return _failed(f"{e.format_message()}\nSee: {command} --help", 2)  # pyright: ignore[reportAttributeAccessIssue]
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except MemoryError as e:
-        print(f'millrace: out of memory ({e}); use a smaller batch_size or fanout, or features = "mapped"', file=sys.stderr)
-        sys.exit(3)
+        return _failed(OUT_OF_MEMORY.format(e), 3)
+    except RuntimeError as e:
+        # torch has no error of its own for this.
+        if "allocate memory" not in str(e):
+            raise
+        return _failed(OUT_OF_MEMORY.format(str(e).splitlines()[0]), 3)
+    except OSError as e:
+        return _failed(f"the system refused: {e}; mend that, then give the command again (a run: with --resume)", 3)
+    if code == 130:
+        return _failed("interrupted; what was committed stays", 130)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(text: str, code: int) -> int:
+    _say(f"millrace: {text}", err=True)
+    return code

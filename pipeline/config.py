@@ -29,7 +29,7 @@ class Train(_Section):
     minibatches_per_step: int | None = Field(default=None, ge=1)
     """Minibatches in an optimiser step, over all ranks; by default one per rank."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: float = Field(default=0.003, gt=0)
+    lr: float = Field(default=0.003, gt=0, le=1e6)
     weight_decay: float = Field(default=0.0, ge=0)
     evaluate_every: int = Field(default=1, ge=0)
     """Validate after every so many epochs (0: only at the end)."""
@@ -163,10 +163,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         InputError: absent, no file, no TOML.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; expected a TOML job file") from None
-    except (IsADirectoryError, PermissionError) as e:
+    except OSError as e:
         raise InputError(f"{path} cannot be read ({e.strerror}); expected a TOML job file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise InputError(f"{path} is no valid TOML: {e}") from None
@@ -189,18 +189,19 @@ def resolve(table: Mapping[str, Any]) -> Job:
         fanout = parse_fanout(fanout)
     if type(fanout) is int:
         fanout = [fanout]
+    if fanout is not None and not isinstance(fanout, list | tuple):
+        raise InputError(f"configuration key 'sampler.fanout' is {fanout!r}; expected whole numbers such as [15, 10, 5]")
     if fanout is None and "fanout" in {f.name for f in dataclasses.fields(_registered("sampler", SAMPLERS, sampler))}:
         count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(DEFAULT_FANOUT)
         fanout = [*DEFAULT_FANOUT, *[DEFAULT_FANOUT[-1]] * count][:count]
     if fanout is not None:
         sampler["fanout"] = list(fanout)
-        if layers is None:
-            model["layers"] = len(fanout)
-        elif isinstance(layers, int) and layers != len(fanout):
-            raise InputError(
-                f"model.layers is {layers} but sampler.fanout {list(fanout)} has {len(fanout)} numbers; give one number per layer"
-            )
+        model.setdefault("layers", len(fanout))
     model_record = build("model", MODELS, model)
+    if fanout is not None and model_record.layers != len(fanout):
+        raise InputError(
+            f"model.layers is {model_record.layers} but sampler.fanout {list(fanout)} has {len(fanout)} numbers; give one number per layer"
+        )
     sampler_record = build("sampler", SAMPLERS, sampler)
     return job.model_copy(
         update={
@@ -225,7 +226,7 @@ def parse_fanout(text: str) -> list[int]:
 
 def _registered(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> type:
     name = table.get("name", next(iter(registry)))
-    if name not in registry:
+    if not isinstance(name, str) or name not in registry:
         raise InputError(f"{section}.name is '{name}'; expected one of {', '.join(registry)}{nearest(str(name), list(registry))}")
     return registry[name]
 
@@ -241,7 +242,8 @@ def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) 
     known = [f.name for f in dataclasses.fields(kind)]
     for key in options:
         if key not in known:
-            raise InputError(f"{section} '{table.get('name')}' has no option '{key}'{nearest(key, known)} (it has {', '.join(known)})")
+            name = table.get("name", next(iter(registry)))
+            raise InputError(f"{section} '{name}' has no option '{key}'{nearest(key, known)} (it has {', '.join(known)})")
     try:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as e:

@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from ..stages.partition.quality import PartitionQuality
+from ..stages.partition.stage import KIND as PARTITIONING
+from ..storage.checkpoint import CheckpointStore
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError, StoreError
 from ..storage.minibatch import MiniBatch
 from ..storage.queue_zarr import ZarrQueue
-from ..storage.store import MANIFEST
+from ..storage.store import MANIFEST, read_manifest
 from .datasets import open_dataset
 from .result import SCHEMA_VERSION
-from .run import JOB, RESULT
+from .run_folder import CHECKPOINTS, JOB, RESULT
 
 SHOWN_SEEDS = 3
 
@@ -29,18 +32,21 @@ def inspect_path(path: str, minibatch: str | None) -> dict[str, Any]:
         InputError: `minibatch` is malformed or `path` holds no samples.
         StoreError: the store is damaged.
     """
-    folder = Path(path)
+    folder = Path(path).expanduser()
     format_ = _format(folder)
     if minibatch is not None and format_ != "samples":
         raise InputError(f"--minibatch needs a store of samples; {path} holds {format_ or 'none'}")
-    if (folder / JOB).exists():
+    if (folder / JOB).is_file():
         return _run(folder)
     if format_ == "samples":
         return _samples(folder, minibatch)
     if format_ in (None, "dataset"):
         return _dataset(open_dataset(path))
-    body = json.loads((folder / MANIFEST).read_text())
-    return {"format": body["format"], **body["meta"], **{f"made from {k}": v for k, v in body["fingerprint"].items()}}
+    body = read_manifest(folder, format_)
+    made = {f"made from {k}": v for k, v in body["fingerprint"].items()}
+    if format_ == PARTITIONING:
+        return {**_partitions(body["meta"]), **made}
+    return {"holds": f"a store of kind {format_}", **body["meta"], **made}
 
 
 def _format(folder: Path) -> str | None:
@@ -55,19 +61,44 @@ def _format(folder: Path) -> str | None:
 
 def _run(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"holds": "a run", "job": str(folder / JOB)}
+    cursors = CheckpointStore(folder / CHECKPOINTS, {}, read_only=True).cursors()
+    at = f"phase {cursors[-1].phase}, step {cursors[-1].step}" if cursors else "none"
     try:
         result = json.loads((folder / RESULT).read_text())
     except FileNotFoundError:
-        return {**record, "status": "not finished: go on with it by `millrace run --resume --out`"}
-    except json.JSONDecodeError as e:
-        raise StoreError(f"{folder / RESULT} is damaged ({e})") from None
-    if result.get("schema_version") != SCHEMA_VERSION:
-        raise StoreError(f"{folder / RESULT} has schema version {result.get('schema_version')}; this Millrace reads {SCHEMA_VERSION}")
+        return {
+            **record,
+            "status": f"not finished: go on with it by `millrace run --resume --out {folder}`",
+            "last checkpoint": at,
+        }
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise StoreError(f"{folder / RESULT} is damaged ({e}); write it again by `millrace run --resume --out {folder}`") from None
+    seen = result.get("schema_version") if isinstance(result, dict) else None
+    if seen != SCHEMA_VERSION:
+        raise StoreError(f"{folder / RESULT} has schema version {seen}; this Millrace reads {SCHEMA_VERSION}")
     keys = (
         "status", "system", "model", "dataset", "num_nodes", "num_edges", "epochs", "best_epoch", "train_loss", "val_accuracy",
         "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",
     )  # fmt: skip
-    return {**record, **{k: result[k] for k in keys}, "seconds": {k: v for k, v in result["seconds"].items() if k != "per_epoch"}}
+    seconds = {f"seconds, {k}": v for k, v in result["seconds"].items() if k != "per_epoch"}
+    return {**record, **{k: result[k] for k in keys}, "last checkpoint": at, **seconds}
+
+
+def _partitions(meta: dict[str, Any]) -> dict[str, Any]:
+    quality = PartitionQuality.from_record(meta["quality"])
+    record = {
+        "holds": "partitions",
+        "parts": meta["num_parts"],
+        "partitioner": meta["partitioner"],
+        "seed": meta["seed"],
+        "edges cut": f"{quality.cut_share:.1%}",
+        "halo rows": f"{quality.halo_share:.1%} of owned rows",
+    }
+    for i, part in enumerate(quality.parts):
+        record[f"part {i}"] = (
+            f"{part.nodes:,} nodes, {part.train:,} train, {part.edges:,} edges ({part.cut_edges:,} cut), {part.halo:,} halo rows"
+        )
+    return record
 
 
 def _samples(folder: Path, minibatch: str | None) -> dict[str, Any]:
@@ -78,13 +109,17 @@ def _samples(folder: Path, minibatch: str | None) -> dict[str, Any]:
                 epoch, index = (int(part) for part in minibatch.split(","))
             except ValueError:
                 raise InputError(f"--minibatch '{minibatch}' is not of the form EPOCH,INDEX such as 0,3") from None
+            if index // queue.bulk_size not in queue.committed(epoch):
+                held = ", ".join(map(str, queue.epochs())) or "none"
+                per_epoch = queue.minibatches_per_epoch
+                raise InputError(f"{folder} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each")
             return _minibatch(queue.get(epoch, index, timeout_s=1.0))
-        epochs = queue.meta.get("epochs") or 0
         return {
             "holds": "sampled minibatches",
             "complete": queue.complete,
             **queue.meta,
-            "bulks": {e: len(queue.committed(e)) for e in range(epochs)},
+            "epochs": len(queue.epochs()),
+            "bulks": sum(len(queue.committed(e)) for e in queue.epochs()),
             "bytes on disk": sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
             **{f"made from {k}": v for k, v in queue.fingerprint.items()},
         }

@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..stages.sample.base import SeedPlan
 from ..stages.sample.produce import Receipt, Sampled, sample_bulks
+from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.queue_zarr import ZarrQueue
 from .config import Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
 from .rank import Interrupted
 from .run import KERNELS, make_system, open_data, sample_fingerprint
+from .run_folder import held
 
 
 def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
@@ -33,14 +36,34 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
     if not len(dataset.split.train):
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
     plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
-    queue = ZarrQueue.create(
+    create = partial(
+        ZarrQueue.create,
         out,
         fingerprint=sample_fingerprint(job, dataset, system),
         bulk_size=job.queue.bulk_size,
         max_bytes=1 << 62,
         keep="all",
-        meta={"minibatches_per_epoch": plan.num_minibatches, "epochs": job.epochs, "dataset": dataset.name},
+        meta={"minibatches_per_epoch": plan.num_minibatches, "dataset": dataset.name},
     )
+    # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is held.
+    create(sweep=False).close()
+    with held(out):
+        queue = create()
+        edges = _fill(job, dataset, system.sample, plan, queue, emit, stop)
+    seconds = time.perf_counter() - start
+    emit(StageEnded("sample", seconds))
+    return {
+        "out": str(out),
+        "epochs": job.epochs,
+        "minibatches": job.epochs * plan.num_minibatches,
+        "edges": edges,
+        "bytes": sum(f.stat().st_size for f in out.rglob("*") if f.is_file()),
+        "seconds": seconds,
+    }
+
+
+def _fill(job: Job, dataset: Dataset, sample: Sampled, plan: SeedPlan, queue: ZarrQueue, emit: Emit, stop: Callable[[], bool]) -> int:
+    """Sample what the queue lacks, and give the edges of that."""
     total = job.epochs * plan.num_bulks
     done = sum(len(queue.committed(e)) for e in range(job.epochs))
     edges = 0
@@ -53,7 +76,7 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
 
     try:
         sample_bulks(
-            dataset.graph, system.sample.sampler, plan, KERNELS[job.kernel], queue,
+            dataset.graph, sample.sampler, plan, KERNELS[job.kernel], queue,
             first_epoch=0, last_epoch=job.epochs, stop=stop, on_receipt=advance,
         )  # fmt: skip
         if stop():
@@ -61,13 +84,4 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
         queue.finish()
     finally:
         queue.close()
-    seconds = time.perf_counter() - start
-    emit(StageEnded("sample", seconds))
-    return {
-        "out": str(out),
-        "epochs": job.epochs,
-        "minibatches": job.epochs * plan.num_minibatches,
-        "edges": edges,
-        "bytes": sum(f.stat().st_size for f in out.rglob("*") if f.is_file()),
-        "seconds": seconds,
-    }
+    return edges

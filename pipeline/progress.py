@@ -13,22 +13,28 @@ QUIET_S = 2.0
 """Plain output says something about work that has gone on for this long, and not more often."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # Rich ends the process here, but a run is worth more than the log that nobody reads any more.
+        self.quiet = True
+
+
 class Terminal:
     """Prints events. Use as a context manager; call it with events."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._live = self.console.is_terminal
+        self.console = console or _Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        # FORCE_COLOR makes rich take a log file for a terminal, where a live bar would be garbage.
+        self._live = self.console.is_terminal and not self.console.is_dumb_terminal and self.console.file.isatty()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._said = time.monotonic()
-        self._epochs = ""
 
     def __enter__(self) -> "Terminal":
         if self._live:
             self._bar = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
@@ -44,7 +50,7 @@ class Terminal:
             self._bar.stop()
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, emoji=False)
         self._said = time.monotonic()
 
     def __call__(self, event: Event) -> None:
@@ -59,7 +65,7 @@ class Terminal:
                 elif stage == "train":
                     self._print(text)
             case StageAdvanced(stage, done, total):
-                self._advance(f"{stage}: {done}{f' of {total}' if total else ''}", done, total)
+                self._advance(f"{stage}: {done:,}{f' of {total:,}' if total else ''}", done, total)
             case StepDone(epoch, step, steps, loss, _):
                 done = epoch + (step + 1) / steps
                 self._advance(f"epoch {epoch + 1}, step {step + 1}/{steps}: loss {loss:.4f}", done, None)

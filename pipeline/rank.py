@@ -1,5 +1,6 @@
 """The training loop of one rank. It calls the five policies of a system and never asks which system it is."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -193,6 +194,8 @@ class _PhaseLoop:
                 progress.best_state = {k: v.detach().clone() for k, v in t.model.state_dict().items()}
             else:
                 progress.since_best += 1
+        if not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
+            t.emit(Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr"))
         record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
         if accuracy is not None:
             record["val_accuracy"] = accuracy

@@ -1,7 +1,6 @@
 """What a run leaves behind: ``result.json``, by the contract that users and checks rely on."""
 
 import json
-import math
 import platform
 import resource
 import sys
@@ -57,7 +56,7 @@ class Result:
     seed: int
     minibatches_per_step: int
     train_loss: float | None
-    """Mean over the seeds of the last epoch; None where it is no finite number (the run diverged)."""
+    """Mean over the seeds of the last epoch; None where the run diverged."""
     val_accuracy: float | None
     """Of the best epoch."""
     test_accuracy: float | None
@@ -81,6 +80,6 @@ class Result:
     schema_version: int = SCHEMA_VERSION
 
     def to_record(self) -> dict[str, Any]:
-        """As plain values, in the order of the contract. Every number is finite: JSON has no word for the others."""
+        """As plain values, in the order of the contract."""
         record = asdict(self)
         return {"schema_version": record.pop("schema_version"), **record}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import threading
 import time
@@ -37,14 +38,14 @@ from ..storage.queue_zarr import ZarrQueue
 from . import systems
 from .clock import Clock
 from .config import Job, build, merged, resolve
-from .datasets import open_dataset
+from .datasets import GENERATED, ReadOptions, open_dataset
 from .events import Emit, Note, StageEnded, StageStarted, silent
 from .rank import Progress, Trainer, train_rank
 from .result import SECONDS, Result, peak_rss_bytes, versions, write_json
+from .run_folder import CHECKPOINTS, JOB, METRICS, MODEL, RESULT, check_run_folder, held, refuse_other_job, write_whole
 from .systems import System
 
 KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
-JOB, RESULT, METRICS, MODEL = "job.toml", "result.json", "metrics.jsonl", "model.pt"
 
 SHORTHANDS: dict[str, tuple[str, ...]] = {
     "hidden": ("model", "hidden"),
@@ -86,6 +87,21 @@ def make_system(job: Job) -> System:
     return systems.bulk(build("sampler", SAMPLERS, job.sampler))
 
 
+def refuse_what_is_missing(job: Job) -> None:
+    """Refuse a job that this version cannot run, before anything slow is done for it.
+
+    Raises:
+        InputError: it asks for a device or an executor that is not there.
+    """
+    if job.device == "cuda":
+        raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
+    if job.executor == "dask" or job.ranks > 1:
+        raise InputError(
+            f"executor is '{job.executor}' with {job.ranks} rank(s), but this version runs one rank in this process;"
+            ' use executor = "inline" and ranks = 1'
+        )
+
+
 def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: Any = None) -> Prepared:
     """Check that the parts of a job fit together, and describe the run by its fingerprint.
 
@@ -98,13 +114,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     Raises:
         InputError: they do not fit, or this version cannot run them.
     """
-    if job.device == "cuda":
-        raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
-    if job.executor == "dask" or job.ranks > 1:
-        raise InputError(
-            f"executor is '{job.executor}' with {job.ranks} rank(s), but this version runs one rank in this process;"
-            ' use executor = "inline" and ranks = 1'
-        )
+    refuse_what_is_missing(job)
     system = system or make_system(job)
     dtype = {"float32": torch.float32, "float64": torch.float64}[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
@@ -182,47 +192,48 @@ def _threads(count: int | None):
         torch.set_num_threads(before)
 
 
-def open_run_folder(out: Path, resume: bool) -> None:
-    """Make the run's folder, or accept the one to resume.
+def open_samples(prepared: Prepared, samples: Path) -> MinibatchQueue:
+    """The stored minibatches that a job trains from.
 
     Raises:
-        InputError: it holds a run and `resume` is false, or holds none and `resume` is true.
+        StoreError: absent, damaged, or made from something else.
+        InputError: minibatches of the epochs to train are not there yet.
     """
-    if resume:
-        if not (out / JOB).exists():
-            raise InputError(f"{out} holds no run to resume (no {JOB}); start it without --resume")
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        held = "holds a run already" if (out / JOB).exists() else "exists and is not an empty folder"
-        raise InputError(f"{out} {held}; choose another --out, or go on with it by --resume")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise InputError(f"cannot make the run folder {out}: {e.strerror}") from None
-
-
-def open_queue_for(prepared: Prepared, out: Path, samples: Path | None) -> MinibatchQueue:
-    """The queue that the job asks for: in memory, in the run's folder, or a store that was filled beforehand."""
     job = prepared.job
-    expected = {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
-    if samples is not None:
-        queue = ZarrQueue.open(samples, fingerprint=expected)
-        held = queue.meta.get("epochs")
-        if held is not None and held < job.epochs:
-            raise InputError(f"{samples} holds {held} epoch(s) but {job.epochs} are to be trained; lower epochs, or sample more")
+    queue = ZarrQueue.open(samples, fingerprint=_of_samples(prepared))
+    bulks = -(-_minibatches_per_epoch(prepared) // queue.bulk_size)
+    lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
+    if lacking is None:
         return queue
-    per_epoch = -(-len(prepared.dataset.split.train) // job.train.batch_size)
-    q = job.queue
+    if queue.complete:
+        raise InputError(f"{samples} holds {lacking} epoch(s) but {job.epochs} are to be trained; lower epochs, or sample more")
+    raise InputError(
+        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its `millrace sample`"
+        " command again, which goes on where it stopped"
+    )
+
+
+def open_queue(prepared: Prepared, out: Path) -> MinibatchQueue:
+    """The queue that the job asks for: in memory, or in the run's folder."""
+    q, per_epoch = prepared.job.queue, _minibatches_per_epoch(prepared)
     if q.kind == "memory":
         return MemoryQueue(bulk_size=q.bulk_size, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch)
     return ZarrQueue.create(
         out / "queue",
-        fingerprint=expected,
+        fingerprint=_of_samples(prepared),
         bulk_size=q.bulk_size,
         max_bytes=q.max_bytes,
         keep=q.keep,
         meta={"minibatches_per_epoch": per_epoch},
     )
+
+
+def _of_samples(prepared: Prepared) -> dict[str, str]:
+    return {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
+
+
+def _minibatches_per_epoch(prepared: Prepared) -> int:
+    return -(-len(prepared.dataset.split.train) // prepared.job.train.batch_size)
 
 
 def run(
@@ -268,14 +279,38 @@ def run(
         raise InputError(f"options {sorted(options)} were given beside a resolved configuration; pass one or the other")
     folder = Path(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     clock = Clock()
+    refuse_what_is_missing(job)
+    check_run_folder(folder, resume)
+    # The folder's job.toml must find the data again, from wherever it is read.
+    job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})
     if not isinstance(dataset, Dataset):
         dataset = open_data(job, dataset, emit)
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
-    open_run_folder(folder, resume)
-    (folder / JOB).write_text(job.to_toml())
-    with _threads(job.threads), _metrics(folder / METRICS, emit, resume) as told:
-        return _run_inline(prepared, folder, Path(samples) if samples is not None else None, told, stop, clock, start)
+    queue = open_samples(prepared, Path(samples)) if samples is not None else None
+    if queue is None and job.queue.kind == "memory":
+        queue = open_queue(prepared, folder)
+    with held(folder):
+        check_run_folder(folder, resume)
+        if resume:
+            refuse_other_job(folder, job, prepared.fingerprint)
+            # What an earlier, shorter run left is not the result of this one.
+            for stale in (RESULT, MODEL):
+                (folder / stale).unlink(missing_ok=True)
+        queue = queue or open_queue(prepared, folder)
+        write_whole(folder / JOB, job.to_toml())
+        with _threads(job.threads), _metrics(folder / METRICS, emit, resume) as told:
+            result = _run_inline(prepared, folder, queue, samples is None, told, stop, clock, start)
+    if result.epochs > job.epochs:
+        emit(Note(f"{result.epochs} epochs had been trained before; the {job.epochs} asked for are among them"))
+    return result
+
+
+def located(source: str | Path) -> str:
+    """A dataset's name, or its path as it can be opened from any folder."""
+    name, path = str(source), Path(source).expanduser()
+    embedded = name == "digits" or name.partition(":")[0] in GENERATED
+    return name if embedded or not path.exists() else str(path.resolve())
 
 
 def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
@@ -286,14 +321,18 @@ def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
     try:
         dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=job.features)
     except InputError as e:
-        # Readers name their options; here those are configuration keys.
-        options = "|".join(f.name for f in fields(job.read))
-        raise type(e)(re.sub(rf"(?<![\w.])({options})=", r"read.\1=", str(e))) from e
+        raise type(e)(_with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
     emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {dataset.num_classes} classes"))
     for note in dataset.notes:
-        emit(Note(note))
+        emit(Note(_with_keys(note)))
     return dataset
+
+
+def _with_keys(text: str) -> str:
+    """Readers name their options; to the user of a job those are configuration keys."""
+    options = "|".join(f.name for f in fields(ReadOptions))
+    return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)
 
 
 def configure(config: Mapping[str, Any], *, system: System | None = None, model: Any = None, **options: Any) -> Job:
@@ -313,11 +352,17 @@ def configure(config: Mapping[str, Any], *, system: System | None = None, model:
 
 
 def _run_inline(
-    prepared: Prepared, out: Path, samples: Path | None, emit: Emit, stop: Callable[[], bool], clock: Clock, start: float
+    prepared: Prepared,
+    out: Path,
+    queue: MinibatchQueue,
+    produce: bool,
+    emit: Emit,
+    stop: Callable[[], bool],
+    clock: Clock,
+    start: float,
 ) -> Result:
     job, dataset, data = prepared.job, prepared.dataset, prepared.data
     group, ledger = Solo(), Ledger()
-    queue = open_queue_for(prepared, out, samples)
     model = prepared.build_model()
     rank_job = RankJob(
         seed=job.seed,
@@ -329,14 +374,14 @@ def _run_inline(
         group=group,
         ledger=ledger,
         queue=queue,
-        produce=samples is None,
+        produce=produce,
     )
 
     def score(module: nn.Module, split: str) -> float | None:
         return evaluate(module, dataset, data.degree, (split,), scratch=out)[split]
 
     validate = (lambda m: score(m, "val") or 0.0) if len(dataset.split.val) else None
-    checkpoints = CheckpointStore(out / "checkpoints", prepared.fingerprint, keep=job.checkpoint.keep)
+    checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep)
     trainer = Trainer(
         prepared.system, rank_job, data, dataset.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
     )
@@ -380,7 +425,9 @@ def load_model(path: Path, prepared: Prepared) -> nn.Module:
     except FileNotFoundError:
         raise StoreError(f"{path} does not exist: the run has not finished; go on with it by --resume") from None
     except Exception as e:
-        raise StoreError(f"{path} cannot be loaded into this model ({str(e).splitlines()[0]})") from None
+        shapes = f"{prepared.dataset.features.num_features} features and {prepared.dataset.num_classes} classes"
+        reason = " ".join(str(e).split())[:300]
+        raise StoreError(f"{path} does not fit {prepared.model_name} on {prepared.dataset.name} with {shapes} ({reason})") from None
     return model
 
 
@@ -402,7 +449,7 @@ def _result(prepared: Prepared, progress: Progress, clock: Clock, ledger: Ledger
         epochs=len(progress.history),
         seed=job.seed,
         minibatches_per_step=job.train.minibatches_per_step or job.ranks,
-        train_loss=progress.history[-1]["train_loss"],
+        train_loss=_finite(progress.history[-1]["train_loss"]),
         val_accuracy=progress.best_accuracy if progress.best_epoch >= 0 else None,
         test_accuracy=test,
         best_epoch=progress.best_epoch,
@@ -419,6 +466,11 @@ def _result(prepared: Prepared, progress: Progress, clock: Clock, ledger: Ledger
     )
 
 
+def _finite(value: Any) -> Any:
+    """JSON has no word for NaN and infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @contextmanager
 def _metrics(path: Path, emit: Emit, resume: bool):
     """Write every event as a line of JSON beside passing it on."""
@@ -427,7 +479,8 @@ def _metrics(path: Path, emit: Emit, resume: bool):
 
         def told(event: Any) -> None:
             with lock:
-                f.write(json.dumps({"event": type(event).__name__, "time": time.time(), **vars(event)}) + "\n")
+                values = {key: _finite(value) for key, value in vars(event).items()}
+                f.write(json.dumps({"event": type(event).__name__, "time": time.time(), **values}) + "\n")
             emit(event)
 
         yield told

@@ -56,10 +56,15 @@ def node_words(key: int, nodes: npt.ArrayLike) -> Words:
         return mix(np.uint64(key) + np.asarray(nodes).astype(np.uint64) * NODE)
 
 
-def draw(words: Words, i: int) -> Words:
-    """The i-th draw (i >= 0) of each node's word: 32 uniform bits in uint64."""
+def draw_word(words: Words, i: int) -> Words:
+    """The i-th draw (i >= 0) of each node's word: 64 uniform bits."""
     with np.errstate(over="ignore"):
-        return mix(words + np.uint64((i + 1) * int(GOLDEN) & _WORD)) >> np.uint64(32)
+        return mix(words + np.uint64((i + 1) * int(GOLDEN) & _WORD))
+
+
+def draw(words: Words, i: int) -> Words:
+    """The i-th draw (i >= 0) of each node's word: the upper 32 bits of `draw_word`, in uint64."""
+    return draw_word(words, i) >> np.uint64(32)
 
 
 def permutation(key: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -118,7 +118,7 @@ class ZarrQueue(BoundedQueue):
         if sweep:
             for folder in (path, *path.glob("epoch-*")):
                 sweep_leftovers(folder)
-        for epoch in self._epochs() if keep != "all" else ():
+        for epoch in self.epochs() if keep != "all" else ():
             for number in self.committed(epoch):
                 self._last[epoch, number] = self._last_on_disk((epoch, number))
         return self
@@ -144,7 +144,7 @@ class ZarrQueue(BoundedQueue):
     def __iter__(self) -> Iterator[MiniBatch]:
         """Every minibatch that is there. Raises StoreError for a damaged one, and for a bulk that a finished store lacks."""
         counts = self._complete if self.complete else None
-        for epoch in self._epochs() if counts is None else sorted(map(int, counts)):
+        for epoch in self.epochs() if counts is None else sorted(map(int, counts)):
             for number in sorted(self.committed(epoch)) if counts is None else range(counts[str(epoch)]):
                 for row in range(self._rows((epoch, number)).shape[0]):
                     yield self._load((epoch, number), row)
@@ -152,7 +152,8 @@ class ZarrQueue(BoundedQueue):
     def _folder(self, key: BulkKey) -> Path:
         return self.path / f"epoch-{key[0]}" / f"bulk-{key[1]}"
 
-    def _epochs(self) -> list[int]:
+    def epochs(self) -> list[int]:
+        """Numbers of the epochs of which some bulk is or was in the folder, ascending."""
         return sorted(int(m[1]) for p in self.path.glob("epoch-*") if (m := _EPOCH.fullmatch(p.name)))
 
     def _last_on_disk(self, key: BulkKey) -> int:
@@ -176,7 +177,7 @@ class ZarrQueue(BoundedQueue):
     def finish(self) -> None:
         """Say, durably, that every bulk is there. Readers then wait no more for one that is missing."""
         assert not self._read_only, "this queue was opened to read"
-        counts = {str(epoch): len(self.committed(epoch)) for epoch in self._epochs()}
+        counts = {str(epoch): len(self.committed(epoch)) for epoch in self.epochs()}
         try:
             with committed_folder(self.path / "complete", overwrite=True) as folder:
                 write_manifest(folder, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, {})

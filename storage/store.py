@@ -101,7 +101,7 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
         InputError: the parent cannot be written.
     """
     if path.exists() and not overwrite:
-        raise StoreError(f"{path} exists already; choose another path or pass overwrite")
+        raise StoreError(f"{path} exists already; choose another path, or remove it first")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".writing-{path.name}-{uuid.uuid4().hex[:8]}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
+import torch
 import typer
 from pydantic import BaseModel
 
@@ -64,6 +65,16 @@ def run_shell(lines: str, capture: pytest.CaptureFixture[str], patch: pytest.Mon
     return printed
 
 
+@pytest.fixture
+def one_thread():
+    """torch's threads wait for each other, which is slow where tests share the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_snippets_run_and_print_what_the_readme_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -1,9 +1,7 @@
-"""Compiled bulk sampling: parallel over minibatches, GIL-free, and the same bits as `sample_reference`.
+"""Compiled bulk sampling, node by node: parallel over minibatches, GIL-free, and the same bits as `sample_reference`.
 
-All minibatches that one thread holds walk the same stretch of rows of the graph together, so that rows which several of them
-share are read from memory once. A hop's new nodes come out sorted through a bitmap, which is what makes that walk possible.
-Random draws are looked up by (stream, node, draw), so neither the walk nor the number of threads can change a sample.
-Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024; of the draw: Floyd's algorithm (Bentley, CACM 30(9), 1987).
+A hop draws in-edges (`draw_cpu`), then numbers what it found: a bitmap per minibatch brings the new nodes out in ascending order,
+which is what lets the next hop's rows be walked together. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
 """
 
 from collections.abc import Sequence
@@ -15,164 +13,28 @@ from numba import njit
 
 from ...storage.errors import RunError
 from ...storage.graph import Graph
-from ..random import GOLDEN as _GOLDEN
-from ..random import NODE as _NODE
-from .intrinsics import prefetch, trailing_zeros
-from .sampled import NeighborSample
+from .draw_cpu import JIT, LANES, sample_hop
+from .intrinsics import trailing_zeros
+from .race import log2_table
+from .sampled import EdgeList, NeighborSample
 from .threads import get_num_threads, parallel
+from .workspace import Cutter, Workspace, padded
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-LANES = 64
-"""Frontier nodes that are drawn for together: wide enough for vector instructions, small enough for the first cache."""
-BLOCK_ROWS = 1 << 14
-"""Rows of the graph that a thread's minibatches walk together."""
 
 
-@njit(inline="always")
-def _mix(z):
-    z = (z ^ (z >> _U(30))) * _M1
-    z = (z ^ (z >> _U(27))) * _M2
-    return z ^ (z >> _U(31))
-
-
-@njit(**_JIT)
-def _draw(nodes, degree, fanout, key, words, candidate, repeated, picks):
-    """Floyd's algorithm on every lane: picks[:fanout, lane] are distinct positions below degree[lane]."""
-    for lane in range(LANES):
-        words[lane] = _mix(key + _U(nodes[lane]) * _NODE)
-    for i in range(fanout):
-        step = _U(i + 1) * _GOLDEN
-        below, last = np.uint32(fanout - i - 1), np.uint32(fanout - i)
-        for lane in range(LANES):
-            bits = _mix(words[lane] + step) >> _U(32)
-            candidate[lane] = np.uint32((bits * _U(np.uint32(degree[lane] - below))) >> _U(32))
-            repeated[lane] = np.uint32(0)
-        for j in range(i):
-            for lane in range(LANES):
-                repeated[lane] |= np.uint32(1) if picks[j, lane] == candidate[lane] else np.uint32(0)
-        for lane in range(LANES):
-            pick = np.uint32(degree[lane] - last) if repeated[lane] != 0 else candidate[lane]
-            picks[i, lane] = np.uint32(i) if degree[lane] <= fanout else pick
-
-
-@njit(**_JIT)
-def _take(indptr, sources, nodes, lo, hi, fanout, key, row_ends, edges, positions, keep_positions, e, tile):
-    """Sample rows nodes[lo:hi] in order, appending to `edges` from e on; three tiles are in flight to hide memory latency."""
-    ids, degree, start, words, candidate, repeated, picks = tile
-    tiles = (hi - lo + LANES - 1) // LANES
-    for x in range(tiles + 2):
-        if x < tiles:
-            a, f = x & 3, lo + x * LANES
-            n = min(LANES, hi - f)
-            for lane in range(n):
-                ids[a, lane] = nodes[f + lane]
-                prefetch(indptr, np.int64(nodes[f + lane]))
-            for lane in range(n, LANES):
-                ids[a, lane] = ids[a, 0]
-        if 1 <= x <= tiles:
-            a = (x - 1) & 3
-            n = min(LANES, hi - (lo + (x - 1) * LANES))
-            for lane in range(LANES):
-                s = indptr[ids[a, lane]]
-                start[a, lane] = s
-                degree[a, lane] = np.uint32(indptr[ids[a, lane] + 1] - s)
-            _draw(ids[a], degree[a], fanout, key, words, candidate, repeated, picks[a])
-            for lane in range(n):
-                for i in range(min(np.int64(degree[a, lane]), fanout)):
-                    prefetch(sources, start[a, lane] + np.int64(picks[a, i, lane]))
-        if x >= 2:
-            a, f = (x - 2) & 3, lo + (x - 2) * LANES
-            for lane in range(min(LANES, hi - f)):
-                s = start[a, lane]
-                for i in range(min(np.int64(degree[a, lane]), fanout)):
-                    at = s + np.int64(picks[a, i, lane])
-                    edges[e] = sources[at]
-                    if keep_positions:
-                        positions[e] = at
-                    e += 1
-                row_ends[f + lane + 1] = e
-    return e
-
-
-@njit(**_JIT)
-def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_positions, e):
-    for f in range(lo, hi):
-        for at in range(indptr[nodes[f]], indptr[nodes[f] + 1]):
-            edges[e] = sources[at]
-            if keep_positions:
-                positions[e] = at
-            e += 1
-        row_ends[f + 1] = e
-    return e
-
-
-@njit(**_JIT)
-def _hop(first, last, indptr, sources, nodes, begin, end, fanout, keys, row_ends, edges, positions, keep_positions, edge_end, sorted_rows):
-    """Sample one hop of minibatches first..last-1: rows nodes[q, begin[q]:end[q]] of each."""
-    num_rows = len(indptr) - 1
-    width = max(fanout, 1)
-    tile = (
-        np.empty((4, LANES), np.int64),
-        np.empty((4, LANES), np.uint32),
-        np.empty((4, LANES), np.int64),
-        np.empty(LANES, np.uint64),
-        np.empty(LANES, np.uint32),
-        np.empty(LANES, np.uint32),
-        np.empty((4, width, LANES), np.uint32),
-    )
-    at = begin[first:last].copy()
-    stride = BLOCK_ROWS if sorted_rows else num_rows
-    row = 0
-    while row < num_rows:
-        row = min(num_rows, row + stride)
-        for q in range(first, last):
-            lo = at[q - first]
-            hi = end[q]
-            if sorted_rows:
-                a, b = lo, hi
-                while a < b:
-                    m = (a + b) >> 1
-                    if nodes[q, m] < row:
-                        a = m + 1
-                    else:
-                        b = m
-                hi = a
-            at[q - first] = hi
-            if hi == lo:
-                continue
-            if fanout < 0:
-                edge_end[q] = _take_all(indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions, edge_end[q])
-            else:
-                edge_end[q] = _take(
-                    indptr,
-                    sources,
-                    nodes[q],
-                    lo,
-                    hi,
-                    fanout,
-                    keys[q],
-                    row_ends[q],
-                    edges[q],
-                    positions[q],
-                    keep_positions,
-                    edge_end[q],
-                    tile,
-                )
-
-
-@njit(**_JIT)
-def _count(first, last, indptr, nodes, begin, end, total):
-    """Edges that taking every in-edge of the frontier would add."""
+@njit(**JIT)
+def _count(first, last, indptr, nodes, begin, end, fanout, total):
+    """Edges that the frontier has, at most `fanout` a row unless that is negative."""
     for q in range(first, last):
         n = np.int64(0)
         for f in range(begin[q], end[q]):
-            n += indptr[nodes[q, f] + 1] - indptr[nodes[q, f]]
+            degree = indptr[nodes[q, f] + 1] - indptr[nodes[q, f]]
+            n += degree if fanout < 0 else min(degree, fanout)
         total[q] = n
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _start(first, last, seeds, offsets, nodes, known):
     for q in range(first, last):
         known[q, :] = _U(0)
@@ -182,7 +44,7 @@ def _start(first, last, seeds, offsets, nodes, known):
             known[q, v >> 6] |= _U(1) << _U(v & 63)
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local):
     """Append the hop's new nodes in ascending order, and turn its edges from global ids into positions in `nodes`."""
     words = known.shape[1]
@@ -209,27 +71,106 @@ def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, fo
         node_end[q] = n
 
 
-class Workspace:
-    """Buffers that are reused from bulk to bulk: fresh pages cost as much as half the sampling. Not for two threads at once."""
+@njit(**JIT)
+def _copy_out(row, begin, target, base):
+    for i in range(len(target)):
+        target[i] = row[begin + i] - base
 
-    def __init__(self) -> None:
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
 
-    def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
-        """An uninitialised [k, n] array of at least that shape; the first `keep` columns survive a growth."""
-        old = self._arrays.get(name)
-        if old is None or old.dtype != dtype or old.shape[0] < shape[0] or old.shape[1] < shape[1]:
-            grown = shape if old is None or old.dtype != dtype else (max(shape[0], old.shape[0]), max(shape[1], old.shape[1] * 5 // 4))
-            new = np.empty(grown, dtype)
-            if keep and old is not None:
-                new[: old.shape[0], :keep] = old[:, :keep]
-            self._arrays[name] = old = new
-        return old
+class _Bulk:
+    """One call of `neighbor`: what its hops share, per minibatch q of k."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(a.nbytes for a in self._arrays.values())
+    def __init__(
+        self,
+        graph: Graph,
+        seeds: Sequence[npt.NDArray[np.integer]],
+        space: Workspace,
+        probability: npt.NDArray[np.int64] | None,
+        replace: bool,
+        keep_positions: bool,
+    ) -> None:
+        self.graph, self.space, self.replace, self.keep = graph, space, replace, keep_positions
+        self.weight = np.empty(0, np.int64) if probability is None else probability
+        self.max_degree = int(graph.in_degree.max(initial=0)) if len(self.weight) and replace else 0
+        self.k = len(seeds)
+        threads = max(1, min(self.k, get_num_threads()))
+        bounds = [self.k * t // threads for t in range(threads + 1)]
+        self.spans = list(zip(bounds, bounds[1:]))
+        offsets = np.zeros(self.k + 1, np.int64)
+        np.cumsum([len(s) for s in seeds], out=offsets[1:])
+        flat = np.concatenate([np.asarray(s, np.int64) for s in seeds]) if self.k else np.empty(0, np.int64)
+        self.node_end = np.diff(offsets)
+        self.edge_end = np.zeros(self.k, np.int64)
+        words = (graph.num_nodes + 63) // 64
+        self.known = space.rows("known", (max(self.k, 1), words), np.uint64)
+        self.found = space.rows("found", (threads, words), np.uint64)
+        self.local = space.rows("local", (threads, graph.num_nodes), np.int32)
+        self.nodes = self._rows("nodes", int(self.node_end.max(initial=1)))
+        parallel(_start, [(a, b, flat, offsets, self.nodes, self.known) for a, b in self.spans])
+
+    def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
+        return self.space.rows(name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep)
+
+    def hop(self, ends: list[npt.NDArray[np.int64]], s: int, keys: npt.NDArray[np.uint64], rows: str) -> npt.NDArray[np.int64]:
+        """Sample the rows between ends[0] and ends[-1] and number what is new.
+
+        Args:
+            ends: boundaries of stretches of rows; in each stretch but the seeds' the ids ascend.
+            s: fanout.
+            keys: uint64 [k].
+            rows: name of the buffer for the ends of rows.
+
+        Returns:
+            [k, rows + 1] where each row's edges end in `edges`.
+        """
+        g, begin, end = self.graph, ends[0], ends[-1]
+        total = (end - begin) * s
+        if s < 0 or (s > LANES and not self.replace):
+            parallel(_count, [(a, b, g.indptr, self.nodes, begin, end, s, total) for a, b in self.spans])
+        need = int((self.edge_end + total).max(initial=1))
+        if need >= 2**31 - 1:
+            raise RunError(f"a minibatch would hold {need} edges; at most {2**31 - 2} fit: use a smaller batch_size or fanout")
+        used = int(self.edge_end.max(initial=0))
+        self.edges = self._rows("edges", need, keep=used)
+        self.positions = self._rows("positions", need if self.keep else 1, np.int64, keep=used if self.keep else 0)
+        row_ends = self._rows(rows, int(end.max(initial=0)) + 1, np.int64, keep=int(begin.max(initial=0)) + 1)
+        row_ends[np.arange(self.k), begin] = self.edge_end
+        room = int(np.minimum(self.node_end + total, g.num_nodes).max(initial=1))
+        self.nodes = self._rows("nodes", room, keep=int(self.node_end.max(initial=0)))
+        edge_begin = self.edge_end.copy()
+        for lo, hi in zip(ends, ends[1:]):
+            ascending = bool(lo.any())
+            parallel(
+                sample_hop,
+                [
+                    (a, b, g.indptr, g.indices, self.weight, self.nodes, lo, hi, s, self.replace, keys, row_ends, self.edges,
+                     self.positions, self.keep, self.edge_end, ascending, log2_table(), self.max_degree)
+                    for a, b in self.spans
+                ],
+            )  # fmt: skip
+        parallel(
+            _number,
+            [
+                (a, b, self.nodes, self.node_end, self.edges, edge_begin, self.edge_end, self.known, self.found[t], self.local[t])
+                for t, (a, b) in enumerate(self.spans)
+            ],
+        )
+        return row_ends
+
+    def copied(self, source: npt.NDArray[Any], begin: Any, count: Any, base: Any, dtype: npt.DTypeLike) -> list[npt.NDArray[Any]]:
+        """source[q, begin[q]:begin[q]+count[q]] - base[q] for every minibatch, in one output buffer."""
+        count, begin = np.broadcast_to(count, self.k), np.broadcast_to(begin, self.k)
+        cutter = Cutter(self.space.output(sum(padded(int(n), dtype) for n in count) + 64))
+        parts = [cutter.cut(int(n), dtype) for n in count]
+        base = np.broadcast_to(base, self.k)
+        tasks = [(source[q], int(begin[q]), parts[q], int(base[q])) for q in range(self.k)]
+        parallel(_copy_rows, [(tasks[a:b],) for a, b in self.spans])
+        return parts
+
+
+def _copy_rows(tasks: list[tuple[Any, int, Any, int]]) -> None:
+    for row, begin, target, base in tasks:
+        _copy_out(row, begin, target, base)
 
 
 def neighbor(
@@ -238,74 +179,38 @@ def neighbor(
     keys: npt.NDArray[np.uint64],
     fanout: Sequence[int],
     *,
+    replace: bool = False,
+    probability: npt.NDArray[np.int64] | None = None,
+    expand: str = "new",
     keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `sample_reference.neighbor`: the same arguments, the same bits."""
-    k = len(keys)
-    space = workspace if workspace is not None else Workspace()
-    V = graph.num_nodes
-    words = (V + 63) // 64
-    ids = graph.indices.dtype
-    threads = max(1, min(k, get_num_threads()))
-    bounds = [k * t // threads for t in range(threads + 1)]
-    spans = list(zip(bounds, bounds[1:]))
-
-    offsets = np.zeros(k + 1, np.int64)
-    np.cumsum([len(s) for s in seeds], out=offsets[1:])
-    flat = np.concatenate([np.asarray(s, np.int64) for s in seeds]) if k else np.empty(0, np.int64)
-    node_end, edge_end = np.diff(offsets), np.zeros(k, np.int64)
-    begin = np.zeros(k, np.int64)
-    node_ends, total = [node_end.copy()], np.zeros(k, np.int64)
-
-    known = space.rows("known", (k, words), np.uint64)
-    found = space.rows("found", (threads, words), np.uint64)
-    local = space.rows("local", (threads, V), np.int32)
-    nodes = space.rows("nodes", (k, int(node_end.max(initial=1))), ids)
-    edges = space.rows("edges", (k, 1), ids)
-    positions = space.rows("positions", (k, 1), np.int64)
-    row_ends = space.rows("row_ends", (k, 1), np.int64)
-    row_ends[:k, 0] = 0
-    parallel(_start, [(a, b, flat, offsets, nodes, known) for a, b in spans])
-
+    bulk = _Bulk(graph, seeds, workspace if workspace is not None else Workspace(), probability, replace, keep_positions)
+    k = bulk.k
+    if not k:
+        return []
+    zero = np.zeros(k, np.int64)
+    node_ends, edge_ends, row_ends = [zero, bulk.node_end.copy()], [zero], []
     for h, s in enumerate(fanout):
-        frontier = node_end - begin
-        if s < 0:
-            parallel(_count, [(a, b, graph.indptr, nodes, begin, node_end, total) for a, b in spans])
-        else:
-            total = frontier * s
-        need = int((edge_end + total).max(initial=1))
-        if need >= 2**31 - 1:
-            raise RunError(f"a minibatch would hold {need} edges; at most {2**31 - 2} fit: use a smaller batch_size or fanout")
-        used = int(edge_end.max(initial=0))
-        edges = space.rows("edges", (k, need), ids, keep=used)
-        positions = space.rows("positions", (k, need if keep_positions else 1), np.int64, keep=used if keep_positions else 0)
-        row_ends = space.rows("row_ends", (k, int(node_end.max(initial=0)) + 1), np.int64, keep=int(begin.max(initial=0)) + 1)
-        nodes = space.rows("nodes", (k, int(np.minimum(node_end + total, V).max(initial=1))), ids, keep=int(node_end.max(initial=0)))
-        edge_begin = edge_end.copy()
-        parallel(
-            _hop,
-            [
-                (a, b, graph.indptr, graph.indices, nodes, begin, node_end, s, keys[:, h].copy(), row_ends, edges, positions,
-                 keep_positions, edge_end, h > 0)
-                for a, b in spans
-            ],
-        )  # fmt: skip
-        begin = node_end.copy()
-        parallel(
-            _number,
-            [(a, b, nodes, node_end, edges, edge_begin, edge_end, known, found[t], local[t]) for t, (a, b) in enumerate(spans)],
-        )
-        node_ends.append(node_end.copy())
-
-    ends = np.stack(node_ends, axis=1)
-    return [
-        NeighborSample(
-            nodes[q, : ends[q, -1]].copy(),
-            tuple(int(n) for n in ends[q]),
-            row_ends[q, : ends[q, -2] + 1].astype(np.int32),
-            edges[q, : edge_end[q]].astype(np.int32),
-            positions[q, : edge_end[q]].copy() if keep_positions else None,
-        )
-        for q in range(k)
-    ]
+        if not replace:
+            # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
+            s = min(s, int(graph.in_degree.max(initial=1)))
+        ends = node_ends[-2:] if expand == "new" else node_ends
+        row_ends.append(bulk.hop(ends, s, keys[:, h].copy(), "row_ends" if expand == "new" else f"row_ends{h}"))
+        node_ends.append(bulk.node_end.copy())
+        edge_ends.append(bulk.edge_end.copy())
+    # One list over all hops, or one for each: (row ends, number of rows, where its edges begin and end).
+    hops = len(fanout)
+    spans = [(row_ends[-1], node_ends[-2], zero, edge_ends[-1])]
+    if expand != "new":
+        spans = [(row_ends[h], node_ends[h + 1], edge_ends[h], edge_ends[h + 1]) for h in range(hops)]
+    lists = []
+    for ends, rows, first, last in spans:
+        indptr = bulk.copied(ends, 0, rows + 1, first, np.int32)
+        indices = bulk.copied(bulk.edges, first, last - first, 0, np.int32)
+        positions = bulk.copied(bulk.positions, first, last - first, 0, np.int64) if keep_positions else [None] * k
+        lists.append([EdgeList(*parts) for parts in zip(indptr, indices, positions)])
+    nodes = bulk.copied(bulk.nodes, 0, bulk.node_end, 0, graph.indices.dtype)
+    counts = np.stack(node_ends[1:], axis=1).tolist()
+    return [NeighborSample(nodes[q], tuple(counts[q]), tuple(each[q] for each in lists)) for q in range(k)]

@@ -19,8 +19,9 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from ...storage.graph import Graph
-from ..random import draw, node_words
-from .sampled import NeighborSample
+from ..random import draw, draw_word, node_words
+from . import race
+from .sampled import EdgeList, NeighborSample
 
 
 def _select(frontier: npt.NDArray[np.int64], num_nodes: int) -> sp.csr_array:
@@ -33,24 +34,39 @@ def _normalise(P: sp.csr_array) -> sp.csr_array:
     return sp.csr_array(sp.diags_array(1.0 / np.maximum(total, 1e-300)) @ P)
 
 
-def _sample_uniform(P: sp.csr_array, words: npt.NDArray[np.uint64], s: int) -> list[npt.NDArray[np.int64]]:
-    """At most s distinct columns of each row, each set equally likely: Floyd's algorithm on the row's positions."""
-    P.sort_indices()
-    sampled = []
-    for r in range(len(words)):
-        columns = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
-        assert np.allclose(P.data[P.indptr[r] : P.indptr[r + 1]], 1.0 / max(len(columns), 1)), "uniform rows only"
-        degree = len(columns)
-        if s < 0 or degree <= s:
-            sampled.append(columns)
-            continue
-        picks: list[int] = []
-        for i in range(s):
-            last = degree - s + i
-            pick = int(draw(words[r : r + 1], i)[0]) * (last + 1) >> 32
-            picks.append(last if pick in picks else pick)
-        sampled.append(columns[picks])
-    return sampled
+def _columns(P: sp.csr_array, r: int) -> npt.NDArray[np.int64]:
+    return P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
+
+
+def _sample_uniform(degree: int, word: npt.NDArray[np.uint64], s: int) -> list[int]:
+    """s distinct positions below `degree`, each set equally likely: Floyd's algorithm."""
+    picks: list[int] = []
+    for i in range(s):
+        last = degree - s + i
+        pick = int(draw(word, i)[0]) * (last + 1) >> 32
+        picks.append(last if pick in picks else pick)
+    return picks
+
+
+def _sample_row(
+    columns: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None, word: npt.NDArray[np.uint64], s: int, replace: bool
+) -> npt.NDArray[np.int64]:
+    """Columns of one row of P, in the order of the draws."""
+    degree = len(columns)
+    if s < 0 or not degree:
+        return columns
+    if weight is None:
+        if replace:
+            return columns[[int(draw(word, i)[0]) * degree >> 32 for i in range(s)]]
+        return columns if degree <= s else columns[_sample_uniform(degree, word, s)]
+    w = weight[columns]
+    if replace:
+        sums = np.cumsum(w)
+        darts = [int(draw_word(word, i)[0]) % int(sums[-1]) for i in range(s)] if sums[-1] else []
+        return columns[np.searchsorted(sums, darts, side="right")]
+    finish = race.keys(np.array([int(draw(word, i)[0]) for i in range(degree)], np.uint64), w)
+    order = np.argsort(finish, kind="stable")[: min(s, int((w > 0).sum()))]
+    return columns[order]
 
 
 def neighbor(
@@ -59,18 +75,23 @@ def neighbor(
     keys: npt.NDArray[np.uint64],
     fanout: Sequence[int],
     *,
+    replace: bool = False,
+    probability: npt.NDArray[np.int64] | None = None,
+    expand: str = "new",
     keep_positions: bool = False,
     workspace: object = None,
 ) -> list[NeighborSample]:
-    """Sample k minibatches node by node, without replacement, every set of min(fanout, degree) in-edges equally likely.
-
-    Only newly found nodes are expanded in the next hop.
+    """Sample k minibatches node by node.
 
     Args:
         graph: in-neighbour lists.
         seeds: k vectors of distinct node ids.
         keys: uint64 [k, L], the stream of each minibatch and hop.
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
+        replace: draw independently (an edge may come twice; rows without in-edges stay empty).
+        probability: int64 [E], exact weights (`race.quantised`): draw in proportion to them, and never an edge of weight 0;
+            None draws uniformly. Without replacement: successive sampling, in the order of the race.
+        expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
         keep_positions: also return where in the graph's edge arrays each edge lies.
         workspace: buffers to reuse (compiled kernels only).
 
@@ -83,35 +104,42 @@ def neighbor(
     nodes = [np.asarray(s, np.int64) for s in seeds]
     begin = [0] * k
     node_ends = [[len(s)] for s in nodes]
-    rows: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(k)]
+    rows: list[list[list[npt.NDArray[np.int64]]]] = [[] for _ in range(k)]
     for h, s in enumerate(fanout):
         frontiers = [nodes[q][begin[q] :] for q in range(k)]
         Q = _select(np.concatenate(frontiers) if k else np.empty(0, np.int64), V)
         P = _normalise(Q @ A)
-        words = np.concatenate([node_words(int(keys[q, h]), frontiers[q]) for q in range(k)])
-        S = _sample_uniform(P, words, s)
+        P.sort_indices()
+        words = np.concatenate([node_words(int(keys[q, h]), frontiers[q]) for q in range(k)]) if k else np.empty(0, np.uint64)
+        S = [_sample_row(_columns(P, r), probability, words[r : r + 1], s, replace) for r in range(len(words))]
         at = 0
         for q in range(k):
             mine = S[at : at + len(frontiers[q])]
             at += len(frontiers[q])
-            rows[q].extend(mine)
+            rows[q].append(mine)
             sources = graph.indices[np.concatenate(mine)] if mine else np.empty(0, np.int64)
             new = np.setdiff1d(sources, nodes[q])
-            begin[q] = len(nodes[q])
+            begin[q] = len(nodes[q]) if expand == "new" else 0
             nodes[q] = np.concatenate([nodes[q], new.astype(np.int64)])
             node_ends[q].append(len(nodes[q]))
-    return [_extract(graph, nodes[q], node_ends[q], rows[q], keep_positions) for q in range(k)]
+    samples = []
+    for q in range(k):
+        lists = [[r for hop in rows[q] for r in hop]] if expand == "new" else rows[q]
+        samples.append(
+            NeighborSample(
+                nodes[q].astype(graph.indices.dtype),
+                tuple(node_ends[q]),
+                tuple(_extract(graph, nodes[q], rows_, keep_positions) for rows_ in lists),
+            )
+        )
+    return samples
 
 
-def _extract(
-    graph: Graph, nodes: npt.NDArray[np.int64], node_ends: list[int], rows: list[npt.NDArray[np.int64]], keep_positions: bool
-) -> NeighborSample:
+def _extract(graph: Graph, nodes: npt.NDArray[np.int64], rows: list[npt.NDArray[np.int64]], keep_positions: bool) -> EdgeList:
     positions = np.concatenate(rows) if rows else np.empty(0, np.int64)
     local = np.full(graph.num_nodes, -1, np.int32)
     local[nodes] = np.arange(len(nodes), dtype=np.int32)
-    return NeighborSample(
-        nodes.astype(graph.indices.dtype),
-        tuple(node_ends),
+    return EdgeList(
         np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32),
         local[graph.indices[positions]],
         positions.astype(np.int64) if keep_positions else None,

@@ -1,4 +1,4 @@
-"""What every sampling kernel returns."""
+"""What the node-wise sampling kernels return."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,45 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True, eq=False)
+class EdgeList:
+    """Sampled edges by destination."""
+
+    indptr: npt.NDArray[np.int32]
+    """int32 [rows + 1], rows in the order of the minibatch's nodes."""
+    indices: npt.NDArray[np.int32]
+    """int32 [e], positions among the minibatch's nodes, in the order of the draws."""
+    positions: npt.NDArray[np.int64] | None
+    """int64 [e], positions in the graph's edge arrays, when asked for."""
+
+
+@dataclass(frozen=True, eq=False)
 class NeighborSample:
-    """One minibatch of node-wise sampling in which only newly found nodes were expanded: one edge list, by destination."""
+    """One minibatch of node-wise sampling."""
 
     nodes: npt.NDArray[np.integer]
     """[n] global ids: the seeds in their order, then each hop's new nodes ascending."""
     node_ends: tuple[int, ...]
     """L+1 numbers: nodes[:node_ends[h]] are known after h hops."""
-    indptr: npt.NDArray[np.int32]
-    """int32 [node_ends[L-1] + 1], rows in the order of `nodes`."""
-    indices: npt.NDArray[np.int32]
-    """int32 [e], positions in `nodes`, in the order of the draws."""
-    positions: npt.NDArray[np.int64] | None
-    """int64 [e], positions in the graph's edge arrays, when asked for."""
+    lists: tuple[EdgeList, ...]
+    """One list whose rows are nodes[:node_ends[L-1]] where only new nodes are expanded; else one for each hop, nearest the seeds
+    first, whose rows are nodes[:node_ends[h]]."""
+
+    @property
+    def indptr(self) -> npt.NDArray[np.int32]:
+        """Of the only list."""
+        return self._only.indptr
+
+    @property
+    def indices(self) -> npt.NDArray[np.int32]:
+        """Of the only list."""
+        return self._only.indices
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64] | None:
+        """Of the only list."""
+        return self._only.positions
+
+    @property
+    def _only(self) -> EdgeList:
+        assert len(self.lists) == 1
+        return self.lists[0]

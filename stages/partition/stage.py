@@ -88,7 +88,7 @@ def partition_dataset(
 
     Raises:
         InputError: `parts` is not a positive integer, or `out` cannot be written.
-        StoreError: `out` holds parts that were made from something else; the message lists what differs.
+        StoreError: `out` holds something else, or parts that were made from something else; the message lists what differs.
     """
     start = time.perf_counter()
     out, parts = Path(out), check_parts(parts)
@@ -96,6 +96,8 @@ def partition_dataset(
     if (out / MANIFEST).exists():
         meta = open_store(out, KIND, fingerprint=fingerprint).meta
         return PartitionReport(out, PartitionQuality.from_record(meta["quality"]), 0, time.perf_counter() - start)
+    if out.exists() and not (out / "book").exists() and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir())):
+        raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
     sweep_leftovers(out)
     if (out / "book").exists():
         book = open_book(out / "book", fingerprint=fingerprint)

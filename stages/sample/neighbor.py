@@ -1,28 +1,42 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
+from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ..kernels.race import quantised
+from ..kernels.sampled import EdgeList, NeighborSample
 from .base import BulkRequest
 
 
 @dataclass(frozen=True)
 class NeighborSampler:
-    """min(fanout, in-degree) in-neighbours of each frontier node, uniformly, without replacement.
+    """min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
 
-    Only newly found nodes are expanded (PyG's semantics): a node keeps the in-edges it was given when it was found, and the
-    blocks are nested views of one edge list. Unbiased: a sampled row stands for its whole neighbourhood by in_degree / kept.
-    Must not be confused with samplers that expand the whole frontier again at each hop (DGL's blocks).
-    Cost: O(sampled edges). Source: MLSys 2024, section on GraphSAGE, with frontier deduplication.
+    By default only newly found nodes are expanded (PyG's semantics): a node keeps the in-edges it was given when it was found,
+    and the blocks are nested views of one edge list. ``expand="all"`` draws for every node so far again at each hop (DGL's
+    blocks): more edges, and independent samples in each layer.
+    A uniform sample stands for its whole neighbourhood by in_degree / kept, without bias. With ``weighted`` each kept edge stands
+    for (sum of the row's weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased.
+    Cost: O(sampled edges) uniform, O(edges of the frontier) weighted. Source: MLSys 2024, section on GraphSAGE, with frontier
+    deduplication; weighted draws by the exponential race (`kernels.race`).
     """
 
     fanout: tuple[int, ...] = (15, 10, 5)
     """In-neighbours per node and hop, nearest the seeds first; -1 takes all."""
+    replace: bool = False
+    """Draw independently; an edge may come twice."""
+    weighted: bool = False
+    """Draw in proportion to the graph's edge weights; an edge of weight 0 is never drawn."""
+    expand: Literal["new", "all"] = "new"
+    edge_ids: bool = False
+    """Keep in each block where its edges lie in the graph's edge arrays."""
     name: ClassVar[str] = "neighbor"
 
     def __post_init__(self) -> None:
@@ -31,6 +45,8 @@ class NeighborSampler:
         for s in self.fanout:
             if isinstance(s, bool) or not isinstance(s, int) or (s < 1 and s != -1) or s > 1 << 16:
                 raise InputError(f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour")
+        if self.expand not in ("new", "all"):
+            raise InputError(f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)")
 
     @property
     def num_layers(self) -> int:
@@ -39,22 +55,73 @@ class NeighborSampler:
 
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
-        return {"sampler": self.name, "fanout": list(self.fanout)}
+        # How edges are reported decides no sample; options at their defaults are left out, so that adding one invalidates no store.
+        options = {"replace": self.replace, "weighted": self.weighted, "expand": self.expand != "new", "edge_ids": self.edge_ids}
+        return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`."""
-        edge_weight = graph.edge_weight
+        """See `Sampler.sample`.
+
+        Raises:
+            InputError: `weighted`, and the graph has no edge weights.
+        """
+        if self.weighted and graph.edge_weight is None:
+            raise InputError("the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = false")
+        weights = graph.edge_weight
         samples = kernel.neighbor(
-            graph, request.seeds, request.keys(self.num_layers), self.fanout, keep_positions=edge_weight is not None, workspace=workspace
+            graph,
+            request.seeds,
+            request.keys(self.num_layers),
+            self.fanout,
+            replace=self.replace,
+            probability=_exact_weights(graph) if self.weighted else None,
+            expand=self.expand,
+            keep_positions=weights is not None or self.edge_ids,
+            workspace=workspace,
         )
-        minibatches = []
-        for i, s in enumerate(samples):
-            weight = None
-            if edge_weight is not None:
-                # An edge of a sampled row stands for degree/kept edges of its kind (Horvitz-Thompson, uniform inclusion).
-                kept = np.diff(s.indptr)
-                scale = graph.in_degree[s.nodes[: len(kept)]] / np.maximum(kept, 1)
-                weight = (edge_weight[s.positions] * np.repeat(scale, kept)).astype(np.float32)
-            blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight)
-            minibatches.append(MiniBatch(request.epoch, request.first_index + i, blocks, nested=True))
-        return Bulk(request.epoch, request.number, tuple(minibatches))
+        return Bulk(request.epoch, request.number, tuple(self._minibatch(graph, request, i, s) for i, s in enumerate(samples)))
+
+    def _minibatch(self, graph: Graph, request: BulkRequest, i: int, s: NeighborSample) -> MiniBatch:
+        weight = [self._weight(graph, s.nodes, edges) for edges in s.lists]
+        ids = [edges.positions if self.edge_ids else None for edges in s.lists]
+        if self.expand == "new":
+            blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0], ids[0])
+        else:
+            blocks = tuple(
+                Block(s.node_ends[h], s.nodes[: s.node_ends[h + 1]], s.lists[h].indptr, s.lists[h].indices, weight[h], ids[h])
+                for h in reversed(range(self.num_layers))
+            )
+        return MiniBatch(request.epoch, request.first_index + i, blocks, nested=self.expand == "new")
+
+    def _weight(self, graph: Graph, nodes: npt.NDArray[np.integer], edges: EdgeList) -> npt.NDArray[np.float32] | None:
+        if graph.edge_weight is None:
+            return None
+        kept = np.diff(edges.indptr)
+        rows = nodes[: len(kept)]
+        if self.weighted:
+            total = _weight_sums(graph)[rows]
+            return np.repeat(total / np.maximum(kept, 1), kept).astype(np.float32)
+        # An edge of a uniformly sampled row stands for degree/kept edges of its kind (Horvitz-Thompson).
+        scale = graph.in_degree[rows] / np.maximum(kept, 1)
+        assert edges.positions is not None
+        return (graph.edge_weight[edges.positions] * np.repeat(scale, kept)).astype(np.float32)
+
+
+# Of the graph, not of the sampler: kept for as long as the graph is.
+_exact: WeakKeyDictionary[Graph, npt.NDArray[np.int64]] = WeakKeyDictionary()
+_sums: WeakKeyDictionary[Graph, npt.NDArray[np.float64]] = WeakKeyDictionary()
+
+
+def _exact_weights(graph: Graph) -> npt.NDArray[np.int64]:
+    if graph not in _exact:
+        assert graph.edge_weight is not None
+        _exact[graph] = quantised(graph.edge_weight)
+    return _exact[graph]
+
+
+def _weight_sums(graph: Graph) -> npt.NDArray[np.float64]:
+    """float64 [V], the sum of each row's weights."""
+    if graph not in _sums:
+        running = np.concatenate([[0.0], np.cumsum(graph.edge_weight, dtype=np.float64)])
+        _sums[graph] = running[graph.indptr[1:]] - running[graph.indptr[:-1]]
+    return _sums[graph]

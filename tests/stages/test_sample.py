@@ -1,6 +1,6 @@
 """Node-wise sampling: its invariants, its law, and that nothing but (seed, epoch, minibatch, hop, node) decides it."""
 
-from itertools import combinations
+from itertools import combinations, permutations
 from math import comb
 
 import numpy as np
@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from millrace.stages.kernels import sample_cpu, sample_reference, threads
+from millrace.stages.kernels import cpu, reference, threads
 from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 
-KERNELS = [pytest.param(sample_cpu, id="cpu"), pytest.param(sample_reference, id="reference")]
+KERNELS = [pytest.param(cpu, id="cpu"), pytest.param(reference, id="reference")]
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +33,23 @@ def graphs(draw: st.DrawFn) -> Graph:
     hub = draw(st.integers(0, 60))
     src = [u for u, _ in edges] + [i % n for i in range(hub)]
     dst = [v for _, v in edges] + [0] * hub
-    weight = np.linspace(0.5, 2.0, len(src)) if draw(st.booleans()) else None
+    weight = np.linspace(0.5, 2.0, len(src)) * (np.arange(len(src)) % 4 > 0) if draw(st.booleans()) else None
     return from_edges(np.array(src, np.int64), np.array(dst, np.int64), n, edge_weight=weight)
 
 
 fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 40, 100]), min_size=1, max_size=3).map(tuple)
+
+
+def samplers(fanout, graph):
+    """Every node-wise sampler that fits the graph."""
+    return st.builds(
+        NeighborSampler,
+        st.just(fanout),
+        replace=st.booleans(),
+        weighted=st.just(False) if graph.edge_weight is None else st.booleans(),
+        expand=st.sampled_from(["new", "all"]),
+        edge_ids=st.booleans(),
+    )
 
 
 def digests(graph, plan, sampler, kernel, epoch=0):
@@ -48,19 +60,19 @@ def digests(graph, plan, sampler, kernel, epoch=0):
     ]
 
 
-@settings(max_examples=80, deadline=None)
-@given(graphs(), fanouts, st.integers(1, 9), st.integers(0, 2**40))
-def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, fanout, batch_size, seed):
-    sampler = NeighborSampler(fanout)
+@settings(max_examples=150, deadline=None)
+@given(graphs(), fanouts, st.integers(1, 9), st.integers(0, 2**40), st.data())
+def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, fanout, batch_size, seed, data):
+    sampler = data.draw(samplers(fanout, graph))
     seeds = np.arange(graph.num_nodes, dtype=np.int64)
     seen = []
     for kernel, count, k in (
-        (sample_cpu, 1, 1),
-        (sample_cpu, 1, 8),
-        (sample_cpu, 2, 8),
-        (sample_cpu, 3, 4),
-        (sample_reference, 1, 1),
-        (sample_reference, 1, 8),
+        (cpu, 1, 1),
+        (cpu, 1, 8),
+        (cpu, 2, 8),
+        (cpu, 3, 4),
+        (reference, 1, 1),
+        (reference, 1, 8),
     ):
         threads.set_num_threads(count)
         seen.append(digests(graph, SeedPlan(seeds, batch_size, k, seed), sampler, kernel, epoch=3))
@@ -72,7 +84,7 @@ def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, fanout, ba
 def test_every_row_holds_distinct_true_edges_in_the_right_number(graph, fanout, seed):
     seeds = np.arange(0, graph.num_nodes, 2, dtype=np.int64)
     request = BulkRequest(seed, 0, 0, 0, (seeds,))
-    sample = sample_cpu.neighbor(graph, request.seeds, request.keys(len(fanout)), fanout, keep_positions=True)[0]
+    sample = cpu.neighbor(graph, request.seeds, request.keys(len(fanout)), fanout, keep_positions=True)[0]
     assert np.array_equal(sample.nodes[: len(seeds)], seeds)
     for h, s in enumerate(fanout):
         begin = 0 if h == 0 else sample.node_ends[h - 1]
@@ -108,9 +120,7 @@ def picked_offsets(graph: Graph, degree: np.ndarray, kernel, seed: int, s: int) 
     return [taken[degree == d, :d] for d in range(1, 13)]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "copies"), [pytest.param(sample_cpu, 12000, id="cpu"), pytest.param(sample_reference, 250, id="reference")]
-)
+@pytest.mark.parametrize(("kernel", "copies"), [pytest.param(cpu, 12000, id="cpu"), pytest.param(reference, 250, id="reference")])
 def test_inclusion_follows_exact_enumeration(kernel, copies):
     graph, degree = stars(copies)
     worst = 1.0
@@ -137,7 +147,7 @@ def test_sets_follow_exact_enumeration():
     graph, degree = stars(12000)
     worst = 1.0
     for s in (2, 3):
-        for taken in picked_offsets(graph, degree, sample_cpu, 11, s):
+        for taken in picked_offsets(graph, degree, cpu, 11, s):
             d = taken.shape[1]
             if d <= s:
                 continue
@@ -157,23 +167,10 @@ def test_nodes_and_hops_and_minibatches_draw_independently():
     seeds = np.array([0])
 
     def picks(epoch, index):
-        bulk = sampler.sample(graph, BulkRequest(1, epoch, 0, index, (seeds,)), sample_cpu)
+        bulk = sampler.sample(graph, BulkRequest(1, epoch, 0, index, (seeds,)), cpu)
         return tuple(np.sort(bulk.minibatches[0].nodes))
 
     assert len({picks(e, i) for e in range(5) for i in range(5)}) == 25
-
-
-def test_weighted_graph_carries_unbiased_weights():
-    rng = np.random.default_rng(0)
-    graph = from_edges(np.arange(1, 41), np.zeros(40, np.int64), 41, edge_weight=rng.random(40))
-    values = rng.random(41)
-    truth = (graph.edge_weight * values[graph.indices]).sum()
-    estimates = []
-    for index in range(3000):
-        bulk = NeighborSampler((5,)).sample(graph, BulkRequest(0, 0, 0, index, (np.array([0]),)), sample_cpu)
-        block = bulk.minibatches[0].blocks[0]
-        estimates.append((block.weight * values[block.src[block.indices]]).sum())
-    assert abs(np.mean(estimates) - truth) < 4 * np.std(estimates) / np.sqrt(len(estimates))
 
 
 def test_an_epoch_is_a_partition_of_the_seeds():
@@ -203,10 +200,16 @@ def test_bad_plan_sizes(sizes):
 
 
 def test_a_minibatch_that_cannot_be_indexed_is_refused():
-    graph = from_edges(np.arange(3), np.zeros(3, np.int64), 4)
-    request = BulkRequest(0, 0, 0, 0, (np.arange(4),))
+    graph = from_edges(np.arange(40000), np.arange(40000), 40000)
+    request = BulkRequest(0, 0, 0, 0, (np.arange(40000),))
     with pytest.raises(RunError, match="smaller batch_size or fanout"):
-        sample_cpu.neighbor(graph, request.seeds, request.keys(1), (1 << 30,))
+        cpu.neighbor(graph, request.seeds, request.keys(1), (1 << 16,), replace=True)
+
+
+def test_a_huge_fanout_costs_no_more_than_the_largest_row():
+    graph = from_edges(np.arange(3), np.zeros(3, np.int64), 4)
+    bulk = NeighborSampler((1 << 16, 1 << 16)).sample(graph, BulkRequest(0, 0, 0, 0, (np.arange(4),)), cpu)
+    assert bulk.minibatches[0].num_edges == 3
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -221,12 +224,136 @@ def test_64_bit_ids(kernel):
 def test_workspace_is_reused_without_traces():
     rng = np.random.default_rng(1)
     graph = from_edges(rng.integers(0, 300, 3000), rng.integers(0, 300, 3000), 300)
-    space = sample_cpu.Workspace()
+    space = cpu.Workspace()
     plan = SeedPlan(np.arange(300), 40, 3, 5)
     for fanout in ((3,), (9, 4), (-1, 2), (2,)):
         sampler = NeighborSampler(fanout)
         for n in range(plan.num_bulks):
-            fresh = sampler.sample(graph, plan.request(0, n), sample_cpu)
-            reused = sampler.sample(graph, plan.request(0, n), sample_cpu, space)
+            fresh = sampler.sample(graph, plan.request(0, n), cpu)
+            reused = sampler.sample(graph, plan.request(0, n), cpu, space)
             assert [minibatch_digest(m) for m in fresh.minibatches] == [minibatch_digest(m) for m in reused.minibatches]
     assert space.nbytes > 0
+
+
+def reached(graph, sampler, index=0, kernel=cpu):
+    return sampler.sample(graph, BulkRequest(5, 0, 0, index, (np.array([0]),)), kernel).check().minibatches[0].blocks[0]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_weighted_without_replacement_is_successive_sampling(kernel):
+    """Inclusion and order of the race against exact enumeration of draws in proportion to what is left."""
+    weight = np.array([4.0, 2.5, 1.5, 1.0, 0.6, 0.0, 0.4])
+    copies = 20000 if kernel is cpu else 1500
+    n = len(weight)
+    src = copies + np.arange(copies * n)
+    graph = from_edges(src, np.repeat(np.arange(copies), n), copies * (n + 1), edge_weight=np.tile(weight, copies))
+    p = weight / weight.sum()
+    exact = np.zeros(n)
+    for order in permutations(np.flatnonzero(weight), 3):
+        left, chance = 1.0, 1.0
+        for i in order:
+            chance *= p[i] / left
+            left -= p[i]
+        exact[list(order)] += chance
+    request = BulkRequest(1, 0, 0, 0, (np.arange(copies),))
+    sampler = NeighborSampler((3,), weighted=True, edge_ids=True)
+    block = sampler.sample(graph, request, kernel).check().minibatches[0].blocks[0]
+    assert (np.diff(block.indptr) == 3).all()
+    taken = np.bincount(block.edge_id % n, minlength=n)
+    assert taken[5] == 0
+    # The covariance of the inclusions, estimated, turns their deviation into a chi-square of 5 degrees of freedom.
+    rows = np.zeros((copies, n))
+    rows[np.repeat(np.arange(copies), 3), block.edge_id % n] = 1
+    keep = [0, 1, 2, 3, 4]
+    deviation = (taken / copies - exact)[keep]
+    covariance = np.cov(rows[:, keep].T) / copies
+    assert chi2.sf(deviation @ np.linalg.solve(covariance, deviation), len(keep)) > 1e-4
+    first = np.bincount(block.edge_id[0::3] % n, minlength=n)
+    expected = p[p > 0] * copies
+    assert chi2.sf(((first[p > 0] - expected) ** 2 / expected).sum(), 5) > 1e-4
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_with_replacement_draws_are_independent(kernel, weighted):
+    weight = np.array([4.0, 2.5, 1.5, 0.0, 2.0])
+    copies = 20000 if kernel is cpu else 1500
+    n = len(weight)
+    src = copies + np.arange(copies * n)
+    graph = from_edges(src, np.repeat(np.arange(copies), n), copies * (n + 1), edge_weight=np.tile(weight, copies))
+    p = weight / weight.sum() if weighted else np.full(n, 1 / n)
+    request = BulkRequest(2, 0, 0, 0, (np.arange(copies),))
+    sampler = NeighborSampler((2,), replace=True, weighted=weighted, edge_ids=True)
+    block = sampler.sample(graph, request, kernel).minibatches[0].blocks[0]
+    pair = (block.edge_id % n).reshape(copies, 2)
+    seen = np.bincount(pair[:, 0] * n + pair[:, 1], minlength=n * n)
+    expected = np.outer(p, p).ravel() * copies
+    assert (seen[expected == 0] == 0).all()
+    some = expected > 0
+    assert chi2.sf(((seen[some] - expected[some]) ** 2 / expected[some]).sum(), some.sum() - 1) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "sampler", [NeighborSampler((5,)), NeighborSampler((5,), replace=True), NeighborSampler((5,), replace=True, weighted=True)]
+)
+def test_kept_edges_stand_for_the_whole_row_without_bias(sampler):
+    rng = np.random.default_rng(0)
+    graph = from_edges(np.arange(1, 41), np.zeros(40, np.int64), 41, edge_weight=rng.random(40))
+    values = rng.random(41)
+    truth = (graph.edge_weight * values[graph.indices]).sum()
+    estimates = []
+    for index in range(3000):
+        block = reached(graph, sampler, index)
+        estimates.append((block.weight * values[block.src[block.indices]]).sum())
+    assert abs(np.mean(estimates) - truth) < 4 * np.std(estimates) / np.sqrt(len(estimates))
+
+
+def test_whole_frontier_is_drawn_again_at_each_hop():
+    rng = np.random.default_rng(3)
+    graph = from_edges(rng.integers(0, 60, 2000), rng.integers(0, 60, 2000), 60)
+    request = BulkRequest(0, 0, 0, 0, (np.arange(10),))
+    again = NeighborSampler((4, 3), expand="all").sample(graph, request, cpu).check().minibatches[0]
+    outer, inner = again.blocks
+    assert not again.nested
+    assert np.array_equal(outer.src[: outer.num_dst], inner.src)
+    assert (np.diff(inner.indptr) == 4).all()
+    assert (np.diff(outer.indptr) == 3).all()
+    seeds = [set(b.src[b.indices[b.indptr[0] : b.indptr[1]]].tolist()) for b in again.blocks]
+    assert seeds[0] != seeds[1]
+
+
+def test_edge_ids_name_the_edges_of_the_graph():
+    rng = np.random.default_rng(4)
+    graph = from_edges(rng.integers(0, 50, 700), rng.integers(0, 50, 700), 50)
+    for expand in ("new", "all"):
+        request = BulkRequest(0, 0, 0, 0, (np.arange(20),))
+        for block in NeighborSampler((3, 2), expand=expand, edge_ids=True).sample(graph, request, cpu).minibatches[0].blocks:
+            row = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
+            v = block.src[row]
+            assert np.array_equal(graph.indices[block.edge_id], block.src[block.indices])
+            assert ((block.edge_id >= graph.indptr[v]) & (block.edge_id < graph.indptr[v + 1])).all()
+
+
+def test_a_weighted_sampler_needs_weights():
+    graph = from_edges(np.arange(3), np.zeros(3, np.int64), 4)
+    with pytest.raises(InputError, match="no edge weights"):
+        reached(graph, NeighborSampler((2,), weighted=True))
+    with pytest.raises(InputError, match="expand is 'both'"):
+        NeighborSampler((2,), expand="both")
+
+
+def test_outputs_that_are_still_held_are_never_handed_out_again():
+    rng = np.random.default_rng(1)
+    graph = from_edges(rng.integers(0, 300, 3000), rng.integers(0, 300, 3000), 300)
+    space = cpu.Workspace()
+    plan = SeedPlan(np.arange(300), 20, 3, 5)
+    sampler = NeighborSampler((5, 3))
+    held = [sampler.sample(graph, plan.request(e, 0), cpu, space) for e in range(30)]
+    fresh = [sampler.sample(graph, plan.request(e, 0), cpu) for e in range(30)]
+    for a, b in zip(held, fresh):
+        assert [minibatch_digest(m) for m in a.minibatches] == [minibatch_digest(m) for m in b.minibatches]
+    size = space.nbytes
+    held.clear()
+    for e in range(30):
+        sampler.sample(graph, plan.request(e, 0), cpu, space)
+    assert space.nbytes <= size * 1.5, "buffers come back once nobody views them"

@@ -1,0 +1,71 @@
+"""Memory that sampling reuses: fresh pages from the operating system cost as much as half the sampling itself."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGN = 64
+POOL = 16
+"""Output buffers kept for reuse."""
+
+
+class Workspace:
+    """Buffers for one sampling thread: scratch arrays, and outputs that come back by themselves.
+
+    An output buffer is handed out again once nothing views it any more (its reference count says so), so callers simply drop
+    their minibatches; nobody can be left with one that changes under their hands.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._outputs: list[npt.NDArray[np.uint8]] = []
+
+    def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
+        """An uninitialised [k, n] scratch array of at least that shape; the first `keep` columns survive a growth."""
+        old = self._arrays.get(name)
+        if old is None or old.dtype != dtype or old.shape[0] < shape[0] or old.shape[1] < shape[1]:
+            fits = old is not None and old.dtype == dtype
+            new = np.empty((max(shape[0], old.shape[0]), max(shape[1], old.shape[1] * 5 // 4)) if fits else shape, dtype)
+            if keep and fits:
+                new[: old.shape[0], :keep] = old[:, :keep]
+            self._arrays[name] = old = new
+        return old
+
+    def output(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """uint8 [>= num_bytes], aligned, uninitialised; views of it keep it from being handed out again."""
+        for i in range(len(self._outputs)):
+            # Two references: the list's and the argument's. Views hold the buffer as their base and would add theirs.
+            if len(self._outputs[i]) >= num_bytes and sys.getrefcount(self._outputs[i]) == 2:
+                return self._outputs[i]
+        raw = np.empty(num_bytes * 9 // 8 + ALIGN, np.uint8)
+        if len(self._outputs) >= POOL:
+            self._outputs.pop(0)
+        self._outputs.append(raw)
+        return raw
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(a.nbytes for a in self._arrays.values()) + sum(a.nbytes for a in self._outputs)
+
+
+class Cutter:
+    """Cuts arrays off an output buffer, each on a cache line of its own."""
+
+    def __init__(self, buffer: npt.NDArray[np.uint8]) -> None:
+        self._buffer = buffer
+        self._at = -buffer.ctypes.data % ALIGN
+
+    def cut(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of `count` elements."""
+        size = count * np.dtype(dtype).itemsize
+        part = self._buffer[self._at : self._at + size].view(dtype)
+        self._at += -(-size // ALIGN) * ALIGN
+        return part
+
+
+def padded(count: int, dtype: npt.DTypeLike) -> int:
+    """Bytes that `Cutter.cut` takes for `count` elements."""
+    return -(-count * np.dtype(dtype).itemsize // ALIGN) * ALIGN
