@@ -5,6 +5,8 @@ The names here are the public face; everything else may move.
 
 from millrace.pipeline.config import Job
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
+from millrace.pipeline.export import to_dgl_blocks, to_pyg
+from millrace.pipeline.loaders import NeighborLoader
 from millrace.pipeline.result import Result
 from millrace.pipeline.run import run
 from millrace.pipeline.systems import System, bulk
@@ -37,6 +39,7 @@ __all__ = [
     "Job",
     "MillraceError",
     "MiniBatch",
+    "NeighborLoader",
     "NeighborSampler",
     "ReadOptions",
     "Result",
@@ -53,5 +56,7 @@ __all__ = [
     "open_dataset",
     "open_queue",
     "run",
+    "to_dgl_blocks",
+    "to_pyg",
     "write_dataset",
 ]

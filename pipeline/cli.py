@@ -16,7 +16,7 @@ import typer
 from ..storage.errors import InputError, MillraceError, nearest
 from .events import StageAdvanced, StageStarted
 
-ClickError = typer.BadParameter.__mro__[2]
+ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 """What typer raises for a wrong command line. Newer versions bring their own click, older ones import it: this is either's."""
 
 OUT_OF_MEMORY = 'out of memory ({}); use a smaller model, batch_size or fanout, or features = "mapped"'
@@ -80,15 +80,14 @@ def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None)
     from .config import merged, parse_override, read_toml
     from .run import SHORTHANDS
 
-    if job is not None and not job.exists():
-        hint = f"; a dataset is given as --dataset {job}" if str(job) == "digits" or ":" in str(job) or job.suffix == ".npz" else ""
-        raise InputError(f"{job} does not exist; expected a TOML job file{hint}")
-    table = read_toml(job) if job is not None else {}
+    if job is not None and (str(job) == "digits" or ":" in str(job) or job.suffix == ".npz"):
+        raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
+    table = read_toml(_home(job)) if job is not None else {}
     if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, flags["model"]):
         # Another model's options would not fit this one; those that every model has are kept.
         table["model"] = {k: v for k, v in table["model"].items() if k in ("hidden", "layers", "dropout", "norm")}
     if flags.get("layers") is not None and flags.get("fanout") is None and isinstance(table.get("sampler"), dict):
-        table["sampler"] = {k: v for k, v in table["sampler"].items() if k != "fanout"}
+        table["sampler"] = {k: v for k, v in table["sampler"].items() if k not in ("fanout", "sizes")}
     if flags.get("fanout") is not None and flags.get("layers") is None and isinstance(table.get("model"), dict):
         table["model"] = {k: v for k, v in table["model"].items() if k != "layers"}
     short = {**SHORTHANDS, "model": ("model", "name")}

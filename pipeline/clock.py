@@ -10,6 +10,11 @@ class Clock:
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.seconds: dict[str, float] = dict(seconds or {})
+        self._start = time.perf_counter()
+
+    def snapshot(self) -> dict[str, float]:
+        """Seconds so far; ``total`` is the life of this clock on top of the lives before it."""
+        return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.perf_counter() - self._start}
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds measured elsewhere."""

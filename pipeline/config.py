@@ -14,7 +14,8 @@ from ..stages.sample import SAMPLERS
 from ..storage.errors import InputError, nearest
 from .datasets import ReadOptions
 
-DEFAULT_FANOUT = (15, 10, 5)
+PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
+"""Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
 
 
 class _Section(BaseModel):
@@ -46,7 +47,7 @@ class Queue(_Section):
     max_bytes: int = Field(default=512 << 20, ge=1)
     """Sampled minibatches that may wait, in bytes of structure."""
     keep: Literal["none", "epoch", "all"] = "none"
-    """What a Zarr queue keeps after every rank's checkpoint has passed it."""
+    """What a Zarr queue keeps once it has been trained on: nothing, the epoch under way, or all."""
 
 
 class CheckpointEvery(_Section):
@@ -173,7 +174,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def resolve(table: Mapping[str, Any]) -> Job:
-    """Validate a configuration and fill in what depends on other keys (fanout and layers follow each other).
+    """Validate a configuration and fill in what depends on other keys (layers follow the sampler's fanout or sizes, and the other way round).
 
     Raises:
         InputError: one line per problem, at most three.
@@ -184,23 +185,26 @@ def resolve(table: Mapping[str, Any]) -> Job:
         raise InputError(_sentence(e)) from None
     model, sampler = dict(job.model), dict(job.sampler)
     layers: Any = model.get("layers")
-    fanout: Any = sampler.get("fanout")
-    if isinstance(fanout, str):
-        fanout = parse_fanout(fanout)
-    if type(fanout) is int:
-        fanout = [fanout]
-    if fanout is not None and not isinstance(fanout, list | tuple):
-        raise InputError(f"configuration key 'sampler.fanout' is {fanout!r}; expected whole numbers such as [15, 10, 5]")
-    if fanout is None and "fanout" in {f.name for f in dataclasses.fields(_registered("sampler", SAMPLERS, sampler))}:
-        count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(DEFAULT_FANOUT)
-        fanout = [*DEFAULT_FANOUT, *[DEFAULT_FANOUT[-1]] * count][:count]
-    if fanout is not None:
-        sampler["fanout"] = list(fanout)
-        model.setdefault("layers", len(fanout))
+    known = {f.name for f in dataclasses.fields(_registered("sampler", SAMPLERS, sampler))}
+    key = next((k for k in PER_LAYER if k in known), "fanout")
+    numbers: Any = sampler.get(key)
+    if isinstance(numbers, str):
+        numbers = parse_fanout(numbers, key)
+    if type(numbers) is int:
+        numbers = [numbers]
+    if numbers is not None and not isinstance(numbers, list | tuple):
+        raise InputError(f"configuration key 'sampler.{key}' is {numbers!r}; expected whole numbers such as {list(PER_LAYER[key])}")
+    if numbers is None and key in known:
+        default = PER_LAYER[key]
+        count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(default)
+        numbers = [*default, *[default[-1]] * count][:count]
+    if numbers is not None:
+        sampler[key] = list(numbers)
+        model.setdefault("layers", len(numbers))
     model_record = build("model", MODELS, model)
-    if fanout is not None and model_record.layers != len(fanout):
+    if numbers is not None and model_record.layers != len(numbers):
         raise InputError(
-            f"model.layers is {model_record.layers} but sampler.fanout {list(fanout)} has {len(fanout)} numbers; give one number per layer"
+            f"model.layers is {model_record.layers} but sampler.{key} {list(numbers)} has {len(numbers)} numbers; give one number per layer"
         )
     sampler_record = build("sampler", SAMPLERS, sampler)
     return job.model_copy(
@@ -212,8 +216,8 @@ def resolve(table: Mapping[str, Any]) -> Job:
     )
 
 
-def parse_fanout(text: str) -> list[int]:
-    """``15,10,5`` as numbers.
+def parse_fanout(text: str, option: str = "fanout") -> list[int]:
+    """``15,10,5`` as numbers; `option` is what an error calls them.
 
     Raises:
         InputError: anything else.
@@ -221,7 +225,9 @@ def parse_fanout(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"fanout '{text}' is not a list of whole numbers such as 15,10,5 (-1 takes every neighbour)") from None
+        hint = " (-1 takes every neighbour)" if option == "fanout" else ""
+        example = ",".join(map(str, PER_LAYER[option]))
+        raise InputError(f"{option} '{text}' is not a list of whole numbers such as {example}{hint}") from None
 
 
 def _registered(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> type:

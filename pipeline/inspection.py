@@ -109,9 +109,9 @@ def _samples(folder: Path, minibatch: str | None) -> dict[str, Any]:
                 epoch, index = (int(part) for part in minibatch.split(","))
             except ValueError:
                 raise InputError(f"--minibatch '{minibatch}' is not of the form EPOCH,INDEX such as 0,3") from None
-            if index // queue.bulk_size not in queue.committed(epoch):
+            per_epoch = queue.minibatches_per_epoch
+            if not 0 <= index < (per_epoch or index + 1) or index // queue.bulk_size not in queue.committed(epoch):
                 held = ", ".join(map(str, queue.epochs())) or "none"
-                per_epoch = queue.minibatches_per_epoch
                 raise InputError(f"{folder} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each")
             return _minibatch(queue.get(epoch, index, timeout_s=1.0))
         return {

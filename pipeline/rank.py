@@ -223,7 +223,7 @@ class _PhaseLoop:
                     "optimizer": self.optimizer.state_dict(),
                     "progress": state,
                     "ledger": t.job.ledger.state(),
-                    "seconds": dict(self.clock.seconds),
+                    "seconds": self.clock.snapshot(),
                 },
             )
             self.saved_at = time.monotonic()

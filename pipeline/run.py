@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +30,7 @@ from ..stages.sample.produce import Sampled
 from ..storage.checkpoint import CheckpointStore
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError, StoreError
-from ..storage.features import ConvertedFeatures, FeatureStore
+from ..storage.features import ConvertedFeatures, CountedFeatures, FeatureStore
 from ..storage.fingerprint import digest_arrays, digest_record, graph_fingerprint
 from ..storage.ledger import Ledger
 from ..storage.queue import MemoryQueue, MinibatchQueue
@@ -42,7 +42,7 @@ from .datasets import GENERATED, ReadOptions, open_dataset
 from .events import Emit, Note, StageEnded, StageStarted, silent
 from .rank import Progress, Trainer, train_rank
 from .result import SECONDS, Result, peak_rss_bytes, versions, write_json
-from .run_folder import CHECKPOINTS, JOB, METRICS, MODEL, RESULT, check_run_folder, held, refuse_other_job, write_whole
+from .run_folder import CHECKPOINTS, JOB, METRICS, MODEL, RESULT, check_resumable, check_run_folder, held, write_whole
 from .systems import System
 
 KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
@@ -205,11 +205,11 @@ def open_samples(prepared: Prepared, samples: Path) -> MinibatchQueue:
     lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
     if lacking is None:
         return queue
-    if queue.complete:
+    if queue.complete and lacking not in queue.epochs():
         raise InputError(f"{samples} holds {lacking} epoch(s) but {job.epochs} are to be trained; lower epochs, or sample more")
     raise InputError(
         f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its `millrace sample`"
-        " command again, which goes on where it stopped"
+        " command again, which samples what is missing"
     )
 
 
@@ -293,7 +293,7 @@ def run(
     with held(folder):
         check_run_folder(folder, resume)
         if resume:
-            refuse_other_job(folder, job, prepared.fingerprint)
+            check_resumable(folder, job, prepared.fingerprint)
             # What an earlier, shorter run left is not the result of this one.
             for stale in (RESULT, MODEL):
                 (folder / stale).unlink(missing_ok=True)
@@ -377,8 +377,10 @@ def _run_inline(
         produce=produce,
     )
 
+    counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))
+
     def score(module: nn.Module, split: str) -> float | None:
-        return evaluate(module, dataset, data.degree, (split,), scratch=out)[split]
+        return evaluate(module, counted, data.degree, (split,), scratch=out)[split]
 
     validate = (lambda m: score(m, "val") or 0.0) if len(dataset.split.val) else None
     checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep)
@@ -401,7 +403,6 @@ def _run_inline(
         test = score(model, "test")
     emit(StageEnded("evaluate", time.perf_counter() - before))
     _save_model(out / MODEL, model)
-    clock.add("total", time.perf_counter() - start)
     result = _result(prepared, progress, clock, ledger, test, last_sha256, out)
     write_json(out / RESULT, result.to_record())
     return result
@@ -433,7 +434,8 @@ def load_model(path: Path, prepared: Prepared) -> nn.Module:
 
 def _result(prepared: Prepared, progress: Progress, clock: Clock, ledger: Ledger, test: float | None, sha256: str, out: Path) -> Result:
     job, dataset = prepared.job, prepared.dataset
-    seconds: dict[str, Any] = {name: clock.seconds.get(name, 0.0) for name in SECONDS}
+    spent = clock.snapshot()
+    seconds: dict[str, Any] = {name: spent.get(name, 0.0) for name in SECONDS}
     seconds["per_epoch"] = [h["seconds"] for h in progress.history]
     record = ledger.as_record()
     return Result(

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,8 +63,8 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def refuse_other_job(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None:
-    """Refuse to go on with a run under settings that would have given other parameters.
+def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None:
+    """Refuse to go on with a run whose checkpoints are damaged, or under settings that would have given other parameters.
 
     Args:
         out: the folder of the run.
@@ -71,10 +72,13 @@ def refuse_other_job(out: Path, job: Job, fingerprint: Mapping[str, str]) -> Non
         fingerprint: of everything that decides the parameters.
 
     Raises:
-        StoreError: names the settings that changed, or else the things that differ.
+        StoreError: no checkpoint is intact; or names the settings that changed, or else the things that differ.
     """
     try:
-        CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True).refuse_other_jobs()
+        with warnings.catch_warnings():
+            # Whoever loads the checkpoint warns of those that it passes over.
+            warnings.simplefilter("ignore")
+            CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True).latest()
     except StoreError as e:
         try:
             before = _flat(resolve(read_toml(out / JOB)).model_dump(mode="json"))
@@ -82,6 +86,9 @@ def refuse_other_job(out: Path, job: Job, fingerprint: Mapping[str, str]) -> Non
             raise e from None
         now = _flat(job.model_dump(mode="json"))
         differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(FREE)]
+        for name in ("model.name", "sampler.name"):
+            if name in differing:  # then its options differ of course
+                differing = [k for k in differing if k == name or k.partition(".")[0] != name.partition(".")[0]]
         changed = [f"{k} (was {before.get(k)}, now {now.get(k)})" for k in differing]
         if not changed:
             raise

@@ -89,7 +89,7 @@ class CheckpointStore:
         """
         assert not self.read_only, "this checkpoint store was opened to read"
         _check_plain(state, "state")
-        self.refuse_other_jobs()
+        self._refuse_other_jobs()
         folder = self._folder(cursor)
         try:
             with committed_folder(folder, overwrite=True) as aside:
@@ -105,12 +105,7 @@ class CheckpointStore:
             if c not in kept:
                 remove_tree(self._folder(c))
 
-    def refuse_other_jobs(self) -> None:
-        """Read the manifests of all checkpoints, and nothing else.
-
-        Raises:
-            StoreError: one is of another job (lists the keys that differ).
-        """
+    def _refuse_other_jobs(self) -> None:
         for c in self.cursors():
             try:
                 body = read_manifest(self._folder(c), KIND)

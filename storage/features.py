@@ -8,6 +8,7 @@ import numpy.typing as npt
 import zarr
 
 from .errors import InputError, StoreError
+from .ledger import Ledger
 from .store import Store, open_store, write_store
 
 FloatArray = npt.NDArray[np.floating]
@@ -186,3 +187,31 @@ class ConvertedFeatures:
         converted: Any = np.empty(rows.shape, self._dtype) if out is None else out
         converted[...] = rows
         return converted
+
+
+class CountedFeatures:
+    """Another store's rows, with the bytes of what is gathered entered in a ledger."""
+
+    def __init__(self, inner: FeatureStore, ledger: Ledger, channel: str) -> None:
+        self.inner, self.ledger, self.channel = inner, ledger, channel
+
+    @property
+    def num_rows(self) -> int:
+        """See `FeatureStore.num_rows`."""
+        return self.inner.num_rows
+
+    @property
+    def num_features(self) -> int:
+        """See `FeatureStore.num_features`."""
+        return self.inner.num_features
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """See `FeatureStore.dtype`."""
+        return self.inner.dtype
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        """See `FeatureStore.gather`."""
+        rows = self.inner.gather(ids, out)
+        self.ledger.add(self.channel, "features", rows.nbytes)
+        return rows

@@ -77,6 +77,13 @@ class MiniBatch:
         """Edges drawn by the sampler (a nested edge list counts once)."""
         return self.blocks[0].num_edges if self.nested else sum(b.num_edges for b in self.blocks)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of structure (a nested edge list counts once)."""
+        lists = self.blocks[:1] if self.nested else self.blocks
+        arrays = [self.nodes] + [a for b in lists for a in (b.indptr, b.indices, b.weight, b.edge_id) if a is not None]
+        return sum(a.nbytes for a in arrays)
+
     def check(self) -> "MiniBatch":
         """Prove the invariants (our own, hence assert)."""
         assert self.blocks

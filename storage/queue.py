@@ -31,6 +31,11 @@ class MinibatchQueue(Protocol):
         """k; minibatch i of an epoch is in bulk i // k."""
         ...
 
+    @property
+    def stored(self) -> bool:
+        """Whether minibatches travel through a store, not through this process's memory."""
+        ...
+
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """Add a bulk, once there is room for it. A bulk that is there already, or that was dropped already, is left alone.
 
@@ -81,6 +86,8 @@ class BoundedQueue(ABC):
         minibatches_per_epoch: where it is known, an epoch's end is seen at once, and a `get` beyond it is refused.
     """
 
+    stored = False
+    """See `MinibatchQueue.stored`."""
     _poll_s: float | None = None
     """How often waits look again by themselves; None where only this process changes the queue."""
 

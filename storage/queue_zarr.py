@@ -49,6 +49,7 @@ class ZarrQueue(BoundedQueue):
     Make one with `create` or `open`.
     """
 
+    stored = True
     _poll_s = 0.02
 
     def __init__(

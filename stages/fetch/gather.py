@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...storage.features import CountedFeatures
 from ...storage.minibatch import MiniBatch
 from ..base import Fetched, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
@@ -25,7 +26,8 @@ class Gather:
     """Holds one buffer for feature rows. A `Fetched` is valid until the next call, so backward comes first."""
 
     def __init__(self, placement: Placement, job: RankJob) -> None:
-        self._placement, self._ledger = placement, job.ledger
+        self._placement = placement
+        self._features = CountedFeatures(placement.features, job.ledger, "store")
         self._rows = np.empty((0, placement.features.num_features), placement.features.dtype)
 
     def fetch(self, work: MiniBatch) -> Fetched:
@@ -34,8 +36,7 @@ class Gather:
         if len(nodes) > len(self._rows):
             # Grown with slack: fresh pages cost half a millisecond a megabyte, so sizes that creep up must not pay each time.
             self._rows = np.empty((len(nodes) * 5 // 4, data.features.num_features), data.features.dtype)
-        rows = data.features.gather(nodes, out=self._rows[: len(nodes)])
-        self._ledger.add("store", "features", rows.nbytes)
+        rows = self._features.gather(nodes, out=self._rows[: len(nodes)])
         ids = torch.from_numpy(nodes.astype(np.int64, copy=False))
         degree = data.degree[ids]
         hoods = tuple(BlockNeighbourhood(b, degree[: b.num_src]) for b in work.blocks)

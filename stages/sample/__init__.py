@@ -1,5 +1,8 @@
 """Samplers: how minibatches are drawn."""
 
+from .fastgcn import FastGCNSampler
+from .labor import LaborSampler
+from .ladies import LadiesSampler
 from .neighbor import NeighborSampler
 
-SAMPLERS: dict[str, type] = {NeighborSampler.name: NeighborSampler}
+SAMPLERS: dict[str, type] = {kind.name: kind for kind in (NeighborSampler, LadiesSampler, FastGCNSampler, LaborSampler)}

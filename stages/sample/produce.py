@@ -8,6 +8,7 @@ from typing import Any
 
 from ...storage.errors import QueueTimeoutError, RunError
 from ...storage.graph import Graph
+from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
 from ...storage.queue import MinibatchQueue
 from ..base import Phase, Placement, RankJob
@@ -135,14 +136,14 @@ class Sampled:
                 last_epoch=phase.last_epoch,
                 first_bulk=first[1] // job.bulk_size,
             )
-        return QueueFeed(job.queue, producer)
+        return QueueFeed(job.queue, producer, job.ledger)
 
 
 class QueueFeed:
     """The consumer's end of the queue, and the producer behind it if it lives here."""
 
-    def __init__(self, queue: MinibatchQueue, producer: Producer | None) -> None:
-        self._queue, self._producer = queue, producer
+    def __init__(self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger) -> None:
+        self._queue, self._producer, self._ledger = queue, producer, ledger
 
     @property
     def sample_s(self) -> float:
@@ -151,7 +152,10 @@ class QueueFeed:
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
-        return self._queue.get(epoch, index, timeout_s=GIVE_UP_S)
+        minibatch = self._queue.get(epoch, index, timeout_s=GIVE_UP_S)
+        if self._queue.stored:
+            self._ledger.add("store", "minibatches", minibatch.nbytes)
+        return minibatch
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`."""

@@ -36,6 +36,25 @@ def test_fanout_and_layers_follow_each_other(table, fanout, layers):
 
 
 @pytest.mark.parametrize(
+    ("table", "sizes", "layers"),
+    [
+        ({}, [512, 512, 512], 3),
+        ({"model": {"layers": 2}}, [512, 512], 2),
+        ({"model": {"layers": 4}}, [512] * 4, 4),
+        ({"sampler": {"sizes": [64, 32]}}, [64, 32], 2),
+        ({"sampler": {"sizes": "64,32"}}, [64, 32], 2),
+        ({"sampler": {"sizes": 7}}, [7], 1),
+    ],
+)
+@pytest.mark.parametrize("name", ["ladies", "fastgcn"])
+def test_sizes_and_layers_follow_each_other(name, table, sizes, layers):
+    job = resolve({**table, "sampler": {"name": name, **table.get("sampler", {})}})
+    assert job.sampler == {"name": name, "sizes": sizes, "debias": "ratio"}
+    assert job.model["layers"] == layers
+    assert resolve(tomllib.loads(job.to_toml())) == job
+
+
+@pytest.mark.parametrize(
     ("table", "phrase"),
     [
         ({"epoch": 3}, "did you mean 'epochs'"),
@@ -60,6 +79,12 @@ def test_fanout_and_layers_follow_each_other(table, fanout, layers):
         ({"sampler": {"fanout": [0]}}, "fanout"),
         ({"sampler": {"fanout": "a,b"}}, "fanout 'a,b' is not a list"),
         ({"sampler": {"fanout": [3, 3]}, "model": {"layers": 3}}, "give one number per layer"),
+        ({"sampler": {"name": "ladies", "fanout": [3, 3]}}, "sampler 'ladies' has no option 'fanout'"),
+        ({"sampler": {"name": "labor", "sizes": [3, 3]}}, "sampler 'labor' has no option 'sizes'"),
+        ({"sampler": {"name": "ladies", "sizes": "a,b"}}, "sizes 'a,b' is not a list of whole numbers such as 512,512,512"),
+        ({"sampler": {"name": "ladies", "sizes": 0.5}}, "'sampler.sizes' is 0.5"),
+        ({"sampler": {"name": "ladies", "sizes": [9, 9]}, "model": {"layers": 3}}, "sampler.sizes [9, 9] has 2 numbers"),
+        ({"sampler": {"name": "ladies", "debias": "botom_k"}}, "did you mean 'bottom_k'"),
         ({"read": {"direction": "sideways"}}, "direction"),
     ],
 )

@@ -1,0 +1,193 @@
+"""Test accuracy against published figures: one fixed setting per (dataset, model), a mean over seeds.
+
+    python benchmarks/accuracy.py [--data DIR] [--seeds 5] [--only cora] [--json accuracy.json]
+
+A seed draws the initial parameters, dropout, the minibatches and, for ``random:20,30``, the split. The parameters of the best
+validation epoch are tested; the settings below were chosen by validation accuracy too. The data are the ``.npz`` files of
+`--data`, of the environment variable ``MILLRACE_DATA``, or of ``../shared/data`` beside this repository.
+
+References: GCN on Cora from Kipf, Welling, ICLR 2017, table 2; the others from Shchur, Mumme, Bojchevski, Guennemann, "Pitfalls of
+Graph Neural Network Evaluation", 2018, table 1. Shchur et al. keep only the largest connected component; here the whole graph is
+used. The column ``linked`` counts only the test nodes that have an edge, which is nearer to their protocol.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import millrace as mr
+
+RECORDS = {"gcn": mr.GCN, "sage": mr.GraphSAGE, "gat": mr.GAT}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure to reproduce. Accuracies are in percent."""
+
+    dataset: str
+    model: str
+    split: str
+    reference: float
+    """The published mean."""
+    tolerance: float
+    """How far below the reference the mean may lie, in points (negative: how far above it must lie)."""
+    settings: dict[str, Any]
+    """The model record's fields."""
+    epochs: int
+    lr: float
+    weight_decay: float
+    batch_size: int = 1024
+    """Above the number of training nodes: full-batch steps."""
+    fanout: tuple[int, ...] = (-1, -1)
+    patience: int | None = None
+    """Validations, of which there is one every `EVERY` epochs."""
+    read: dict[str, str] = field(default_factory=lambda: {"normalize_features": "row"})
+
+
+EVERY = 5
+SHCHUR = "random:20,30"
+ROWS = (
+    Row(
+        *("cora", "gcn", "public", 81.5, 1.0),
+        settings={"hidden": 16, "layers": 2, "dropout": 0.5},
+        epochs=200,
+        lr=0.01,
+        weight_decay=5e-4,
+    ),
+    Row(
+        *("coauthor_cs", "sage", SHCHUR, 91.3, 1.5),
+        settings={"hidden": 64, "layers": 2, "dropout": 0.5},
+        epochs=20,
+        lr=0.01,
+        weight_decay=5e-4,
+    ),
+    Row(
+        *("coauthor_cs", "gat", SHCHUR, 90.5, 1.5),
+        settings={"hidden": 64, "layers": 2, "heads": 8, "dropout": 0.6},
+        epochs=30,
+        lr=0.01,
+        weight_decay=5e-4,
+    ),
+    Row(
+        *("amazon_computers", "sage", SHCHUR, 82.4, 1.5),
+        settings={"hidden": 64, "layers": 2, "dropout": 0.5, "norm": "layer"},
+        epochs=60,
+        lr=0.003,
+        weight_decay=2e-2,
+        read={},
+    ),
+    Row(
+        # The published mean has a standard deviation of 19.0, so it is a weak bar: this asks for 80.
+        *("amazon_computers", "gat", SHCHUR, 78.0, -2.0),
+        settings={"hidden": 64, "layers": 2, "heads": 8, "dropout": 0.5},
+        epochs=60,
+        lr=0.01,
+        weight_decay=5e-4,
+        read={},
+    ),
+)
+
+
+def linked_accuracy(row: Row, dataset: mr.Dataset, out: Path) -> float:
+    """Of the finished run in `out`: accuracy in percent over the test nodes that have an in-edge."""
+    model = RECORDS[row.model](**row.settings).build(dataset.features.num_features, dataset.num_classes)
+    model.load_state_dict(torch.load(out / "model.pt", weights_only=True))
+    degree = dataset.graph.in_degree
+    nodes = dataset.split.test[degree[dataset.split.test] > 0]
+    logits = mr.infer(model, dataset.graph, dataset.features, torch.from_numpy(degree.astype(np.float32)), nodes)
+    return 100 * float((logits.argmax(1).numpy() == dataset.labels[nodes]).mean())
+
+
+def train(row: Row, path: Path, seed: int, threads: int) -> dict[str, float]:
+    """One run. Accuracies in percent; seconds of wall clock, with reading and evaluating."""
+    start = time.perf_counter()
+    dataset = mr.open_dataset(path, options=mr.ReadOptions(**row.read), split=row.split, seed=seed)  # pyright: ignore[reportArgumentType]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        result = mr.run(
+            dataset,
+            model=RECORDS[row.model](**row.settings),
+            out=out,
+            seed=seed,
+            epochs=row.epochs,
+            fanout=row.fanout,
+            lr=row.lr,
+            weight_decay=row.weight_decay,
+            batch_size=row.batch_size,
+            config={"train": {"evaluate_every": EVERY, "patience": row.patience}},
+            threads=threads,
+        )
+        seconds = time.perf_counter() - start
+        linked = linked_accuracy(row, dataset, out)
+    assert result.val_accuracy is not None and result.test_accuracy is not None
+    return {
+        "seed": seed,
+        "val": 100 * result.val_accuracy,
+        "test": 100 * result.test_accuracy,
+        "linked": linked,
+        "best_epoch": result.best_epoch,
+        "seconds": seconds,
+    }
+
+
+def summary(row: Row, runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Mean and standard deviation over the runs, and the gap to the reference, in points."""
+    test = np.array([r["test"] for r in runs])
+    gap = float(test.mean()) - row.reference
+    return {
+        **asdict(row),
+        "mean": float(test.mean()),
+        "std": float(test.std(ddof=1)) if len(test) > 1 else 0.0,
+        "val": float(np.mean([r["val"] for r in runs])),
+        "linked": float(np.mean([r["linked"] for r in runs])),
+        "gap": gap,
+        "met": gap >= -row.tolerance,
+        "seconds": float(np.mean([r["seconds"] for r in runs])),
+        "runs": runs,
+    }
+
+
+def main() -> int:
+    """Run the rows and print the table. Returns 1 where a row lies further below its reference than its tolerance, else 0."""
+    parser = argparse.ArgumentParser(description="Test accuracy against published figures.")
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files")
+    parser.add_argument("--seeds", type=int, default=5, help="runs per row, from seed 0")
+    parser.add_argument("--only", default="", help="rows whose 'dataset model' holds this text, such as cora or 'cs gat'")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write settings, runs and summaries there")
+    args = parser.parse_args()
+    rows = [row for row in ROWS if args.only in f"{row.dataset} {row.model}"]
+    if not rows or args.seeds < 1:
+        names = ", ".join(f"'{row.dataset} {row.model}'" for row in ROWS)
+        parser.error(f"--only {args.only!r} with {args.seeds} seeds leaves nothing to do; the rows are {names}")
+    absent = sorted({f"{row.dataset}.npz" for row in rows if not (args.data / f"{row.dataset}.npz").exists()})
+    if absent:
+        parser.error(f"{args.data} has no {', '.join(absent)}; name the folder with --data or MILLRACE_DATA")
+    print(f"{'dataset':<18}{'model':<6}{'mean':>6}{'std':>6}{'val':>6}{'linked':>8}{'reference':>11}{'gap':>6}{'met':>5}{'s/run':>7}")
+    records = []
+    for row in rows:
+        runs = [train(row, args.data / f"{row.dataset}.npz", seed, args.threads) for seed in range(args.seeds)]
+        r = summary(row, runs)
+        records.append(r)
+        print(
+            f"{row.dataset:<18}{row.model:<6}{r['mean']:>6.1f}{r['std']:>6.1f}{r['val']:>6.1f}{r['linked']:>8.1f}"
+            f"{row.reference:>11.1f}{r['gap']:>+6.1f}{'yes' if r['met'] else 'no':>5}{r['seconds']:>7.1f}",
+            flush=True,
+        )
+        if args.json:
+            args.json.write_text(json.dumps({"seeds": args.seeds, "threads": args.threads, "rows": records}, indent=2) + "\n")
+    return 0 if all(r["met"] for r in records) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Whether a sampled minibatch is one: every edge exists, min(degree, fanout) distinct neighbours a row, the right rows in each hop."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.storage.graph import Graph
+
+
+def has_edges(graph: Graph, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """bool [e]: whether src -> dst is an edge. Rows of the graph must ascend."""
+    low, high = graph.indptr[dst], graph.indptr[dst + 1]
+    end = high.copy()
+    while (low < high).any():
+        middle = (low + high) >> 1
+        right = np.zeros(len(src), bool)
+        live = low < high
+        right[live] = graph.indices[middle[live]] < src[live]
+        low, high = np.where(live & right, middle + 1, low), np.where(live & ~right, middle, high)
+    found = low < end
+    found[found] = graph.indices[low[found]] == src[found]
+    return found
+
+
+def check(graph: Graph, path: Path, fanout: Sequence[int], expand: str) -> dict[str, Any]:
+    """Prove a minibatch that `peers.serve.save` wrote.
+
+    Args:
+        graph: simple, rows ascending.
+        path: of the .npz.
+        fanout: nearest the seeds first.
+        expand: "new": hop h+1 draws for the nodes that hop h found; "all": for every node so far.
+
+    Returns:
+        Edges at each hop and distinct nodes.
+
+    Raises:
+        ValueError: names the first thing that is wrong.
+    """
+    with np.load(path) as saved:
+        seeds, hops = saved["seeds"], [tuple(saved[f"{n}{h}"].astype(np.int64) for n in ("rows", "src", "dst")) for h in range(len(fanout))]
+    known = frontier = np.sort(seeds.astype(np.int64))
+    edges = []
+    for h, (s, (rows, src, dst)) in enumerate(zip(fanout, hops)):
+
+        def need(holds: bool, what: str, h: int = h) -> None:
+            if not holds:
+                raise ValueError(f"{path.stem}, hop {h + 1}: {what}")
+
+        need(len(np.unique(rows)) == len(rows), "a row is drawn for twice")
+        need(np.array_equal(np.sort(rows), frontier), f"{len(rows)} rows are drawn for; expected {len(frontier)} ({expand})")
+        need(bool(has_edges(graph, src, dst).all()), "an edge is not in the graph")
+        drawn = np.bincount(dst, minlength=graph.num_nodes)
+        need(bool((drawn[rows] == np.minimum(graph.in_degree[rows], s)).all()), "a row has not min(degree, fanout) edges")
+        need(int(drawn[rows].sum()) == len(dst), "an edge ends in a row that is not drawn for")
+        need(len(np.unique(dst * graph.num_nodes + src)) == len(dst), "a row has a neighbour twice")
+        found = np.union1d(known, src)
+        frontier = np.setdiff1d(found, known) if expand == "new" else found
+        known = found
+        edges.append(len(src))
+    return {"edges_per_hop": edges, "nodes": len(known)}

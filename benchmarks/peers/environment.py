@@ -1,0 +1,20 @@
+"""The environment of peers that cannot live in ours: dgl 2.1.0, the last release on the package index, fits torch 2.0 to 2.2.1 only."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+# torch's wheel for Linux does not import without the CUDA libraries that it depends on: 2.4 GB to fetch, 5.2 GB on disk.
+REQUIREMENTS = ("torch==2.2.1", "dgl==2.1.0", "torchdata==0.7.1", "numpy<2", "pydantic", "pandas", "packaging", "PyYAML")
+
+
+def python(cache: Path) -> Path:
+    """The interpreter of the peers' environment under `cache`, made on first use (two minutes with a fast package index)."""
+    folder = cache / "peers-dgl-2.1.0"
+    interpreter = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        print(f"making the peers' environment in {folder} (5.2 GB)", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-cache-dir", *REQUIREMENTS], check=True)
+        (folder / "complete").touch()
+    return interpreter

@@ -1,0 +1,53 @@
+"""GraphBolt (dgl 2.1.0) without its data pipe: sample_neighbors and unique_and_compact, int32 ids. Runs in DGL's environment.
+
+The whole frontier is expanded again at each hop. Options: pool (that many Python threads, each taking whole minibatches; else the
+threads work inside an operator).
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from dgl import graphbolt as gb  # pyright: ignore[reportMissingImports]
+from serve import Engine, Hop, Job, serve
+
+
+def start(job: Job) -> Engine:
+    """See `serve.Engine`."""
+    pool = job.options.get("pool", 1)
+    torch.set_num_threads(job.threads // pool)
+    graph = gb.fused_csc_sampling_graph(torch.from_numpy(job.indptr), torch.from_numpy(job.indices))
+    fanouts = [torch.tensor([s]) for s in job.fanout]
+    executor = ThreadPoolExecutor(pool)
+
+    def minibatch(seeds: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        blocks, nodes = [], seeds
+        for fanout in fanouts:
+            drawn = graph.sample_neighbors(nodes, fanout).sampled_csc
+            nodes, compacted = gb.unique_and_compact_csc_formats(drawn, nodes)
+            blocks.append((nodes, compacted.indptr, compacted.indices))
+        return blocks
+
+    def count(seeds: torch.Tensor) -> tuple[int, int]:
+        blocks = minibatch(seeds)
+        return sum(len(b[2]) for b in blocks), len(blocks[-1][0])
+
+    def epoch(minibatches: int) -> Iterator[tuple[int, int]]:
+        seeds = torch.from_numpy(job.seeds[: minibatches * job.batch_size].astype(np.int32))
+        parts = seeds[torch.randperm(len(seeds))].split(job.batch_size)
+        yield from executor.map(count, parts) if pool > 1 else map(count, parts)
+
+    def one() -> tuple[np.ndarray, list[Hop]]:
+        seeds = torch.from_numpy(job.seeds[: job.batch_size].astype(np.int32))
+        hops = []
+        for nodes, indptr, indices in minibatch(seeds):
+            rows = nodes[: len(indptr) - 1]
+            hops.append(Hop(rows, nodes[indices.long()], rows.repeat_interleave(indptr.diff())))
+        return seeds.numpy(), hops
+
+    return Engine(epoch, one)
+
+
+if __name__ == "__main__":
+    serve(start)

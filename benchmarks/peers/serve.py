@@ -1,0 +1,110 @@
+"""What every engine of the sampling benchmark is to the driver: a process that reads one JSON command a line and answers with one.
+
+Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
+
+    {"do": "epoch", "minibatches": n}   sample n minibatches; answers seconds (wall), cpu_s, edges and nodes (summed over minibatches)
+    {"do": "one", "path": p}            sample one minibatch and save it at p, see `save`
+    {"do": "report"}                    whatever the engine tells of itself, and its peak memory
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LATER = 4
+"""The minibatch that is checked is this one after a start, since state that goes stale shows from the second on."""
+
+
+class Hop(NamedTuple):
+    """The edges drawn at one hop."""
+
+    rows: Any
+    """[r] global ids of the nodes that were drawn for."""
+    src: Any
+    """[e] global ids."""
+    dst: Any
+    """[e] global ids."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the driver asks for."""
+
+    indptr: np.ndarray
+    """int64 [V+1], in-neighbour lists."""
+    indices: np.ndarray
+    """int32 [E]."""
+    seeds: np.ndarray
+    """int64 [N], distinct; an epoch of n minibatches takes the first n * batch_size of them, in an order of the engine's."""
+    fanout: tuple[int, ...]
+    """Nearest the seeds first."""
+    batch_size: int
+    threads: int
+    options: dict[str, Any]
+    """What else the engine understands."""
+
+
+class Engine(NamedTuple):
+    """What a script of this folder provides."""
+
+    epoch: Callable[[int], Iterator[tuple[int, int]]]
+    """Number of minibatches -> (edges drawn, distinct nodes) of each minibatch, or sums over several."""
+    one: Callable[[], tuple[np.ndarray, list[Hop]]]
+    """(seeds, hops outwards) of minibatch number `LATER`."""
+    report: Callable[[], dict[str, Any]] = dict
+
+
+def serve(start: Callable[[Job], Engine]) -> None:
+    """Answer the driver until it closes the pipe. Whatever the engine itself prints goes to standard error."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--graph", type=Path, required=True)
+    parser.add_argument("--seeds", type=Path, required=True)
+    parser.add_argument("--job", type=json.loads, required=True)
+    given = parser.parse_args()
+    job = dict(given.job)
+    engine = start(
+        Job(
+            np.load(given.graph / "indptr.npy"),
+            np.load(given.graph / "indices.npy"),
+            np.load(given.seeds),
+            tuple(job.pop("fanout")),
+            job.pop("batch_size"),
+            job.pop("threads"),
+            job,
+        )
+    )
+    print(json.dumps({"ready": True}), file=replies)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "epoch":
+            wall, cpu = time.perf_counter(), time.process_time()
+            counts = list(engine.epoch(command["minibatches"]))
+            answer = {
+                "seconds": time.perf_counter() - wall,
+                "cpu_s": time.process_time() - cpu,
+                "edges": sum(e for e, _ in counts),
+                "nodes": sum(n for _, n in counts),
+            }
+        elif command["do"] == "one":
+            save(command["path"], *engine.one())
+            answer = {}
+        else:
+            answer = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, **engine.report()}
+        print(json.dumps(answer), file=replies)
+
+
+def save(path: str, seeds: np.ndarray, hops: list[Hop]) -> None:
+    """Write a minibatch as arrays `seeds`, `rows0`, `src0`, `dst0`, `rows1`, ..., global ids."""
+    arrays = {f"{name}{h}": np.asarray(part) for h, hop in enumerate(hops) for name, part in hop._asdict().items()}
+    np.savez(path, seeds=np.asarray(seeds), **arrays)

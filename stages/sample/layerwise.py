@@ -1,0 +1,46 @@
+"""What LADIES and FastGCN have in common as configuration."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...storage.errors import InputError, nearest
+from ...storage.graph import Graph
+from ...storage.minibatch import Bulk, MiniBatch
+from ..kernels.layered import DEBIAS
+from .base import BulkRequest
+
+
+@dataclass(frozen=True)
+class LayerwiseSampler:
+    """A number of nodes per layer. Subclasses name the kernel function that draws them."""
+
+    sizes: tuple[int, ...] = (512, 512, 512)
+    """Nodes drawn per hop and minibatch, nearest the seeds first; they join the nodes known before."""
+    debias: str = "ratio"
+    """ratio, bottom_k, with_replacement or none; see `LadiesSampler`."""
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            raise InputError("sizes is empty; expected one number per layer, nearest the seeds first, such as 512,512,512")
+        for s in self.sizes:
+            if isinstance(s, bool) or not isinstance(s, int) or not 1 <= s <= 1 << 24:
+                raise InputError(f"sizes {list(self.sizes)} holds {s}; expected 1 to {1 << 24} nodes per layer")
+        if self.debias not in DEBIAS:
+            raise InputError(f"debias is '{self.debias}'; expected one of {', '.join(DEBIAS)}{nearest(str(self.debias), DEBIAS)}")
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.sizes)
+
+    def record(self) -> dict[str, Any]:
+        """See `Sampler.record`."""
+        return {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample`."""
+        draw = getattr(kernel, self.name)
+        samples = draw(graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias, workspace=workspace)
+        minibatches = (MiniBatch(request.epoch, request.first_index + i, s.blocks(), nested=False) for i, s in enumerate(samples))
+        return Bulk(request.epoch, request.number, tuple(minibatches))

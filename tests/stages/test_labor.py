@@ -1,0 +1,228 @@
+"""LABOR-0: the exact joint law of two rows, what sharing saves, and the same bits everywhere."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+import millrace as mr
+from millrace.stages.kernels import cpu, reference, room, threads
+from millrace.stages.random import node_words
+from millrace.stages.sample import SAMPLERS
+from millrace.stages.sample.base import BulkRequest, SeedPlan
+from millrace.stages.sample.labor import LaborSampler
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.errors import InputError, RunError
+from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.graph import Graph, from_edges
+
+KERNELS = [pytest.param(cpu, id="cpu"), pytest.param(reference, id="reference")]
+WAYS = pytest.mark.parametrize("poisson", [False, True], ids=["exact", "poisson"])
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads():
+    yield
+    threads.set_num_threads(None)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Empty rows, isolated nodes, self loops, multi-edges, hubs, one node, no edges."""
+    n = draw(st.integers(1, 40))
+    edges = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=150))
+    hub = draw(st.integers(0, 600))
+    src = [u for u, _ in edges] + [i % n for i in range(hub)]
+    dst = [v for _, v in edges] + [0] * hub
+    weight = np.linspace(0.5, 2.0, len(src)) if draw(st.booleans()) else None
+    return from_edges(np.array(src, np.int64), np.array(dst, np.int64), n, edge_weight=weight)
+
+
+fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 40, 300]), min_size=1, max_size=3).map(tuple)
+
+
+def digests(graph, plan, sampler, kernel, workspace=None):
+    requests = (plan.request(3, n) for n in range(plan.num_bulks))
+    return [minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches]
+
+
+@WAYS
+@settings(max_examples=50, deadline=None)
+@given(graph=graphs(), fanout=fanouts, batch_size=st.integers(1, 9), seed=st.integers(0, 2**40))
+def test_same_minibatches_for_any_kernel_threads_and_bulk_size(poisson, graph, fanout, batch_size, seed):
+    sampler = LaborSampler(fanout, poisson)
+    nodes = np.arange(graph.num_nodes, dtype=np.int64)
+    seen = []
+    for kernel, count, k in ((cpu, 1, 1), (cpu, 1, 8), (cpu, 3, 8), (reference, 1, 8)):
+        threads.set_num_threads(count)
+        seen.append(digests(graph, SeedPlan(nodes, batch_size, k, seed), sampler, kernel))
+    assert all(s == seen[0] for s in seen)
+
+
+@settings(max_examples=50, deadline=None)
+@given(graphs(), fanouts, st.integers(0, 2**32))
+def test_every_row_keeps_the_sources_with_the_smallest_numbers(graph, fanout, seed):
+    """In every hop by the same numbers: the hop is left out of them."""
+    request = BulkRequest(seed, 0, 0, 0, (np.arange(0, graph.num_nodes, 2),))
+    key = request.keys(1)[0, 0]
+    (sample,) = cpu.labor(graph, request.seeds, request.keys(1)[:, 0], fanout)
+    assert len(sample.indptr) == sample.node_ends[-2] + 1
+    row = 0
+    for h, s in enumerate(fanout):
+        assert (np.diff(sample.nodes[sample.node_ends[h] : sample.node_ends[h + 1]]) > 0).all()
+        for row in range(row, sample.node_ends[h]):
+            v = sample.nodes[row]
+            at = sample.positions[sample.indptr[row] : sample.indptr[row + 1]]
+            sources = graph.indices[graph.indptr[v] : graph.indptr[v + 1]]
+            words = node_words(int(key), sources)
+            kept = len(sources) if s < 0 else min(s, len(sources))
+            assert np.array_equal(np.sort(words)[:kept], np.sort(node_words(int(key), graph.indices[at])))
+            assert len(set(at.tolist())) == kept and ((at >= graph.indptr[v]) & (at < graph.indptr[v + 1])).all()
+            assert np.array_equal(sample.nodes[sample.indices[sample.indptr[row] : sample.indptr[row + 1]]], graph.indices[at])
+        row = sample.node_ends[h]
+
+
+# Two rows that share three of their neighbours: 0 <- {2, 3, 4, 5}, 1 <- {4, 5, 6, 3, 7}.
+ROWS = ((2, 3, 4, 5), (3, 4, 5, 6, 7))
+PAIR = from_edges([u for r in ROWS for u in r], [v for v, r in enumerate(ROWS) for _ in r], 8)
+
+
+def exact_law(s: int) -> dict[tuple[tuple[int, ...], ...], float]:
+    law: dict[tuple[tuple[int, ...], ...], float] = {}
+    orders = list(permutations(range(2, 8)))
+    for order in orders:
+        rank = {u: i for i, u in enumerate(order)}
+        outcome = tuple(tuple(sorted(sorted(r, key=rank.__getitem__)[:s])) for r in ROWS)
+        law[outcome] = law.get(outcome, 0.0) + 1 / len(orders)
+    return law
+
+
+def poisson_law(s: int) -> dict[tuple[tuple[int, ...], ...], float]:
+    c = [min(1.0, s / len(r)) for r in ROWS]
+    law: dict[tuple[tuple[int, ...], ...], float] = {}
+    # A source's number falls below both limits, below one, or below none.
+    low, high = min(c), max(c)
+    for bands in product(range(3), repeat=6):
+        probability = np.prod([(low, high - low, 1 - high)[b] for b in bands])
+        limit = {u: (0.0, low, high)[b] for u, b in zip(range(2, 8), bands)}
+        outcome = tuple(tuple(u for u in r if limit[u] < c[v]) for v, r in enumerate(ROWS))
+        law[outcome] = law.get(outcome, 0.0) + float(probability)
+    return law
+
+
+@pytest.mark.parametrize(("kernel", "k"), [pytest.param(cpu, 20000, id="cpu"), pytest.param(reference, 2000, id="reference")])
+@WAYS
+def test_both_rows_follow_exact_enumeration_together(kernel, k, poisson):
+    for s in (1, 2, 3):
+        law = (poisson_law if poisson else exact_law)(s)
+        assert abs(sum(law.values()) - 1) < 1e-12
+        seen: dict[tuple[tuple[int, ...], ...], int] = {}
+        for m in LaborSampler((s,), poisson).sample(PAIR, BulkRequest(s, 0, 0, 0, (np.array([0, 1]),) * k), kernel).minibatches:
+            b = m.blocks[0]
+            outcome = tuple(tuple(sorted(b.src[b.indices[b.indptr[v] : b.indptr[v + 1]]].tolist())) for v in range(2))
+            seen[outcome] = seen.get(outcome, 0) + 1
+        assert set(seen) <= {o for o, pr in law.items() if pr > 0}
+        often = {o: k * pr for o, pr in law.items() if k * pr >= 5}
+        statistic = sum((seen.get(o, 0) - e) ** 2 / e for o, e in often.items())
+        rest, rest_seen = k - sum(often.values()), k - sum(seen.get(o, 0) for o in often)
+        if rest > 1:
+            statistic += (rest_seen - rest) ** 2 / rest
+        assert chi2.sf(statistic, len(often) - (rest <= 1)) >= 1e-4
+
+
+@WAYS
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_are_unbiased(poisson, weighted):
+    rng = np.random.default_rng(0)
+    graph = from_edges(np.arange(1, 41), np.zeros(40, np.int64), 41, edge_weight=rng.random(40) if weighted else None)
+    values, a = rng.random(41), np.ones(40) if graph.edge_weight is None else graph.edge_weight
+    truth = (a * values[graph.indices]).sum()
+    estimates = []
+    for m in LaborSampler((5,), poisson).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),) * 4000), cpu).minibatches:
+        b = m.blocks[0]
+        assert (b.weight is None) == (not poisson and not weighted)
+        w = np.full(b.num_edges, 40 / b.num_edges) if b.weight is None else b.weight
+        estimates.append((w * values[b.src[b.indices]]).sum())
+    assert abs(np.mean(estimates) - truth) < 3 * np.std(estimates) / np.sqrt(len(estimates))
+
+
+def test_poisson_weights_follow_each_hop():
+    graph = from_edges([1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1], 7)
+    for index in range(20):
+        request = BulkRequest(0, 0, 0, index, (np.array([0]),))
+        (m,) = LaborSampler((-1, 2), True).sample(graph, request, cpu).check().minibatches
+        outer = m.blocks[0]
+        assert outer.weight[:3].tolist() == [1, 1, 1]
+        assert outer.weight[3:].tolist() == [1.5] * (outer.num_edges - 3)
+
+
+@WAYS
+def test_sharing_finds_fewer_nodes_than_independent_rows(poisson):
+    rng = np.random.default_rng(3)
+    graph = from_edges(rng.integers(0, 2000, 80000), rng.integers(0, 2000, 80000), 2000)
+    request = BulkRequest(0, 0, 0, 0, tuple(np.arange(100 * i, 100 * i + 100) for i in range(10)))
+    nodes, edges = {}, {}
+    for sampler in (NeighborSampler((5, 5)), LaborSampler((5, 5), poisson)):
+        minibatches = sampler.sample(graph, request, cpu).minibatches
+        nodes[sampler.name] = sum(m.blocks[-1].num_src for m in minibatches)
+        edges[sampler.name] = sum(m.blocks[-1].num_edges for m in minibatches)
+    assert nodes["labor"] < 0.8 * nodes["neighbor"]
+    assert abs(edges["labor"] - edges["neighbor"]) <= 0.05 * edges["neighbor"]
+
+
+def test_minibatches_share_no_numbers():
+    graph = from_edges(np.arange(1, 200), np.zeros(199, np.int64), 200)
+    bulk = LaborSampler((10,)).sample(graph, BulkRequest(1, 0, 0, 0, (np.array([0]),) * 20), cpu)
+    assert len({tuple(m.nodes.tolist()) for m in bulk.minibatches}) == 20
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@WAYS
+def test_64_bit_ids(kernel, poisson):
+    rng = np.random.default_rng(0)
+    graph = from_edges(rng.integers(0, 50, 500), rng.integers(0, 50, 500), 50)
+    wide = Graph(graph.indptr, graph.indices.astype(np.int64))
+    plan, sampler = SeedPlan(np.arange(50), 10, 2, 0), LaborSampler((2, 2), poisson)
+    assert digests(graph, plan, sampler, kernel) == digests(wide, plan, sampler, kernel)
+    assert sampler.sample(wide, plan.request(0, 0), kernel).minibatches[0].nodes.dtype == np.int64
+
+
+@WAYS
+def test_workspace_is_reused_without_traces_and_grows(poisson):
+    rng = np.random.default_rng(1)
+    graph = from_edges(np.append(rng.integers(0, 300, 3000), rng.integers(0, 300, 40000)),
+                       np.append(rng.integers(0, 300, 3000), np.zeros(40000, np.int64)), 300)  # fmt: skip
+    plan, space = SeedPlan(np.arange(300), 40, 3, 5), cpu.Workspace()
+    for fanout in ((3,), (9, 4), (-1, 2), (2,)):
+        sampler = LaborSampler(fanout, poisson)
+        assert digests(graph, plan, sampler, cpu) == digests(graph, plan, sampler, cpu, space)
+
+
+def test_a_minibatch_that_cannot_be_indexed_is_refused(monkeypatch):
+    graph = from_edges(np.arange(1, 40001) % 50, np.zeros(40000, np.int64), 50)
+    monkeypatch.setattr(room, "LIMIT", 30000)
+    with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
+        LaborSampler((-1,)).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cpu)
+
+
+@pytest.mark.parametrize("fanout", [(), (0,), (3, -2), (2.5,), (True,), (1 << 17,)])
+def test_bad_fanout(fanout):
+    with pytest.raises(InputError, match="fanout"):
+        LaborSampler(fanout)
+
+
+def test_bad_poisson():
+    with pytest.raises(InputError, match="poisson is 1; expected true or false"):
+        LaborSampler((3,), 1)
+
+
+@WAYS
+def test_whole_runs(tmp_path, poisson):
+    assert SAMPLERS["labor"] is LaborSampler
+    dataset = mr.open_dataset("sbm:nodes=400,classes=3,degree=8")
+    sampler = {"name": "labor", "fanout": [5, 5], "poisson": poisson}
+    result = mr.run(dataset, sampler=sampler, model={"hidden": 16}, epochs=8, lr=0.02, batch_size=40, check=True, out=tmp_path)
+    assert result.test_accuracy > 0.6
