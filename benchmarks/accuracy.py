@@ -58,7 +58,7 @@ SHCHUR = "random:20,30"
 ROWS = (
     Row(
         *("cora", "gcn", "public", 81.5, 1.0),
-        settings={"hidden": 16, "layers": 2, "dropout": 0.5},
+        settings={"hidden": 64, "layers": 2, "dropout": 0.5},
         epochs=200,
         lr=0.01,
         weight_decay=5e-4,

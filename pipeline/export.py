@@ -135,7 +135,7 @@ def require_pyg(what: str) -> None:
 
 def _owned(array: npt.NDArray[np.integer]) -> Tensor:
     """A copy, int64: a view would keep the whole bulk's buffer."""
-    return torch.from_numpy(array.astype(np.int64, copy=False))
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def _rows(table: Any, node: Tensor, what: str) -> Tensor:

@@ -14,10 +14,10 @@ from ...storage.graph import Graph
 from ..random import NODE as _NODE
 from .intrinsics import prefetch, trailing_zeros
 from .room import doubled, room
-from .workspace import Workspace
 from .sampled import EdgeList, NeighborSample
 from .threads import get_num_threads, parallel
 from .words_cpu import mixed
+from .workspace import Workspace
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64

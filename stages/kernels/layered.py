@@ -142,9 +142,7 @@ def complete(
     return Drawn(np.concatenate([found, rest[order[:need]]]), None, late)
 
 
-def factors(
-    debias: str, p: npt.NDArray[np.float64], src: npt.NDArray[np.integer], num_dst: int, drawn: Drawn
-) -> npt.NDArray[np.float64]:
+def factors(debias: str, p: npt.NDArray[np.float64], src: npt.NDArray[np.integer], num_dst: int, drawn: Drawn) -> npt.NDArray[np.float64]:
     """What an edge from each source is multiplied by, float64 [S].
 
     A destination is always a source: except under "ratio" it counts as it is (factor 1), and only the other columns are sampled ones.

@@ -1,169 +1,43 @@
 """Compiled layer-wise sampling: one pass over the rows' in-edges per hop, GIL-free, the same bits as `layerwise_reference`.
 
-P is never formed. A dart at the terms of Q (W o W) picks a row by its mass (1 / (degree + 1) without weights) and then one of its
-entries, so a draw costs two cache misses, and the pass that extracts the block adds up P where it is needed: at the drawn columns,
-all of whose edges it keeps. Only when the darts hit too few distinct columns is P accumulated and the rest drawn by a race.
-Membership of the drawn columns is a bitmap over V that is cleaned bit by bit, so nothing but its first clearing costs O(V).
+P is not formed (`terms_cpu`): darts find the columns, and the pass that extracts the block adds P up at those columns, all of whose
+edges it keeps. Only when the darts hit too few distinct columns is P accumulated and the rest drawn by a race.
+Membership of the columns is a bitmap over V that is cleaned bit by bit, so nothing but its first clearing costs O(V).
 """
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 from ...storage.graph import Graph
-from ..random import GOLDEN as _GOLDEN
 from .intrinsics import prefetch
-from .layered import Drawn, LayerSample, budget, clock, complete, dart_word, factors, fraction_bits, same_scale, weight_scale, with_replacement
-from .race import WEIGHT_BITS
+from .layered import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
 from .room import doubled, room
-from .workspace import Workspace
+from .terms_cpu import JIT, add_terms, flip, has, integer, rates, row_prefix, square, throw_darts
 from .threads import get_num_threads, parallel
-from .words_cpu import below, mixed
+from .workspace import Workspace
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 
 
-@njit(inline="always")
-def _has(bitmap, u):
-    return (bitmap[_U(u) >> _U(6)] >> (_U(u) & _U(63))) & _U(1)
-
-
-@njit(inline="always")
-def _flip(bitmap, u):
-    bitmap[_U(u) >> _U(6)] ^= _U(1) << (_U(u) & _U(63))
-
-
-@njit(inline="always")
-def _integer(w, scale):
-    return max(np.int64(np.rint(np.float64(w) * scale)), np.int64(1)) if w > 0 else np.int64(0)
-
-
-@njit(inline="always")
-def _square(part, whole, one):
-    t = part / whole
-    return max(np.int64(np.rint(t * t * one)), np.int64(1)) if part > 0 else np.int64(0)
-
-
-@njit(**_JIT)
-def _row_tables(indptr, weight, scale, one, degree, mass, sums):
-    """Of every row of a weighted graph: weighted degree and mass as integers, and the sum of its edges' weights."""
-    own = _integer(1.0, scale)
-    for v in range(len(indptr) - 1):
-        total, x = own, 0.0
-        for at in range(indptr[v], indptr[v + 1]):
-            total += _integer(weight[at], scale)
-            x += np.float64(weight[at])
-        m = _square(own, total, one)
-        for at in range(indptr[v], indptr[v + 1]):
-            m += _square(_integer(weight[at], scale), total, one)
-        degree[v], mass[v], sums[v] = total, m, x
-
-
-@njit(**_JIT)
-def _terms(indptr, sources, weight, degree, scale, one, nodes, n, columns, mass, place, seen):
-    """Add up P over the rows nodes[:n]: columns[:m] in order of appearance and mass[:m]; `seen` is clear before and after."""
-    own = np.int64(1) if weight is None else _integer(1.0, scale)
-    m = 0
-    for i in range(n):
-        v = nodes[i]
-        lo, hi = indptr[v], indptr[v + 1]
-        whole = hi - lo + 1 if weight is None else degree[v]
-        for at in range(lo, hi + 1):
-            u = np.int64(v) if at == hi else np.int64(sources[at])
-            part = own if at == hi or weight is None else _integer(weight[at], scale)
-            w = _square(part, whole, one)
-            if w == 0:
-                continue
-            if _has(seen, u) == _U(0):
-                _flip(seen, u)
-                columns[m], place[u], mass[m] = u, m, 0
-                m += 1
-            mass[place[u]] += w
-    for i in range(m):
-        _flip(seen, columns[i])
-    return m
-
-
-@njit(**_JIT)
-def _prefix(indptr, mass, one, nodes, n, prefix):
-    """prefix[i] is the mass of the rows before nodes[i]."""
-    total = np.int64(0)
-    for i in range(n):
-        prefix[i] = total
-        if mass is None:
-            d = indptr[nodes[i] + 1] - indptr[nodes[i]] + 1
-            total += _square(np.int64(1), d, one) * d
-        else:
-            total += mass[nodes[i]]
-    prefix[n] = total
-
-
-@njit(inline="always")
-def _column(indptr, sources, weight, degree, scale, one, v, rest):
-    """The column of the term of row v in which `rest` lies."""
-    lo, hi = indptr[v], indptr[v + 1]
-    if weight is None:
-        d = hi - lo + 1
-        at = lo + rest // _square(np.int64(1), d, one)
-    else:
-        at = lo
-        while at < hi:
-            rest -= _square(_integer(weight[at], scale), degree[v], one)
-            if rest < 0:
-                break
-            at += 1
-    return np.int64(v) if at >= hi else np.int64(sources[at])
-
-
-@njit(**_JIT)
-def _darts(indptr, sources, weight, degree, scale, one, nodes, n, prefix, word, want, limit, repeats, drawn, out):
-    """Throw darts until `want` columns are in `out` or `limit` darts are thrown; nodes None: a term is a column itself.
-
-    Returns how many columns there are, and how many darts were thrown. `drawn` is clear before and after.
-    """
-    found, j = 0, 0
-    while j < limit and found < want:
-        j += 1
-        x = below(mixed(word + _U(j) * _GOLDEN), prefix[n])
-        a, b = 0, n
-        while b - a > 1:
-            m = (a + b) >> 1
-            if prefix[m] <= x:
-                a = m
-            else:
-                b = m
-        u = np.int64(a) if nodes is None else _column(indptr, sources, weight, degree, scale, one, nodes[a], x - prefix[a])
-        if repeats or _has(drawn, u) == _U(0):
-            out[found] = u
-            found += 1
-            if not repeats:
-                _flip(drawn, u)
-    if not repeats:
-        for i in range(found):
-            _flip(drawn, out[i])
-    return found, j
-
-
-@njit(**_JIT)
+@njit(**JIT)
 def _unite(nodes, n, drawn, seen, local):
     """Append the drawn ids (ascending) that are not among nodes[:n]; `seen` and `local` learn them."""
     m = n
     for i in range(len(drawn)):
         u = drawn[i]
-        if _has(seen, u) == _U(0):
-            _flip(seen, u)
+        if has(seen, u) == _U(0):
+            flip(seen, u)
             nodes[m] = u
             local[u] = m
             m += 1
     return m
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _extract(indptr, sources, weight, nodes, first, n, seen, row_ends, edges, values, e):
     """Append the in-edges of rows nodes[first:n] whose source is in `seen`. Stops before a row that might not fit."""
     for i in range(first, n):
@@ -183,32 +57,32 @@ def _extract(indptr, sources, weight, nodes, first, n, seen, row_ends, edges, va
             edges[e] = u
             if weight is not None:
                 values[e] = weight[at]
-            e += np.int64(_has(seen, u))
+            e += np.int64(has(seen, u))
         row_ends[i + 1] = e
     return n, e
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _renumber(edges, local, out):
     for e in range(len(out)):
         out[e] = local[edges[e]]
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass):
     """P at the sources of a block, from its edges and the loops of its rows."""
-    own = np.int64(1) if weight is None else _integer(1.0, scale)
+    own = np.int64(1) if weight is None else integer(1.0, scale)
     mass[:] = 0
     for i in range(n):
         v = nodes[i]
         whole = indptr[v + 1] - indptr[v] + 1 if weight is None else degree[v]
-        w = _square(own, whole, one)
+        w = square(own, whole, one)
         mass[i] += w
         for e in range(row_ends[i], row_ends[i + 1]):
-            mass[indices[e]] += w if weight is None else _square(_integer(values[e], scale), whole, one)
+            mass[indices[e]] += w if weight is None else square(integer(values[e], scale), whole, one)
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _weigh(indptr, sums, nodes, n, row_ends, indices, weighted, values, factor, scaled, out):
     for i in range(n):
         total = 0.0
@@ -221,47 +95,6 @@ def _weigh(indptr, sums, nodes, n, row_ends, indices, weighted, values, factor, 
         for e in range(row_ends[i], row_ends[i + 1]):
             c = np.float64(values[e]) * factor[indices[e]] if weighted else factor[indices[e]]
             out[e] = np.float32(c * by)
-
-
-class Rates:
-    """What the weights of a graph are in fixed point: made once per graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        weight = graph.edge_weight
-        self.one = 2.0 ** fraction_bits(graph.num_nodes)
-        self.scale, self.degree, self.mass, self.sums = 1.0, None, None, None
-        if weight is not None:
-            self.scale = weight_scale(weight)
-            self.degree, self.mass = np.empty(graph.num_nodes, np.int64), np.empty(graph.num_nodes, np.int64)
-            self.sums = np.empty(graph.num_nodes)
-            _row_tables(graph.indptr, weight, self.scale, self.one, self.degree, self.mass, self.sums)
-        self._everywhere: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
-        self.common = (graph.indptr, graph.indices, weight, self.degree, self.scale, self.one)
-
-    @property
-    def everywhere(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """P over all V rows, and its prefix sums [V + 1]."""
-        if self._everywhere is None:
-            V = len(self.common[0]) - 1
-            columns, mass, place = np.empty(V, np.int64), np.empty(V, np.int64), np.empty(V, np.int32)
-            seen = np.zeros((V + 63) // 64, np.uint64)
-            m = _terms(*self.common, np.arange(V), V, columns, mass, place, seen)
-            assert m == V, "every node has a loop"
-            importance = np.empty(V, np.int64)
-            importance[columns] = mass
-            self._everywhere = importance, np.concatenate([[0], np.cumsum(importance)])
-        return self._everywhere
-
-
-_rates: WeakKeyDictionary[Graph, Rates] = WeakKeyDictionary()
-
-
-def rates(graph: Graph) -> Rates:
-    """The graph's `Rates`; kept as long as the graph lives."""
-    known = _rates.get(graph)
-    if known is None:
-        known = _rates[graph] = Rates(graph)
-    return known
 
 
 class _Scratch:
@@ -312,13 +145,13 @@ class _Layers:
 
     def _draw(self, nodes: npt.NDArray[Any], n: int, key: int, s: int) -> tuple[Drawn, int]:
         scratch, common = self.scratch, self.rates.common
-        indptr, sources, weight, degree, scale, one = common
+        indptr, one = common[0], common[-1]
         if self.every_row:
             _, prefix = self.rates.everywhere
             rows, count = None, len(prefix) - 1
         else:
             prefix = scratch.take("prefix", n + 1, np.int64)
-            _prefix(indptr, self.rates.mass, one, nodes, n, prefix)
+            row_prefix(indptr, self.rates.mass, one, nodes, n, prefix)
             rows, count = nodes, n
         total = int(prefix[count])
         if not total:
@@ -326,7 +159,7 @@ class _Layers:
         repeats = self.debias == "with_replacement"
         want, limit = (s, s) if repeats else (s + (self.debias == "bottom_k"), budget(s))
         out = scratch.take("out", want, np.int64)
-        found, darts = _darts(*common, rows, count, prefix, dart_word(key), want, limit, repeats, scratch.drawn, out)
+        found, darts = throw_darts(*common, rows, count, prefix, dart_word(key), want, limit, repeats, scratch.drawn, out)
         if repeats:
             return with_replacement(out[:found]), total
         if found == want:
@@ -336,7 +169,7 @@ class _Layers:
         else:
             V = self.graph.num_nodes
             columns, mass, place = (scratch.take(x, V, t) for x, t in (("columns", np.int64), ("mass", np.int64), ("place", np.int32)))
-            m = _terms(*common, nodes, n, columns, mass, place, scratch.drawn)
+            m = add_terms(*common, nodes, n, columns, mass, place, scratch.drawn)
             columns, mass = columns[:m], mass[:m]
         return complete(key, s, out[: min(found, s)].copy(), darts, total, columns, mass), total
 
@@ -365,13 +198,13 @@ class _Layers:
         else:
             _add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass)
         # `normalise` of the reference multiplies by the inverse, and so does this.
-        factor = factors(self.debias, mass * (1.0 / total), nodes[:m], n, drawn)
+        factor = factors(self.debias, mass.astype(np.float64) * (1.0 / total), nodes[:m], n, drawn)
         out = np.empty(e, np.float32)
         _weigh(indptr, self.rates.sums, nodes, n, row_ends, indices, weight is not None, values, factor, same_scale(self.debias), out)
         return row_ends, indices, out
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _clear(bitmap, nodes):
     for i in range(len(nodes)):
         bitmap[_U(nodes[i]) >> _U(6)] = _U(0)

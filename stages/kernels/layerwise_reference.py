@@ -48,9 +48,8 @@ class SquaredWeights:
     def terms(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The terms that Q (W o W) adds up for these rows, and their columns."""
         m = self.matrix
-        spans = [slice(m.indptr[v], m.indptr[v + 1]) for v in rows]
-        none = np.empty(0, np.int64)
-        return np.concatenate([none, *[m.data[x] for x in spans]]), np.concatenate([none, *[m.indices[x] for x in spans]]).astype(np.int64)
+        at = np.concatenate([np.empty(0, np.int64), *[np.arange(m.indptr[v], m.indptr[v + 1]) for v in rows]])
+        return np.asarray(m.data[at], np.int64), np.asarray(m.indices[at], np.int64)
 
 
 def ladies(

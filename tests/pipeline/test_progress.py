@@ -114,7 +114,7 @@ def test_a_log_that_nobody_reads_is_left():
     os.close(reading)
     with open(writing, "w", buffering=1) as file:
         terminal = Terminal(progress._Console(file=file))
-        terminal(Note("x" * 100_000))
+        terminal(Note("x"))
         terminal(Note("y"))
         assert terminal.console.quiet
         # What is still in the file's own buffer would fail once more when it is closed.
@@ -142,4 +142,4 @@ def test_on_a_real_terminal_the_bar_goes_and_the_words_stay():
     os.close(main)
     assert b"opening data" in seen
     assert b"data: 3 nodes" in seen
-    assert seen.rstrip().endswith(b"\x1b[2K") or b"\x1b[2K" in seen
+    assert b"\x1b[2K" in seen.rpartition(b"data: 3 nodes")[2]  # the bar's line is erased at the end

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 import millrace as mr
-from millrace.stages.kernels import cpu, layered, layerwise_cpu, layerwise_reference, reference, room, skeleton_reference, threads
+from millrace.stages.kernels import (
+    cpu,
+    layered,
+    layerwise_cpu,
+    layerwise_reference,
+    reference,
+    room,
+    skeleton_reference,
+    terms_cpu,
+    threads,
+)
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.base import BulkRequest, SeedPlan
@@ -32,7 +42,7 @@ def _restore_threads():
 
 
 @st.composite
-def graphs(draw: st.DrawFn, simple: bool = False) -> Graph:
+def graphs(draw: st.DrawFn, simple: bool = False, weights: tuple[float, ...] = (0.0, 1e-6, 0.25, 1.0, 30.0)) -> Graph:
     """Empty rows, isolated nodes, self loops, multi-edges, hubs, one node, no edges; weights 0 and of unlike size."""
     n = draw(st.integers(1, 40))
     edges = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=150, unique=simple))
@@ -40,7 +50,7 @@ def graphs(draw: st.DrawFn, simple: bool = False) -> Graph:
     src, dst = np.array([*edges, *hub], np.int64).reshape(-1, 2).T
     weight = None
     if draw(st.booleans()):
-        weight = np.array(draw(st.lists(st.sampled_from([0.0, 1e-6, 0.25, 1.0, 30.0]), min_size=len(src), max_size=len(src))))
+        weight = np.array(draw(st.lists(st.sampled_from(weights), min_size=len(src), max_size=len(src))))
     return from_edges(src, dst, n, edge_weight=weight)
 
 
@@ -67,7 +77,7 @@ def dense(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @BOTH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graph=graphs(), sizes=sizes, debias=debias, batch_size=st.integers(1, 9), seed=st.integers(0, 2**40))
 def test_same_minibatches_for_any_kernel_threads_and_bulk_size(kind, graph, sizes, debias, batch_size, seed):
     sampler = kind(sizes, debias)
@@ -79,8 +89,8 @@ def test_same_minibatches_for_any_kernel_threads_and_bulk_size(kind, graph, size
     assert all(s == seen[0] for s in seen)
 
 
-@settings(max_examples=60, deadline=None)
-@given(graphs(simple=True), st.data())
+@settings(max_examples=25, deadline=None)
+@given(graphs(simple=True, weights=(0.0, 0.5, 1.0, 2.0)), st.data())
 def test_probabilities_are_q_times_the_squared_weights(graph, data):
     """P = Q (W o W) in exact integers, against float64 SciPy; and the two kernels' integers against each other."""
     V = graph.num_nodes
@@ -89,30 +99,24 @@ def test_probabilities_are_q_times_the_squared_weights(graph, data):
     W = sp.diags_array(1 / np.asarray(A.sum(axis=1)).ravel()) @ A
     Q = skeleton_reference.select([rows], V)
     expected = (Q @ W.multiply(W).tocsr()).toarray().ravel()
-    if graph.num_edges:
-        # A loop of the graph and the added one are entries apart, in SciPy's sum they are one.
-        loops = np.array([graph.edge_weight is None or True]) & (dense(graph)[1].diagonal() > 0)
-    else:
-        loops = np.zeros(V, bool)
     squared = layerwise_reference.SquaredWeights.of(graph)
     P = np.asarray((Q @ squared.matrix).toarray()).ravel()
     bits = layered.fraction_bits(V)
-    at = ~loops
-    assert np.allclose(P[at] / 2.0**bits, expected[at], rtol=1e-5, atol=2.0**-bits * (len(rows) + 1) + 1e-9)
+    # A loop of the graph and the added one are entries apart; in SciPy's sum they are one.
+    at = dense(graph)[1].diagonal() == 0
+    assert np.allclose(P[at] / 2.0**bits, expected[at], rtol=1e-5, atol=2.0**-bits * (len(rows) + 1))
     columns, mass, place = np.empty(V, np.int64), np.empty(V, np.int64), np.empty(V, np.int32)
-    m = layerwise_cpu._terms(
-        *layerwise_cpu.rates(graph).common, rows, len(rows), columns, mass, place, np.zeros((V + 63) // 64, np.uint64)
-    )
+    m = terms_cpu.add_terms(*terms_cpu.rates(graph).common, rows, len(rows), columns, mass, place, np.zeros((V + 63) // 64, np.uint64))
     ours = np.zeros(V, np.int64)
     ours[columns[:m]] = mass[:m]
     assert np.array_equal(ours, P)
-    assert np.array_equal(layerwise_cpu.rates(graph).everywhere[0], np.asarray(squared.matrix.sum(axis=0)).ravel())
+    assert np.array_equal(terms_cpu.rates(graph).everywhere[0], np.asarray(squared.matrix.sum(axis=0)).ravel())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @BOTH
-@settings(max_examples=40, deadline=None)
-@given(graph=graphs(), sizes=sizes, debias=debias, seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+@given(graph=graphs(weights=(0.0, 0.5, 1.0, 2.0)), sizes=sizes, debias=debias, seed=st.integers(0, 2**32))
 def test_blocks_hold_every_edge_between_their_rows_and_columns(kernel, kind, graph, sizes, debias, seed):
     A, count, squared = dense(graph)
     seeds = np.arange(0, graph.num_nodes, 2)[::-1].copy()
@@ -142,7 +146,7 @@ def test_blocks_hold_every_edge_between_their_rows_and_columns(kernel, kind, gra
                 assert (got[:, len(dst) :] >= weights * (1 - 1e-6)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(graphs(), st.integers(0, 2**32))
 def test_structure_does_not_depend_on_how_it_is_debiased(graph, seed):
     plan = SeedPlan(np.arange(graph.num_nodes), 5, 4, seed)
@@ -183,27 +187,37 @@ SMALL = from_edges(
 UNWEIGHTED = Graph(SMALL.indptr, SMALL.indices)
 
 
-@pytest.mark.parametrize("darts", [None, 0, 2])
-@pytest.mark.parametrize("graph", [SMALL, UNWEIGHTED], ids=["weighted", "uniform"])
+CASES = pytest.mark.parametrize(
+    ("graph", "darts"),
+    [
+        pytest.param(UNWEIGHTED, None, id="uniform"),
+        pytest.param(SMALL, None, id="weighted"),
+        pytest.param(SMALL, 0, id="race"),
+        pytest.param(SMALL, 2, id="darts-then-race"),
+    ],
+)
+
+
+@CASES
 @BOTH
 def test_inclusion_follows_exact_enumeration(monkeypatch, kind, graph, darts):
     """By darts alone, by the race alone, and where darts run out half way."""
     if darts is not None:
         monkeypatch.setattr(layerwise_cpu, "budget", lambda s: darts)
     squared, worst = dense(graph)[2], 1.0
-    for seeds in (np.array([0, 1]), np.array([0])):
-        p = (squared if kind is FastGCNSampler else squared[seeds]).sum(axis=0)
-        for s in (1, 2, 3):
-            k = 4000
-            samples = kind((s,)).sample(graph, BulkRequest(s, 0, 0, 0, (seeds,) * k), cpu).minibatches
-            expected = law(p, s, set(seeds.tolist()))
-            seen = dict.fromkeys(expected, 0)
-            for m in samples:
-                seen[tuple(m.nodes[len(seeds) :].tolist())] += 1
-            statistic = sum((seen[new] - k * pr) ** 2 / (k * pr) for new, pr in expected.items() if k * pr >= 3)
-            rare = [new for new, pr in expected.items() if k * pr < 3]
-            assert sum(seen[new] for new in rare) <= 10 + 3 * k * sum(expected[new] for new in rare)
-            worst = min(worst, chi2.sf(statistic, max(len(expected) - len(rare) - 1, 1)))
+    seeds, k = np.array([0, 1]), 2500
+    p = (squared if kind is FastGCNSampler else squared[seeds]).sum(axis=0)
+    for s in (2, 3):
+        expected = law(p, s, set(seeds.tolist()))
+        seen = dict.fromkeys(expected, 0)
+        for m in kind((s,)).sample(graph, BulkRequest(s, 0, 0, 0, (seeds,) * k), cpu).minibatches:
+            seen[tuple(m.nodes[len(seeds) :].tolist())] += 1
+        often = {new: k * pr for new, pr in expected.items() if k * pr >= 3}
+        statistic = sum((seen[new] - e) ** 2 / e for new, e in often.items())
+        rest, rest_seen = k - sum(often.values()), k - sum(seen[new] for new in often)
+        if rest > 1:
+            statistic += (rest_seen - rest) ** 2 / rest
+        worst = min(worst, chi2.sf(statistic, len(often) - (rest <= 1)))
     assert worst >= 1e-4
 
 
@@ -218,22 +232,25 @@ def sums(graph: Graph, sampler, seeds: np.ndarray, h: np.ndarray, k: int) -> np.
     return out
 
 
-@pytest.mark.parametrize("darts", [None, 0, 3])
-@pytest.mark.parametrize("way", ["bottom_k", "with_replacement"])
-@pytest.mark.parametrize("graph", [SMALL, UNWEIGHTED], ids=["weighted", "uniform"])
+@pytest.mark.parametrize(
+    ("graph", "darts", "way"),
+    [
+        pytest.param(UNWEIGHTED, None, "with_replacement", id="uniform-with-replacement"),
+        pytest.param(SMALL, None, "with_replacement", id="weighted-with-replacement"),
+        *(pytest.param(*case.values, "bottom_k", id=f"{case.id}-bottom-k") for case in CASES.args[1]),
+    ],
+)
 @BOTH
-def test_sums_are_unbiased_where_that_is_promised(monkeypatch, kind, graph, way, darts):
+def test_sums_are_unbiased_where_that_is_promised(monkeypatch, kind, graph, darts, way):
     if darts is not None:
-        if way == "with_replacement":
-            pytest.skip("throws exactly s darts")
         monkeypatch.setattr(layerwise_cpu, "budget", lambda s: darts)
     seeds, h = np.array([0, 1, 2]), np.array([3.0, -1, 2, 5, -4, 1, 2])
     truth = (dense(graph)[0] @ h)[seeds]
-    for s in (2, 3):
-        estimates = sums(graph, kind((s,), way), seeds, h, 5000)
-        error = np.abs(estimates.mean(axis=0) - truth)
-        # A row whose neighbours are all destinations is exact.
-        assert (error <= 3 * estimates.std(axis=0) / np.sqrt(len(estimates)) + 1e-6).all()
+    estimates = sums(graph, kind((2,), way), seeds, h, 3000)
+    # A row whose neighbours are all destinations is exact.
+    allowed = 3 * estimates.std(axis=0) / np.sqrt(len(estimates)) + 1e-6
+    assert (np.abs(estimates.mean(axis=0) - truth) <= allowed).all()
+    assert allowed.max() > 1e-3
 
 
 def test_the_ratio_is_biased_as_documented_and_the_plain_sample_too():
@@ -265,13 +282,14 @@ def test_a_neighbourhood_reads_the_weights_as_meant():
 
 
 def test_minibatches_hops_and_epochs_draw_independently():
-    graph = from_edges(np.arange(1, 200), np.zeros(199, np.int64), 200)
+    rng = np.random.default_rng(2)
+    graph = from_edges(rng.integers(0, 500, 30000), rng.integers(0, 500, 30000), 500)
     seen = set()
     for epoch in range(3):
         for index in range(4):
             (m,) = LadiesSampler((10, 10)).sample(graph, BulkRequest(1, epoch, 0, index, (np.array([0]),)), cpu).minibatches
             inner, outer = m.blocks[1], m.blocks[0]
-            seen |= {tuple(inner.src[1:].tolist()), tuple(outer.src[inner.num_src :].tolist())}
+            seen |= {tuple(inner.src[inner.num_dst :].tolist()), tuple(outer.src[inner.num_src :].tolist())}
     assert len(seen) == 24
 
 
@@ -340,8 +358,15 @@ def test_record_names_everything_that_decides_a_sample():
 
 @pytest.mark.parametrize("name", ["ladies", "fastgcn"])
 def test_whole_runs(tmp_path, name):
-    dataset = mr.open_dataset("sbm:nodes=400,classes=3,degree=8")
+    dataset = mr.open_dataset("sbm:nodes=400,classes=3,degree=12")
     result = mr.run(
-        dataset, sampler={"name": name, "sizes": [60, 60]}, model={"hidden": 16}, epochs=8, lr=0.02, batch_size=40, check=True, out=tmp_path
+        dataset,
+        sampler={"name": name, "sizes": [60, 60]},
+        model={"hidden": 32, "dropout": 0.0},
+        epochs=8,
+        lr=0.02,
+        batch_size=40,
+        check=True,
+        out=tmp_path,
     )
-    assert result.test_accuracy > 0.6
+    assert result.test_accuracy > 0.5
