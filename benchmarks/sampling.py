@@ -240,9 +240,8 @@ def profile(folder: Path, seeds: Path, cache: Path, minibatches: int, threads: i
 
 def show(report: dict[str, Any]) -> None:
     """Print the tables."""
-    print(
-        f"\n{'engine':26} {'T':>2} {'expands':>7} {'epoch s':>8} {'min - max':>15} {'batches/s':>9} {'M edges/s':>9} {'k edges':>8} {'cpu ms':>7}"
-    )
+    print(f"\n{'engine':26} {'T':>2} {'expands':>7} {'epoch s':>8} {'min - max':>15}", end="")
+    print(f" {'batches/s':>9} {'M edges/s':>9} {'k edges':>8} {'cpu ms':>7}")
     for r in report["engines"]:
         spread = f"{r['seconds_min']:.2f} - {r['seconds_max']:.2f}"
         print(
@@ -294,6 +293,10 @@ def main() -> None:
     del graph
     if minibatches < args.minibatches:
         print(f"  {minibatches} minibatches of {BATCH} seeds are a whole epoch here")
+    if os.getloadavg()[0] > 0.5:
+        print(
+            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all peers whose threads wait for each other"
+        )
     started = time.time()
     report: dict[str, Any] = {
         "graph": args.graph,

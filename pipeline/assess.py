@@ -8,7 +8,7 @@ from ..stages.evaluate import evaluate
 from ..storage.errors import InputError
 from .config import read_toml, resolve
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
-from .run import load_model, open_data, prepare
+from .prepare import load_model, open_data, prepare
 from .run_folder import JOB, MODEL
 
 

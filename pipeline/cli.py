@@ -77,8 +77,7 @@ def _home(path: Path) -> Path:
 
 
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
-    from .config import merged, parse_override, read_toml
-    from .run import SHORTHANDS
+    from .config import SHORTHANDS, merged, parse_override, read_toml
 
     if job is not None and (str(job) == "digits" or ":" in str(job) or job.suffix == ".npz"):
         raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
@@ -235,8 +234,8 @@ def partition(
     from ..stages.partition.registry import partitioner
     from ..stages.partition.stage import partition_dataset
     from .config import resolve
+    from .prepare import open_data
     from .progress import Terminal
-    from .run import open_data
 
     job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _home(out)
     chosen, parts = partitioner(method), check_parts(parts)
@@ -265,8 +264,8 @@ def convert(
     """Write a dataset as a Millrace store, which opens fast and can leave its features on disk."""
     from ..storage.dataset_store import write_dataset
     from .config import resolve
+    from .prepare import open_data
     from .progress import Terminal
-    from .run import open_data
 
     if features not in ("zarr", "npy"):
         raise InputError(f"--features is '{features}'; expected zarr or npy{nearest(features, ['zarr', 'npy'])}")

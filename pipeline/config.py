@@ -17,6 +17,19 @@ from .datasets import ReadOptions
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
 """Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
 
+SHORTHANDS: dict[str, tuple[str, ...]] = {
+    "hidden": ("model", "hidden"),
+    "layers": ("model", "layers"),
+    "dropout": ("model", "dropout"),
+    "heads": ("model", "heads"),
+    "fanout": ("sampler", "fanout"),
+    "batch_size": ("train", "batch_size"),
+    "lr": ("train", "lr"),
+    "weight_decay": ("train", "weight_decay"),
+    "minibatches_per_step": ("train", "minibatches_per_step"),
+}
+"""Words that are short for configuration keys, on the command line and in Python."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -174,7 +187,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def resolve(table: Mapping[str, Any]) -> Job:
-    """Validate a configuration and fill in what depends on other keys (layers follow the sampler's fanout or sizes, and the other way round).
+    """Validate a configuration and fill in what depends on other keys (layers follow the sampler's fanout or sizes, or they the layers).
 
     Raises:
         InputError: one line per problem, at most three.

@@ -13,8 +13,9 @@ from ..storage.errors import InputError
 from ..storage.queue_zarr import ZarrQueue
 from .config import Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
+from .prepare import make_system, open_data, sample_fingerprint
 from .rank import Interrupted
-from .run import KERNELS, make_system, open_data, sample_fingerprint
+from .run import KERNELS
 from .run_folder import held
 
 

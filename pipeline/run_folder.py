@@ -41,6 +41,18 @@ def check_run_folder(out: Path, resume: bool) -> None:
         raise InputError(f"{out} exists and is not an empty folder; choose another --out")
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a live process holds the folder."""
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # no lock there, or a file system without locks
+    return False
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Make a folder, or hold the one that is there, against other processes. Whoever is killed lets go of it.

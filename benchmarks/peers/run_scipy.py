@@ -18,7 +18,7 @@ def start(job: Job) -> Engine:
 
     def draw(nodes: np.ndarray, s: int) -> tuple[np.ndarray, np.ndarray]:
         Q = sp.csr_array((np.ones(len(nodes), np.float32), nodes, np.arange(len(nodes) + 1)), shape=(len(nodes), V))
-        P = Q @ A
+        P = sp.csr_array(Q @ A)
         row = np.repeat(np.arange(len(nodes)), np.diff(P.indptr))
         order = np.lexsort((rng.random(P.nnz, np.float32), row))
         rank = np.arange(P.nnz) - np.repeat(P.indptr[:-1], np.diff(P.indptr))

@@ -107,4 +107,4 @@ def serve(start: Callable[[Job], Engine]) -> None:
 def save(path: str, seeds: np.ndarray, hops: list[Hop]) -> None:
     """Write a minibatch as arrays `seeds`, `rows0`, `src0`, `dst0`, `rows1`, ..., global ids."""
     arrays = {f"{name}{h}": np.asarray(part) for h, hop in enumerate(hops) for name, part in hop._asdict().items()}
-    np.savez(path, seeds=np.asarray(seeds), **arrays)
+    np.savez(path, allow_pickle=False, seeds=np.asarray(seeds), **arrays)

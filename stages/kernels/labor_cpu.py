@@ -158,7 +158,7 @@ def labor(
     space = workspace if workspace is not None else Workspace()
     threads = max(1, min(k, get_num_threads()))
     bounds = [k * t // threads for t in range(threads + 1)]
-    samples: list[NeighborSample] = [None] * k  # pyright: ignore[reportArgumentType]
+    samples: list[NeighborSample] = [None] * k  # pyright: ignore[reportAssignmentType]
 
     def span(t: int) -> None:
         for q in range(bounds[t], bounds[t + 1]):

@@ -48,7 +48,7 @@ class SquaredWeights:
     def terms(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The terms that Q (W o W) adds up for these rows, and their columns."""
         m = self.matrix
-        at = np.concatenate([np.empty(0, np.int64), *[np.arange(m.indptr[v], m.indptr[v + 1]) for v in rows]])
+        at = np.concatenate([np.empty(0, np.int64), *[np.arange(int(m.indptr[v]), int(m.indptr[v + 1])) for v in rows]])
         return np.asarray(m.data[at], np.int64), np.asarray(m.indices[at], np.int64)
 
 

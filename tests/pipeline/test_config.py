@@ -3,7 +3,7 @@
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.pipeline.config import Job, merged, parse_override, read_toml, resolve
@@ -12,7 +12,7 @@ from millrace.storage.errors import InputError
 
 def test_defaults_resolve_and_round_trip():
     job = resolve({})
-    assert job.sampler == {"name": "neighbor", "fanout": [15, 10, 5]}
+    assert job.sampler["name"] == "neighbor" and job.sampler["fanout"] == [15, 10, 5]
     assert job.model["layers"] == 3
     assert job.executor == "inline"
     assert resolve(tomllib.loads(job.to_toml())) == job
@@ -118,6 +118,7 @@ def test_toml_file(tmp_path):
         read_toml(bad)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6), st.floats(1e-8, 1e3), st.lists(st.sampled_from([-1, 1, 5, 100]), min_size=1, max_size=6))
 def test_resolved_configurations_survive_their_own_file(epochs, lr, fanout):
     job = resolve({"epochs": epochs, "train": {"lr": lr}, "sampler": {"fanout": fanout}})
