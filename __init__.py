@@ -13,6 +13,10 @@ from millrace.pipeline.systems import System, bulk
 from millrace.stages.evaluate import infer
 from millrace.stages.models import GAT, GCN, GIN
 from millrace.stages.models import SAGE as GraphSAGE
+from millrace.stages.neighbourhood.base import destinations
+from millrace.stages.sample.fastgcn import FastGCNSampler
+from millrace.stages.sample.labor import LaborSampler
+from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import write_dataset
@@ -40,7 +44,11 @@ __all__ = [
     "MillraceError",
     "MiniBatch",
     "NeighborLoader",
+    "FastGCNSampler",
+    "LaborSampler",
+    "LadiesSampler",
     "NeighborSampler",
+    "destinations",
     "ReadOptions",
     "Result",
     "RunError",

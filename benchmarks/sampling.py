@@ -210,12 +210,12 @@ def multiples(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def memory(folder: Path, seeds: Path, cache: Path, threads: int) -> list[dict[str, Any]]:
-    """Peak memory of one bulk of k minibatches, each k in a process of its own, and what compiled code and the graph take alone."""
+    """Peak memory of one bulk of k minibatches over the idle process that holds the graph; each k in a process of its own."""
     found = []
     for k in MEMORY_BULKS:
         config = Config("millrace new", "run_millrace.py", threads, "new", {"expand": "new", "bulk_size": k}, False, 0)
         process = Process(config, folder, seeds, cache)
-        idle = process.ask(do="report")["peak_rss_bytes"]
+        idle = process.ask(do="report")["rss_bytes"]
         process.ask(do="epoch", minibatches=k)
         report = process.ask(do="report")
         process.close()

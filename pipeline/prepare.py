@@ -106,7 +106,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     layers = make().num_layers
     if system.sample.num_layers not in (None, layers):
         raise InputError(
-            f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give one fanout per layer"
+            f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
         )
     graph = dataset.graph
     if graph.edge_weight is None:

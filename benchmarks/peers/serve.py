@@ -4,13 +4,12 @@ Runs in the engine's own environment, so it needs nothing but the standard libra
 
     {"do": "epoch", "minibatches": n}   sample n minibatches; answers seconds (wall), cpu_s, edges and nodes (summed over minibatches)
     {"do": "one", "path": p}            sample one minibatch and save it at p, see `save`
-    {"do": "report"}                    whatever the engine tells of itself, and its peak memory
+    {"do": "report"}                    whatever the engine tells of itself, and rss_bytes, peak_rss_bytes (since the report before)
 """
 
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -100,8 +99,16 @@ def serve(start: Callable[[Job], Engine]) -> None:
             save(command["path"], *engine.one())
             answer = {}
         else:
-            answer = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, **engine.report()}
+            answer = {**_memory(), **engine.report()}
         print(json.dumps(answer), file=replies)
+
+
+def _memory() -> dict[str, int]:
+    """Resident memory now and at most since the last call, in bytes (Linux)."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    kib = {words[0]: int(words[1]) for words in lines if words[0] in ("VmHWM:", "VmRSS:")}
+    Path("/proc/self/clear_refs").write_text("5")
+    return {"rss_bytes": kib["VmRSS:"] * 1024, "peak_rss_bytes": kib["VmHWM:"] * 1024}
 
 
 def save(path: str, seeds: np.ndarray, hops: list[Hop]) -> None:

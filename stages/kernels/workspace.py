@@ -25,13 +25,16 @@ class Workspace:
     def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
         """An uninitialised [k, n] scratch array of at least that shape; the first `keep` columns survive a growth."""
         old = self._arrays.get(name)
-        if old is None or old.dtype != dtype or old.shape[0] < shape[0] or old.shape[1] < shape[1]:
-            fits = old is not None and old.dtype == dtype
-            new = np.empty((max(shape[0], old.shape[0]), max(shape[1], old.shape[1] * 5 // 4)) if fits else shape, dtype)
-            if keep and fits:
-                new[: old.shape[0], :keep] = old[:, :keep]
-            self._arrays[name] = old = new
-        return old
+        if old is not None and old.dtype == dtype:
+            if old.shape[0] >= shape[0] and old.shape[1] >= shape[1]:
+                return old
+            # Grown with slack, so that sizes which creep up do not pay each time.
+            new = np.empty((max(shape[0], old.shape[0]), max(shape[1], old.shape[1] * 5 // 4)), dtype)
+            new[: old.shape[0], :keep] = old[:, :keep]
+        else:
+            new = np.empty(shape, dtype)
+        self._arrays[name] = new
+        return new
 
     def output(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """uint8 [>= num_bytes], aligned, uninitialised; views of it keep it from being handed out again."""

@@ -122,6 +122,7 @@ def _exact_weights(graph: Graph) -> npt.NDArray[np.int64]:
 def _weight_sums(graph: Graph) -> npt.NDArray[np.float64]:
     """float64 [V], the sum of each row's weights."""
     if graph not in _sums:
+        assert graph.edge_weight is not None
         running = np.concatenate([[0.0], np.cumsum(graph.edge_weight, dtype=np.float64)])
         _sums[graph] = running[graph.indptr[1:]] - running[graph.indptr[:-1]]
     return _sums[graph]

@@ -3,8 +3,9 @@
 import hashlib
 from itertools import product
 
-import millrace as mr
 import pytest
+
+import millrace as mr
 from millrace.stages.kernels import cpu, reference, threads
 from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.produce import Producer
