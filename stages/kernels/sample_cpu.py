@@ -35,9 +35,9 @@ def _count(first, last, indptr, nodes, begin, end, fanout, total):
 
 
 @njit(**JIT)
-def _start(first, last, seeds, offsets, nodes, known):
+def _start(first, last, seeds, offsets, nodes, known, words):
     for q in range(first, last):
-        known[q, :] = _U(0)
+        known[q, :words] = _U(0)
         for i in range(offsets[q], offsets[q + 1]):
             v = np.int64(seeds[i])
             nodes[q, i - offsets[q]] = v
@@ -45,12 +45,11 @@ def _start(first, last, seeds, offsets, nodes, known):
 
 
 @njit(**JIT)
-def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local):
+def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local, words):
     """Append the hop's new nodes in ascending order, and turn its edges from global ids into positions in `nodes`."""
-    words = known.shape[1]
     for q in range(first, last):
         ids, row, seen = nodes[q], edges[q], known[q]
-        found[:] = _U(0)
+        found[:words] = _U(0)
         n = node_end[q]
         for i in range(n):
             local[ids[i]] = i
@@ -101,12 +100,12 @@ class _Bulk:
         flat = np.concatenate([np.asarray(s, np.int64) for s in seeds]) if self.k else np.empty(0, np.int64)
         self.node_end = np.diff(offsets)
         self.edge_end = np.zeros(self.k, np.int64)
-        words = (graph.num_nodes + 63) // 64
+        words = self.words = (graph.num_nodes + 63) // 64
         self.known = space.rows("known", (max(self.k, 1), words), np.uint64)
         self.found = space.rows("found", (threads, words), np.uint64)
         self.local = space.rows("local", (threads, graph.num_nodes), np.int32)
         self.nodes = self._rows("nodes", int(self.node_end.max(initial=1)))
-        parallel(_start, [(a, b, flat, offsets, self.nodes, self.known) for a, b in self.spans])
+        parallel(_start, [(a, b, flat, offsets, self.nodes, self.known, self.words) for a, b in self.spans])
 
     def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
         return self.space.rows(name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep)
@@ -151,7 +150,19 @@ class _Bulk:
         parallel(
             _number,
             [
-                (a, b, self.nodes, self.node_end, self.edges, edge_begin, self.edge_end, self.known, self.found[t], self.local[t])
+                (
+                    a,
+                    b,
+                    self.nodes,
+                    self.node_end,
+                    self.edges,
+                    edge_begin,
+                    self.edge_end,
+                    self.known,
+                    self.found[t],
+                    self.local[t],
+                    self.words,
+                )
                 for t, (a, b) in enumerate(self.spans)
             ],
         )

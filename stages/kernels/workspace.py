@@ -23,13 +23,17 @@ class Workspace:
         self._outputs: list[npt.NDArray[np.uint8]] = []
 
     def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
-        """An uninitialised [k, n] scratch array of at least that shape; the first `keep` columns survive a growth."""
+        """An uninitialised [k, n] scratch array of *at least* that shape; the first `keep` columns survive a growth.
+
+        It may be larger in both dimensions: a kernel takes sizes from its arguments, never from the array's shape.
+        """
         old = self._arrays.get(name)
         if old is not None and old.dtype == dtype:
             if old.shape[0] >= shape[0] and old.shape[1] >= shape[1]:
                 return old
             # Grown with slack, so that sizes which creep up do not pay each time.
-            new = np.empty((max(shape[0], old.shape[0]), max(shape[1], old.shape[1] * 5 // 4)), dtype)
+            columns = old.shape[1] if old.shape[1] >= shape[1] else max(shape[1], old.shape[1] * 5 // 4)
+            new = np.empty((max(shape[0], old.shape[0]), columns), dtype)
             new[: old.shape[0], :keep] = old[:, :keep]
         else:
             new = np.empty(shape, dtype)

@@ -334,6 +334,27 @@ def test_edge_ids_name_the_edges_of_the_graph():
             assert ((block.edge_id >= graph.indptr[v]) & (block.edge_id < graph.indptr[v + 1])).all()
 
 
+def test_one_workspace_serves_bulks_and_graphs_of_any_size():
+    """Buffers that have grown for one bulk are larger than the next one needs, in either direction."""
+    rng = np.random.default_rng(6)
+    small, large = (from_edges(rng.integers(0, n, 9 * n), rng.integers(0, n, 9 * n), n) for n in (700, 5000))
+    space = cpu.Workspace()
+    sampler = NeighborSampler((4, 3))
+    for graph, k, batch in (
+        (small, 1, 7),
+        (small, 9, 30),
+        (large, 2, 100),
+        (small, 20, 5),
+        (large, 30, 150),
+        (small, 3, 200),
+        (large, 1, 9),
+    ):
+        plan = SeedPlan(np.arange(graph.num_nodes), batch, k, seed=2)
+        reused = sampler.sample(graph, plan.request(0, 0), cpu, space).check()
+        fresh = sampler.sample(graph, plan.request(0, 0), cpu)
+        assert [minibatch_digest(m) for m in fresh.minibatches] == [minibatch_digest(m) for m in reused.minibatches]
+
+
 def test_a_weighted_sampler_needs_weights():
     graph = from_edges(np.arange(3), np.zeros(3, np.int64), 4)
     with pytest.raises(InputError, match="no edge weights"):
