@@ -73,17 +73,19 @@ ROWS = (
     Row(
         *("coauthor_cs", "gat", SHCHUR, 90.5, 1.5),
         settings={"hidden": 64, "layers": 2, "heads": 8, "dropout": 0.6},
-        epochs=30,
+        epochs=60,
         lr=0.01,
-        weight_decay=5e-4,
+        weight_decay=1e-4,
     ),
     Row(
         *("amazon_computers", "sage", SHCHUR, 82.4, 1.5),
+        # On the largest component, as the reference: the full graph's 272 isolated test nodes cost about a point.
         settings={"hidden": 64, "layers": 2, "dropout": 0.5, "norm": "layer"},
-        epochs=60,
-        lr=0.003,
-        weight_decay=2e-2,
-        read={},
+        epochs=120,
+        lr=0.005,
+        weight_decay=4e-2,
+        fanout=(10, 5),
+        read={"components": "largest"},
     ),
     Row(
         # The published mean has a standard deviation of 19.0, so it is a weak bar: this asks for 80.

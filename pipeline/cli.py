@@ -1,5 +1,6 @@
 """The command line. It parses, calls, prints, and turns errors into exit codes: 0 done, 2 input, 3 failed, 130 interrupted."""
 
+import errno
 import io
 import json
 import os
@@ -374,6 +375,8 @@ def _run_app() -> int:
             raise
         return _failed(OUT_OF_MEMORY.format(str(e).splitlines()[0]), 3)
     except OSError as e:
+        if e.errno == errno.ENAMETOOLONG:
+            return _failed("a path is longer than the file system takes; choose a shorter one", 2)
         return _failed(f"the system refused: {e}; mend that, then give the command again (a run: with --resume)", 3)
     if code == 130:
         return _failed("interrupted; what was committed stays", 130)

@@ -70,9 +70,8 @@ def open_samples(prepared: Prepared, samples: Path) -> MinibatchQueue:
     queue = ZarrQueue.open(samples, fingerprint=_of_samples(prepared))
     bulks = -(-_minibatches_per_epoch(prepared) // queue.bulk_size)
     lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
-    if lacking is None:
-        return queue
-    if queue.meta.get("epochs", 0) >= job.epochs and is_held(samples):
+    # A live producer that stops short of these epochs says so when it ends, and the queue then refuses what is missing.
+    if lacking is None or is_held(samples):
         return queue
     if queue.complete and lacking not in queue.epochs():
         raise InputError(f"{samples} holds {lacking} epoch(s) but {job.epochs} are to be trained; lower epochs, or sample more")

@@ -6,6 +6,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
 from .columns import clean_features, clean_labels
+from .components import in_largest_component, restricted, restricted_split
 from .edges import clean_edges
 from .options import ReadOptions
 from .raw import Raw
@@ -38,5 +39,11 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     graph = clean_edges(np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes)
     y, num_classes, task = clean_labels(labels, options, notes)
     x = clean_features(raw.features, graph, options, notes)
-    parts = make_split(y, raw.split, split, seed, options, notes)
+    stored = raw.split
+    if options.components == "largest":
+        keep = in_largest_component(graph)
+        if not keep.all():
+            notes.append(f"{int((~keep).sum())} nodes outside the largest connected component were left out (components=largest).")
+            graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
+    parts = make_split(y, stored, split, seed, options, notes)
     return Dataset(raw.name, graph, MemoryFeatures(x), y, parts, num_classes, task, tuple(notes)).check()

@@ -23,6 +23,8 @@ class ReadOptions:
     duplicates: Literal["error", "merge", "keep"] = "merge"
     """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted)."""
     self_loops: Literal["error", "drop", "keep"] = "keep"
+    components: Literal["all", "largest"] = "all"
+    """largest: only the largest connected component (edges taken both ways), its nodes renumbered in order."""
     edge_weights: Literal["use", "ignore"] = "use"
     """ignore: read the graph as unweighted."""
     missing_ids: Literal["error", "compact"] = "error"

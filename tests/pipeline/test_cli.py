@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -231,6 +232,7 @@ BAD = {
     "run: into a run": ("run --dataset SBM --out W/run", "holds a run already"),
     "run: into something else": ("run --dataset SBM --out W/store", "is not an empty folder"),
     "run: into a file": ("run --dataset SBM --out W/good.npz", "is not an empty folder"),
+    "run: into a name too long": (f"run --dataset SBM --out W/{'x' * 300}", "longer than the file system takes"),
     "run: below a file": ("run --dataset SBM --out W/good.npz/x", "cannot write the folder"),
     "parts: none": ("partition SBM --parts 0 --out NEW", "parts is 0"),
     "parts: method": ("partition SBM --parts 2 --method metiss --out NEW", "did you mean 'metis'"),
@@ -357,6 +359,30 @@ def test_sample_extend_and_train_from_it(tmp_path):
     fresh = done("train", *SMALL, "--out", tmp_path / "fresh", "--json").record
     assert stored["parameters_sha256"] == fresh["parameters_sha256"]
     assert stored["seconds"]["sample"] == 0
+
+
+def test_samples_are_trained_from_while_they_are_written(world, tmp_path):
+    samples = tmp_path / "samples"
+    shutil.copytree(world / "lost-complete", samples)
+    begun = threading.Event()
+
+    def write_the_rest() -> None:
+        with held(samples):
+            begun.set()
+            time.sleep(0.5)
+            for name in ("epoch-1", "complete"):
+                shutil.copytree(world / "samples" / name, samples / f".writing-{name}")
+                (samples / f".writing-{name}").rename(samples / name)
+
+    producer = threading.Thread(target=write_the_rest)
+    producer.start()
+    begun.wait()
+    record = done("train", *SMALL, "--samples", samples, "--out", tmp_path / "run", "--json").record
+    producer.join()
+    assert record["parameters_sha256"] == json.loads((world / "run" / "result.json").read_text())["parameters_sha256"]
+    with held(samples):
+        short = millrace("train", *SMALL, "--epochs", "3", "--samples", samples, "--out", tmp_path / "more")
+    assert (short.code, "is finished and holds no bulk 0 of epoch 2" in short.err) == (2, True), short.err
 
 
 def test_partition_and_inspect_it(world, tmp_path):

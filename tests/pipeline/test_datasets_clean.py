@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.pipeline.datasets import ReadOptions
+from millrace.pipeline.datasets import ReadOptions, from_scipy
 from millrace.pipeline.datasets.columns import clean_features, clean_labels
 from millrace.pipeline.datasets.edges import clean_edges
 from millrace.pipeline.datasets.raw import Hint
@@ -253,3 +253,24 @@ def test_stored_splits_are_mended():
     assert any("2 nodes of the test split were in an earlier" in n for n in notes)
     clean_split(stored, labels, options, notes := [])
     assert any("no test nodes" in n for n in notes)
+
+
+def test_largest_component_alone():
+    # Weakly connected: 1 -> 3 -> 5, and 0 -> 4; node 2 is isolated.
+    adjacency = sp.coo_array((np.ones(3), ([1, 3, 0], [3, 5, 4])), shape=(6, 6))
+    labels = np.array([0, 1, 0, 1, 0, 1])
+    features = np.arange(12, dtype=np.float32).reshape(6, 2)
+    sets = {"train": np.array([1, 2]), "val": np.array([3]), "test": np.array([0, 5])}
+    options = ReadOptions(direction="directed", components="largest")
+    data = from_scipy(adjacency, features, labels, options=options, **sets)
+    assert data.features.gather(np.arange(3)).tolist() == features[[1, 3, 5]].tolist()
+    assert data.labels.tolist() == [1, 1, 1]
+    assert data.graph.indptr.tolist() == [0, 0, 1, 2]
+    assert data.graph.indices.tolist() == [0, 1]
+    assert [data.split.train.tolist(), data.split.val.tolist(), data.split.test.tolist()] == [[0], [1], [2]]
+    assert any("3 nodes outside the largest connected component" in note for note in data.notes)
+    masks = {k: np.isin(np.arange(6), v) for k, v in sets.items()}
+    again = from_scipy(adjacency, features, labels, options=options, **masks)
+    assert again.split.test.tolist() == [2]
+    whole = from_scipy(adjacency, features, labels, options=ReadOptions(direction="directed"), **sets)
+    assert whole.num_nodes == 6
