@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from .config import Job, read_toml, resolve
 
 JOB, RESULT, METRICS, MODEL, CHECKPOINTS = "job.toml", "result.json", "metrics.jsonl", "model.pt", "checkpoints"
 LOCK = ".lock"
+TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.")
 """Settings that may change when a run goes on: they do not decide its parameters."""
@@ -66,12 +68,17 @@ def held(folder: Path) -> Iterator[None]:
     except OSError as e:
         raise InputError(f"cannot write the folder {folder}: {e.strerror}") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another process is writing {folder}; wait until it has ended, or choose another --out") from None
-        except OSError:
-            pass  # a file system without locks: better unguarded than unusable
+        for attempt in range(TRIES):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # A reader that asks `is_held` holds the lock for an instant.
+                if attempt + 1 == TRIES:
+                    raise InputError(f"another process is writing {folder}; wait until it has ended, or choose another --out") from None
+                time.sleep(0.02)
+            except OSError:
+                break  # a file system without locks: better unguarded than unusable
         yield
 
 

@@ -55,7 +55,7 @@ class NeighborSampler:
 
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
-        # How edges are reported decides no sample; options at their defaults are left out, so that adding one invalidates no store.
+        # Options at their defaults are left out, so that adding one invalidates no store that exists.
         options = {"replace": self.replace, "weighted": self.weighted, "expand": self.expand != "new", "edge_ids": self.edge_ids}
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 

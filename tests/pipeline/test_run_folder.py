@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
-from millrace.pipeline.config import resolve
-from millrace.pipeline.run import located
-from millrace.pipeline.run_folder import CHECKPOINTS, JOB, check_resumable, check_run_folder, held, write_whole
+import millrace as mr
+from millrace.pipeline.config import read_toml, resolve
+from millrace.pipeline.prepare import located
+from millrace.pipeline.rank import Interrupted
+from millrace.pipeline.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable, check_run_folder, held, write_whole
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.errors import InputError, StoreError
 
@@ -79,3 +81,15 @@ def test_data_is_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "digits").touch()
     assert located("d.npz") == str(tmp_path / "d.npz")
     assert [located(name) for name in ("digits", "sbm:nodes=60", "ogbn-arxiv")] == ["digits", "sbm:nodes=60", "ogbn-arxiv"]
+
+
+def test_a_longer_run_that_is_interrupted_leaves_no_earlier_result(tmp_path):
+    options = {"out": tmp_path / "run", "fanout": [2], "hidden": 2, "threads": 1}
+    data = mr.open_dataset("sbm:nodes=60,classes=2,degree=4,features=3")
+    mr.run(data, epochs=1, **options)
+    asked = iter(range(1000))
+    with pytest.raises(Interrupted):
+        mr.run(data, epochs=9, resume=True, stop=lambda: next(asked) == 2, **options)
+    assert not (tmp_path / "run" / RESULT).exists()
+    assert not (tmp_path / "run" / MODEL).exists()
+    assert read_toml(tmp_path / "run" / JOB)["epochs"] == 9
