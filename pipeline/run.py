@@ -167,7 +167,7 @@ def run(
         queue = queue or open_queue(prepared, folder)
         write_whole(folder / JOB, job.to_toml())
         with _threads(job.threads), _metrics(folder / METRICS, emit, resume) as told:
-            result = _run_inline(prepared, folder, queue, samples is None, told, stop, clock)
+            result = _run_inline(prepared, folder, queue, Path(samples) if samples is not None else None, told, stop, clock)
     if result.epochs > job.epochs:
         emit(Note(f"{result.epochs} epochs had been trained before; the {job.epochs} asked for are among them"))
     return result
@@ -177,7 +177,7 @@ def _run_inline(
     prepared: Prepared,
     out: Path,
     queue: MinibatchQueue,
-    produce: bool,
+    samples: Path | None,
     emit: Emit,
     stop: Callable[[], bool],
     clock: Clock,
@@ -195,7 +195,8 @@ def _run_inline(
         group=group,
         ledger=ledger,
         queue=queue,
-        produce=produce,
+        produce=samples is None,
+        producer_alive=lambda: samples is None or is_held(samples),
     )
 
     counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))

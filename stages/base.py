@@ -4,6 +4,7 @@ The loop (`pipeline.rank`) calls these and nothing else, so it never asks which 
 five policies, and at most one new file for each.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,6 +119,8 @@ class RankJob:
     """An opened MinibatchQueue for systems that use one."""
     produce: bool = True
     """Fill the queue from inside this process (false when it was filled beforehand or elsewhere)."""
+    producer_alive: Callable[[], bool] = lambda: True
+    """Whether whoever fills the queue from elsewhere may still add to it; asked while waiting."""
 
 
 class PartitionPolicy(Protocol):

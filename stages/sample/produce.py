@@ -136,14 +136,14 @@ class Sampled:
                 last_epoch=phase.last_epoch,
                 first_bulk=first[1] // job.bulk_size,
             )
-        return QueueFeed(job.queue, producer, job.ledger)
+        return QueueFeed(job.queue, producer, job.ledger, job.producer_alive)
 
 
 class QueueFeed:
     """The consumer's end of the queue, and the producer behind it if it lives here."""
 
-    def __init__(self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger) -> None:
-        self._queue, self._producer, self._ledger = queue, producer, ledger
+    def __init__(self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger, alive: Callable[[], bool]) -> None:
+        self._queue, self._producer, self._ledger, self._alive = queue, producer, ledger, alive
 
     @property
     def sample_s(self) -> float:
@@ -152,10 +152,25 @@ class QueueFeed:
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
-        minibatch = self._queue.get(epoch, index, timeout_s=GIVE_UP_S)
+        minibatch = self._wait(epoch, index)
         if self._queue.stored:
             self._ledger.add("store", "minibatches", minibatch.nbytes)
         return minibatch
+
+    def _wait(self, epoch: int, index: int) -> MiniBatch:
+        give_up = time.monotonic() + GIVE_UP_S
+        while True:
+            # Asked before the look, so that what a producer committed as its last act is found.
+            alive = self._alive()
+            try:
+                return self._queue.get(epoch, index, timeout_s=WAIT_S)
+            except QueueTimeoutError:
+                if not alive:
+                    raise RunError(
+                        f"minibatch {index} of epoch {epoch} is not there, and whoever was sampling has ended; sample on, then --resume"
+                    ) from None
+                if time.monotonic() >= give_up:
+                    raise
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`."""

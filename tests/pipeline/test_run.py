@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -258,3 +259,25 @@ def test_a_failing_producer_ends_the_run(sbm, tmp_path, monkeypatch):
     with pytest.raises(mr.RunError, match="no space left"):
         mr.run(sbm, out=tmp_path / "run", **SMALL)
     assert time.monotonic() - start < 10
+
+
+def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeypatch):
+    """A store that is still being written, by a process that then goes away."""
+    from millrace.pipeline import run as run_module
+
+    job = resolve(
+        {"dataset": "sbm:nodes=600,classes=3,degree=8,features=5,train=0.2", "epochs": 2, "sampler": {"fanout": [4, 3]},
+         "train": {"batch_size": 16}, "model": {"hidden": 8}, "queue": {"bulk_size": 3}, "threads": 1}
+    )  # fmt: skip
+    precompute(job.model_copy(update={"epochs": 1}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
+    shutil.rmtree(tmp_path / "samples" / "complete")
+    asked = iter([True, True, True])
+    monkeypatch.setattr(run_module, "is_held", lambda folder: next(asked, False))
+    start = time.monotonic()
+    with pytest.raises(mr.RunError, match="whoever was sampling has ended"):
+        mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run")
+    assert time.monotonic() - start < 30
+    precompute(job, tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
+    monkeypatch.undo()
+    resumed = mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run", resume=True)
+    assert resumed.parameters_sha256 == mr.run(config=job, out=tmp_path / "live").parameters_sha256
