@@ -109,16 +109,11 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
             f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
         )
     graph = dataset.graph
-    if graph.edge_weight is None:
-        degree = graph.in_degree.astype(np.float64)
-    else:
-        sums = np.concatenate([[0.0], np.cumsum(graph.edge_weight, dtype=np.float64)])
-        degree = sums[graph.indptr[1:]] - sums[graph.indptr[:-1]]
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
     labels = torch.from_numpy(dataset.labels) if dataset.task == "multiclass" else torch.from_numpy(dataset.labels).to(dtype)
-    data = Placement(graph, features, labels, torch.from_numpy(degree).to(dtype), dataset.split.train)
+    data = Placement(graph, features, labels, torch.from_numpy(graph.degree).to(dtype), dataset.split.train)
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
         "features": features_digest(dataset.features),

@@ -1,6 +1,7 @@
 """The terminal's view of a run: a live bar on a terminal, plain lines elsewhere. Everything goes to standard error."""
 
 import sys
+import threading
 import time
 from types import TracebackType
 
@@ -11,6 +12,8 @@ from .events import EpochDone, Event, Note, StageAdvanced, StageEnded, StageStar
 
 QUIET_S = 2.0
 """Plain output says something about work that has gone on for this long, and not more often."""
+LATE_S = 2.0
+"""Plain output names a stage that has gone on for this long."""
 
 
 class _Console(Console):
@@ -29,6 +32,7 @@ class Terminal:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._said = time.monotonic()
+        self._late: threading.Timer | None = None
 
     def __enter__(self) -> "Terminal":
         if self._live:
@@ -46,8 +50,14 @@ class Terminal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._settle()
         if self._bar is not None:
             self._bar.stop()
+
+    def _settle(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, emoji=False)
@@ -64,6 +74,12 @@ class Terminal:
                     self._task = self._bar.add_task(text, total=total)
                 elif stage == "train":
                     self._print(text)
+                else:
+                    # A stage that is over soon is not worth a line; one that goes on is.
+                    self._settle()
+                    self._late = threading.Timer(LATE_S, self._print, [text])
+                    self._late.daemon = True
+                    self._late.start()
             case StageAdvanced(stage, done, total):
                 self._advance(f"{stage}: {done:,}{f' of {total:,}' if total else ''}", done, total)
             case StepDone(epoch, step, steps, loss, _):
@@ -74,6 +90,7 @@ class Terminal:
                 line = f"epoch {epoch + 1}/{epochs}: loss {loss:.4f}{validated}, {seconds:.2f} s"
                 self._advance(line, epoch + 1, epochs, last=epoch + 1 == epochs)
             case StageEnded(_, _, text):
+                self._settle()
                 if text:
                     self._print(text)
 

@@ -29,7 +29,7 @@ from ..storage.queue import MemoryQueue, MinibatchQueue
 from ..storage.queue_zarr import ZarrQueue
 from .clock import Clock
 from .config import Job
-from .events import Emit, Note, StageEnded, StageStarted, silent
+from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted, silent
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_what_is_missing
 from .rank import Progress, Trainer, train_rank
 from .result import SECONDS, Result, peak_rss_bytes, versions, write_json
@@ -37,6 +37,8 @@ from .run_folder import CHECKPOINTS, JOB, METRICS, MODEL, RESULT, check_resumabl
 from .systems import System
 
 KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
+EVALUATION_EVENT_S = 2.0
+"""A long evaluation tells how far it is this often."""
 
 
 def parameters_sha256(module: nn.Module) -> str:
@@ -202,7 +204,15 @@ def _run_inline(
     counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))
 
     def score(module: nn.Module, split: str) -> float | None:
-        return evaluate(module, counted, data.degree, (split,), scratch=out)[split]
+        said = time.monotonic()
+
+        def advance(done: int, rows: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= EVALUATION_EVENT_S:
+                said = time.monotonic()
+                emit(StageAdvanced("evaluate", done, rows))
+
+        return evaluate(module, counted, data.degree, (split,), scratch=out, on_progress=advance)[split]
 
     validate = (lambda m: score(m, "val") or 0.0) if len(dataset.split.val) else None
     checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep)

@@ -47,6 +47,14 @@ class Graph:
         """int64 [V], number of in-edges of each node."""
         return np.diff(self.indptr)
 
+    @cached_property
+    def degree(self) -> npt.NDArray[np.float64]:
+        """float64 [V], the sum of each node's in-edge weights; without weights, the in-degree."""
+        if self.edge_weight is None:
+            return self.in_degree.astype(np.float64)
+        running = np.concatenate([[0.0], np.cumsum(self.edge_weight, dtype=np.float64)])
+        return running[self.indptr[1:]] - running[self.indptr[:-1]]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""

@@ -22,16 +22,7 @@ from ...storage.graph import Graph
 from ..random import draw, draw_word, node_words
 from . import race
 from .sampled import EdgeList, NeighborSample
-
-
-def _select(frontier: npt.NDArray[np.int64], num_nodes: int) -> sp.csr_array:
-    rows = len(frontier)
-    return sp.csr_array((np.ones(rows), frontier, np.arange(rows + 1)), shape=(rows, num_nodes))
-
-
-def _normalise(P: sp.csr_array) -> sp.csr_array:
-    total = np.asarray(P.sum(axis=1)).ravel()
-    return sp.csr_array(sp.diags_array(1.0 / np.maximum(total, 1e-300)) @ P)
+from .skeleton_reference import edges_of, normalise, select
 
 
 def _columns(P: sp.csr_array, r: int) -> npt.NDArray[np.int64]:
@@ -98,8 +89,7 @@ def neighbor(
     Returns:
         k samples.
     """
-    V, E = graph.num_nodes, graph.num_edges
-    A = sp.csr_array((np.ones(E), np.arange(E), graph.indptr), shape=(V, E))
+    A = edges_of(graph)
     k = len(seeds)
     nodes = [np.asarray(s, np.int64) for s in seeds]
     begin = [0] * k
@@ -107,8 +97,8 @@ def neighbor(
     rows: list[list[list[npt.NDArray[np.int64]]]] = [[] for _ in range(k)]
     for h, s in enumerate(fanout):
         frontiers = [nodes[q][begin[q] :] for q in range(k)]
-        Q = _select(np.concatenate(frontiers) if k else np.empty(0, np.int64), V)
-        P = _normalise(Q @ A)
+        Q = select([np.array([v]) for frontier in frontiers for v in frontier], graph.num_nodes)
+        P = normalise(Q @ A)
         P.sort_indices()
         words = np.concatenate([node_words(int(keys[q, h]), frontiers[q]) for q in range(k)]) if k else np.empty(0, np.uint64)
         S = [_sample_row(_columns(P, r), probability, words[r : r + 1], s, replace) for r in range(len(words))]

@@ -99,7 +99,7 @@ class NeighborSampler:
         kept = np.diff(edges.indptr)
         rows = nodes[: len(kept)]
         if self.weighted:
-            total = _weight_sums(graph)[rows]
+            total = graph.degree[rows]
             return np.repeat(total / np.maximum(kept, 1), kept).astype(np.float32)
         # An edge of a uniformly sampled row stands for degree/kept edges of its kind (Horvitz-Thompson).
         scale = graph.in_degree[rows] / np.maximum(kept, 1)
@@ -109,7 +109,6 @@ class NeighborSampler:
 
 # Of the graph, not of the sampler: kept for as long as the graph is.
 _exact: WeakKeyDictionary[Graph, npt.NDArray[np.int64]] = WeakKeyDictionary()
-_sums: WeakKeyDictionary[Graph, npt.NDArray[np.float64]] = WeakKeyDictionary()
 
 
 def _exact_weights(graph: Graph) -> npt.NDArray[np.int64]:
@@ -117,12 +116,3 @@ def _exact_weights(graph: Graph) -> npt.NDArray[np.int64]:
         assert graph.edge_weight is not None
         _exact[graph] = quantised(graph.edge_weight)
     return _exact[graph]
-
-
-def _weight_sums(graph: Graph) -> npt.NDArray[np.float64]:
-    """float64 [V], the sum of each row's weights."""
-    if graph not in _sums:
-        assert graph.edge_weight is not None
-        running = np.concatenate([[0.0], np.cumsum(graph.edge_weight, dtype=np.float64)])
-        _sums[graph] = running[graph.indptr[1:]] - running[graph.indptr[:-1]]
-    return _sums[graph]

@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -143,3 +144,19 @@ def test_on_a_real_terminal_the_bar_goes_and_the_words_stay():
     assert b"opening data" in seen
     assert b"data: 3 nodes" in seen
     assert b"\x1b[2K" in seen.rpartition(b"data: 3 nodes")[2]  # the bar's line is erased at the end
+
+
+def test_a_log_names_a_stage_only_once_it_takes_long(monkeypatch):
+    monkeypatch.setattr(progress, "LATE_S", 0.05)
+    file = io.StringIO()
+    with Terminal(Console(file=file, highlight=False, soft_wrap=True)) as terminal:
+        terminal(StageStarted("open", "opening something large"))
+        deadline = time.monotonic() + 10
+        while not file.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        terminal(StageEnded("open", 1.0, "opened"))
+        monkeypatch.setattr(progress, "LATE_S", 0.2)
+        terminal(StageStarted("open", "opening something small"))
+        terminal(StageEnded("open", 0.0))
+        time.sleep(0.4)
+    assert file.getvalue().splitlines() == ["opening something large", "opened"]
