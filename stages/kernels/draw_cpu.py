@@ -18,8 +18,14 @@ _U = np.uint64
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 LANES = 64
 """Frontier nodes that are drawn for together: wide enough for vector instructions, small enough for the first cache."""
-BLOCK_ROWS = 1 << 14
-"""Rows of the graph that a thread's minibatches walk together."""
+BLOCK_ROWS = 1 << 11
+"""Rows of the graph that a thread's minibatches walk together: their edges fit the second cache."""
+LINE = 64
+"""Bytes of a cache line."""
+STREAM = 8
+"""Cache lines per draw up to which all edges of a block are fetched, in order, before any is drawn. (Measured: at 16 it costs.)"""
+LINES, ASK = 32, 4
+"""A processor drops prefetches when too many are under way: so many lines at a time are asked for, that often."""
 
 
 @njit(inline="always")
@@ -30,10 +36,8 @@ def _mix(z):
 
 
 @njit(**JIT)
-def _draw(nodes, degree, fanout, replace, key, words, candidate, repeated, picks):
+def _draw(words, degree, fanout, replace, candidate, repeated, picks):
     """picks[:fanout, lane] are positions below degree[lane]: independent with `replace`, else distinct by Floyd's algorithm."""
-    for lane in range(LANES):
-        words[lane] = _mix(key + _U(nodes[lane]) * _NODE)
     if replace:
         for i in range(fanout):
             step = _U(i + 1) * _GOLDEN
@@ -60,45 +64,6 @@ def _kept(degree, fanout, replace):
     if replace:
         return fanout if degree > 0 else 0
     return min(np.int64(degree), fanout)
-
-
-@njit(**JIT)
-def _take(indptr, sources, nodes, lo, hi, fanout, replace, key, row_ends, edges, positions, keep_positions, e, tile):
-    """Sample rows nodes[lo:hi] in order, appending to `edges` from e on; three tiles are in flight to hide memory latency."""
-    ids, degree, start, words, candidate, repeated, picks = tile
-    tiles = (hi - lo + LANES - 1) // LANES
-    for x in range(tiles + 2):
-        if x < tiles:
-            a, f = x & 3, lo + x * LANES
-            n = min(LANES, hi - f)
-            for lane in range(n):
-                ids[a, lane] = nodes[f + lane]
-                prefetch(indptr, np.int64(nodes[f + lane]))
-            for lane in range(n, LANES):
-                ids[a, lane] = ids[a, 0]
-        if 1 <= x <= tiles:
-            a = (x - 1) & 3
-            n = min(LANES, hi - (lo + (x - 1) * LANES))
-            for lane in range(LANES):
-                s = indptr[ids[a, lane]]
-                start[a, lane] = s
-                degree[a, lane] = np.uint32(indptr[ids[a, lane] + 1] - s)
-            _draw(ids[a], degree[a], fanout, replace, key, words, candidate, repeated, picks[a])
-            for lane in range(n):
-                for i in range(_kept(degree[a, lane], fanout, replace)):
-                    prefetch(sources, start[a, lane] + np.int64(picks[a, i, lane]))
-        if x >= 2:
-            a, f = (x - 2) & 3, lo + (x - 2) * LANES
-            for lane in range(min(LANES, hi - f)):
-                s = start[a, lane]
-                for i in range(_kept(degree[a, lane], fanout, replace)):
-                    at = s + np.int64(picks[a, i, lane])
-                    edges[e] = sources[at]
-                    if keep_positions:
-                        positions[e] = at
-                    e += 1
-                row_ends[f + lane + 1] = e
-    return e
 
 
 @njit(**JIT)
@@ -168,56 +133,121 @@ def _take_weighted(
 
 
 @njit(**JIT)
-def sample_hop(
+def _fetch(sources, begin, end):
+    line = LINE // sources.itemsize
+    for chunk in range(begin, end, LINES * line):
+        for _ in range(ASK):
+            for i in range(chunk, min(chunk + LINES * line, end), line):
+                prefetch(sources, i)
+
+
+@njit(**JIT)
+def sample_uniform(
+    first, last, indptr, sources, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions, keep_positions, edge_end,
+    sorted_rows
+):  # fmt: skip
+    """Sample up to `fanout` edges of each row nodes[q, begin[q]:end[q]] of minibatches first..last-1.
+
+    Rows go by in tiles of LANES, whatever minibatch they are of, and three tiles are in flight to hide memory latency.
+    """
+    num_rows = len(indptr) - 1
+    minibatch = np.empty((4, LANES), np.int64)
+    place = np.empty((4, LANES), np.int64)
+    ids = np.empty((4, LANES), np.int64)
+    degree = np.empty((4, LANES), np.uint32)
+    start = np.empty((4, LANES), np.int64)
+    filled = np.zeros(4, np.int64)
+    words = np.empty(LANES, np.uint64)
+    candidate, repeated = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    picks = np.empty((4, max(fanout, 1), LANES), np.uint32)
+
+    at = begin[first:last].copy()
+    stride = BLOCK_ROWS if sorted_rows else num_rows
+    draws = (end[first:last].sum() - begin[first:last].sum()) * fanout
+    stream = sorted_rows and draws * STREAM >= len(sources) * sources.itemsize // LINE
+    q, row = last, np.int64(0)
+    idle = 0
+    x = -1
+    while idle < 3:
+        x += 1
+        a = x & 3
+        n = 0
+        while n < LANES:
+            if q == last:
+                if row == num_rows:
+                    break
+                low, q, row = row, first, min(num_rows, row + stride)
+                if stream:
+                    _fetch(sources, indptr[low], indptr[row])
+            f = at[q - first]
+            while n < LANES and f < end[q] and nodes[q, f] < row:
+                v = np.int64(nodes[q, f])
+                prefetch(indptr, v)
+                ids[a, n], minibatch[a, n], place[a, n] = v, q, f
+                n += 1
+                f += 1
+            at[q - first] = f
+            if n < LANES:
+                q += 1
+        filled[a] = n
+        idle = idle + 1 if n == 0 else 0
+
+        a = (x - 1) & 3
+        if filled[a] > 0:
+            for lane in range(filled[a], LANES):
+                ids[a, lane], minibatch[a, lane] = ids[a, 0], minibatch[a, 0]
+            for lane in range(LANES):
+                s = indptr[ids[a, lane]]
+                start[a, lane] = s
+                degree[a, lane] = np.uint32(indptr[ids[a, lane] + 1] - s)
+                words[lane] = _mix(keys[minibatch[a, lane]] + _U(ids[a, lane]) * _NODE)
+            _draw(words, degree[a], fanout, replace, candidate, repeated, picks[a])
+            for lane in range(filled[a]):
+                for i in range(_kept(degree[a, lane], fanout, replace)):
+                    prefetch(sources, start[a, lane] + np.int64(picks[a, i, lane]))
+
+        a = (x - 2) & 3
+        for lane in range(filled[a]):
+            m, s = minibatch[a, lane], start[a, lane]
+            e = edge_end[m]
+            for i in range(_kept(degree[a, lane], fanout, replace)):
+                edge = s + np.int64(picks[a, i, lane])
+                edges[m, e] = sources[edge]
+                if keep_positions:
+                    positions[m, e] = edge
+                e += 1
+            row_ends[m, place[a, lane] + 1] = e
+            edge_end[m] = e
+
+
+@njit(**JIT)
+def sample_rows(
     first, last, indptr, sources, weight, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions, keep_positions, edge_end,
     sorted_rows, table, max_degree
 ):  # fmt: skip
-    """Sample rows nodes[q, begin[q]:end[q]] of minibatches first..last-1; an empty `weight` means uniform."""
+    """Like `sample_uniform`, in proportion to `weight`; or all edges of each row if `fanout` is negative."""
     num_rows = len(indptr) - 1
-    weighted = len(weight) > 0
     width = max(fanout, 1)
-    tile = (
-        np.empty((4, LANES), np.int64),
-        np.empty((4, LANES), np.uint32),
-        np.empty((4, LANES), np.int64),
-        np.empty(LANES, np.uint64),
-        np.empty(LANES, np.uint32),
-        np.empty(LANES, np.uint32),
-        np.empty((4, width if not weighted else 1, LANES), np.uint32),
-    )
     best, place = np.empty(width, np.float64), np.empty(width, np.int64)
-    sums = np.empty(max_degree if weighted and replace else 0, np.int64)
+    sums = np.empty(max_degree if replace else 0, np.int64)
     at = begin[first:last].copy()
     stride = BLOCK_ROWS if sorted_rows else num_rows
     row = 0
     while row < num_rows:
         row = min(num_rows, row + stride)
         for q in range(first, last):
-            lo = at[q - first]
-            hi = end[q]
-            if sorted_rows:
-                a, b = lo, hi
-                while a < b:
-                    m = (a + b) >> 1
-                    if nodes[q, m] < row:
-                        a = m + 1
-                    else:
-                        b = m
-                hi = a
+            lo = hi = at[q - first]
+            while hi < end[q] and nodes[q, hi] < row:
+                hi += 1
             at[q - first] = hi
             if hi == lo:
                 continue
-            e = edge_end[q]
             if fanout < 0:
-                e = _take_all(indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions, e)
-            elif weighted:
-                e = _take_weighted(
-                    indptr, sources, weight, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q], edges[q], positions[q],
-                    keep_positions, e, table, best, place, sums
+                edge_end[q] = _take_all(
+                    indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions, edge_end[q]
                 )  # fmt: skip
             else:
-                e = _take(
-                    indptr, sources, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q], edges[q], positions[q],
-                    keep_positions, e, tile
+                edge_end[q] = _take_weighted(
+                    indptr, sources, weight, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q], edges[q], positions[q],
+                    keep_positions, edge_end[q], table, best, place, sums
                 )  # fmt: skip
-            edge_end[q] = e

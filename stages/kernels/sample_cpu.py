@@ -13,14 +13,16 @@ from numba import njit
 
 from ...storage.errors import RunError
 from ...storage.graph import Graph
-from .draw_cpu import JIT, LANES, sample_hop
-from .intrinsics import trailing_zeros
+from .draw_cpu import JIT, LANES, sample_rows, sample_uniform
+from .intrinsics import prefetch, trailing_zeros
 from .race import log2_table
 from .sampled import EdgeList, NeighborSample
 from .threads import get_num_threads, parallel
-from .workspace import Cutter, Workspace, padded
+from .workspace import ALIGN, Cutter, Workspace, padded
 
 _U = np.uint64
+AHEAD = 16
+"""Edges between the one that is translated and the one whose node is being looked up."""
 
 
 @njit(**JIT)
@@ -45,29 +47,53 @@ def _start(first, last, seeds, offsets, nodes, known, words):
 
 
 @njit(**JIT)
-def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local, words):
-    """Append the hop's new nodes in ascending order, and turn its edges from global ids into positions in `nodes`."""
+def _find(row, begin, end, found, words):
+    """Set the bit of every node in row[begin:end]."""
+    found[:words] = _U(0)
+    for e in range(begin, end):
+        u = np.int64(row[e])
+        found[u >> 6] |= _U(1) << _U(u & 63)
+
+
+@njit(**JIT)
+def _append(found, seen, words, ids, n):
+    """Append the nodes that are found but not yet seen, in ascending order, and see them."""
+    for w in range(words):
+        new = found[w] & ~seen[w]
+        seen[w] |= new
+        while new != _U(0):
+            ids[n] = w * 64 + trailing_zeros(new)
+            new &= new - _U(1)
+            n += 1
+    return n
+
+
+@njit(**JIT)
+def _locate(ids, n, local):
+    for i in range(n):
+        local[ids[i]] = i
+
+
+@njit(**JIT)
+def _translate(row, end, local, target, base):
+    """target[base:base+end]: the positions of the nodes in row[:end]."""
+    for e in range(end):
+        prefetch(local, np.int64(row[min(e + AHEAD, end - 1)]))
+        target[base + e] = local[row[e]]
+
+
+@njit(**JIT)
+def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local, words, target, offset):
+    """Append the hop's new nodes in ascending order; after the last hop, which has a `target`, translate the edges of all hops.
+
+    A position never changes once given, so no edge needs to be translated before all are there.
+    """
     for q in range(first, last):
-        ids, row, seen = nodes[q], edges[q], known[q]
-        found[:words] = _U(0)
-        n = node_end[q]
-        for i in range(n):
-            local[ids[i]] = i
-        for e in range(edge_begin[q], edge_end[q]):
-            u = np.int64(row[e])
-            found[u >> 6] |= _U(1) << _U(u & 63)
-        for w in range(words):
-            new = found[w] & ~seen[w]
-            seen[w] |= new
-            while new != _U(0):
-                u = w * 64 + trailing_zeros(new)
-                new &= new - _U(1)
-                ids[n] = u
-                local[u] = n
-                n += 1
-        for e in range(edge_begin[q], edge_end[q]):
-            row[e] = local[row[e]]
-        node_end[q] = n
+        _find(edges[q], edge_begin[q], edge_end[q], found, words)
+        node_end[q] = _append(found, known[q], words, nodes[q], node_end[q])
+        if len(target) > 0:
+            _locate(nodes[q], node_end[q], local)
+            _translate(edges[q], edge_end[q], local, target, offset[q])
 
 
 @njit(**JIT)
@@ -104,20 +130,22 @@ class _Bulk:
         self.known = space.rows("known", (max(self.k, 1), words), np.uint64)
         self.found = space.rows("found", (threads, words), np.uint64)
         self.local = space.rows("local", (threads, graph.num_nodes), np.int32)
+        self.target, self.offset = np.empty(0, np.int32), np.zeros(self.k, np.int64)
         self.nodes = self._rows("nodes", int(self.node_end.max(initial=1)))
         parallel(_start, [(a, b, flat, offsets, self.nodes, self.known, self.words) for a, b in self.spans])
 
     def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
         return self.space.rows(name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep)
 
-    def hop(self, ends: list[npt.NDArray[np.int64]], s: int, keys: npt.NDArray[np.uint64], rows: str) -> npt.NDArray[np.int64]:
-        """Sample the rows between ends[0] and ends[-1] and number what is new.
+    def hop(self, ends: list[npt.NDArray[np.int64]], s: int, keys: npt.NDArray[np.uint64], rows: str, last: bool) -> npt.NDArray[np.int64]:
+        """Sample the rows between ends[0] and ends[-1] and number what is new; after the last hop, also write out all edges.
 
         Args:
             ends: boundaries of stretches of rows; in each stretch but the seeds' the ids ascend.
             s: fanout.
             keys: uint64 [k].
             rows: name of the buffer for the ends of rows.
+            last: no hop follows; the positions of minibatch q's edges begin at target[offset[q]].
 
         Returns:
             [k, rows + 1] where each row's edges end in `edges`.
@@ -139,33 +167,24 @@ class _Bulk:
         edge_begin = self.edge_end.copy()
         for lo, hi in zip(ends, ends[1:]):
             ascending = bool(lo.any())
-            parallel(
-                sample_hop,
-                [
-                    (a, b, g.indptr, g.indices, self.weight, self.nodes, lo, hi, s, self.replace, keys, row_ends, self.edges,
-                     self.positions, self.keep, self.edge_end, ascending, log2_table(), self.max_degree)
-                    for a, b in self.spans
-                ],
-            )  # fmt: skip
+            walk = (self.nodes, lo, hi, s, self.replace, keys, row_ends, self.edges, self.positions, self.keep, self.edge_end, ascending)
+            if s >= 0 and not len(self.weight):
+                parallel(sample_uniform, [(a, b, g.indptr, g.indices, *walk) for a, b in self.spans])
+            else:
+                race = (log2_table(), self.max_degree)
+                parallel(sample_rows, [(a, b, g.indptr, g.indices, self.weight, *walk, *race) for a, b in self.spans])
+        if last:
+            size = -(-self.edge_end * self.target.itemsize // ALIGN) * (ALIGN // self.target.itemsize)
+            self.offset = np.cumsum(size) - size
+            self.target = Cutter(self.space.output(int(size.sum()) * self.target.itemsize + ALIGN)).cut(int(size.sum()), np.int32)
         parallel(
             _number,
             [
-                (
-                    a,
-                    b,
-                    self.nodes,
-                    self.node_end,
-                    self.edges,
-                    edge_begin,
-                    self.edge_end,
-                    self.known,
-                    self.found[t],
-                    self.local[t],
-                    self.words,
-                )
+                (a, b, self.nodes, self.node_end, self.edges, edge_begin, self.edge_end, self.known, self.found[t], self.local[t],
+                 self.words, self.target, self.offset)
                 for t, (a, b) in enumerate(self.spans)
             ],
-        )
+        )  # fmt: skip
         return row_ends
 
     def copied(self, source: npt.NDArray[Any], begin: Any, count: Any, base: Any, dtype: npt.DTypeLike) -> list[npt.NDArray[Any]]:
@@ -208,7 +227,7 @@ def neighbor(
             # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
             s = min(s, int(graph.in_degree.max(initial=1)))
         ends = node_ends[-2:] if expand == "new" else node_ends
-        row_ends.append(bulk.hop(ends, s, keys[:, h].copy(), "row_ends" if expand == "new" else f"row_ends{h}"))
+        row_ends.append(bulk.hop(ends, s, keys[:, h].copy(), "row_ends" if expand == "new" else f"row_ends{h}", h == len(fanout) - 1))
         node_ends.append(bulk.node_end.copy())
         edge_ends.append(bulk.edge_end.copy())
     # One list over all hops, or one for each: (row ends, number of rows, where its edges begin and end).
@@ -219,7 +238,7 @@ def neighbor(
     lists = []
     for ends, rows, first, last in spans:
         indptr = bulk.copied(ends, 0, rows + 1, first, np.int32)
-        indices = bulk.copied(bulk.edges, first, last - first, 0, np.int32)
+        indices = [bulk.target[bulk.offset[q] + first[q] : bulk.offset[q] + last[q]] for q in range(k)]
         positions = bulk.copied(bulk.positions, first, last - first, 0, np.int64) if keep_positions else [None] * k
         lists.append([EdgeList(*parts) for parts in zip(indptr, indices, positions)])
     nodes = bulk.copied(bulk.nodes, 0, bulk.node_end, 0, graph.indices.dtype)

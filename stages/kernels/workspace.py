@@ -31,8 +31,8 @@ class Workspace:
         if old is not None and old.dtype == dtype:
             if old.shape[0] >= shape[0] and old.shape[1] >= shape[1]:
                 return old
-            # Grown with slack, so that sizes which creep up do not pay each time.
-            columns = old.shape[1] if old.shape[1] >= shape[1] else max(shape[1], old.shape[1] * 5 // 4)
+            # Grown with slack, so that sizes which creep up from bulk to bulk do not pay each time; pages never touched cost nothing.
+            columns = old.shape[1] if old.shape[1] >= shape[1] else shape[1] * 5 // 4
             new = np.empty((max(shape[0], old.shape[0]), columns), dtype)
             new[: old.shape[0], :keep] = old[:, :keep]
         else:
