@@ -1,34 +1,76 @@
 """Millrace trains graph neural networks on graphs that have outgrown one process.
 
-The names here are the public face; everything else may move.
+The names here are the public face; everything else may move. Each is imported when it is first used: torch alone takes seconds,
+and a worker that only holds a rank's process needs none of it.
 """
 
-from millrace.pipeline.config import Job
-from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
-from millrace.pipeline.export import to_dgl_blocks, to_pyg
-from millrace.pipeline.loaders import NeighborLoader
-from millrace.pipeline.result import Result
-from millrace.pipeline.run import run
-from millrace.pipeline.systems import System, bulk
-from millrace.stages.evaluate import infer
-from millrace.stages.models import GAT, GCN, GIN
-from millrace.stages.models import SAGE as GraphSAGE
-from millrace.stages.neighbourhood.base import destinations
-from millrace.stages.sample.fastgcn import FastGCNSampler
-from millrace.stages.sample.labor import LaborSampler
-from millrace.stages.sample.ladies import LadiesSampler
-from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.storage.dataset import Dataset, Split
-from millrace.storage.dataset_store import write_dataset
-from millrace.storage.errors import InputError, MillraceError, RunError, StoreError
-from millrace.storage.graph import Graph, from_edges
-from millrace.storage.minibatch import Block, Bulk, MiniBatch
-from millrace.storage.queue_zarr import ZarrQueue
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millrace.pipeline.config import Job
+    from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
+    from millrace.pipeline.export import to_dgl_blocks, to_pyg
+    from millrace.pipeline.loaders import NeighborLoader
+    from millrace.pipeline.queues import open_queue
+    from millrace.pipeline.result import Result
+    from millrace.pipeline.run import run
+    from millrace.pipeline.systems import System, bulk
+    from millrace.stages.evaluate import infer
+    from millrace.stages.models import GAT, GCN, GIN
+    from millrace.stages.models import SAGE as GraphSAGE
+    from millrace.stages.neighbourhood.base import destinations
+    from millrace.stages.sample.fastgcn import FastGCNSampler
+    from millrace.stages.sample.labor import LaborSampler
+    from millrace.stages.sample.ladies import LadiesSampler
+    from millrace.stages.sample.neighbor import NeighborSampler
+    from millrace.storage.dataset import Dataset, Split
+    from millrace.storage.dataset_store import write_dataset
+    from millrace.storage.errors import InputError, MillraceError, RunError, StoreError
+    from millrace.storage.graph import Graph, from_edges
+    from millrace.storage.minibatch import Block, Bulk, MiniBatch
 
 __version__ = "0.1.0"
 
-open_queue = ZarrQueue.open
-"""Open a store of sampled minibatches to read it; iterating it gives every minibatch in order."""
+_HOMES = {
+    "Job": "pipeline.config",
+    "ReadOptions": "pipeline.datasets",
+    "from_networkx": "pipeline.datasets",
+    "from_pyg": "pipeline.datasets",
+    "from_scipy": "pipeline.datasets",
+    "open_dataset": "pipeline.datasets",
+    "to_dgl_blocks": "pipeline.export",
+    "to_pyg": "pipeline.export",
+    "NeighborLoader": "pipeline.loaders",
+    "open_queue": "pipeline.queues",
+    "Result": "pipeline.result",
+    "run": "pipeline.run",
+    "System": "pipeline.systems",
+    "bulk": "pipeline.systems",
+    "infer": "stages.evaluate",
+    "GAT": "stages.models",
+    "GCN": "stages.models",
+    "GIN": "stages.models",
+    "GraphSAGE": "stages.models:SAGE",
+    "destinations": "stages.neighbourhood.base",
+    "FastGCNSampler": "stages.sample.fastgcn",
+    "LaborSampler": "stages.sample.labor",
+    "LadiesSampler": "stages.sample.ladies",
+    "NeighborSampler": "stages.sample.neighbor",
+    "Dataset": "storage.dataset",
+    "Split": "storage.dataset",
+    "write_dataset": "storage.dataset_store",
+    "InputError": "storage.errors",
+    "MillraceError": "storage.errors",
+    "RunError": "storage.errors",
+    "StoreError": "storage.errors",
+    "Graph": "storage.graph",
+    "from_edges": "storage.graph",
+    "Block": "storage.minibatch",
+    "Bulk": "storage.minibatch",
+    "MiniBatch": "storage.minibatch",
+}
+"""Where each public name is at home: module, or module:name."""
 
 __all__ = [
     "GAT",
@@ -68,3 +110,16 @@ __all__ = [
     "to_pyg",
     "write_dataset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'millrace' has no attribute '{name}'")
+    module, _, inner = _HOMES[name].partition(":")
+    value = getattr(import_module(f"millrace.{module}"), inner or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

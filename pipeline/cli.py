@@ -146,7 +146,10 @@ def run(
     split: SplitFlag = None,
     overrides: SetFlag = None,
     out: OutFlag = None,
-    samples: Annotated[Path | None, typer.Option(help="Train from minibatches that `millrace sample` stored here.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler; by default a cluster is started here.")] = None,
+    host: Annotated[str | None, typer.Option(help="An address of this machine that workers and ranks reach.")] = None,
+    samples: Annotated[str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")] = None,
+    reuse: Annotated[str | None, typer.Option(help="once | cycle: go round again through --samples of fewer epochs.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -154,7 +157,7 @@ def run(
     flags = {
         "dataset": dataset, "system": system, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout,
         "batch_size": batch_size, "epochs": epochs, "lr": lr, "dropout": dropout, "ranks": ranks, "executor": executor,
-        "device": device, "seed": seed, "dtype": dtype, "split": split,
+        "device": device, "seed": seed, "dtype": dtype, "split": split, "scheduler": scheduler, "host": host, "reuse": reuse,
     }  # fmt: skip
     _train(job, flags, overrides, out, resume, samples, as_json)
 
@@ -168,7 +171,7 @@ def _train(
     overrides: list[str] | None,
     out: Path | None,
     resume: bool,
-    samples: Path | None,
+    samples: str | None,
     as_json: bool,
 ) -> None:
     from .config import resolve
@@ -176,7 +179,9 @@ def _train(
     from .run import run as run_job
     from .run_folder import JOB, check_run_folder
 
-    out, samples = _home(out) if out is not None else None, _home(samples) if samples is not None else None
+    out = _home(out) if out is not None else None
+    if samples is not None and "://" not in samples:
+        samples = str(_home(Path(samples)))
     if resume:
         if out is None:
             raise InputError("--resume needs --out, the folder of the run to go on with")

@@ -27,6 +27,9 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
     "lr": ("train", "lr"),
     "weight_decay": ("train", "weight_decay"),
     "minibatches_per_step": ("train", "minibatches_per_step"),
+    "reuse": ("queue", "reuse"),
+    "scheduler": ("cluster", "scheduler"),
+    "host": ("cluster", "host"),
 }
 """Words that are short for configuration keys, on the command line and in Python."""
 
@@ -61,6 +64,33 @@ class Queue(_Section):
     """Sampled minibatches that may wait, in bytes of structure."""
     keep: Literal["none", "epoch", "all"] = "none"
     """What a Zarr queue keeps once it has been trained on: nothing, the epoch under way, or all."""
+    location: str | None = None
+    """Where a Zarr queue lies: a folder, or an object store's URL such as ``s3://bucket/prefix``; by default in the run's folder."""
+    reuse: Literal["once", "cycle"] = "once"
+    """``cycle`` goes round again through a store of samples that holds fewer epochs than are trained."""
+
+
+class Cluster(_Section):
+    """Where a run with ``executor = "dask"`` lives, and what it does when something dies."""
+
+    scheduler: str | None = None
+    """A scheduler that runs already, ``tcp://host:8786`` or ``tls://host:8786``; by default a cluster is started on this machine."""
+    producers: int = Field(default=1, ge=1)
+    """Sampling tasks at a time, for a queue of kind ``zarr``."""
+    host: str = "127.0.0.1"
+    """An address of this machine that workers and ranks can reach."""
+    dashboard_port: int = Field(default=8787, ge=0, le=65535)
+    """Of a cluster that is started here; 0 takes any that is free."""
+    tls_ca: str | None = None
+    """Dask's TLS: certificate authority, certificate and key, as files. ``host`` or ``scheduler`` beyond this machine needs them."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    insecure: bool = False
+    """Go beyond this machine without TLS: whoever reaches the ports can run code here."""
+    on_rank_loss: Literal["restart", "stop"] = "restart"
+    """When a rank is lost: all ranks start again from the last checkpoint, or the run ends."""
+    restarts: int = Field(default=3, ge=0)
+    """Lost ranks that a run survives."""
 
 
 class CheckpointEvery(_Section):
@@ -81,8 +111,9 @@ class Job(_Section):
     """An embedded name, a file, a folder, a store, or an OGB name."""
     split: str | None = None
     """``public``, ``random:20,30`` (per class: training, validation), ``fraction:0.6,0.2``; by default what the dataset has."""
-    features: Literal["memory", "mapped", "zarr"] = "memory"
-    """Where the features of a Millrace store lie during the run."""
+    features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
+    """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and sends the others
+    what they need."""
     system: Literal["bulk"] = "bulk"
     epochs: int = Field(default=30, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -103,6 +134,7 @@ class Job(_Section):
     """``name`` and the options of that sampler."""
     train: Train = Train()
     queue: Queue = Queue()
+    cluster: Cluster = Cluster()
     checkpoint: CheckpointEvery = CheckpointEvery()
     read: ReadOptions = ReadOptions()
     """How the dataset's input is cleaned."""

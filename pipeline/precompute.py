@@ -13,9 +13,9 @@ from ..storage.errors import InputError
 from ..storage.queue_zarr import ZarrQueue
 from .config import Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
+from .one_rank import KERNELS
 from .prepare import make_system, open_data, sample_fingerprint
 from .rank import Interrupted
-from .run import KERNELS
 from .run_folder import held
 
 

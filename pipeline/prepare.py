@@ -4,21 +4,23 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..stages.base import Placement
+from ..stages.fetch.exchange import Exchanged
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
 from ..stages.random import Purpose, stream, torch_seed
 from ..stages.sample import SAMPLERS
 from ..stages.sample.produce import Sampled
 from ..storage.dataset import Dataset
+from ..storage.dataset_store import features_place
 from ..storage.errors import InputError, StoreError
 from ..storage.features import ConvertedFeatures, FeatureStore
 from ..storage.fingerprint import digest_arrays, digest_record, graph_fingerprint
@@ -63,10 +65,9 @@ def refuse_what_is_missing(job: Job) -> None:
     """
     if job.device == "cuda":
         raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
-    if job.executor == "dask" or job.ranks > 1:
+    if job.executor == "inline" and job.ranks > 1:
         raise InputError(
-            f"executor is '{job.executor}' with {job.ranks} rank(s), but this version runs one rank in this process;"
-            ' use executor = "inline" and ranks = 1'
+            f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or ranks = 1"
         )
 
 
@@ -84,6 +85,8 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     """
     refuse_what_is_missing(job)
     system = system or make_system(job)
+    if job.features == "owned":
+        system = replace(system, neighbourhood=Exchanged())
     dtype = {"float32": torch.float32, "float64": torch.float64}[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
     if isinstance(record, nn.Module):
@@ -148,7 +151,9 @@ def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
     emit(StageStarted("open", f"opening {spec}"))
     start = time.perf_counter()
     try:
-        dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=job.features)
+        # The driver reads all features only once, to hand them on; ranks then hold their own.
+        place = _place_of(spec) if job.features == "owned" else job.features
+        dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=place)
     except InputError as e:
         raise type(e)(_with_keys(str(e))) from e
     sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
@@ -156,6 +161,14 @@ def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
     for note in dataset.notes:
         emit(Note(_with_keys(note)))
     return dataset
+
+
+def _place_of(spec: str | Path) -> Literal["memory", "mapped", "zarr"]:
+    """Where the features of a store can stay while it is open; whatever is no store is read into memory."""
+    try:
+        return features_place(Path(spec))
+    except StoreError:
+        return "memory"
 
 
 def _with_keys(text: str) -> str:

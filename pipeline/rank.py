@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..stages.base import Feed, Fetcher, Phase, Placement, RankJob
+from ..stages.reduce.batch_norm import RunningStatistics
 from ..stages.train import forward_backward
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
@@ -19,7 +20,9 @@ from .events import Emit, EpochDone, Note, StepDone
 from .systems import System
 
 Validate = Callable[[nn.Module], float]
-"""Validation accuracy of a model, exact; the same number on every rank."""
+"""Validation accuracy of a model, exact. Only the first rank is asked."""
+POOLED = ("loss_sum", "loss_seeds", "minibatches", "sampled_edges")
+"""What `Progress` counts on each rank by itself; a checkpoint holds the sums, and a resumed run goes on from them on the first rank."""
 
 
 class Interrupted(RunError):  # noqa: N818 - a request, not an error
@@ -58,6 +61,7 @@ class Trainer:
     model: nn.Module
     train: Train
     checkpoints: CheckpointStore | None
+    """Read by every rank, written by the first."""
     checkpoint_every: CheckpointEvery
     validate: Validate | None
     emit: Emit
@@ -88,9 +92,10 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         progress.cursor, state = resumed
         trainer.model.load_state_dict(state["model"])
         optimizer_state = state["optimizer"]
+        group = trainer.job.group
         for name, value in state["progress"].items():
-            setattr(progress, name, value)
-        trainer.job.ledger.load(state["ledger"])
+            setattr(progress, name, 0 if name in POOLED and group.rank else value)
+        trainer.job.ledger.restore(state["ledgers"][group.rank])
         for name, seconds in state["seconds"].items():
             clock.add(name, seconds)
         trainer.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
@@ -109,7 +114,7 @@ class _PhaseLoop:
         self.optimizer = trainer.optimizer(self.module)
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
-        self.per_step = trainer.train.minibatches_per_step or trainer.job.group.size
+        self.per_step = trainer.job.minibatches_per_step
         with clock.measure("partition"):
             self.placement = trainer.system.partition.place(trainer.data, phase, trainer.job)
         self.minibatches = trainer.system.sample.num_minibatches(self.placement, trainer.job)
@@ -118,6 +123,7 @@ class _PhaseLoop:
         if self.steps == 0:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job)
+        self.statistics = RunningStatistics(self.module, trainer.job.group)
         self.saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -150,9 +156,12 @@ class _PhaseLoop:
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, seeds = 0.0, 0
-        last = min((step + 1) * self.per_step, self.minibatches)
-        for index in range(step * self.per_step, last):
-            if index % group.size != group.rank:
+        first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)
+        # Every rank goes through as many rounds: fetching may be something that all of them do together.
+        for index in range(first + group.rank, last + -(last - first) % group.size + group.rank, group.size):
+            if index >= last:
+                with clock.measure("fetch"):
+                    self.fetcher.idle()
                 continue
             with clock.measure("queue_wait"):
                 work = self.feed.get(epoch, index)
@@ -160,7 +169,7 @@ class _PhaseLoop:
                 work.check()
             with clock.measure("fetch"):
                 fetched = self.fetcher.fetch(work)
-            with clock.measure("forward_backward"):
+            with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
                 done = forward_backward(self.module, fetched, t.job.seed, t.task, t.system.reduce.weight(fetched))
             loss_sum += done.loss_sum
             seeds += done.seeds
@@ -168,6 +177,7 @@ class _PhaseLoop:
             progress.sampled_edges += work.num_edges
         with clock.measure("reduce"):
             total = t.system.reduce.reduce(self.parameters, seeds, group)
+            self.statistics.finish(last - first)
         if total:
             with clock.measure("forward_backward"):
                 self.optimizer.step()
@@ -187,7 +197,7 @@ class _PhaseLoop:
         every = t.train.evaluate_every
         if t.validate is not None and (last or (every and (epoch + 1) % every == 0)):
             with self.clock.measure("evaluate"):
-                accuracy = t.validate(t.model)
+                accuracy = self._validate(t.validate)
             best = accuracy > progress.best_accuracy
             if best:
                 progress.best_accuracy, progress.best_epoch, progress.since_best = accuracy, epoch, 0
@@ -205,6 +215,15 @@ class _PhaseLoop:
         every_epochs = t.checkpoint_every.every_epochs
         self._checkpoint(last or self._enough() or (every_epochs is not None and (epoch + 1) % every_epochs == 0) or self._due_in_epoch())
 
+    def _validate(self, validate: Validate) -> float:
+        """The first rank evaluates, the others wait and are told."""
+        group = self.t.job.group
+        accuracy = torch.zeros(1, dtype=torch.float64)
+        if group.rank == 0:
+            accuracy[0] = validate(self.t.model)
+        group.broadcast(accuracy, 0, "control")
+        return float(accuracy)
+
     def _due_in_epoch(self) -> bool:
         every = self.t.checkpoint_every
         return (every.every_steps is not None and self.progress.cursor.step % every.every_steps == 0) or (
@@ -212,20 +231,41 @@ class _PhaseLoop:
         )
 
     def _checkpoint(self, due: bool) -> None:
-        t, progress = self.t, self.progress
+        t, progress, group = self.t, self.progress, self.t.job.group
+        # Ranks differ in their clocks and in when a request to stop reaches them, and must not differ in what they do next.
         stopping = t.stop()
-        if (due or stopping) and t.checkpoints is not None:
-            state = {name: value for name, value in vars(progress).items() if name != "cursor"}
-            t.checkpoints.save(
-                progress.cursor,
-                {
-                    "model": t.model.state_dict(),
-                    "optimizer": self.optimizer.state_dict(),
-                    "progress": state,
-                    "ledger": t.job.ledger.state(),
-                    "seconds": self.clock.snapshot(),
-                },
-            )
+        if not group.any(stopping or due):
+            return
+        stopping = group.any(stopping)
+        if t.checkpoints is not None:
+            ledgers = self._pool()
+            if group.rank == 0:
+                state = {name: value for name, value in vars(progress).items() if name != "cursor"}
+                t.checkpoints.save(
+                    progress.cursor,
+                    {
+                        "model": t.model.state_dict(),
+                        "optimizer": self.optimizer.state_dict(),
+                        "progress": state,
+                        "ledgers": ledgers,
+                        "seconds": self.clock.snapshot(),
+                    },
+                )
             self.saved_at = time.monotonic()
         if stopping and progress.cursor.step < self.steps * self.phase.epochs:
             raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
+
+    def _pool(self) -> list[list[int]]:
+        """Hand this rank's counts to the first one, whose progress is the run's; give every rank's ledger."""
+        group, ledger = self.t.job.group, self.t.job.ledger
+        mine = ledger.counts()
+        if group.size == 1:
+            return [mine]
+        ledgers = torch.zeros((group.size, len(mine)), dtype=torch.int64)
+        ledgers[group.rank] = torch.tensor(mine)
+        counts = torch.tensor([getattr(self.progress, name) for name in POOLED], dtype=torch.float64)
+        group.all_reduce(ledgers.view(-1), "control")
+        group.all_reduce(counts, "control")
+        for name, value in zip(POOLED, counts.tolist()):
+            setattr(self.progress, name, type(getattr(self.progress, name))(value) if group.rank == 0 else 0)
+        return ledgers.tolist()

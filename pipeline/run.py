@@ -1,53 +1,32 @@
-"""Run a job in this process: train, evaluate, and leave a folder that tells all about it."""
+"""Run a job, in this process or on a cluster: train, evaluate, and leave a folder that tells all about it."""
 
-import hashlib
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..stages.base import RankJob
 from ..stages.comm.solo import Solo
-from ..stages.evaluate import evaluate
-from ..stages.kernels import cpu, reference
-from ..storage.checkpoint import CheckpointStore
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
-from ..storage.features import CountedFeatures
 from ..storage.ledger import Ledger
-from ..storage.queue import MemoryQueue, MinibatchQueue
-from ..storage.queue_zarr import ZarrQueue
+from ..storage.queue import MinibatchQueue
 from .clock import Clock
 from .config import Job
-from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted, silent
+from .events import Emit, Note, silent
+from .one_rank import RankReport, take_part
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_what_is_missing
-from .rank import Progress, Trainer, train_rank
-from .result import SECONDS, Result, peak_rss_bytes, versions, write_json
-from .run_folder import CHECKPOINTS, JOB, METRICS, MODEL, RESULT, check_resumable, check_run_folder, held, is_held, write_whole
+from .queues import is_sampled_live, open_samples, own_queue
+from .result import SECONDS, Result, versions, write_json
+from .run_folder import JOB, METRICS, MODEL, RESULT, check_resumable, check_run_folder, held, write_whole
 from .systems import System
-
-KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
-EVALUATION_EVENT_S = 2.0
-"""A long evaluation tells how far it is this often."""
-
-
-def parameters_sha256(module: nn.Module) -> str:
-    """Over every parameter and buffer, in the order of the module's state."""
-    digest = hashlib.sha256()
-    for name, value in module.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 @contextmanager
@@ -59,51 +38,6 @@ def _threads(count: int | None):
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def open_samples(prepared: Prepared, samples: Path) -> MinibatchQueue:
-    """The stored minibatches that a job trains from: all there, or still being written by a live process.
-
-    Raises:
-        StoreError: absent, damaged, or made from something else.
-        InputError: minibatches of the epochs to train are not there yet.
-    """
-    job = prepared.job
-    queue = ZarrQueue.open(samples, fingerprint=_of_samples(prepared))
-    bulks = -(-_minibatches_per_epoch(prepared) // queue.bulk_size)
-    lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
-    # A live producer that stops short of these epochs says so when it ends, and the queue then refuses what is missing.
-    if lacking is None or is_held(samples):
-        return queue
-    if queue.complete and lacking not in queue.epochs():
-        raise InputError(f"{samples} holds {lacking} epoch(s) but {job.epochs} are to be trained; lower epochs, or sample more")
-    raise InputError(
-        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its `millrace sample`"
-        " command again, which samples what is missing"
-    )
-
-
-def open_queue(prepared: Prepared, out: Path) -> MinibatchQueue:
-    """The queue that the job asks for: in memory, or in the run's folder."""
-    q, per_epoch = prepared.job.queue, _minibatches_per_epoch(prepared)
-    if q.kind == "memory":
-        return MemoryQueue(bulk_size=q.bulk_size, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch)
-    return ZarrQueue.create(
-        out / "queue",
-        fingerprint=_of_samples(prepared),
-        bulk_size=q.bulk_size,
-        max_bytes=q.max_bytes,
-        keep=q.keep,
-        meta={"minibatches_per_epoch": per_epoch},
-    )
-
-
-def _of_samples(prepared: Prepared) -> dict[str, str]:
-    return {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
-
-
-def _minibatches_per_epoch(prepared: Prepared) -> int:
-    return -(-len(prepared.dataset.split.train) // prepared.job.train.batch_size)
 
 
 def run(
@@ -156,9 +90,10 @@ def run(
         dataset = open_data(job, dataset, emit)
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
-    queue = open_samples(prepared, Path(samples)) if samples is not None else None
+    # What cannot be is refused before anything is written.
+    queue = open_samples(prepared, samples) if samples is not None else None
     if queue is None and job.queue.kind == "memory":
-        queue = open_queue(prepared, folder)
+        queue = own_queue(prepared, folder)
     with held(folder):
         check_run_folder(folder, resume)
         if resume:
@@ -166,10 +101,17 @@ def run(
             # What an earlier, shorter run left is not the result of this one.
             for stale in (RESULT, MODEL):
                 (folder / stale).unlink(missing_ok=True)
-        queue = queue or open_queue(prepared, folder)
         write_whole(folder / JOB, job.to_toml())
-        with _threads(job.threads), _metrics(folder / METRICS, emit, resume) as told:
-            result = _run_inline(prepared, folder, queue, Path(samples) if samples is not None else None, told, stop, clock)
+        with _metrics(folder / METRICS, emit, resume) as told:
+            if job.executor == "dask":
+                from .gang import run_on_cluster
+
+                reports = run_on_cluster(prepared, folder, samples, model if isinstance(model, nn.Module) else None, told, stop)
+            else:
+                with _threads(job.threads):
+                    reports = [_run_inline(prepared, folder, queue or own_queue(prepared, folder), samples, told, stop, clock)]
+        result = _result(prepared, reports, clock.snapshot()["total"], folder)
+        write_json(folder / RESULT, result.to_record())
     if result.epochs > job.epochs:
         emit(Note(f"{result.epochs} epochs had been trained before; the {job.epochs} asked for are among them"))
     return result
@@ -179,79 +121,33 @@ def _run_inline(
     prepared: Prepared,
     out: Path,
     queue: MinibatchQueue,
-    samples: Path | None,
+    samples: str | Path | None,
     emit: Emit,
     stop: Callable[[], bool],
     clock: Clock,
-) -> Result:
-    job, dataset, data = prepared.job, prepared.dataset, prepared.data
-    group, ledger = Solo(), Ledger()
-    model = prepared.build_model()
-    rank_job = RankJob(
-        seed=job.seed,
-        batch_size=job.train.batch_size,
-        bulk_size=queue.bulk_size,
-        epochs=job.epochs,
-        dtype=torch.float64 if job.dtype == "float64" else torch.float32,
-        kernel=KERNELS[job.kernel],
-        group=group,
-        ledger=ledger,
-        queue=queue,
+) -> RankReport:
+    return take_part(
+        prepared,
+        out,
+        queue,
+        group=Solo(),
+        ledger=Ledger(),
         produce=samples is None,
-        producer_alive=lambda: samples is None or is_held(samples),
+        producer_alive=lambda: samples is None or is_sampled_live(samples),
+        emit=emit,
+        stop=stop,
+        clock=clock,
     )
 
-    counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))
 
-    def score(module: nn.Module, split: str) -> float | None:
-        said = time.monotonic()
-
-        def advance(done: int, rows: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= EVALUATION_EVENT_S:
-                said = time.monotonic()
-                emit(StageAdvanced("evaluate", done, rows))
-
-        return evaluate(module, counted, data.degree, (split,), scratch=out, on_progress=advance)[split]
-
-    validate = (lambda m: score(m, "val") or 0.0) if len(dataset.split.val) else None
-    checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep)
-    trainer = Trainer(
-        prepared.system, rank_job, data, dataset.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
-    )
-    emit(StageStarted("train", f"training {prepared.model_name} with {prepared.system.name}", job.epochs))
-    try:
-        with clock.measure("train"):
-            progress = train_rank(trainer, clock)
-    finally:
-        queue.close()
-    emit(StageEnded("train", clock.seconds["train"]))
-    last_sha256 = parameters_sha256(model)
-    if progress.best_state:
-        model.load_state_dict(progress.best_state)
-    emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
-    before = time.perf_counter()
-    with clock.measure("evaluate"):
-        test = score(model, "test")
-    emit(StageEnded("evaluate", time.perf_counter() - before))
-    _save_model(out / MODEL, model)
-    result = _result(prepared, progress, clock, ledger, test, last_sha256, out)
-    write_json(out / RESULT, result.to_record())
-    return result
-
-
-def _save_model(path: Path, model: nn.Module) -> None:
-    aside = path.with_name(f".writing-{path.name}")
-    torch.save(model.state_dict(), aside)
-    aside.replace(path)
-
-
-def _result(prepared: Prepared, progress: Progress, clock: Clock, ledger: Ledger, test: float | None, sha256: str, out: Path) -> Result:
-    job, dataset = prepared.job, prepared.dataset
-    spent = clock.snapshot()
-    seconds: dict[str, Any] = {name: spent.get(name, 0.0) for name in SECONDS}
-    seconds["per_epoch"] = [h["seconds"] for h in progress.history]
-    record = ledger.as_record()
+def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, out: Path) -> Result:
+    job, dataset, first = prepared.job, prepared.dataset, reports[0]
+    seconds: dict[str, Any] = {name: max(r.seconds.get(name, 0.0) for r in reports) for name in SECONDS}
+    seconds["total"] = max(seconds["total"], total_s)
+    seconds["per_epoch"] = [h["seconds"] for h in first.history]
+    moved = Ledger()
+    for r in reports:
+        moved.merge(r.bytes)
     return Result(
         status="done",
         system=prepared.system.name,
@@ -262,21 +158,21 @@ def _result(prepared: Prepared, progress: Progress, clock: Clock, ledger: Ledger
         device=job.device,
         dtype=job.dtype,
         ranks=job.ranks,
-        epochs=len(progress.history),
+        epochs=len(first.history),
         seed=job.seed,
         minibatches_per_step=job.train.minibatches_per_step or job.ranks,
-        train_loss=_finite(progress.history[-1]["train_loss"]),
-        val_accuracy=progress.best_accuracy if progress.best_epoch >= 0 else None,
-        test_accuracy=test,
-        best_epoch=progress.best_epoch,
+        train_loss=_finite(first.history[-1]["train_loss"]),
+        val_accuracy=first.best_accuracy if first.best_epoch >= 0 else None,
+        test_accuracy=first.test_accuracy,
+        best_epoch=first.best_epoch,
         seconds=seconds,
-        bytes={**record, "per_rank": [record]},
-        peak_rss_bytes=[peak_rss_bytes()],
-        peak_device_bytes=[0],
-        minibatches=progress.minibatches,
-        sampled_edges=progress.sampled_edges,
+        bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},
+        peak_rss_bytes=[r.peak_rss_bytes for r in reports],
+        peak_device_bytes=[0] * len(reports),
+        minibatches=sum(r.minibatches for r in reports),
+        sampled_edges=sum(r.sampled_edges for r in reports),
         fingerprint=prepared.fingerprint,
-        parameters_sha256=sha256,
+        parameters_sha256=first.parameters_sha256,
         out=str(out),
         versions=versions(),
     )

@@ -17,7 +17,7 @@ JOB, RESULT, METRICS, MODEL, CHECKPOINTS = "job.toml", "result.json", "metrics.j
 LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
-FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.")
+FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.", "cluster.")
 """Settings that may change when a run goes on: they do not decide its parameters."""
 
 

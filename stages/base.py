@@ -35,7 +35,11 @@ class Phase:
 
 
 class Group(Protocol):
-    """The ranks that train together."""
+    """The ranks that train together.
+
+    All ranks call the same methods in the same order, from one thread. Payload bytes that this rank sends are counted in its ledger,
+    channel ``network``, under the `kind` that the caller names. A method raises PeerLostError when a peer is gone.
+    """
 
     @property
     def rank(self) -> int:
@@ -48,7 +52,29 @@ class Group(Protocol):
         ...
 
     def all_reduce(self, flat: Tensor, kind: str) -> None:
-        """Sum a vector over the ranks, in place, and count its bytes in the ledger under `kind`."""
+        """Sum a contiguous tensor over the ranks, in place: the same bits on every rank."""
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """True on every rank if `flag` is true on some rank. Counted as ``control``."""
+        ...
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        """Overwrite a contiguous tensor with that of rank `source`."""
+        ...
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        """Hand part r to rank r, and get what each rank has for this one.
+
+        Args:
+            parts: P tensors, [n_r] or [n_r, F], of one dtype and one F on all ranks; any n_r, also 0.
+            kind: what the ledger counts the parts under. Sizes that ranks tell each other first count as ``control``.
+            into: P tensors that fit what will arrive, for a caller who knows the sizes: nothing is allocated and no sizes travel.
+                All ranks pass it, or none. Cut from one tensor (``Tensor.split``), with no rows for this rank.
+
+        Returns:
+            P tensors in the order of ranks; this rank's own is ``parts[rank]`` itself.
+        """
         ...
 
 
@@ -119,8 +145,14 @@ class RankJob:
     """An opened MinibatchQueue for systems that use one."""
     produce: bool = True
     """Fill the queue from inside this process (false when it was filled beforehand or elsewhere)."""
+    minibatches_per_step: int = 1
+    """M, over all ranks."""
     producer_alive: Callable[[], bool] = lambda: True
     """Whether whoever fills the queue from elsewhere may still add to it; asked while waiting."""
+
+    def is_mine(self, index: int) -> bool:
+        """Whether this rank trains on minibatch `index` of an epoch: rank r takes every P-th of a step's, from the r-th on."""
+        return index % self.minibatches_per_step % self.group.size == self.group.rank
 
 
 class PartitionPolicy(Protocol):
@@ -165,6 +197,10 @@ class Fetcher(Protocol):
 
     def fetch(self, work: Any) -> Fetched:
         """Gather features, labels and degrees, and build the neighbourhoods."""
+        ...
+
+    def idle(self) -> None:
+        """Take part in one round of fetching without work of one's own."""
         ...
 
 

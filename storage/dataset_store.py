@@ -132,6 +132,15 @@ def _open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
     )
 
 
+def features_place(path: Path) -> Literal["mapped", "zarr"]:
+    """How the features of a dataset's store can be opened without loading them.
+
+    Raises:
+        StoreError: there is no dataset's store.
+    """
+    return "mapped" if open_store(Path(path), KIND).meta["features_format"] == "npy" else "zarr"
+
+
 def open_dataset_store(path: Path, features: FeaturesPlace = "memory") -> Dataset:
     """Open a dataset that `write_dataset` wrote.
 

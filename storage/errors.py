@@ -29,6 +29,10 @@ class RunError(MillraceError, RuntimeError):
     """A run failed after it had started. What was committed is intact and the run can be resumed."""
 
 
+class PeerLostError(RunError):
+    """Another rank is gone, or does not answer: what this rank saw, not the cause."""
+
+
 class QueueTimeoutError(RunError, TimeoutError):
     """A wait on the minibatch queue ran out. The message names the side that did not answer."""
 

@@ -1,7 +1,7 @@
 """The ledger: measured payload bytes, by channel and kind."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 KINDS: dict[str, tuple[str, ...]] = {
     "network": ("graph", "features", "activations", "gradients", "control"),
@@ -44,13 +44,13 @@ class Ledger:
             for kind, num_bytes in kinds.items():
                 self.add(channel, kind, num_bytes)
 
-    def state(self) -> dict[str, dict[str, int]]:
-        """What `load` takes: a checkpoint of the counters."""
-        return self.as_record()
-
-    def load(self, state: Mapping[str, Mapping[str, int]]) -> None:
-        """Go back to a state, in place of what was counted since."""
-        fresh = Ledger()
-        fresh.merge(state)
+    def counts(self) -> list[int]:
+        """Every counter, in the order of `KINDS`: what a checkpoint keeps and `restore` takes."""
         with self._lock:
-            self._bytes = fresh._bytes
+            return [self._bytes[channel, kind] for channel, kinds in KINDS.items() for kind in kinds]
+
+    def restore(self, counts: Sequence[int]) -> None:
+        """Go back to earlier `counts`, in place of what was counted since."""
+        keys = [(channel, kind) for channel, kinds in KINDS.items() for kind in kinds]
+        with self._lock:
+            self._bytes = dict(zip(keys, counts, strict=True))

@@ -137,8 +137,7 @@ class BoundedQueue(ABC):
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """See `MinibatchQueue.put`."""
         key = (bulk.epoch, bulk.number)
-        assert bulk.first_index == bulk.number * self.bulk_size, "bulks cut the epoch at multiples of bulk_size"
-        assert len(bulk.minibatches) <= self.bulk_size
+        assert {m.index // self.bulk_size for m in bulk.minibatches} == {bulk.number}, "bulks cut the epoch at multiples of bulk_size"
         last, size = bulk.minibatches[-1].index, packed_bytes(bulk)
         with self._changed:
             self._require_running()
@@ -191,6 +190,23 @@ class BoundedQueue(ABC):
             if not self._has(key):
                 raise StoreError(self._why_absent(key, index))
         return self._load(key, index % self.bulk_size)
+
+    def adopt(self, epoch: int, number: int, last_index: int, num_bytes: int) -> None:
+        """Count a bulk that another process has put, as if it had been put here."""
+        key = (epoch, number)
+        with self._changed:
+            if self.keep != "all":
+                self._last[key] = last_index
+            if key not in self._unreleased and (epoch, last_index) > min(self._passed):
+                self._unreleased[key] = (last_index, num_bytes)
+                self._held_bytes += num_bytes
+        self._drop_done()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bulks that are not released by every consumer yet."""
+        with self._changed:
+            return self._held_bytes
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
         """See `MinibatchQueue.release`."""
@@ -297,10 +313,16 @@ class MemoryQueue(BoundedQueue):
             self._bulks[bulk.epoch, bulk.number] = bulk
 
     def _load(self, key: BulkKey, row: int) -> MiniBatch:
-        minibatches = self._bulks[key].minibatches
-        if row >= len(minibatches):
-            raise StoreError(f"bulk {key[1]} of epoch {key[0]} has {len(minibatches)} minibatches; number {row} of it asked for")
-        return minibatches[row]
+        # Looked for by index: a rank's own bulks leave out what other ranks train on.
+        index = key[1] * self.bulk_size + row
+        for m in self._bulks[key].minibatches:
+            if m.index == index:
+                return m
+        held = [m.index for m in self._bulks[key].minibatches]
+        raise StoreError(
+            f"bulk {key[1]} of epoch {key[0]} has {len(held)} minibatches, {held[0]} to {held[-1]}; {index} asked for, which is beyond the"
+            " epoch or another rank's"
+        )
 
     def _drop(self, key: BulkKey) -> None:
         with self._changed:

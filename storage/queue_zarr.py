@@ -1,5 +1,7 @@
 """The minibatch queue on disk: shared, replayable, each bulk one committed store with a single Zarr shard.
 
+Where the stores lie is a `Place`: a folder of a file system here, a prefix of an object store in `queue_object`.
+
 ```
 <path>/manifest.json              kind "samples": what made the store, bulk_size, minibatches_per_epoch
 <path>/epoch-<e>/bulk-<n>/        kind "bulk": int32 [k, cap] (see bulk_codec), a Zarr chunk per minibatch, one Zarr shard
@@ -12,18 +14,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import zarr
 
-from .bulk_codec import pack_bulk, unpack_row
-from .errors import InputError, RunError, StoreError
+from .bulk_codec import Words, pack_bulk, unpack_row
+from .errors import InputError, MillraceError, RunError, StoreError
 from .minibatch import Bulk, MiniBatch
 from .queue import BoundedQueue, BulkKey, Keep
 from .store import (
     MANIFEST,
     committed_folder,
+    first_line,
     open_store,
     read_manifest,
     remove_tree,
@@ -34,8 +37,122 @@ from .store import (
 )
 
 KIND, BULK_KIND, COMPLETE_KIND = "samples", "bulk", "samples-complete"
+COMPLETE = "complete"
 OPENED_BULKS = 16
 _EPOCH, _BULK = re.compile(r"epoch-(\d+)"), re.compile(r"bulk-(\d+)")
+
+
+class Place(Protocol):
+    """Where the stores of a queue lie. Stores go by names below it: "" is the queue's own, "epoch-0/bulk-2" a bulk's.
+
+    A store is there whole or not at all. What cannot be read or written raises OSError or the error family.
+    """
+
+    def path(self, name: str) -> str:
+        """What messages call a store."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether a store is there."""
+        ...
+
+    def names(self, under: str) -> set[str]:
+        """The next part of the name of every store below `under`."""
+        ...
+
+    def manifest(self, name: str, kind: str) -> dict[str, Any]:
+        """Its verified manifest. Raises StoreError as `read_manifest` does."""
+        ...
+
+    def rows(self, name: str) -> zarr.Array:
+        """The packed rows of a bulk, as its manifest says they are. Raises StoreError otherwise."""
+        ...
+
+    def commit(
+        self,
+        name: str,
+        kind: str,
+        fingerprint: Mapping[str, str],
+        meta: Mapping[str, Any],
+        words: Words | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Make a store, with packed rows or without. One that another process commits first is left alone, or overwritten."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a store; readers never see half of it."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what killed writers left. Only while nobody writes."""
+        ...
+
+    def silence(self, error: Exception) -> RunError | None:
+        """What to raise when `error` says that the place did not answer, rather than what lies there."""
+        ...
+
+
+class FolderPlace:
+    """A folder of a file system: stores are written aside and renamed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, name: str) -> str:
+        """See `Place.path`."""
+        return str(self.root / name)
+
+    def has(self, name: str) -> bool:
+        """See `Place.has`."""
+        return (self.root / name).exists()
+
+    def names(self, under: str) -> set[str]:
+        """See `Place.names`; with those of folders that no longer hold a store."""
+        return {p.name for p in (self.root / under).glob("*")}
+
+    def manifest(self, name: str, kind: str) -> dict[str, Any]:
+        """See `Place.manifest`."""
+        return read_manifest(self.root / name, kind)
+
+    def rows(self, name: str) -> zarr.Array:
+        """See `Place.rows`."""
+        return open_store(self.root / name, BULK_KIND).array("rows")
+
+    def commit(
+        self,
+        name: str,
+        kind: str,
+        fingerprint: Mapping[str, str],
+        meta: Mapping[str, Any],
+        words: Words | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """See `Place.commit`."""
+        folder = self.root / name
+        try:
+            # A bulk is not synced: one that a power cut loses is sampled again, and checksums tell a torn one.
+            with committed_folder(folder, overwrite=overwrite, durable=words is None) as aside:
+                entries = {} if words is None else write_arrays(aside, {"rows": words}, one_shard=True)
+                write_manifest(aside, kind, fingerprint, meta, entries)
+        except (InputError, OSError):
+            # Another process may have committed the same a moment before; if something else is there, its manifest is missing.
+            if overwrite or not (folder / MANIFEST).exists():
+                raise
+
+    def remove(self, name: str) -> None:
+        """See `Place.remove`."""
+        remove_tree(self.root / name)
+
+    def sweep(self) -> None:
+        """See `Place.sweep`."""
+        for folder in (self.root, *self.root.glob("epoch-*")):
+            sweep_leftovers(folder)
+
+    def silence(self, error: Exception) -> None:
+        """A file system answers."""
 
 
 class ZarrQueue(BoundedQueue):
@@ -51,10 +168,11 @@ class ZarrQueue(BoundedQueue):
 
     stored = True
     _poll_s = 0.02
+    _remedy = "free space, lower the queue's bound or keep less"
 
     def __init__(
         self,
-        path: Path,
+        path: str | Path,
         fingerprint: Mapping[str, str],
         meta: Mapping[str, Any],
         *,
@@ -66,6 +184,7 @@ class ZarrQueue(BoundedQueue):
         n = meta.get("minibatches_per_epoch")
         super().__init__(bulk_size=meta["bulk_size"], max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=n)
         self.path = path
+        self._place = self._place_at(path)
         self.fingerprint = dict(fingerprint)
         self.meta = dict(meta)
         self._read_only = read_only
@@ -73,10 +192,14 @@ class ZarrQueue(BoundedQueue):
         self._opened: OrderedDict[BulkKey, zarr.Array] = OrderedDict()
         self._opening = threading.Lock()
 
+    @staticmethod
+    def _place_at(path: str | Path) -> Place:
+        return FolderPlace(Path(path))
+
     @classmethod
     def create(
         cls,
-        path: Path,
+        path: str | Path,
         *,
         fingerprint: Mapping[str, str],
         bulk_size: int,
@@ -85,7 +208,7 @@ class ZarrQueue(BoundedQueue):
         consumers: int = 1,
         meta: Mapping[str, Any] | None = None,
         sweep: bool = True,
-    ) -> "ZarrQueue":
+    ) -> Self:
         """Make a queue in a folder, or go on with the one that is there.
 
         Args:
@@ -103,29 +226,21 @@ class ZarrQueue(BoundedQueue):
             InputError: an argument is out of range.
             StoreError: the folder holds something else, or minibatches made from something else (lists the differing keys).
         """
-        path, meta = Path(path), {**(meta or {}), "bulk_size": bulk_size}
+        meta = {**(meta or {}), "bulk_size": bulk_size}
         self = cls(path, fingerprint, meta, max_bytes=max_bytes, keep=keep, consumers=consumers, read_only=False)
-        if not (path / MANIFEST).exists():
-            try:
-                with committed_folder(path) as folder:
-                    write_manifest(folder, KIND, fingerprint, meta, {})
-            except (StoreError, OSError):
-                # Either another process made it meanwhile, or something else is there: the manifest tells.
-                if not (path / MANIFEST).exists():
-                    raise
-        body = read_manifest(path, KIND)
+        self._place.commit("", KIND, fingerprint, meta)
+        body = self._place.manifest("", KIND)
         require_fingerprint(path, body["fingerprint"], fingerprint)
         require_fingerprint(path, _shape(body["meta"]), _shape(meta))
         if sweep:
-            for folder in (path, *path.glob("epoch-*")):
-                sweep_leftovers(folder)
+            self._place.sweep()
         for epoch in self.epochs() if keep != "all" else ():
             for number in self.committed(epoch):
                 self._last[epoch, number] = self._last_on_disk((epoch, number))
         return self
 
     @classmethod
-    def open(cls, path: Path, *, fingerprint: Mapping[str, str] | None = None, consumers: int = 1) -> "ZarrQueue":
+    def open(cls, path: str | Path, *, fingerprint: Mapping[str, str] | None = None, consumers: int = 1) -> Self:
         """Open a store of minibatches to read it only: finished, or still being written (then a `get` waits). Nothing is dropped.
 
         Args:
@@ -136,8 +251,7 @@ class ZarrQueue(BoundedQueue):
         Raises:
             StoreError: absent, damaged, or made from something else (lists the keys that differ).
         """
-        path = Path(path)
-        body = read_manifest(path, KIND)
+        body = cls._place_at(path).manifest("", KIND)
         if fingerprint is not None:
             require_fingerprint(path, body["fingerprint"], fingerprint)
         return cls(path, body["fingerprint"], body["meta"], max_bytes=1, keep="all", consumers=consumers, read_only=True)
@@ -150,29 +264,26 @@ class ZarrQueue(BoundedQueue):
                 for row in range(self._rows((epoch, number)).shape[0]):
                     yield self._load((epoch, number), row)
 
-    def _folder(self, key: BulkKey) -> Path:
-        return self.path / f"epoch-{key[0]}" / f"bulk-{key[1]}"
-
     def epochs(self) -> list[int]:
-        """Numbers of the epochs of which some bulk is or was in the folder, ascending."""
-        return sorted(int(m[1]) for p in self.path.glob("epoch-*") if (m := _EPOCH.fullmatch(p.name)))
+        """Numbers of the epochs of which some bulk is (in a folder: or was) there, ascending."""
+        return sorted(int(m[1]) for name in self._place.names("") if (m := _EPOCH.fullmatch(name)))
 
     def _last_on_disk(self, key: BulkKey) -> int:
         """Index of a bulk's last minibatch; a damaged one is taken for a full one: it only decides when it is dropped."""
         try:
-            return read_manifest(self._folder(key), BULK_KIND)["meta"]["last_index"]
+            return self._place.manifest(_name(key), BULK_KIND)["meta"]["last_index"]
         except StoreError:
             return (key[1] + 1) * self.bulk_size - 1
 
     def committed(self, epoch: int) -> set[int]:
-        """Numbers of the epoch's bulks that are in the folder."""
-        return {int(m[1]) for p in (self.path / f"epoch-{epoch}").glob("bulk-*") if (m := _BULK.fullmatch(p.name))}
+        """Numbers of the epoch's bulks that are there."""
+        return {int(m[1]) for name in self._place.names(f"epoch-{epoch}") if (m := _BULK.fullmatch(name))}
 
     @property
     def complete(self) -> bool:
         """Whether `finish` was called: nothing more will come."""
-        if self._complete is None and (self.path / "complete").exists():
-            self._complete = read_manifest(self.path / "complete", COMPLETE_KIND)["meta"]["bulks"]
+        if self._complete is None and self._place.has(COMPLETE):
+            self._complete = self._place.manifest(COMPLETE, COMPLETE_KIND)["meta"]["bulks"]
         return self._complete is not None
 
     def finish(self) -> None:
@@ -180,10 +291,11 @@ class ZarrQueue(BoundedQueue):
         assert not self._read_only, "this queue was opened to read"
         counts = {str(epoch): len(self.committed(epoch)) for epoch in self.epochs()}
         try:
-            with committed_folder(self.path / "complete", overwrite=True) as folder:
-                write_manifest(folder, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, {})
-        except (OSError, InputError) as e:
-            raise RunError(f"cannot finish the minibatches in {self.path} ({e}); free space and run again: what is there is kept") from e
+            self._place.commit(COMPLETE, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, overwrite=True)
+        except (OSError, MillraceError) as e:
+            raise RunError(
+                f"cannot finish the minibatches in {self.path} ({e}); {self._remedy}, then run again: what is there is kept"
+            ) from e
         self._complete = counts
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
@@ -192,7 +304,7 @@ class ZarrQueue(BoundedQueue):
         super().put(bulk, timeout_s)
 
     def _has(self, key: BulkKey) -> bool:
-        return key in self._opened or self._folder(key).exists()
+        return key in self._opened or self._place.has(_name(key))
 
     def _is_final(self, key: BulkKey, index: int) -> bool:
         return super()._is_final(key, index) or (self._read_only and self.complete)
@@ -208,29 +320,23 @@ class ZarrQueue(BoundedQueue):
     def _save(self, bulk: Bulk) -> None:
         if self.complete:
             # Something was missing, or more is wanted: readers must wait for it again until the next `finish`.
-            remove_tree(self.path / "complete")
+            self._place.remove(COMPLETE)
             self._complete = None
-        folder = self._folder((bulk.epoch, bulk.number))
         meta = {"first_index": bulk.first_index, "last_index": bulk.minibatches[-1].index}
         try:
-            # Not synced: a bulk that a power cut loses is sampled again, and checksums tell a torn one.
-            with committed_folder(folder, durable=False) as aside:
-                entries = write_arrays(aside, {"rows": pack_bulk(bulk)}, one_shard=True)
-                write_manifest(aside, BULK_KIND, {}, meta, entries)
-        except (OSError, InputError) as e:
-            # Another producer may have committed the same bulk, bit for bit, a moment before.
-            if not (folder / MANIFEST).exists():
-                raise RunError(
-                    f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); free space, lower the queue's bound or "
-                    "keep less, then resume: what is there is kept"
-                ) from e
+            self._place.commit(_name((bulk.epoch, bulk.number)), BULK_KIND, {}, meta, pack_bulk(bulk))
+        except (OSError, MillraceError) as e:
+            raise RunError(
+                f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then resume: what is "
+                "there is kept"
+            ) from e
 
     def _rows(self, key: BulkKey) -> zarr.Array:
         with self._opening:
             if key in self._opened:
                 self._opened.move_to_end(key)
                 return self._opened[key]
-        rows = open_store(self._folder(key), BULK_KIND).array("rows")
+        rows = self._place.rows(_name(key))
         with self._opening:
             self._opened[key] = rows
             while len(self._opened) > OPENED_BULKS:
@@ -238,13 +344,14 @@ class ZarrQueue(BoundedQueue):
         return rows
 
     def _load(self, key: BulkKey, row: int) -> MiniBatch:
-        folder, rows = self._folder(key), self._rows(key)
+        folder, rows = self._place.path(_name(key)), self._rows(key)
         if row >= rows.shape[0]:
             raise StoreError(f"{folder} has {rows.shape[0]} minibatches; number {row} of it asked for")
         try:
             words = np.asarray(rows[row])
         except Exception as e:
-            raise StoreError(f"{folder}: minibatch {row} is damaged ({e}); remove the folder and sample it again") from e
+            damage = StoreError(f"{folder}: minibatch {row} is damaged ({first_line(e)}); remove the folder and sample it again")
+            raise self._place.silence(e) or damage from e
         m = unpack_row(words, f"{folder}, minibatch {row}")
         want = (key[0], key[1] * self.bulk_size + row)
         if (m.epoch, m.index) != want:
@@ -254,7 +361,11 @@ class ZarrQueue(BoundedQueue):
     def _drop(self, key: BulkKey) -> None:
         with self._opening:
             self._opened.pop(key, None)
-        remove_tree(self._folder(key))
+        self._place.remove(_name(key))
+
+
+def _name(key: BulkKey) -> str:
+    return f"epoch-{key[0]}/bulk-{key[1]}"
 
 
 def _shape(meta: Mapping[str, Any]) -> dict[str, str]:

@@ -19,7 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.abc.store import Store as ZarrStore
 from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.storage import StorePath
 
 from .errors import InputError, StoreError
 
@@ -48,6 +50,11 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
         """Rows ``[rows.start, rows.stop)``."""
         ...
+
+
+def first_line(error: Exception) -> str:
+    """An error for use within a sentence: some libraries append a dump of their insides."""
+    return str(error).partition("\n")[0]
 
 
 def canonical_json(record: Any) -> bytes:
@@ -124,8 +131,8 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
         raise
 
 
-def write_manifest(folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-    """Write the manifest of a store (last, as its commit record)."""
+def manifest_text(kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
+    """The manifest of a store, with its checksum."""
     body = {
         "format": f"millrace-{kind}",
         "schema_version": SCHEMA_VERSION,
@@ -134,7 +141,17 @@ def write_manifest(folder: Path, kind: str, fingerprint: Mapping[str, str], meta
         "arrays": dict(arrays),
     }
     body["checksum"] = hashlib.sha256(canonical_json(body)).hexdigest()
-    (folder / MANIFEST).write_text(json.dumps(body, indent=1, sort_keys=True))
+    return json.dumps(body, indent=1, sort_keys=True)
+
+
+def write_manifest(folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    """Write the manifest of a store (last, as its commit record)."""
+    (folder / MANIFEST).write_text(manifest_text(kind, fingerprint, meta, arrays))
+
+
+def no_manifest(path: Path | str) -> StoreError:
+    """What to raise where a store was expected and no manifest lies."""
+    return StoreError(f"{path} holds no {MANIFEST}: it is no Millrace store, or it was never committed; make it again")
 
 
 def read_manifest(path: Path, kind: str) -> dict[str, Any]:
@@ -143,15 +160,25 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
     Raises:
         StoreError: absent, damaged, of another kind, or of another schema version.
     """
-    file = path / MANIFEST
     try:
-        body = json.loads(file.read_text())
+        text = (path / MANIFEST).read_bytes()
     except FileNotFoundError:
-        raise StoreError(f"{path} holds no {MANIFEST}: it is no Millrace store, or it was never committed; make it again") from None
+        raise no_manifest(path) from None
     except NotADirectoryError:
         raise StoreError(f"{path} is a file; expected the folder of a Millrace {kind} store") from None
+    return parse_manifest(text, path, kind)
+
+
+def parse_manifest(text: bytes, path: Path | str, kind: str) -> dict[str, Any]:
+    """Verify the text of the manifest of the store at `path`.
+
+    Raises:
+        StoreError: damaged, of another kind, or of another schema version.
+    """
+    try:
+        body = json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise StoreError(f"{file} is damaged ({e}); make the store again") from e
+        raise StoreError(f"{path}/{MANIFEST} is damaged ({e}); make the store again") from e
     if not isinstance(body, dict) or body.get("format") != f"millrace-{kind}":
         seen = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise StoreError(f"{path} holds '{seen}'; expected 'millrace-{kind}'")
@@ -161,11 +188,11 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
         )
     checksum = body.pop("checksum", None)
     if checksum != hashlib.sha256(canonical_json(body)).hexdigest():
-        raise StoreError(f"{file} does not match its checksum; the store is damaged: make it again")
+        raise StoreError(f"{path}/{MANIFEST} does not match its checksum; the store is damaged: make it again")
     return body
 
 
-def require_fingerprint(path: Path, seen: Mapping[str, str], expected: Mapping[str, str]) -> None:
+def require_fingerprint(path: Path | str, seen: Mapping[str, str], expected: Mapping[str, str]) -> None:
     """Refuse a store that was made from something else.
 
     Raises:
@@ -182,15 +209,15 @@ def _chunk_rows(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return (max(1, min(max(shape[0], 1), CHUNK_BYTES // row_bytes)), *(max(1, s) for s in shape[1:]))
 
 
-def write_arrays(folder: Path, arrays: Mapping[str, Rows], *, one_shard: bool = False) -> dict[str, Any]:
+def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_shard: bool = False) -> dict[str, Any]:
     """Write arrays into ``folder/arrays`` and return the manifest's entries for them.
 
     Args:
-        folder: what `committed_folder` gave.
+        folder: what `committed_folder` gave; or a Zarr store, in place of ``folder/arrays``.
         arrays: by name; read by ascending slices, so an array need never be in memory as a whole.
         one_shard: write each array as one Zarr shard, in one write, with a Zarr chunk per row: a row is then read alone.
     """
-    group = zarr.open_group(str(folder / "arrays"), mode="w")
+    group = zarr.open_group(str(folder / "arrays") if isinstance(folder, Path) else folder, mode="w")
     entries = {}
     for name, value in arrays.items():
         shape, dtype = tuple(value.shape), np.dtype(value.dtype)
@@ -217,6 +244,26 @@ def _num_chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
     return int(np.prod([-(-s // c) for s, c in zip(shape, chunks)], dtype=np.int64))
 
 
+def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path: Path | str) -> zarr.Array:
+    """The Zarr array at `at`, after proof that it is what the manifest of the store at `path` says of `name`.
+
+    Raises:
+        StoreError: absent or not as the manifest says.
+    """
+    entry = entries.get(name)
+    if entry is None:
+        raise StoreError(f"{path} has no array '{name}'; it holds {sorted(entries)}")
+    try:
+        z = zarr.open_array(at, mode="r", zarr_format=3)
+        seen = (list(z.shape), str(z.dtype), z.nchunks_initialized)
+    except Exception as e:
+        raise StoreError(f"{path}: array '{name}' cannot be opened ({first_line(e)}); make the store again") from e
+    want = (entry["shape"], entry["dtype"], entry["chunks"])
+    if seen != want:
+        raise StoreError(f"{path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again")
+    return z
+
+
 @dataclass(frozen=True)
 class Store:
     """An opened store. Arrays are verified when they are opened."""
@@ -236,20 +283,7 @@ class Store:
         Raises:
             StoreError: absent or not as the manifest says.
         """
-        entry = self.entries.get(name)
-        if entry is None:
-            raise StoreError(f"{self.path} has no array '{name}'; it holds {sorted(self.entries)}")
-        try:
-            z = zarr.open_array(str(self.path / "arrays" / name), mode="r")
-        except Exception as e:
-            raise StoreError(f"{self.path}: array '{name}' cannot be opened ({e}); make the store again") from e
-        seen = (list(z.shape), str(z.dtype), z.nchunks_initialized)
-        want = (entry["shape"], entry["dtype"], entry["chunks"])
-        if seen != want:
-            raise StoreError(
-                f"{self.path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again"
-            )
-        return z
+        return open_array(str(self.path / "arrays" / name), name, self.entries, self.path)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """The whole array `name` in memory.

@@ -4,10 +4,21 @@ from torch import Tensor
 
 
 class Solo:
-    """The only rank there is: nothing travels, so nothing is counted."""
+    """The only rank there is: nothing travels, so nothing is counted. See `Group` for what each call answers."""
 
     rank = 0
     size = 1
 
     def all_reduce(self, flat: Tensor, kind: str) -> None:
-        """A sum over one rank is the vector itself."""
+        """A sum over one rank is the tensor itself."""
+
+    def any(self, flag: bool) -> bool:
+        """What the only rank says."""
+        return flag
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        """The only rank has it already."""
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        """The only rank keeps its own part."""
+        return [parts[0]]

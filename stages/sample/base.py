@@ -1,5 +1,6 @@
 """What a sampler is, and the plan that says which seeds make which minibatch."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
@@ -25,11 +26,17 @@ class BulkRequest:
     """Index of the first minibatch in the epoch."""
     seeds: tuple[npt.NDArray[np.int64], ...]
     """k vectors of distinct node ids."""
+    indices: Sequence[int] = ()
+    """Of the k minibatches in the epoch, ascending; by default they follow `first_index` without gaps."""
+
+    def __post_init__(self) -> None:
+        if not self.indices:
+            object.__setattr__(self, "indices", range(self.first_index, self.first_index + len(self.seeds)))
 
     def keys(self, hops: int) -> npt.NDArray[np.uint64]:
         """uint64 [k, hops]: the random stream of each minibatch and hop. It knows nothing of bulks, ranks or threads."""
         return np.array(
-            [[stream(self.seed, Purpose.SAMPLE, self.epoch, self.first_index + i, h) for h in range(hops)] for i in range(len(self.seeds))],
+            [[stream(self.seed, Purpose.SAMPLE, self.epoch, index, h) for h in range(hops)] for index in self.indices],
             np.uint64,
         ).reshape(len(self.seeds), hops)
 
@@ -74,6 +81,8 @@ class SeedPlan:
     bulk_size: int
     seed: int
     shuffle: bool = True
+    takes: Callable[[int], bool] | None = None
+    """Which minibatches of an epoch are wanted, by index; by default all. The others are left out of their bulks."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "bulk_size"):
@@ -97,13 +106,14 @@ class SeedPlan:
         return _order(self, epoch)
 
     def request(self, epoch: int, number: int) -> BulkRequest:
-        """Bulk `number` of `epoch`."""
+        """Bulk `number` of `epoch`; it may be empty if not all minibatches are wanted."""
         order = self.order(epoch)
         first = number * self.bulk_size
         last = min(first + self.bulk_size, self.num_minibatches)
         assert 0 <= first < last
-        cuts = tuple(order[j * self.batch_size : (j + 1) * self.batch_size] for j in range(first, last))
-        return BulkRequest(self.seed, epoch, number, first, cuts)
+        indices = tuple(j for j in range(first, last) if self.takes is None or self.takes(j))
+        cuts = tuple(order[j * self.batch_size : (j + 1) * self.batch_size] for j in indices)
+        return BulkRequest(self.seed, epoch, number, first, cuts, indices)
 
 
 @lru_cache(maxsize=2)

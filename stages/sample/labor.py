@@ -55,7 +55,7 @@ class LaborSampler:
         minibatches = (
             MiniBatch(
                 request.epoch,
-                request.first_index + i,
+                request.indices[i],
                 nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, self._weight(graph, s)),
                 nested=True,
             )

@@ -42,5 +42,5 @@ class LayerwiseSampler:
         """See `Sampler.sample`."""
         draw = getattr(kernel, self.name)
         samples = draw(graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias, workspace=workspace)
-        minibatches = (MiniBatch(request.epoch, request.first_index + i, s.blocks(), nested=False) for i, s in enumerate(samples))
+        minibatches = (MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples))
         return Bulk(request.epoch, request.number, tuple(minibatches))

@@ -91,7 +91,7 @@ class NeighborSampler:
                 Block(s.node_ends[h], s.nodes[: s.node_ends[h + 1]], s.lists[h].indptr, s.lists[h].indices, weight[h], ids[h])
                 for h in reversed(range(self.num_layers))
             )
-        return MiniBatch(request.epoch, request.first_index + i, blocks, nested=self.expand == "new")
+        return MiniBatch(request.epoch, request.indices[i], blocks, nested=self.expand == "new")
 
     def _weight(self, graph: Graph, nodes: npt.NDArray[np.integer], edges: EdgeList) -> npt.NDArray[np.float32] | None:
         if graph.edge_weight is None:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...storage.errors import QueueTimeoutError, RunError
@@ -60,7 +60,10 @@ def sample_bulks(
             if number in present:
                 continue
             start = time.perf_counter()
-            bulk = sampler.sample(graph, plan.request(epoch, number), kernel, workspace)
+            request = plan.request(epoch, number)
+            if not request.seeds:
+                continue
+            bulk = sampler.sample(graph, request, kernel, workspace)
             seconds = time.perf_counter() - start
             while True:
                 try:
@@ -130,7 +133,7 @@ class Sampled:
                 job.queue,
                 graph=placement.graph,
                 sampler=self.sampler,
-                plan=plan,
+                plan=replace(plan, takes=job.is_mine) if job.group.size > 1 else plan,
                 kernel=job.kernel,
                 first_epoch=first[0],
                 last_epoch=phase.last_epoch,

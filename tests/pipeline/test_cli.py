@@ -303,8 +303,9 @@ def test_help_and_version():
 
 
 RUN_FLAGS = {
-    "--batch-size", "--dataset", "--device", "--dropout", "--dtype", "--epochs", "--executor", "--fanout", "--hidden", "--json", "--layers",
-    "--lr", "--model", "--out", "--ranks", "--resume", "--samples", "--seed", "--set", "--split", "--system", "job",
+    "--batch-size", "--dataset", "--device", "--dropout", "--dtype", "--epochs", "--executor", "--fanout", "--hidden", "--host", "--json",
+    "--layers", "--lr", "--model", "--out", "--ranks", "--resume", "--reuse", "--samples", "--scheduler", "--seed", "--set", "--split",
+    "--system", "job",
 }  # fmt: skip
 SURFACE = {
     "run": RUN_FLAGS,

@@ -215,7 +215,7 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
     ("options", "error", "phrase"),
     [
         ({"device": "cuda"}, mr.InputError, "trains on CPUs only"),
-        ({"ranks": 2}, mr.InputError, "one rank in this process"),
+        ({"ranks": 2, "executor": "inline"}, mr.InputError, "one process holds one rank"),
         ({"model": mr.GraphSAGE(layers=3), "system": mr.bulk(mr.NeighborSampler((2,)))}, mr.InputError, "one number per layer"),
         ({"model": torch.nn.Linear(2, 2)}, mr.InputError, "num_layers"),
         ({"resume": True}, mr.InputError, "no run to resume"),
@@ -263,7 +263,7 @@ def test_a_failing_producer_ends_the_run(sbm, tmp_path, monkeypatch):
 
 def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeypatch):
     """A store that is still being written, by a process that then goes away."""
-    from millrace.pipeline import run as run_module
+    from millrace.pipeline import queues
 
     job = resolve(
         {"dataset": "sbm:nodes=600,classes=3,degree=8,features=5,train=0.2", "epochs": 2, "sampler": {"fanout": [4, 3]},
@@ -272,7 +272,7 @@ def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeyp
     precompute(job.model_copy(update={"epochs": 1}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
     shutil.rmtree(tmp_path / "samples" / "complete")
     asked = iter([True, True, True])
-    monkeypatch.setattr(run_module, "is_held", lambda folder: next(asked, False))
+    monkeypatch.setattr(queues, "is_held", lambda folder: next(asked, False))
     start = time.monotonic()
     with pytest.raises(mr.RunError, match="whoever was sampling has ended"):
         mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run")

@@ -51,11 +51,11 @@ def test_merges_ledgers_and_records():
 def test_state_is_plain_and_goes_back():
     ledger = Ledger()
     ledger.add("network", "control", 3)
-    state = json.loads(json.dumps(ledger.state()))
+    state = json.loads(json.dumps(ledger.counts()))
     ledger.add("network", "control", 4)
     ledger.add("store", "features", 4)
-    ledger.load(state)
-    assert ledger.state() == state
+    ledger.restore(state)
+    assert ledger.counts() == state
     ledger.add("network", "control", 1)
     assert ledger.get("network", "control") == 4
 

@@ -1,0 +1,161 @@
+"""The Dask cluster of a run: one that is started on this machine, or one that runs already."""
+
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import dask.config
+from distributed import Client, LocalCluster, Security
+
+from ..storage.errors import InputError, RunError
+from .config import Cluster, Job
+from .events import Emit, Note, StageEnded, StageStarted
+
+START_S = 60.0
+"""A cluster and its workers are there within this time, or the run fails."""
+SETTINGS = {
+    # A task that waits for one worker is never better off elsewhere, and stealing moves bulks out of their order.
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.worker-ttl": "120s",
+    "distributed.comm.timeouts.connect": "15s",
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+}
+"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing."""
+
+
+@contextmanager
+def opened(job: Job, emit: Emit) -> Iterator[Client]:
+    """A client of the cluster that the configuration asks for; what was started here is stopped in the end.
+
+    Raises:
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer.
+        RunError: no worker came.
+    """
+    c = job.cluster
+    security = _security(c)
+    environment = dict(os.environ)
+    emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
+    try:
+        with dask.config.set(SETTINGS):
+            cluster = None if c.scheduler else _local(job, security)
+            try:
+                with _client(c, cluster, security) as client:
+                    emit(StageEnded("cluster", 0.0))
+                    emit(Note(f"dashboard: {client.dashboard_link}"))
+                    yield client
+            finally:
+                if cluster is not None:
+                    # What dies with the run may be dying already.
+                    with suppress(Exception):
+                        cluster.close(timeout=10)
+    finally:
+        # Dask leaves the thread settings of its workers in this process's environment.
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _local(job: Job, security: Security | None) -> LocalCluster:
+    c = job.cluster
+    sampling = c.producers if job.queue.kind == "zarr" else 0
+    try:
+        return LocalCluster(
+            n_workers=job.ranks + sampling,
+            threads_per_worker=1,
+            processes=True,
+            host=c.host,
+            dashboard_address=f"{c.host}:{c.dashboard_port}",
+            security=security,
+            protocol="tls://" if security else "tcp://",
+            memory_limit=None,
+            silence_logs=logging.CRITICAL,
+        )
+    except OSError as e:
+        raise InputError(
+            f"cannot start a cluster on {c.host}: {e.strerror or e}; choose an address of this machine as cluster.host"
+        ) from None
+
+
+@contextmanager
+def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None) -> Iterator[Client]:
+    try:
+        client = Client(cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else 15)
+    except (OSError, TimeoutError, ValueError) as e:
+        raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
+    try:
+        try:
+            client.wait_for_workers(1, timeout=START_S)
+        except TimeoutError:
+            raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
+        yield client
+    finally:
+        with suppress(Exception):
+            client.close(timeout=5)
+
+
+def _security(c: Cluster) -> Security | None:
+    files = {"cluster.tls_ca": c.tls_ca, "cluster.tls_cert": c.tls_cert, "cluster.tls_key": c.tls_key}
+    given = {name: path for name, path in files.items() if path is not None}
+    if given:
+        for name in files.keys() - given.keys():
+            raise InputError(f"{name} is not set but {', '.join(given)} is; TLS needs all three files")
+        for name, path in given.items():
+            if not Path(path).is_file():
+                raise InputError(f"{name} is {path}, which is no file; give a PEM file")
+        return Security(
+            tls_ca_file=c.tls_ca,
+            tls_client_cert=c.tls_cert,
+            tls_client_key=c.tls_key,
+            tls_scheduler_cert=c.tls_cert,
+            tls_scheduler_key=c.tls_key,
+            tls_worker_cert=c.tls_cert,
+            tls_worker_key=c.tls_key,
+            require_encryption=True,
+        )
+    for name, address in (("cluster.scheduler", c.scheduler), ("cluster.host", c.host)):
+        if address is not None and not c.insecure and not _is_loopback(address):
+            raise InputError(
+                f"{name} is {address}, beyond this machine, without TLS: anyone who reaches it could run code here; give cluster.tls_ca,"
+                " tls_cert and tls_key, or set cluster.insecure = true on a network that you trust"
+            )
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    host = (urlsplit(address).hostname if "://" in address else address) or address
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    with suppress(OSError):
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    return False
+
+
+def worker_addresses(client: Client) -> list[str]:
+    """All workers, as the scheduler knows them now. (`Client.scheduler_info` may give a copy that lacks some.)"""
+    scheduler: Any = client.scheduler
+    known: Any = client.sync(scheduler.identity, n_workers=-1)
+    return list(known["workers"])
+
+
+def places(client: Client, ranks: int) -> tuple[list[str], list[str]]:
+    """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of those that are left for sampling.
+
+    With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes.
+    """
+    by_host: dict[str, list[str]] = {}
+    for address in sorted(worker_addresses(client)):
+        by_host.setdefault(urlsplit(address).hostname or "", []).append(address)
+    spread = [lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)]
+    return [spread[r % len(spread)] for r in range(ranks)], spread[ranks:]

@@ -1,0 +1,348 @@
+"""The ranks of a run on a cluster: started together, watched, and started again together when one is lost.
+
+A generation is one try of all ranks. Each rank is the child of a Dask task (`rank_task`) on a worker of its choice. They meet in a
+store that this process holds, under a prefix of the generation, so that nothing of a dead generation can reach the next. When
+a rank raises, all are ended and the run fails with its words. When a rank or its worker dies, all are ended, and the next
+generation goes on from the last checkpoint.
+"""
+
+import base64
+import json
+import os
+import queue
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from distributed import Client, Event, Future
+from torch import nn
+
+from ..storage.checkpoint import CheckpointStore
+from ..storage.errors import MillraceError, PeerLostError, RunError
+from . import events
+from .bulk_flow import BulkFlow
+from .cluster import opened, places, worker_addresses
+from .events import Emit, Note
+from .one_rank import RankReport
+from .prepare import Prepared
+from .queues import location, minibatches_per_epoch, shared_queue
+from .rank import Interrupted
+from .rank_process import RankSpec
+from .rank_task import hold_rank
+from .run_folder import CHECKPOINTS
+from .sample_task import SampleOrder
+from .shared_data import share
+
+WATCH_S = 0.05
+WORKERS_S = 0.5
+"""How often the driver asks which workers are there."""
+CAUSE_S = 2.0
+"""Ranks that lose a peer often say so before whatever killed it is known: the driver waits this long for the cause."""
+END_S = 5.0
+"""All ranks of a generation have ended within this time after they were told to."""
+STOP_S = 600.0
+"""A step and a checkpoint are done within this time after a request to stop."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a generation ended early."""
+
+    text: str
+    final: bool
+    """Whether trying again would only fail again."""
+    secondary: bool = False
+    """Whether it is only what a rank saw of another one's end."""
+    exit_code: int = 3
+
+
+def run_on_cluster(
+    prepared: Prepared, out: Path, samples: str | Path | None, module: nn.Module | None, emit: Emit, stop: Callable[[], bool]
+) -> list[RankReport]:
+    """Train on a Dask cluster.
+
+    Args:
+        prepared: the job with its data.
+        out: the run's folder, which every worker sees.
+        samples: a store of samples to train from.
+        module: a model of the user's own.
+        emit: called with the events of the first rank and the notes of all.
+        stop: asked all the time; true ends the run with a checkpoint.
+
+    Returns:
+        A report for each rank.
+
+    Raises:
+        Interrupted: `stop` said so; the checkpoint is written.
+        RunError: a rank raised, sampling failed, or more ranks were lost than the configuration lets pass.
+    """
+    with opened(prepared.job, emit) as client:
+        gang = _Gang(client, prepared, out, samples, module, emit, stop)
+        try:
+            reports = gang.run()
+        finally:
+            gang.close()
+    if gang.sample_s:
+        reports[0].seconds["sample"] = gang.sample_s
+    return reports
+
+
+class _Gang:
+    def __init__(
+        self, client: Client, prepared: Prepared, out: Path, samples: str | Path | None, module: nn.Module | None, emit: Emit, stop: Any
+    ) -> None:
+        self.client, self.prepared, self.out, self.samples = client, prepared, out.resolve(), samples
+        self.emit, self.stop = emit, stop
+        job = prepared.job
+        self.ranks, self.run_name = job.ranks, uuid.uuid4().hex[:8]
+        self.topic = f"millrace-{self.run_name}"
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.dataset, self.features = share(job, prepared.dataset, self.out)
+        self.module = None if module is None else _pickled(module)
+        self.listener = socket.create_server((job.cluster.host, 0), family=_family(job.cluster.host))
+        # Handed over as a bound socket: a store that binds by itself listens on every address of the machine.
+        self.store = dist.TCPStore(
+            job.cluster.host,
+            self.listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=60),
+            master_listen_fd=self.listener.detach(),
+        )
+        client.subscribe_topic(self.topic, lambda event: self.messages.put(event[1]))
+        self.sample_s = 0.0
+
+    def close(self) -> None:
+        self.client.unsubscribe_topic(self.topic)
+
+    def run(self) -> list[RankReport]:
+        cluster = self.prepared.job.cluster
+        lost = generation = 0
+        while True:
+            outcome = _Generation(self, generation).run()
+            if not isinstance(outcome, Loss):
+                return outcome
+            if outcome.final:
+                raise _error(outcome)
+            lost += 1
+            if cluster.on_rank_loss == "stop" or lost > cluster.restarts:
+                raise RunError(f"{outcome.text}; go on from the last checkpoint with --resume")
+            self.emit(Note(f"{outcome.text}; all ranks start again from the last checkpoint ({lost} of {cluster.restarts} times)"))
+            generation += 1
+
+
+class _Generation:
+    def __init__(self, gang: _Gang, number: int) -> None:
+        self.gang, self.number = gang, number
+        self.reports: dict[int, RankReport] = {}
+        self.pids: dict[int, int] = {}
+        self.losses: list[Loss] = []
+        self.workers_at = 0.0
+        self.sampling: list[str] = []
+        self.gone: set[str] = set()
+
+    def run(self) -> list[RankReport] | Loss:
+        gang = self.gang
+        gang.client.wait_for_workers(1, timeout=60)
+        self.addresses, self.sampling = places(gang.client, gang.ranks)
+        self.kill = Event(f"{gang.topic}-{self.number}", client=gang.client)
+        flow = self._flow()
+        self.futures = {rank: self._start(rank) for rank in range(gang.ranks)}
+        try:
+            while len(self.reports) < gang.ranks:
+                if flow is not None:
+                    flow.advance()
+                self._hear(flow)
+                self._obey()
+                self._look()
+                if self.losses:
+                    return self._end()
+                time.sleep(WATCH_S)
+            self._hear(flow)
+            return [self.reports[r] for r in range(gang.ranks)]
+        finally:
+            self._stop_all()
+            if flow is not None:
+                flow.close()
+                gang.sample_s += flow.seconds
+
+    def _flow(self) -> BulkFlow | None:
+        gang, job = self.gang, self.gang.prepared.job
+        if gang.samples is not None or job.queue.kind != "zarr":
+            return None
+        where = location(gang.prepared, gang.out)
+        queue_ = shared_queue(gang.prepared, where, max_bytes=job.queue.max_bytes, keep=job.queue.keep, consumers=gang.ranks)
+        minibatches = minibatches_per_epoch(gang.prepared)
+        per_step = job.train.minibatches_per_step or gang.ranks
+        found = CheckpointStore(gang.out / CHECKPOINTS, gang.prepared.fingerprint, read_only=True).latest()
+        epoch, step = divmod(found[0].step, -(-minibatches // per_step)) if found else (0, 0)
+        order = SampleOrder(
+            json.dumps(job.model_dump(mode="json")), str(gang.dataset), gang.prepared.dataset.name, gang.features, where, job.threads or 1
+        )
+        return BulkFlow(
+            gang.client,
+            order,
+            queue_,
+            run=gang.run_name,
+            generation=self.number,
+            first=(epoch, step * per_step // job.queue.bulk_size),
+            last_epoch=job.epochs,
+            num_bulks=-(-minibatches // job.queue.bulk_size),
+            producers=job.cluster.producers,
+            workers=self.sampling,
+        )
+
+    def _start(self, rank: int) -> Future:
+        gang, job = self.gang, self.gang.prepared.job
+        uses_queue = gang.samples is None and job.queue.kind == "zarr"
+        spec = RankSpec(
+            job=job.model_dump(mode="json"),
+            dataset=str(gang.dataset),
+            dataset_name=gang.prepared.dataset.name,
+            features=gang.features,
+            fingerprint=gang.prepared.fingerprint,
+            module=gang.module,
+            out=str(gang.out),
+            queue=location(gang.prepared, gang.out) if uses_queue else None,
+            samples=str(gang.samples) if gang.samples is not None else None,
+            rank=rank,
+            size=gang.ranks,
+            generation=self.number,
+            host=job.cluster.host,
+            port=gang.store.port,
+            threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
+            environment={},
+        )
+        # Pinned and never tried again by Dask: ranks start together or not at all.
+        return gang.client.submit(
+            hold_rank,
+            asdict(spec),
+            gang.topic,
+            self.kill.name,
+            key=(f"train-{gang.run_name}", self.number, rank),
+            workers=[self.addresses[rank]],
+            allow_other_workers=False,
+            retries=0,
+            pure=False,
+            priority=1 << 40,
+        )
+
+    def _hear(self, flow: BulkFlow | None) -> None:
+        while True:
+            try:
+                message = self.gang.messages.get_nowait()
+            except queue.Empty:
+                return
+            if message["generation"] != self.number:
+                continue
+            rank, said = message["rank"], message["said"]
+            if "pid" in said:
+                self.pids[rank] = said["pid"]
+            elif "released" in said:
+                if flow is not None:
+                    flow.release(rank, *said["released"])
+            elif rank == 0 or said["event"] == "Note":
+                self.gang.emit(getattr(events, said.pop("event"))(**said))
+
+    def _obey(self) -> None:
+        if self.gang.stop():
+            self._order("stop")
+            end = time.monotonic() + STOP_S
+            # All of them: a rank may be done before the first one has written the checkpoint.
+            while not all(f.done() for f in self.futures.values()) and time.monotonic() < end:
+                self._look()
+                self._hear(None)
+                if any(loss.exit_code != Interrupted.exit_code for loss in self.losses):
+                    return
+                time.sleep(WATCH_S)
+            self._look()
+
+    def _order(self, word: str) -> None:
+        self.gang.store.set(f"{self.number}/order", word)
+
+    def _look(self) -> None:
+        """See which ranks have ended, and which workers are gone."""
+        for rank, future in self.futures.items():
+            if rank not in self.reports and future.done():
+                self._settle(rank, future)
+        if time.monotonic() - self.workers_at < WORKERS_S:
+            return
+        self.workers_at = time.monotonic()
+        alive = set(worker_addresses(self.gang.client))
+        for rank, address in enumerate(self.addresses):
+            if address not in alive and rank not in self.reports and not self.futures[rank].done():
+                self.losses.append(Loss(f"the worker {address} that held rank {rank}{self._pid(rank)} is gone", final=False))
+        for address in set(self.sampling) - alive - self.gone:
+            self.gone.add(address)
+            self.gang.emit(Note(f"the worker {address}, which sampled, is gone; its tasks are done by others"))
+
+    def _settle(self, rank: int, future: Future) -> None:
+        try:
+            outcome = future.result()
+        except Exception as e:
+            self.losses.append(Loss(f"the task of rank {rank}{self._pid(rank)} was lost ({type(e).__name__}: {e})", final=False))
+            return
+        if "report" in outcome:
+            self.reports[rank] = RankReport(**outcome["report"])
+        elif "failed" in outcome:
+            failed = outcome["failed"]
+            where = f" ({' '.join(failed['where'])})" if failed["where"] else ""
+            text = failed["text"] if failed["kind"] == Interrupted.__name__ else f"rank {rank} failed: {failed['text']}{where}"
+            lost_peer = failed["kind"] == PeerLostError.__name__
+            self.losses.append(Loss(text, final=not lost_peer, secondary=lost_peer, exit_code=failed["exit_code"]))
+        else:
+            tail = "; its log ends: " + " / ".join(outcome["log"][-3:]) if outcome["log"] else ""
+            status = outcome["died"]
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            self.losses.append(Loss(f"rank {rank}{self._pid(rank)} {how}{tail if status >= 0 else ''}", final=False))
+
+    def _pid(self, rank: int) -> str:
+        return f" (process {self.pids[rank]})" if rank in self.pids else ""
+
+    def _end(self) -> Loss:
+        """The cause of the end: of all that can be seen within a moment, what explains the rest."""
+        end = time.monotonic() + CAUSE_S
+        while all(loss.secondary for loss in self.losses) and time.monotonic() < end:
+            time.sleep(WATCH_S)
+            self.workers_at = 0.0
+            self._look()
+        return min(self.losses, key=lambda loss: (loss.secondary, not loss.final))
+
+    def _stop_all(self) -> None:
+        """End what is left of the generation, and wait until it has ended."""
+        left = [f for r, f in self.futures.items() if r not in self.reports and not f.done()]
+        if not left:
+            return
+        self._order("abort")
+        self.kill.set()
+        end = time.monotonic() + END_S
+        while not all(f.done() for f in left) and time.monotonic() < end:
+            alive = set(worker_addresses(self.gang.client))
+            # The task of a worker that is gone never ends: the worker took its rank along.
+            left = [f for r, f in self.futures.items() if r not in self.reports and self.addresses[r] in alive]
+            time.sleep(WATCH_S)
+        self.gang.client.cancel(list(self.futures.values()))
+
+
+def _error(loss: Loss) -> MillraceError:
+    if loss.exit_code == Interrupted.exit_code:
+        return Interrupted(loss.text)
+    error = RunError(loss.text)
+    error.exit_code = loss.exit_code
+    return error
+
+
+def _pickled(module: nn.Module) -> str:
+    import cloudpickle
+
+    return base64.b64encode(cloudpickle.dumps(module)).decode()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,164 @@
+"""One rank's part in a run: train; then the first rank evaluates the test split and saves the model.
+
+Every executor calls `take_part` once in each rank, with what differs between them: the group, the queue, and who fills it.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from ..stages.base import Group, RankJob
+from ..stages.evaluate import evaluate
+from ..stages.kernels import cpu, reference
+from ..storage.checkpoint import CheckpointStore
+from ..storage.features import CountedFeatures
+from ..storage.ledger import Ledger
+from ..storage.queue import MinibatchQueue
+from .clock import Clock
+from .events import Emit, StageAdvanced, StageEnded, StageStarted
+from .prepare import Prepared
+from .rank import Trainer, train_rank
+from .result import peak_rss_bytes
+from .run_folder import CHECKPOINTS, MODEL
+
+KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
+EVALUATION_EVENT_S = 2.0
+"""A long evaluation tells how far it is this often."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank says when it is done: plain values, so that it can come from another process."""
+
+    rank: int
+    history: list[dict[str, float]]
+    best_accuracy: float
+    best_epoch: int
+    minibatches: int
+    """Of this rank; those of earlier lives of the run are the first rank's."""
+    sampled_edges: int
+    seconds: dict[str, float]
+    bytes: dict[str, dict[str, int]]
+    peak_rss_bytes: int
+    parameters_sha256: str
+    """After the last step; the same on every rank."""
+    test_accuracy: float | None
+    """Of the best parameters; only the first rank knows it."""
+
+
+def parameters_sha256(module: nn.Module) -> str:
+    """Over every parameter and buffer, in the order of the module's state."""
+    digest = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def take_part(
+    prepared: Prepared,
+    out: Path,
+    queue: MinibatchQueue,
+    *,
+    group: Group,
+    ledger: Ledger,
+    produce: bool,
+    producer_alive: Callable[[], bool],
+    emit: Emit,
+    stop: Callable[[], bool],
+    clock: Clock,
+) -> RankReport:
+    """Train this rank's share, from the last checkpoint in `out` if there is one.
+
+    Args:
+        prepared: the job with its data; the same on every rank.
+        out: the run's folder, which every rank sees.
+        queue: where minibatches come from; closed in the end.
+        group: the ranks.
+        ledger: counts this rank's bytes; `group` counts in it too.
+        produce: sample into the queue from here.
+        producer_alive: see `RankJob.producer_alive`.
+        emit: called with this rank's events.
+        stop: asked between steps.
+        clock: counts this rank's seconds.
+
+    Raises:
+        Interrupted: `stop` said so on some rank; the checkpoint is written.
+        RunError: a stage failed; the last checkpoint is intact.
+    """
+    job, dataset, data = prepared.job, prepared.dataset, prepared.data
+    model = prepared.build_model()
+    rank_job = RankJob(
+        seed=job.seed,
+        batch_size=job.train.batch_size,
+        bulk_size=queue.bulk_size,
+        epochs=job.epochs,
+        dtype=torch.float64 if job.dtype == "float64" else torch.float32,
+        kernel=KERNELS[job.kernel],
+        group=group,
+        ledger=ledger,
+        queue=queue,
+        produce=produce,
+        minibatches_per_step=job.train.minibatches_per_step or group.size,
+        producer_alive=producer_alive,
+    )
+    counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))
+
+    def score(module: nn.Module, split: str) -> float | None:
+        said = time.monotonic()
+
+        def advance(done: int, rows: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= EVALUATION_EVENT_S:
+                said = time.monotonic()
+                emit(StageAdvanced("evaluate", done, rows))
+
+        return evaluate(module, counted, data.degree, (split,), scratch=out, on_progress=advance)[split]
+
+    validate = (lambda m: score(m, "val") or 0.0) if len(dataset.split.val) else None
+    checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0)
+    trainer = Trainer(
+        prepared.system, rank_job, data, dataset.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
+    )
+    emit(StageStarted("train", f"training {prepared.model_name} with {prepared.system.name}", job.epochs))
+    try:
+        with clock.measure("train"):
+            progress = train_rank(trainer, clock)
+    finally:
+        queue.close()
+    emit(StageEnded("train", clock.seconds["train"]))
+    sha256, test = parameters_sha256(model), None
+    if group.rank == 0:
+        if progress.best_state:
+            model.load_state_dict(progress.best_state)
+        emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
+        before = time.perf_counter()
+        with clock.measure("evaluate"):
+            test = score(model, "test")
+        emit(StageEnded("evaluate", time.perf_counter() - before))
+        _save_model(out / MODEL, model)
+    return RankReport(
+        rank=group.rank,
+        history=progress.history,
+        best_accuracy=progress.best_accuracy,
+        best_epoch=progress.best_epoch,
+        minibatches=progress.minibatches,
+        sampled_edges=progress.sampled_edges,
+        seconds=clock.snapshot(),
+        bytes=ledger.as_record(),
+        peak_rss_bytes=peak_rss_bytes(),
+        parameters_sha256=sha256,
+        test_accuracy=test,
+    )
+
+
+def _save_model(path: Path, model: nn.Module) -> None:
+    aside = path.with_name(f".writing-{path.name}")
+    torch.save(model.state_dict(), aside)
+    aside.replace(path)

@@ -1,0 +1,139 @@
+"""The queue of a run, as its producers, its ranks and its driver open it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..storage.errors import InputError
+from ..storage.minibatch import Bulk, MiniBatch
+from ..storage.queue import MemoryQueue, MinibatchQueue
+from ..storage.queue_cycle import Cycled
+from ..storage.queue_object import is_url, queue_at
+from ..storage.queue_zarr import ZarrQueue
+from .prepare import Prepared
+from .run_folder import is_held
+
+FOLDER = "queue"
+
+
+def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
+    """Open a store of sampled minibatches to read it, at a path or a URL. Iterating over it gives every minibatch in order.
+
+    Args:
+        location: its folder, or an object store's URL such as ``s3://bucket/prefix``.
+        options: see `ZarrQueue.open`.
+
+    Raises:
+        StoreError: absent or damaged.
+    """
+    return queue_at(location).open(location, **options)
+
+
+def is_sampled_live(samples: str | Path) -> bool:
+    """Whether a live process still adds to a store of samples. One on an object store has no lock: it must be finished."""
+    return not is_url(samples) and is_held(Path(samples))
+
+
+def of_samples(prepared: Prepared) -> dict[str, str]:
+    """What decides the minibatches."""
+    return {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
+
+
+def minibatches_per_epoch(prepared: Prepared) -> int:
+    """Over all ranks."""
+    return -(-len(prepared.dataset.split.train) // prepared.job.train.batch_size)
+
+
+def location(prepared: Prepared, out: Path) -> str:
+    """Where the run's Zarr queue lies."""
+    return prepared.job.queue.location or str(out / FOLDER)
+
+
+def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
+    """The stored minibatches that a job trains from: all there, or still being written by a live process.
+
+    Raises:
+        StoreError: absent, damaged, or made from something else.
+        InputError: minibatches of the epochs to train are not there yet.
+    """
+    job = prepared.job
+    queue = open_queue(samples, fingerprint=of_samples(prepared))
+    if job.queue.reuse == "cycle":
+        return Cycled(queue)
+    bulks = -(-minibatches_per_epoch(prepared) // queue.bulk_size)
+    lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
+    # A live producer that stops short of these epochs says so when it ends, and the queue then refuses what is missing.
+    if lacking is None or is_sampled_live(samples):
+        return queue
+    if queue.complete and lacking not in queue.epochs():
+        raise InputError(
+            f"{samples} holds {lacking} epoch(s) but {job.epochs} are to be trained; lower epochs, sample more, or go round again through"
+            " what is there with --reuse cycle"
+        )
+    raise InputError(
+        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its `millrace sample`"
+        " command again, which samples what is missing"
+    )
+
+
+def own_queue(prepared: Prepared, out: Path) -> MinibatchQueue:
+    """The queue that a rank fills for itself, by a thread: in memory, or in the run's folder."""
+    q, per_epoch, ranks = prepared.job.queue, minibatches_per_epoch(prepared), prepared.job.ranks
+    if q.kind == "memory":
+        # A rank samples its own minibatches alone: k of them out of k P.
+        return MemoryQueue(bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch)
+    return shared_queue(prepared, location(prepared, out), max_bytes=q.max_bytes, keep=q.keep)
+
+
+def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
+    """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`."""
+    meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
+    return queue_at(where).create(where, fingerprint=of_samples(prepared), bulk_size=prepared.job.queue.bulk_size, meta=meta, **options)
+
+
+def consumers_end(prepared: Prepared, where: str | None, samples: str | None) -> tuple[MinibatchQueue, Callable[[], bool]]:
+    """A rank's end of the queue at `where`, or of a store of samples, or else its own; and whether its producer lives."""
+    if samples is not None:
+        return open_samples(prepared, samples), lambda: is_sampled_live(samples)
+    if where is not None:
+        # Its producers are watched by the driver, which ends the ranks when sampling fails.
+        return open_queue(where, fingerprint=of_samples(prepared)), lambda: True
+    return own_queue(prepared, Path()), lambda: True
+
+
+class Told:
+    """A queue whose releases are told to whoever keeps account of them elsewhere."""
+
+    def __init__(self, queue: MinibatchQueue, tell: Callable[[int, int], None]) -> None:
+        self._queue, self._tell = queue, tell
+        self._said = (-1, -1)
+        self.stored = queue.stored
+        self.bulk_size = queue.bulk_size
+
+    def release(self, epoch: int, index: int, consumer: int = 0) -> None:
+        """See `MinibatchQueue.release`. Told when it passes the end of a bulk: nothing less matters."""
+        self._queue.release(epoch, index, consumer)
+        passed = (epoch, (index + 1) // self.bulk_size)
+        if passed != self._said:
+            self._said = passed
+            self._tell(epoch, index)
+
+    def put(self, bulk: Bulk, timeout_s: float) -> None:
+        """See `MinibatchQueue.put`."""
+        self._queue.put(bulk, timeout_s)
+
+    def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
+        """See `MinibatchQueue.get`."""
+        return self._queue.get(epoch, index, timeout_s)
+
+    def committed(self, epoch: int) -> set[int]:
+        """See `MinibatchQueue.committed`."""
+        return self._queue.committed(epoch)
+
+    def fail(self, error: BaseException) -> None:
+        """See `MinibatchQueue.fail`."""
+        self._queue.fail(error)
+
+    def close(self) -> None:
+        """See `MinibatchQueue.close`."""
+        self._queue.close()

@@ -1,0 +1,185 @@
+"""The process of one rank: ``python -m millrace.pipeline.rank_process``, started by `rank_task.hold_rank`.
+
+Its first line of standard input is its `RankSpec`; end of file there means that its worker is gone, and ends it at once. So does the
+loss of the driver's store. Its messages are lines of JSON on standard output; whatever else is printed goes to its log.
+"""
+
+import base64
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+ORDER_S = 0.25
+"""How often a rank looks for orders in the driver's store."""
+STORE_TIMEOUT_S = 60.0
+STEP_EVENT_S = 0.25
+"""Steps are told at most this often."""
+ORPHANED, ABORTED = 70, 71
+"""Exit statuses: the worker or the driver is gone; the driver said so."""
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """Everything that a rank is told, as plain values."""
+
+    job: dict[str, Any]
+    """The resolved configuration."""
+    dataset: str
+    """Folder of the dataset's store, which every rank can read."""
+    dataset_name: str
+    features: str
+    """How to open its features."""
+    fingerprint: dict[str, str]
+    """What the driver prepared; a rank that sees something else must not train."""
+    module: str | None
+    """A model of the user's own, pickled by its driver, in base64."""
+    out: str
+    queue: str | None
+    """A shared queue, filled by sampling tasks; None: this process samples its own share."""
+    samples: str | None
+    """A store of samples to train from."""
+    rank: int
+    size: int
+    generation: int
+    """Counts the gangs of this run: each meets under a prefix of its own in the store."""
+    host: str
+    port: int
+    """Of the driver's store."""
+    threads: int
+    environment: dict[str, str]
+    """Variables that must be set before the process starts, such as the allocator's."""
+
+
+def main() -> NoReturn:
+    """Run the rank that standard input describes."""
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # a print in a user's module must not be taken for a message
+    lock = threading.Lock()
+
+    def tell(message: dict[str, Any]) -> None:
+        with lock:
+            messages.write(json.dumps(message) + "\n")
+
+    spec = RankSpec(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_follow_lifeline, daemon=True).start()
+    status = 0
+    try:
+        tell({"report": _run(spec, tell)})
+    except BaseException as e:
+        from ..storage.errors import MillraceError
+
+        traceback.print_exc()
+        known = isinstance(e, MillraceError)
+        text = str(e) if known else "".join(traceback.format_exception_only(e)).strip()
+        where = [] if known else traceback.format_tb(e.__traceback__)[-1].strip().splitlines()
+        tell({"failed": {"kind": type(e).__name__, "text": text, "where": where, "exit_code": e.exit_code if known else 3}})
+        status = 1
+    messages.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a peer that hangs in a collective must not hold up the end of this process
+
+
+def _follow_lifeline() -> None:
+    while sys.stdin.readline():
+        pass
+    os._exit(ORPHANED)
+
+
+def _follow_orders(store: Any, generation: int, stop: threading.Event) -> None:
+    """Obey the driver: ``stop`` at the next step, or ``abort`` at once. A store that does not answer is a driver that is gone."""
+    order = f"{generation}/order"
+    while True:
+        time.sleep(ORDER_S)
+        try:
+            said = store.get(order).decode() if store.check([order]) else ""
+        except RuntimeError:
+            os._exit(ORPHANED)
+        if said == "abort":
+            os._exit(ABORTED)
+        if said == "stop":
+            stop.set()
+
+
+def _run(spec: RankSpec, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from ..stages.comm.gloo import Gloo
+    from ..stages.kernels.threads import set_num_threads
+    from ..storage.errors import RunError
+    from ..storage.ledger import Ledger
+    from .clock import Clock
+    from .config import Job
+    from .one_rank import take_part
+    from .prepare import prepare
+    from .queues import Told, consumers_end
+    from .shared_data import open_shared
+
+    clock, stop, ledger = Clock(), threading.Event(), Ledger()
+    torch.set_num_threads(spec.threads)
+    set_num_threads(spec.threads)
+
+    def connected() -> dist.TCPStore:
+        return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+
+    # A connection of its own: a wait for peers holds the other one.
+    threading.Thread(target=_follow_orders, args=(connected(), spec.generation, stop), daemon=True).start()
+    job, out = Job.model_validate(spec.job), Path(spec.out)
+    dataset = open_shared(Path(spec.dataset), spec.dataset_name, spec.features)
+    prepared = prepare(job, dataset, model=_unpickled(spec.module))
+    if prepared.fingerprint != spec.fingerprint:
+        differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
+        raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
+    group = Gloo(dist.PrefixStore(f"{spec.generation}/gloo", connected()), spec.rank, spec.size, ledger, host=spec.host)
+    queue, alive = consumers_end(prepared, spec.queue, spec.samples)
+    told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}))
+    report = take_part(
+        prepared,
+        out,
+        told,
+        group=group,
+        ledger=ledger,
+        produce=spec.queue is None and spec.samples is None,
+        producer_alive=alive,
+        emit=_Teller(tell),
+        stop=stop.is_set,
+        clock=clock,
+    )
+    return asdict(report)
+
+
+def _unpickled(module: str | None) -> Any:
+    if module is None:
+        return None
+    import cloudpickle
+
+    # From the driver, over the lifeline: never from a store.
+    return cloudpickle.loads(base64.b64decode(module))
+
+
+class _Teller:
+    """Events as messages; of many steps a second only some."""
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._tell = tell
+        self._step_at = 0.0
+
+    def __call__(self, event: Any) -> None:
+        kind = type(event).__name__
+        if kind == "StepDone":
+            if time.monotonic() - self._step_at < STEP_EVENT_S:
+                return
+            self._step_at = time.monotonic()
+        self._tell({"event": kind, **vars(event)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The Dask task that holds one rank: it starts the rank's process, passes its messages on, and never outlives it.
+
+A rank is a process of its own so that its death, or a collective that hangs, costs no worker, and so that it gets threads and an
+allocator of its own. The process's standard input is its lifeline: when the worker dies, it closes, and the process ends itself.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from distributed import Event, get_worker, secede
+
+POLL_S = 0.05
+ORDER_S = 0.5
+"""How often the task asks whether its rank is to be killed."""
+GRACE_S = 2.0
+"""A rank that was told to end has this long before it is killed."""
+LOG_TAIL = 30
+"""Lines of a dead rank's log that are reported."""
+
+
+def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
+    """Run one rank to its end.
+
+    Args:
+        spec: the fields of `rank_process.RankSpec`.
+        topic: where the rank's messages go as Dask events.
+        kill: name of the Dask event that ends the rank.
+
+    Returns:
+        ``{"report": ...}`` of a rank that finished, ``{"failed": ...}`` of one that raised, ``{"died": exit status, "log": tail}``.
+    """
+    worker = get_worker()
+    secede()  # a long task must not keep the worker's threads from sampling
+    log = Path(spec["out"]) / "logs" / f"rank-{spec['rank']}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **spec["environment"]}
+    with log.open("a") as errors:
+        errors.write(f"--- generation {spec['generation']}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        errors.flush()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "millrace.pipeline.rank_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            text=True,
+        )
+    outcome: dict[str, Any] = {}
+
+    def tell(message: dict[str, Any]) -> None:
+        # Dask adds fields of its own to an event: the message stays apart.
+        worker.log_event(topic, {"said": message, "rank": spec["rank"], "generation": spec["generation"]})
+
+    def listen() -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            message = json.loads(line)
+            if message.keys() & {"report", "failed"}:
+                outcome.update(message)
+            else:
+                tell(message)
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        assert child.stdin is not None
+        try:
+            child.stdin.write(json.dumps(spec) + "\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died at once: its exit status and its log say why
+        tell({"pid": child.pid})
+        _wait(child, Event(kill))
+    finally:
+        if child.poll() is None:
+            child.kill()
+        status = child.wait()
+    listener.join(timeout=5)
+    if outcome:
+        return outcome
+    return {"died": status, "log": log.read_text(errors="replace").splitlines()[-LOG_TAIL:]}
+
+
+def _wait(child: subprocess.Popen[str], kill: Event) -> None:
+    """Until the process ends; once the event is set it has `GRACE_S` left."""
+    end = None
+    asked = time.monotonic()
+    while child.poll() is None and (end is None or time.monotonic() < end):
+        time.sleep(POLL_S)
+        if end is None and time.monotonic() - asked >= ORDER_S:
+            asked = time.monotonic()
+            if kill.is_set():
+                end = time.monotonic() + GRACE_S

@@ -1,0 +1,170 @@
+"""Ranks that talk over TCP, through the gloo backend of torch.distributed."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from ...storage.errors import InputError, PeerLostError
+from ...storage.ledger import Ledger
+
+SEGMENT_BYTES = 1 << 20
+"""What gloo cuts a vector into, at most, to overlap sending with summing."""
+
+
+class Gloo:
+    """A `Group` of P processes in a process group of its own: torch's default group is neither used nor needed.
+
+    The ledger counts payload. Gloo adds up to three headers of 48 bytes to each message, two from who sends it and one from who
+    receives it. What this rank sends:
+
+    ============  =====================================================================================================
+    all_reduce    `ring_bytes`: 2 (P-1)/P n for a vector of n bytes, up to rounding; 2 (P-1) n over all ranks, exactly
+    any           P-1: a byte to each other rank
+    broadcast     n for each of `broadcast_sends`; (P-1) n over all ranks
+    all_to_all    the bytes of the parts for other ranks, and 8 (P-1) of ``control`` if sizes travel
+    ============  =====================================================================================================
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, ledger: Ledger, *, timeout_s: float = 1800.0, host: str | None = None) -> None:
+        """Meet the other ranks and connect to each of them.
+
+        Args:
+            store: where ranks leave their addresses; one that no other group has used, so wrap it in a ``PrefixStore``.
+            rank: this process, in [0, size).
+            size: P.
+            ledger: where bytes are counted.
+            timeout_s: seconds to wait for the other ranks here, and in every collective.
+            host: a name or an address of this machine that the other ranks can reach. None: what the machine's own name resolves to,
+                or loopback if it does not.
+
+        Raises:
+            InputError: `host` is no address of this machine.
+            PeerLostError: the others did not come in time.
+        """
+        assert 0 <= rank < size
+        self.rank, self.size = rank, size
+        self._ledger = ledger
+        self._timeout_s = timeout_s
+        backend: Any = dist.ProcessGroupGloo
+        options = backend._Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        try:
+            options._devices = [backend.create_device(hostname=host) if host else backend.create_default_device()]
+        except RuntimeError as e:
+            raise InputError(f"host {host!r} is no address of this machine ({_gist(e)}); name one that other ranks can reach") from e
+        with self._speaking("the first meeting"):
+            self._group: Any = backend(store, rank, size, options)
+            # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the others.
+            self._group.barrier().wait()
+
+    def all_reduce(self, flat: Tensor, kind: str) -> None:
+        """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on."""
+        assert flat.is_contiguous()
+        if not flat.numel():
+            return
+        with self._speaking("all_reduce"):
+            self._group.allreduce([flat]).wait()
+        self._ledger.add("network", kind, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size))
+
+    def any(self, flag: bool) -> bool:
+        """See `Group.any`. One round to all others: sooner there than a ring of 2 (P-1) hops."""
+        heard = self._swap(torch.full((self.size,), flag, dtype=torch.uint8), "any")
+        return bool(heard.any())
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        """See `Group.broadcast`. A binomial tree."""
+        assert flat.is_contiguous() and 0 <= source < self.size
+        if not flat.numel():
+            return
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        with self._speaking("broadcast"):
+            self._group.broadcast([flat], options).wait()
+        self._ledger.add("network", kind, flat.nbytes * broadcast_sends(self.rank, self.size, source))
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        """See `Group.all_to_all`. Parts that lie one after the other, as those of ``Tensor.split`` do, are not copied first."""
+        assert len(parts) == self.size
+        # This rank's part would only be copied.
+        sent = [p[:0] if r == self.rank else p for r, p in enumerate(parts)]
+        if into is None:
+            counts = self._swap(torch.tensor([len(p) for p in sent]), "all_to_all").tolist()
+            into = list(torch.empty((sum(counts), *parts[0].shape[1:]), dtype=parts[0].dtype).split(counts))
+        heard = _adjoining(into)
+        assert heard is not None and not len(into[self.rank]), "`into` must be cut from one tensor, with nothing for this rank"
+        together = _adjoining(sent)
+        with self._speaking("all_to_all"):
+            self._group.alltoall_base(
+                heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent]
+            ).wait()
+        self._ledger.add("network", kind, sum(p.nbytes for p in sent))
+        return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
+
+    def close(self) -> None:
+        """Close the connections; ranks that still talk to this one get an error. May be called twice."""
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None
+
+    def _swap(self, sent: Tensor, name: str) -> Tensor:
+        """Element r to rank r."""
+        heard = torch.empty_like(sent)
+        with self._speaking(name):
+            self._group.alltoall_base(heard, sent, [], []).wait()
+        self._ledger.add("network", "control", sent.itemsize * (self.size - 1))
+        return heard
+
+    @contextmanager
+    def _speaking(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as e:
+            line = _gist(e)
+            late = "timed out" in line.lower() or "timeout" in line.lower()
+            why = f"a peer did not answer within {self._timeout_s:g} s" if late else "a peer is gone"
+            raise PeerLostError(f"rank {self.rank} of {self.size} could not finish {name}: {why} ({line}); the run can be resumed") from e
+
+
+def ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:
+    """Payload bytes that `rank` sends in gloo's all-reduce of `numel` elements over `size` ranks.
+
+    The vector is cut into P chunks of whole segments. A rank passes on every chunk but its own while sums are collected, and every
+    chunk but its left neighbour's while they are handed round (gloo/allreduce.cc, ``ring``).
+    """
+    num_bytes = numel * itemsize
+    per_chunk = max(2, -(-num_bytes // (SEGMENT_BYTES // itemsize * itemsize * size)))
+    chunk = per_chunk * itemsize * -(-numel // (per_chunk * size))
+    first, last = (max(0, min(chunk, num_bytes - c * chunk)) for c in (rank, (rank - 1) % size))
+    return 2 * num_bytes - first - last
+
+
+def broadcast_sends(rank: int, size: int, source: int) -> int:
+    """How often `rank` sends the vector in gloo's broadcast over `size` ranks.
+
+    In round i the first 2^i ranks, counted from the source, hand it to the next 2^i (gloo/broadcast.cc).
+    """
+    place = (rank - source) % size
+    return sum(1 for i in range(size.bit_length()) if place < 1 << i and place + (1 << i) < size)
+
+
+def _adjoining(parts: list[Tensor]) -> Tensor | None:
+    """The parts as one tensor, if they lie in memory one after the other."""
+    filled = [p for p in parts if p.numel()] or parts[:1]
+    start = at = filled[0].storage_offset()
+    for p in filled:
+        if not p.is_contiguous() or p.storage_offset() != at or p.untyped_storage().data_ptr() != filled[0].untyped_storage().data_ptr():
+            return None
+        at += p.numel()
+    return filled[0].as_strided((at - start,), (1,), start).view(sum(len(p) for p in parts), *parts[0].shape[1:])
+
+
+def _gist(e: Exception) -> str:
+    """Gloo's message without the place in its source and without its advice."""
+    return re.sub(r"\[/\S+:\d+\] ?", "", str(e).split("\n", 1)[0]).split(". This is typically", 1)[0].strip()

@@ -1,0 +1,106 @@
+"""Run a function on P ranks: processes of this machine that talk through gloo, under a store that the test's process holds.
+
+Processes are forked from a server that has imported torch once, so that a gang costs a fraction of a second, not seconds a rank.
+"""
+
+import importlib.util
+import multiprocessing
+import multiprocessing.connection
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from millrace.stages.comm.gloo import Gloo
+from millrace.storage.ledger import Ledger
+
+
+class RankFailedError(AssertionError):
+    """A rank raised, died or did not end in time."""
+
+
+def run_ranks(
+    fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60.0, group_timeout_s: float = 30.0, mortal: tuple[int, ...] = ()
+) -> list[Any]:
+    """What ``fn(group, *args)`` returns on each of `size` ranks.
+
+    Args:
+        fn: a function at the top level of a test file; the file is imported again in each rank.
+        size: P.
+        args: anything that can be pickled; the same for all ranks.
+        timeout_s: all ranks are killed then.
+        group_timeout_s: how long ranks wait for each other in a collective.
+        mortal: ranks that may die; they give None.
+
+    Raises:
+        RankFailedError: the first rank to fail has its traceback in the message. No process outlives this call.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # The first optimiser imports dynamo, which takes as long as torch itself.
+    context.set_forkserver_preload(["pytest", "hypothesis", "torch", "torch._dynamo", "millrace.stages.comm.gloo"])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes, pipes = [], []
+    # Plain pickles: multiprocessing's own would hand tensors over as files of processes that may be gone.
+    work = (str(Path(fn.__code__.co_filename).resolve()), fn.__name__, pickle.dumps(args))
+    try:
+        for rank in range(size):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_rank, args=(theirs, work, rank, size, store.port, group_timeout_s), daemon=True)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(ours)
+        return _collect(pipes, mortal, time.monotonic() + timeout_s, timeout_s)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _collect(pipes: list[Any], mortal: tuple[int, ...], until: float, timeout_s: float) -> list[Any]:
+    results: list[Any] = [None] * len(pipes)
+    waiting = dict(zip(pipes, range(len(pipes))))
+    while waiting:
+        ready = multiprocessing.connection.wait(list(waiting), timeout=max(0.0, until - time.monotonic()))
+        if not ready:
+            raise RankFailedError(f"ranks {sorted(waiting.values())} did not end within {timeout_s} s")
+        for pipe in ready:
+            rank = waiting.pop(pipe)
+            try:
+                done, value = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                if rank in mortal:
+                    continue
+                raise RankFailedError(f"rank {rank} died") from None
+            if not done:
+                raise RankFailedError(f"rank {rank} raised:\n{value}")
+            results[rank] = value
+    return results
+
+
+def _rank(pipe: Any, work: tuple[str, str, bytes], rank: int, size: int, port: int, group_timeout_s: float) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        group = Gloo(dist.PrefixStore("gang", store), rank, size, Ledger(), timeout_s=group_timeout_s, host="127.0.0.1")
+        file, name, args = work
+        value = getattr(_load(Path(file)), name)(group, *pickle.loads(args))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+        raise
+    pipe.send_bytes(pickle.dumps((True, value)))
+    group.close()
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"gang_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,258 @@
+"""Groups of ranks: what the collectives compute, what they count, and how they fail."""
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from millrace.stages.comm.gloo import Gloo, broadcast_sends, ring_bytes
+from millrace.stages.comm.solo import Solo
+from millrace.storage.errors import InputError, PeerLostError
+from millrace.storage.ledger import KINDS, Ledger
+from millrace.tests.contracts.gang import RankFailedError, run_ranks
+
+DTYPES = (torch.float32, torch.float64, torch.int64)
+LENGTHS = (0, 1, 2, 3, 7, 1000, 300_001)
+SEEDS = range(12)
+
+
+def network(group: Gloo) -> dict[str, int]:
+    return {kind: group._ledger.get("network", kind) for kind in KINDS["network"]}
+
+
+def parts_between(size: int, seed: int) -> list[list[torch.Tensor]]:
+    """[source][target]; numbers of rows are small, often zero, now and then large."""
+    rng = np.random.default_rng(seed)
+    rows = rng.choice([0, 0, 1, 2, 17, 3000], (size, size))
+    if seed == 0:
+        rows[:] = 0
+    trailing = [(), (1,), (5,), (0,)][seed % 4]
+    dtype = DTYPES[seed % 3]
+    return [[torch.from_numpy(rng.integers(-99, 99, (rows[a, b], *trailing))).to(dtype) for b in range(size)] for a in range(size)]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def compute(group: Gloo) -> dict[str, Any]:
+    rank, size = group.rank, group.size
+    wrong = []
+
+    def check(ok: bool, *what: object) -> None:
+        if not ok:
+            wrong.append(what)
+
+    reduced = []
+    for dtype in DTYPES:
+        for n in LENGTHS:
+            flat = torch.arange(n).to(dtype) + rank
+            group.all_reduce(flat, "gradients")
+            check(same(flat, torch.arange(n).to(dtype) * size + sum(range(size))), "sum", dtype, n)
+    flat = torch.from_numpy(np.random.default_rng(rank).random(10_000, np.float32))
+    group.all_reduce(flat, "gradients")
+    reduced.append(flat.numpy().tobytes())
+
+    for lonely in range(-1, size):
+        check(group.any(rank == lonely) is (lonely >= 0), "any", lonely)
+    check(group.any(True), "any, of all")
+
+    for source in range(size):
+        for n in (0, 1, 1000):
+            flat = torch.arange(n) if rank == source else torch.full((n,), -1)
+            group.broadcast(flat, source, "control")
+            check(same(flat, torch.arange(n)), "broadcast", source, n)
+
+    for seed in SEEDS:
+        parts = parts_between(size, seed)
+        before = network(group)
+        got = group.all_to_all(parts[rank], "features")
+        check(got[rank] is parts[rank][rank], "own part", seed)
+        for source in range(size):
+            check(same(got[source], parts[source][rank]), "all_to_all", seed, source)
+        sent = sum(p.nbytes for r, p in enumerate(parts[rank]) if r != rank)
+        after = network(group)
+        check(after["features"] - before["features"] == sent, "ledger of all_to_all", seed)
+        check(after["control"] - before["control"] == 8 * (size - 1), "ledger of sizes", seed)
+
+        lengths = [0 if r == rank else len(parts[r][rank]) for r in range(size)]
+        into = list(torch.empty((sum(lengths), *parts[rank][0].shape[1:]), dtype=parts[rank][0].dtype).split(lengths))
+        joined = torch.cat([p for r, p in enumerate(parts[rank]) if r != rank])
+        adjoining = list(joined.split([0 if r == rank else len(p) for r, p in enumerate(parts[rank])]))
+        got = group.all_to_all(adjoining, "features", into)
+        for source in set(range(size)) - {rank}:
+            check(same(into[source], parts[source][rank]) and got[source] is into[source], "all_to_all into", seed, source)
+        check(network(group)["control"] == after["control"], "no sizes travel", seed)
+    return {"wrong": wrong, "reduced": reduced}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_collectives_compute_what_they_say(size: int) -> None:
+    results = run_ranks(compute, size)
+    assert [r["wrong"] for r in results] == [[]] * size
+    assert len({r["reduced"][0] for r in results}) == 1, "ranks differ in the bits of a sum"
+
+
+def sent_by_sockets() -> int:
+    """Bytes that the kernel has sent, or holds to send, on this process's TCP connections."""
+    total = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if not os.readlink(link).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(link.name))) as s:
+                if s.family not in (socket.AF_INET, socket.AF_INET6) or s.type != socket.SOCK_STREAM:
+                    continue
+                info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        except OSError:
+            continue
+        # struct tcp_info: u32 tcpi_notsent_bytes at 144, u64 tcpi_bytes_sent at 200, u64 tcpi_bytes_retrans at 208.
+        notsent, sent, retrans = struct.unpack_from("=I", info, 144) + struct.unpack_from("=QQ", info, 200)
+        total += notsent + sent - retrans
+    return total
+
+
+HEADER_BYTES = 48
+"""Of gloo. A message is announced, asked for by its receiver, and sent: three headers."""
+
+
+def measure(group: Gloo) -> list[tuple[str, int, int, int]]:
+    """(what, payload bytes by the ledger, bytes by the sockets, headers that this rank sends at most) of each collective."""
+    rank, size = group.rank, group.size
+    results = []
+
+    def measured(what: str, call: Callable[[], object], sent: int, received: int) -> None:
+        counted, before = sum(network(group).values()), sent_by_sockets()
+        call()
+        # Only when all have said so is everybody done.
+        group.any(False)
+        results.append((what, sum(network(group).values()) - counted, sent_by_sockets() - before, 2 * sent + received + 3 * (size - 1)))
+
+    for n in (1, 1000, 1_000_003):
+        for dtype in (torch.float32, torch.float64):
+            segments = 2 * (size - 1) * max(2, -(-n * dtype.itemsize // (size << 20)))
+            ones = torch.ones(n, dtype=dtype)
+            measured(f"all_reduce of {n} {dtype}", lambda ones=ones: group.all_reduce(ones, "gradients"), segments, segments)
+    for source in range(size):
+        sends = broadcast_sends(rank, size, source)
+        ones = torch.ones(100_000)
+        measured(f"broadcast from {source}", lambda s=source, ones=ones: group.broadcast(ones, s, "control"), sends, int(rank != source))
+    for rows in (0, 3, 20_000):
+        parts = [torch.ones(rows * (rank + r), 4) for r in range(size)]
+        measured(f"all_to_all of {rows}", lambda parts=parts: group.all_to_all(parts, "features"), 2 * (size - 1), 2 * (size - 1))
+    return results
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the kernel's counters of TCP connections, as Linux has them")
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_ledger_agrees_with_the_kernels_counters(size: int) -> None:
+    for rank, measurements in enumerate(run_ranks(measure, size)):
+        for what, counted, sent, headers in measurements:
+            assert counted <= sent <= counted + HEADER_BYTES * headers, f"rank {rank}: {what}: {counted} bytes counted, {sent} sent"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 13])
+def test_bytes_of_all_ranks_add_up(size: int) -> None:
+    for numel in (1, 2, 5, 1000, 1_000_003, 9_999_999):
+        for itemsize in (4, 8):
+            sent = [ring_bytes(numel, itemsize, rank, size) for rank in range(size)]
+            assert sum(sent) == 2 * (size - 1) * numel * itemsize
+            if numel > 1000:
+                assert max(sent) <= 1.01 * min(sent), "every rank sends the same"
+    for source in range(size):
+        assert sum(broadcast_sends(rank, size, source) for rank in range(size)) == size - 1
+
+
+@pytest.mark.parametrize("make", [Solo, lambda: Gloo(dist.HashStore(), 0, 1, Ledger(), host="127.0.0.1")])
+def test_a_group_of_one(make: Callable[[], Any]) -> None:
+    group = make()
+    flat = torch.arange(4.0)
+    group.all_reduce(flat, "gradients")
+    group.broadcast(flat, 0, "control")
+    assert (group.rank, group.size, flat.tolist()) == (0, 1, [0.0, 1.0, 2.0, 3.0])
+    assert group.any(True) is True and group.any(False) is False
+    part = torch.ones(3, 2)
+    assert group.all_to_all([part], "features")[0] is part
+    assert group.all_to_all([part], "features", [part[:0]])[0] is part
+    if isinstance(group, Gloo):
+        assert set(network(group).values()) == {0}
+        group.close()
+        group.close()
+
+
+def outlive(group: Gloo) -> list[str]:
+    if group.rank == 1:
+        os._exit(9)
+    calls: list[Callable[[], object]] = [
+        lambda: group.all_reduce(torch.ones(10), "gradients"),
+        lambda: group.any(True),
+        lambda: group.broadcast(torch.ones(10), 1, "control"),
+        lambda: group.all_to_all([torch.ones(2)] * 2, "features"),
+    ]
+    sentences = []
+    for call in calls:
+        start = time.monotonic()
+        with pytest.raises(PeerLostError) as e:
+            call()
+        assert time.monotonic() - start < 5
+        sentences.append(str(e.value))
+    return sentences
+
+
+def test_a_dead_peer_is_an_error_not_a_wait() -> None:
+    sentences, _ = run_ranks(outlive, 2, mortal=(1,))
+    for name, sentence in zip(["all_reduce", "any", "broadcast", "all_to_all"], sentences):
+        assert f"rank 0 of 2 could not finish {name}: a peer is gone" in sentence
+
+
+def wait_in_vain(group: Gloo) -> str:
+    if group.rank == 1:
+        time.sleep(2.5)
+        return ""
+    with pytest.raises(PeerLostError) as e:
+        group.all_reduce(torch.ones(10), "gradients")
+    return str(e.value)
+
+
+def test_a_silent_peer_is_an_error_in_time() -> None:
+    assert "all_reduce: a peer did not answer within 1 s" in run_ranks(wait_in_vain, 2, group_timeout_s=1.0)[0]
+
+
+def test_ranks_that_do_not_come_are_an_error_in_time() -> None:
+    with pytest.raises(PeerLostError, match=r"could not finish the first meeting: a peer did not answer within 0\.5 s"):
+        Gloo(dist.HashStore(), 0, 2, Ledger(), timeout_s=0.5, host="127.0.0.1")
+
+
+def test_a_host_that_is_no_address_of_this_machine_is_named() -> None:
+    with pytest.raises(InputError, match=r"host 'no\.such\.host\.invalid' is no address of this machine"):
+        Gloo(dist.HashStore(), 0, 1, Ledger(), host="no.such.host.invalid")
+
+
+def stumble(group: Gloo, how: str) -> int:
+    if group.rank == 1:
+        if how == "raise":
+            raise ValueError("stumbled over a stone")
+        if how == "die":
+            os._exit(3)
+        time.sleep(600)
+    return group.rank
+
+
+@pytest.mark.parametrize(
+    ("how", "match"), [("raise", "(?s)rank 1 raised.*stumbled over a stone"), ("die", "rank 1 died"), ("hang", r"ranks \[1\]")]
+)
+def test_the_harness_tells_what_a_rank_did(how: str, match: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(RankFailedError, match=match):
+        run_ranks(stumble, 2, how, timeout_s=2 if how == "hang" else 20)
+    assert time.monotonic() - start < 25
+    assert run_ranks(stumble, 1, how) == [0]
