@@ -107,7 +107,7 @@ class _Gang:
         self.module = None if module is None else _pickled(module)
         self.listener = socket.create_server((job.cluster.host, 0), family=_family(job.cluster.host))
         # Handed over as a bound socket: a store that binds by itself listens on every address of the machine.
-        self.store = dist.TCPStore(
+        self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             job.cluster.host,
             self.listener.getsockname()[1],
             is_master=True,

@@ -127,8 +127,8 @@ def _run(spec: RankSpec, tell: Callable[[dict[str, Any]], None]) -> dict[str, An
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)
 
-    def connected() -> dist.TCPStore:
-        return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+    def connected() -> dist.Store:
+        return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))  # pyright: ignore[reportPrivateImportUsage]
 
     # A connection of its own: a wait for peers holds the other one.
     threading.Thread(target=_follow_orders, args=(connected(), spec.generation, stop), daemon=True).start()
@@ -138,7 +138,8 @@ def _run(spec: RankSpec, tell: Callable[[dict[str, Any]], None]) -> dict[str, An
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
-    group = Gloo(dist.PrefixStore(f"{spec.generation}/gloo", connected()), spec.rank, spec.size, ledger, host=spec.host)
+    meeting = dist.PrefixStore(f"{spec.generation}/gloo", connected())  # pyright: ignore[reportPrivateImportUsage]
+    group = Gloo(meeting, spec.rank, spec.size, ledger, host=spec.host)
     queue, alive = consumers_end(prepared, spec.queue, spec.samples)
     told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}))
     report = take_part(
