@@ -1,7 +1,8 @@
 """The process of one rank: ``python -m millrace.pipeline.rank_process``, started by `rank_task.hold_rank`.
 
-Its first line of standard input is its `RankSpec`; end of file there means that its worker is gone, and ends it at once. So does the
-loss of the driver's store. Its messages are lines of JSON on standard output; whatever else is printed goes to its log.
+Its argument is the address of its worker, at which the other ranks reach it. Its first line of standard input is its `RankSpec`; end of
+file there means that its worker is gone, and ends it at once. So does the loss of the driver's store. Its messages are lines of JSON on
+standard output; whatever else is printed goes to its log.
 """
 
 import base64
@@ -72,7 +73,7 @@ def main() -> NoReturn:
     threading.Thread(target=_follow_lifeline, daemon=True).start()
     status = 0
     try:
-        tell({"report": _run(spec, tell)})
+        tell({"report": _run(spec, sys.argv[1], tell)})
     except BaseException as e:
         from ..storage.errors import MillraceError
 
@@ -108,7 +109,7 @@ def _follow_orders(store: Any, generation: int, stop: threading.Event) -> None:
             stop.set()
 
 
-def _run(spec: RankSpec, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
@@ -127,7 +128,7 @@ def _run(spec: RankSpec, tell: Callable[[dict[str, Any]], None]) -> dict[str, An
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)
 
-    def connected() -> dist.Store:
+    def connected() -> Any:
         return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))  # pyright: ignore[reportPrivateImportUsage]
 
     # A connection of its own: a wait for peers holds the other one.
@@ -139,7 +140,7 @@ def _run(spec: RankSpec, tell: Callable[[dict[str, Any]], None]) -> dict[str, An
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
     meeting = dist.PrefixStore(f"{spec.generation}/gloo", connected())  # pyright: ignore[reportPrivateImportUsage]
-    group = Gloo(meeting, spec.rank, spec.size, ledger, host=spec.host)
+    group = Gloo(meeting, spec.rank, spec.size, ledger, host=own_host)
     queue, alive = consumers_end(prepared, spec.queue, spec.samples)
     told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}))
     report = take_part(

@@ -44,7 +44,7 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         errors.write(f"--- generation {spec['generation']}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         errors.flush()
         child = subprocess.Popen(
-            [sys.executable, "-m", "millrace.pipeline.rank_process"],
+            [sys.executable, "-m", "millrace.pipeline.rank_process", worker.ip],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
