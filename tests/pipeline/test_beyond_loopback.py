@@ -147,13 +147,13 @@ def keys(tls: dict[str, Path]) -> list[str]:
 def test_ranks_on_two_hosts_train_the_parameters_of_one_host(cluster, tls, tmp_path):
     # Those who run beside each other get the loopback of this machine, or the link.
     alone = subprocess.Popen(
-        [sys.executable, "-m", "millrace", "run", *JOB, "--executor", "dask", "--out", str(tmp_path / "alone")],
+        [sys.executable, "-m", "millrace.pipeline", "run", *JOB, "--executor", "dask", "--out", str(tmp_path / "alone")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert alone.wait(RUN_S) == 0, alone.stdout.read()
     before = {address: cluster.received_bytes(address) for address in (HERE, THERE)}
     run = cluster.start(
-        HERE, tmp_path / "run.log", "-m", "millrace", "run", *JOB, "--scheduler", SCHEDULER, "--host", HERE, *keys(tls),
+        HERE, tmp_path / "run.log", "-m", "millrace.pipeline", "run", *JOB, "--scheduler", SCHEDULER, "--host", HERE, *keys(tls),
         "--out", tmp_path / "apart",
     )  # fmt: skip
     ranks: dict[str, set[str]] = {HERE: set(), THERE: set()}
