@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -196,7 +197,7 @@ def _train(
 @app.command()
 def sample(
     job: JobFile = None,
-    out: Annotated[Path, typer.Option(help="Folder of the store.")] = Path("samples"),
+    out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")] = "samples",
     epochs: Annotated[int | None, typer.Option(help="Epochs to sample.")] = None,
     dataset: DatasetFlag = None,
     fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, nearest the seeds first: 15,10,5; -1 takes all.")] = None,
@@ -212,11 +213,12 @@ def sample(
     from .progress import Terminal
 
     flags = {"epochs": epochs, "dataset": dataset, "fanout": fanout, "batch_size": batch_size, "seed": seed, "split": split}
-    resolved, out = resolve(_table(job, flags, overrides)), _home(out)
+    resolved, out = resolve(_table(job, flags, overrides)), out if "://" in out else str(_home(Path(out)))
     with _graceful_stop() as stop, Terminal() as terminal:
         report = precompute(resolved, out, emit=terminal, stop=stop)
+    size = "" if report["bytes"] is None else f"{report['bytes'] / 2**20:,.2f} MiB "
     _say(
-        f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s), {report['bytes'] / 2**20:,.2f} MiB in {out};"
+        f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s), {size}in {out};"
         f" sampled now: {report['edges']:,} edges ({report['seconds']:.1f} s)",
         err=as_json,
     )
@@ -245,11 +247,27 @@ def partition(
 
     job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _home(out)
     chosen, parts = partitioner(method), check_parts(parts)
+    on_cluster = job.executor == "dask"
+    if on_cluster:
+        from .cluster import check_reachable
+
+        check_reachable(job.cluster)
     with Terminal() as terminal:
         data = open_data(job, None, terminal)
         terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {method}", parts))
+        write_parts = None
+        if on_cluster:
+            from .partition_task import parts_on_cluster
+
+            write_parts = partial(parts_on_cluster, job, data, out, emit=terminal)
         report = partition_dataset(
-            data, chosen, parts, out, seed=job.seed, on_progress=lambda done, total: terminal(StageAdvanced("partition", done, total))
+            data,
+            chosen,
+            parts,
+            out,
+            seed=job.seed,
+            on_progress=lambda done, total: terminal(StageAdvanced("partition", done, total)),
+            write_parts=write_parts,
         )
     _say(report.quality.table(), err=as_json)
     _say(f"{parts} parts in {out} ({report.seconds:.1f} s)", err=as_json)

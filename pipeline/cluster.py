@@ -17,6 +17,8 @@ from ..storage.errors import InputError, RunError
 from .config import Cluster, Job
 from .events import Emit, Note, StageEnded, StageStarted
 
+ANSWER_S = 10.0
+"""A scheduler takes a connection within this time."""
 START_S = 60.0
 """A cluster and its workers are there within this time, or the run fails."""
 SETTINGS = {
@@ -32,9 +34,36 @@ SETTINGS = {
 """Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing."""
 
 
+def check_reachable(c: Cluster) -> None:
+    """Refuse, before anything is written, a cluster that cannot be had.
+
+    Raises:
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer.
+    """
+    _security(c)
+    if c.scheduler is None:
+        return
+    try:
+        address = urlsplit(c.scheduler)
+        where = (address.hostname or "", address.port or 0)
+    except ValueError:
+        where = ("", 0)
+    if not all(where):
+        raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
+    try:
+        socket.create_connection(where, timeout=ANSWER_S).close()
+    except OSError as e:
+        raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
+
+
 @contextmanager
-def opened(job: Job, emit: Emit) -> Iterator[Client]:
+def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     """A client of the cluster that the configuration asks for; what was started here is stopped in the end.
+
+    Args:
+        job: its `cluster` section says where.
+        emit: told what goes on.
+        workers: of a cluster that is started here.
 
     Raises:
         InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer.
@@ -46,7 +75,7 @@ def opened(job: Job, emit: Emit) -> Iterator[Client]:
     emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
     try:
         with dask.config.set(SETTINGS):
-            cluster = None if c.scheduler else _local(job, security)
+            cluster = None if c.scheduler else _local(c, workers, security)
             try:
                 with _client(c, cluster, security) as client:
                     emit(StageEnded("cluster", 0.0))
@@ -63,12 +92,10 @@ def opened(job: Job, emit: Emit) -> Iterator[Client]:
         os.environ.update(environment)
 
 
-def _local(job: Job, security: Security | None) -> LocalCluster:
-    c = job.cluster
-    sampling = c.producers if job.queue.kind == "zarr" else 0
+def _local(c: Cluster, workers: int, security: Security | None) -> LocalCluster:
     try:
         return LocalCluster(
-            n_workers=job.ranks + sampling,
+            n_workers=workers,
             threads_per_worker=1,
             processes=True,
             host=c.host,
@@ -95,6 +122,7 @@ def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None)
             client.wait_for_workers(1, timeout=START_S)
         except TimeoutError:
             raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
+        _check_host(c, client)
         yield client
     finally:
         with suppress(Exception):
@@ -110,6 +138,8 @@ def _security(c: Cluster) -> Security | None:
         for name, path in given.items():
             if not Path(path).is_file():
                 raise InputError(f"{name} is {path}, which is no file; give a PEM file")
+        if c.scheduler is not None and not c.scheduler.startswith("tls://"):
+            raise InputError(f"cluster.scheduler is {c.scheduler} but TLS files are given; give tls://host:port, or leave them out")
         return Security(
             tls_ca_file=c.tls_ca,
             tls_client_cert=c.tls_cert,
@@ -120,6 +150,8 @@ def _security(c: Cluster) -> Security | None:
             tls_worker_key=c.tls_key,
             require_encryption=True,
         )
+    if c.scheduler is not None and c.scheduler.startswith("tls://"):
+        raise InputError(f"cluster.scheduler is {c.scheduler}, but without TLS files; give cluster.tls_ca, tls_cert and tls_key")
     for name, address in (("cluster.scheduler", c.scheduler), ("cluster.host", c.host)):
         if address is not None and not c.insecure and not _is_loopback(address):
             raise InputError(
@@ -127,6 +159,23 @@ def _security(c: Cluster) -> Security | None:
                 " tls_cert and tls_key, or set cluster.insecure = true on a network that you trust"
             )
     return None
+
+
+def _check_host(c: Cluster, client: Client) -> None:
+    """Ranks that cannot reach this process would wait, and then only say that it did not answer."""
+    if not _is_here(c.host):
+        raise InputError(f"cluster.host is {c.host}, which is no address of this machine; give one that workers reach as --host")
+    far = [address for address in worker_addresses(client) if not _is_here(urlsplit(address).hostname or "")]
+    if far and _is_loopback(c.host):
+        raise InputError(f"the worker {far[0]} cannot reach {c.host}; give an address of this machine that workers reach as --host")
+
+
+def _is_here(host: str) -> bool:
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError:
+        return False
+    return True
 
 
 def _is_loopback(address: str) -> bool:

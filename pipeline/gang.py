@@ -82,7 +82,9 @@ def run_on_cluster(
         Interrupted: `stop` said so; the checkpoint is written.
         RunError: a rank raised, sampling failed, or more ranks were lost than the configuration lets pass.
     """
-    with opened(prepared.job, emit) as client:
+    job = prepared.job
+    sampling = job.cluster.producers if samples is None and job.queue.kind == "zarr" else 0
+    with opened(job, emit, job.ranks + sampling) as client:
         gang = _Gang(client, prepared, out, samples, module, emit, stop)
         try:
             reports = gang.run()

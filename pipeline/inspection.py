@@ -12,9 +12,10 @@ from ..storage.checkpoint import CheckpointStore
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError, StoreError
 from ..storage.minibatch import MiniBatch
-from ..storage.queue_zarr import ZarrQueue
+from ..storage.queue_object import is_url
 from ..storage.store import MANIFEST, read_manifest
 from .datasets import open_dataset
+from .queues import open_queue
 from .result import SCHEMA_VERSION
 from .run_folder import CHECKPOINTS, JOB, RESULT
 
@@ -25,13 +26,16 @@ def inspect_path(path: str, minibatch: str | None) -> dict[str, Any]:
     """What `path` holds, as a flat record of printable values.
 
     Args:
-        path: a run's folder, a store of any kind, or anything that `open_dataset` takes.
+        path: a run's folder, a store of any kind, anything that `open_dataset` takes, or the URL of a store of samples.
         minibatch: ``EPOCH,INDEX``: describe that minibatch of a store of samples.
 
     Raises:
         InputError: `minibatch` is malformed or `path` holds no samples.
-        StoreError: the store is damaged.
+        StoreError: the store is damaged, or nothing is at the URL.
+        RunError: the object store does not answer.
     """
+    if is_url(path):
+        return _samples(path, minibatch)
     folder = Path(path).expanduser()
     format_ = _format(folder)
     if minibatch is not None and format_ != "samples":
@@ -101,8 +105,8 @@ def _partitions(meta: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _samples(folder: Path, minibatch: str | None) -> dict[str, Any]:
-    queue = ZarrQueue.open(folder)
+def _samples(at: str | Path, minibatch: str | None) -> dict[str, Any]:
+    queue = open_queue(at)
     try:
         if minibatch is not None:
             try:
@@ -112,7 +116,7 @@ def _samples(folder: Path, minibatch: str | None) -> dict[str, Any]:
             per_epoch = queue.minibatches_per_epoch
             if not 0 <= index < (per_epoch or index + 1) or index // queue.bulk_size not in queue.committed(epoch):
                 held = ", ".join(map(str, queue.epochs())) or "none"
-                raise InputError(f"{folder} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each")
+                raise InputError(f"{at} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each")
             return _minibatch(queue.get(epoch, index, timeout_s=1.0))
         return {
             "holds": "sampled minibatches",
@@ -120,7 +124,7 @@ def _samples(folder: Path, minibatch: str | None) -> dict[str, Any]:
             **queue.meta,
             "epochs": len(queue.epochs()),
             "bulks": sum(len(queue.committed(e)) for e in queue.epochs()),
-            "bytes on disk": sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
+            **({} if is_url(at) else {"bytes on disk": sum(f.stat().st_size for f in Path(at).rglob("*") if f.is_file())}),
             **{f"made from {k}": v for k, v in queue.fingerprint.items()},
         }
     finally:

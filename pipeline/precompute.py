@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from ..stages.sample.base import SeedPlan
 from ..stages.sample.produce import Receipt, Sampled, sample_bulks
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
+from ..storage.queue_object import is_url, queue_at
 from ..storage.queue_zarr import ZarrQueue
 from .config import Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
@@ -19,14 +21,21 @@ from .rank import Interrupted
 from .run_folder import held
 
 
-def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
+def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
     """Fill a store with the minibatches of ``job.epochs`` epochs. Bulks that it holds already are kept.
 
+    Args:
+        job: what to sample.
+        out: the store's folder, or its URL on an object store.
+        emit: called with every event.
+        stop: asked between bulks.
+
     Returns:
-        A record: epochs, minibatches, edges (of the bulks sampled now), bytes on disk, seconds.
+        A record: epochs, minibatches, edges (of the bulks sampled now), bytes on disk (None on an object store), seconds.
 
     Raises:
         InputError: the job's system does not sample, or `out` was made from something else.
+        RunError: `out` cannot be written, or does not answer.
         Interrupted: `stop` said so; what is committed stays and the same command goes on from there.
     """
     start = time.perf_counter()
@@ -38,7 +47,7 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
     plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
     create = partial(
-        ZarrQueue.create,
+        queue_at(out).create,
         out,
         fingerprint=sample_fingerprint(job, dataset, system),
         bulk_size=job.queue.bulk_size,
@@ -48,8 +57,9 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
     )
     # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is held.
     create(sweep=False).close()
-    with held(out):
-        queue = create()
+    # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk is sampled again.
+    with nullcontext() if is_url(out) else held(Path(out)):
+        queue = create(sweep=not is_url(out))
         edges = _fill(job, dataset, system.sample, plan, queue, emit, stop)
     seconds = time.perf_counter() - start
     emit(StageEnded("sample", seconds))
@@ -58,7 +68,7 @@ def precompute(job: Job, out: Path, *, emit: Emit, stop: Callable[[], bool]) -> 
         "epochs": job.epochs,
         "minibatches": job.epochs * plan.num_minibatches,
         "edges": edges,
-        "bytes": sum(f.stat().st_size for f in out.rglob("*") if f.is_file()),
+        "bytes": None if is_url(out) else sum(f.stat().st_size for f in Path(out).rglob("*") if f.is_file()),
         "seconds": seconds,
     }
 

@@ -6,7 +6,7 @@ split; ``manifest.json``, written last, makes the folder a store. All of them ca
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,9 @@ def partition_dataset(
     seed: int = 0,
     *,
     on_progress: Callable[[int, int], None] | None = None,
+    write_parts: Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCounts]]] | None = None,
 ) -> PartitionReport:
-    """Cut a dataset into parts and write each as committed stores, one after the other.
+    """Cut a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it otherwise.
 
     Beyond the dataset itself, memory holds the book, the structure of one part and a slice of its features. A folder that an
     interrupted call left is completed: parts that stand are kept. A complete one is only read.
@@ -85,6 +86,8 @@ def partition_dataset(
         out: the folder to make.
         seed: the run's seed.
         on_progress: called with (parts done, P).
+        write_parts: called with the parts that are lacking and the fingerprint, once the book is stored; calls `write_part` for each,
+            wherever it likes, and yields each part with its counts.
 
     Raises:
         InputError: `parts` is not a positive integer, or `out` cannot be written.
@@ -105,21 +108,24 @@ def partition_dataset(
         book = partitioner.assign(dataset.graph, parts, seed)
         assert isinstance(book, RangeBook | TableBook), f"{partitioner.name} gave a book that cannot be stored"
         write_book(out / "book", book, fingerprint=fingerprint)
-    per_part = train_per_part(book, dataset.split.train)
-    counts, written = [], 0
-    for p in range(parts):
-        seen = _standing(_folder(out, p), fingerprint)
-        if seen is None:
-            partition = extract_partition(dataset.graph, book, p)
-            seen = count_part(partition, per_part[p])
-            _write_part(_folder(out, p), dataset, partition, seen, fingerprint)
-            written += 1
-        counts.append(seen)
+    counts = {p: seen for p in range(parts) if (seen := _standing(_folder(out, p), fingerprint)) is not None}
+    lacking = [p for p in range(parts) if p not in counts]
+    here = ((p, write_part(out, dataset, book, p, fingerprint)) for p in lacking)
+    for p, seen in here if write_parts is None else write_parts(lacking, fingerprint):
+        counts[p] = seen
         if on_progress is not None:
-            on_progress(p + 1, parts)
-    quality = PartitionQuality(tuple(counts))
+            on_progress(len(counts), parts)
+    quality = PartitionQuality(tuple(counts[p] for p in range(parts)))
     _commit(out, fingerprint, {"num_parts": parts, "partitioner": partitioner.name, "seed": seed, "quality": quality.as_record()})
-    return PartitionReport(out, quality, written, time.perf_counter() - start)
+    return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
+
+
+def write_part(out: Path, dataset: Dataset, book: RangeBook | TableBook, part: int, fingerprint: dict[str, str]) -> PartCounts:
+    """Extract one part and write it; parts of one call of `partition_dataset` may be written by several processes at once."""
+    partition = extract_partition(dataset.graph, book, part)
+    counts = count_part(partition, train_per_part(book, dataset.split.train)[part])
+    _write_part(_folder(out, part), dataset, partition, counts, fingerprint)
+    return counts
 
 
 def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:

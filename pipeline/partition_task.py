@@ -1,0 +1,65 @@
+"""Partitioning on a cluster: the driver says who owns what, a Dask task for each part writes it."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from distributed import as_completed
+
+from ..stages.partition.quality import PartCounts
+from ..stages.partition.stage import write_part
+from ..storage.dataset import Dataset
+from ..storage.errors import RunError
+from ..storage.partition_book import open_book
+from ..storage.store import remove_tree
+from .cluster import opened
+from .config import Job
+from .events import Emit
+from .shared_data import open_shared, share
+
+
+def parts_on_cluster(job: Job, dataset: Dataset, out: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit) -> Iterator[Any]:
+    """Write `parts` of the partitioning in `out`, whose book is stored, by as many tasks at a time as the job has producers.
+
+    Yields:
+        (part, its `PartCounts`), as they come.
+
+    Raises:
+        RunError: a part could not be written.
+    """
+    if not parts:
+        return
+    path, features = share(job, dataset, out)
+    name = f"partition-{uuid.uuid4().hex[:8]}"
+    with _removed(path, made=path.parent == out.resolve()), opened(job, emit, min(job.cluster.producers, len(parts))) as client:
+        futures = [
+            client.submit(_write, str(out), str(path), dataset.name, features, part, fingerprint, key=(name, part), pure=False)
+            for part in parts
+        ]
+        for future in as_completed(futures):
+            try:
+                yield future.result()
+            except Exception as e:
+                raise RunError(f"partitioning failed: {type(e).__name__}: {e}; mend that and give the command again") from e
+
+
+@contextmanager
+def _removed(path: Path, made: bool) -> Iterator[None]:
+    """A store that was made for the workers alone goes when they are done."""
+    try:
+        yield
+    finally:
+        if made:
+            remove_tree(path)
+
+
+def _write(out: str, dataset: str, name: str, features: str, part: int, fingerprint: dict[str, str]) -> tuple[int, PartCounts]:
+    return part, write_part(Path(out), _opened(dataset, name, features), open_book(Path(out) / "book"), part, fingerprint)
+
+
+@lru_cache(maxsize=1)
+def _opened(dataset: str, name: str, features: str) -> Dataset:
+    return open_shared(Path(dataset), name, features)
