@@ -1,7 +1,7 @@
 """The driver's account of sampling: which bulks are asked of the workers, which wait, which are done with.
 
-Bulks are asked for in order, a few at a time, while the bytes that wait for the ranks stay within the queue's bound. The bulk that
-the ranks wait for is asked for whatever waits behind it, so that a bound that is too small is slow and never stuck.
+Bulks are asked for in order, a few at a time, while the bytes that wait for the ranks stay within the queue's bound. As many as one
+step can need together are asked for whatever the bound, so that one that is too small is slow and never stuck.
 """
 
 from collections.abc import Iterator
@@ -30,6 +30,7 @@ class BulkFlow:
         num_bulks: in an epoch.
         producers: sampling tasks at a time.
         workers: addresses to sample on while they live.
+        minibatches_per_step: over all ranks.
     """
 
     def __init__(
@@ -45,10 +46,13 @@ class BulkFlow:
         num_bulks: int,
         producers: int,
         workers: list[str],
+        minibatches_per_step: int,
     ) -> None:
         self._client, self._order, self._queue = client, order, queue
         self._name, self._generation, self._workers = f"sample-{run}", generation, workers
         self._most = producers * PER_PRODUCER
+        # A step may begin with the last minibatch of a bulk.
+        self._least = 1 if minibatches_per_step == 1 else 2 + (minibatches_per_step - 2) // queue.bulk_size
         self._numbers = self._missing(first, last_epoch, num_bulks)
         self._next = next(self._numbers, None)
         self._running: dict[tuple[int, int], Future] = {}
@@ -96,8 +100,10 @@ class BulkFlow:
             self._next = next(self._numbers, None)
 
     def _has_room(self) -> bool:
-        waiting = self._queue.held_bytes + len(self._running) * self._mean_bytes
-        return not waiting or waiting + self._mean_bytes <= self._queue.max_bytes
+        running = len(self._running)
+        if self._queue.held_bulks + running < self._least:
+            return True
+        return self._queue.held_bytes + (running + 1) * self._mean_bytes <= self._queue.max_bytes
 
     def _take_in(self, future: Future) -> None:
         try:

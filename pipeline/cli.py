@@ -216,9 +216,9 @@ def sample(
     resolved, out = resolve(_table(job, flags, overrides)), out if "://" in out else str(_home(Path(out)))
     with _graceful_stop() as stop, Terminal() as terminal:
         report = precompute(resolved, out, emit=terminal, stop=stop)
-    size = "" if report["bytes"] is None else f"{report['bytes'] / 2**20:,.2f} MiB "
+    size = "" if report["bytes"] is None else f", {report['bytes'] / 2**20:,.2f} MiB"
     _say(
-        f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s), {size}in {out};"
+        f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s){size} in {out};"
         f" sampled now: {report['edges']:,} edges ({report['seconds']:.1f} s)",
         err=as_json,
     )

@@ -4,6 +4,7 @@ import ipaddress
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,7 +52,10 @@ def check_reachable(c: Cluster) -> None:
     if not all(where):
         raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
     try:
-        socket.create_connection(where, timeout=ANSWER_S).close()
+        with socket.create_connection(where, timeout=ANSWER_S) as probe:
+            # A scheduler speaks first (but under TLS). Dask would wait without end for one that is silent, such as one that expects TLS.
+            if address.scheme == "tcp" and not probe.recv(1):
+                raise ConnectionError("it closes the connection")
     except OSError as e:
         raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
 
@@ -72,13 +76,14 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     c = job.cluster
     security = _security(c)
     environment = dict(os.environ)
+    start = time.perf_counter()
     emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
     try:
         with dask.config.set(SETTINGS):
             cluster = None if c.scheduler else _local(c, workers, security)
             try:
                 with _client(c, cluster, security) as client:
-                    emit(StageEnded("cluster", 0.0))
+                    emit(StageEnded("cluster", time.perf_counter() - start))
                     emit(Note(f"dashboard: {client.dashboard_link}"))
                     yield client
             finally:
@@ -105,23 +110,27 @@ def _local(c: Cluster, workers: int, security: Security | None) -> LocalCluster:
             memory_limit=None,
             silence_logs=logging.CRITICAL,
         )
-    except OSError as e:
+    except (OSError, RuntimeError) as e:
+        # Dask wraps what the system says.
+        cause = e if isinstance(e, OSError) else e.__cause__
+        if not isinstance(cause, OSError):
+            raise
         raise InputError(
-            f"cannot start a cluster on {c.host}: {e.strerror or e}; choose an address of this machine as cluster.host"
+            f"cannot start a cluster on {c.host}: {cause.strerror or cause}; choose an address of this machine as cluster.host"
         ) from None
 
 
 @contextmanager
 def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None) -> Iterator[Client]:
     try:
-        client = Client(cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else 15)
+        client = Client(cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else ANSWER_S)
     except (OSError, TimeoutError, ValueError) as e:
-        raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
+        files = " and the TLS files" if security is not None else ""
+        raise InputError(
+            f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler{files}"
+        ) from None
     try:
-        try:
-            client.wait_for_workers(1, timeout=START_S)
-        except TimeoutError:
-            raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
+        wait_for_worker(client)
         _check_host(c, client)
         yield client
     finally:
@@ -191,10 +200,25 @@ def _is_loopback(address: str) -> bool:
     return False
 
 
+def wait_for_worker(client: Client) -> None:
+    """Until some worker is there. Raises RunError after `START_S`."""
+    try:
+        client.wait_for_workers(1, timeout=START_S)
+    except TimeoutError:
+        raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
+
+
 def worker_addresses(client: Client) -> list[str]:
-    """All workers, as the scheduler knows them now. (`Client.scheduler_info` may give a copy that lacks some.)"""
+    """All workers, as the scheduler knows them now. (`Client.scheduler_info` may give a copy that lacks some.)
+
+    Raises:
+        RunError: the scheduler does not answer.
+    """
     scheduler: Any = client.scheduler
-    known: Any = client.sync(scheduler.identity, n_workers=-1)
+    try:
+        known: Any = client.sync(scheduler.identity, n_workers=-1, callback_timeout=START_S)
+    except (OSError, TimeoutError) as e:
+        raise RunError(f"the Dask scheduler does not answer any more ({type(e).__name__}); start one again, then --resume") from e
     return list(known["workers"])
 
 

@@ -91,6 +91,8 @@ class Cluster(_Section):
     """When a rank is lost: all ranks start again from the last checkpoint, or the run ends."""
     restarts: int = Field(default=3, ge=0)
     """Lost ranks that a run survives."""
+    keep_freed_bytes: int = Field(default=1 << 30, ge=0)
+    """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
 
 
 class CheckpointEvery(_Section):

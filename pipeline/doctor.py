@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import ssl
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -38,6 +39,7 @@ def examine() -> dict[str, Any]:
             "free disk": f"{disk.free / 2**30:.1f} GiB",
             "torch threads": torch.get_num_threads(),
             "gloo": _yes(torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+            "tls": ssl.OPENSSL_VERSION,
             "cuda": torch.cuda.get_device_name(0) if cuda else "no: torch sees no GPU",
             "nccl": _yes(torch.distributed.is_available() and torch.distributed.is_nccl_available()),
         },

@@ -27,7 +27,7 @@ from ..storage.checkpoint import CheckpointStore
 from ..storage.errors import MillraceError, PeerLostError, RunError
 from . import events
 from .bulk_flow import BulkFlow
-from .cluster import opened, places, worker_addresses
+from .cluster import opened, places, wait_for_worker, worker_addresses
 from .events import Emit, Note
 from .one_rank import RankReport
 from .prepare import Prepared
@@ -148,10 +148,11 @@ class _Generation:
         self.workers_at = 0.0
         self.sampling: list[str] = []
         self.gone: set[str] = set()
+        self.stopping = False
 
     def run(self) -> list[RankReport] | Loss:
         gang = self.gang
-        gang.client.wait_for_workers(1, timeout=60)
+        wait_for_worker(gang.client)
         self.addresses, self.sampling = places(gang.client, gang.ranks)
         self.kill = Event(f"{gang.topic}-{self.number}", client=gang.client)
         flow = self._flow()
@@ -198,6 +199,7 @@ class _Generation:
             num_bulks=-(-minibatches // job.queue.bulk_size),
             producers=job.cluster.producers,
             workers=self.sampling,
+            minibatches_per_step=per_step,
         )
 
     def _start(self, rank: int) -> Future:
@@ -219,7 +221,7 @@ class _Generation:
             host=job.cluster.host,
             port=gang.store.port,
             threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
-            environment={},
+            environment=_allocator(job.cluster.keep_freed_bytes),
         )
         # Pinned and never tried again by Dask: ranks start together or not at all.
         return gang.client.submit(
@@ -253,17 +255,9 @@ class _Generation:
                 self.gang.emit(getattr(events, said.pop("event"))(**said))
 
     def _obey(self) -> None:
-        if self.gang.stop():
+        if not self.stopping and self.gang.stop():
+            self.stopping = True
             self._order("stop")
-            end = time.monotonic() + STOP_S
-            # All of them: a rank may be done before the first one has written the checkpoint.
-            while not all(f.done() for f in self.futures.values()) and time.monotonic() < end:
-                self._look()
-                self._hear(None)
-                if any(loss.exit_code != Interrupted.exit_code for loss in self.losses):
-                    return
-                time.sleep(WATCH_S)
-            self._look()
 
     def _order(self, word: str) -> None:
         self.gang.store.set(f"{self.number}/order", word)
@@ -309,12 +303,19 @@ class _Generation:
 
     def _end(self) -> Loss:
         """The cause of the end: of all that can be seen within a moment, what explains the rest."""
-        end = time.monotonic() + CAUSE_S
-        while all(loss.secondary for loss in self.losses) and time.monotonic() < end:
+        now = time.monotonic()
+        while time.monotonic() < now + (STOP_S if self._is_stopping_well() else CAUSE_S if self._is_unexplained() else 0):
             time.sleep(WATCH_S)
             self.workers_at = 0.0
             self._look()
         return min(self.losses, key=lambda loss: (loss.secondary, not loss.final))
+
+    def _is_unexplained(self) -> bool:
+        return all(loss.secondary for loss in self.losses)
+
+    def _is_stopping_well(self) -> bool:
+        """Whether ranks are left that were asked to stop; a rank may have ended before the first one has written the checkpoint."""
+        return all(loss.exit_code == Interrupted.exit_code for loss in self.losses) and not all(f.done() for f in self.futures.values())
 
     def _stop_all(self) -> None:
         """End what is left of the generation, and wait until it has ended."""
@@ -330,6 +331,17 @@ class _Generation:
             left = [f for r, f in self.futures.items() if r not in self.reports and self.addresses[r] in alive]
             time.sleep(WATCH_S)
         self.gang.client.cancel(list(self.futures.values()))
+
+
+def _allocator(keep_bytes: int) -> dict[str, str]:
+    """Settings that let a rank use its freed memory again: fresh pages for the tensors of every step cost up to half of its time.
+
+    Large blocks then come from the heap, in huge pages, and the heap shrinks only by what is free beyond `keep_bytes` at its end.
+    """
+    if not keep_bytes or "GLIBC_TUNABLES" in os.environ:
+        return {}
+    settings = {"hugetlb": 1, "mmap_max": 0, "trim_threshold": keep_bytes}
+    return {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in settings.items())}
 
 
 def _error(loss: Loss) -> MillraceError:

@@ -65,10 +65,6 @@ def refuse_what_is_missing(job: Job) -> None:
     """
     if job.device == "cuda":
         raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
-    if job.executor == "dask":
-        from .cluster import check_reachable
-
-        check_reachable(job.cluster)
     if job.executor == "inline" and job.ranks > 1:
         raise InputError(
             f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or ranks = 1"

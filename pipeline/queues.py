@@ -104,8 +104,14 @@ def consumers_end(prepared: Prepared, where: str | None, samples: str | None) ->
 class Told:
     """A queue whose releases are told to whoever keeps account of them elsewhere."""
 
-    def __init__(self, queue: MinibatchQueue, tell: Callable[[int, int], None]) -> None:
-        self._queue, self._tell = queue, tell
+    def __init__(self, queue: MinibatchQueue, tell: Callable[[int, int], None], per_epoch: int) -> None:
+        """
+        Args:
+            queue: a rank's end.
+            tell: called with what is released, (epoch, index).
+            per_epoch: minibatches in an epoch.
+        """
+        self._queue, self._tell, self._per_epoch = queue, tell, per_epoch
         self._said = (-1, -1)
         self.stored = queue.stored
         self.bulk_size = queue.bulk_size
@@ -113,7 +119,8 @@ class Told:
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
         """See `MinibatchQueue.release`. Told when it passes the end of a bulk: nothing less matters."""
         self._queue.release(epoch, index, consumer)
-        passed = (epoch, (index + 1) // self.bulk_size)
+        # The last bulk of an epoch may be short.
+        passed = (epoch, self._per_epoch if index + 1 == self._per_epoch else (index + 1) // self.bulk_size)
         if passed != self._said:
             self._said = passed
             self._tell(epoch, index)

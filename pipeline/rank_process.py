@@ -121,7 +121,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .config import Job
     from .one_rank import take_part
     from .prepare import prepare
-    from .queues import Told, consumers_end
+    from .queues import Told, consumers_end, minibatches_per_epoch
     from .shared_data import open_shared
 
     clock, stop, ledger = Clock(), threading.Event(), Ledger()
@@ -142,7 +142,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     meeting = dist.PrefixStore(f"{spec.generation}/gloo", connected())  # pyright: ignore[reportPrivateImportUsage]
     group = Gloo(meeting, spec.rank, spec.size, ledger, host=own_host)
     queue, alive = consumers_end(prepared, spec.queue, spec.samples)
-    told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}))
+    told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
     report = take_part(
         prepared,
         out,

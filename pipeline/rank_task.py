@@ -50,6 +50,8 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
             stderr=errors,
             env=environment,
             text=True,
+            # An interrupt at the terminal is for the driver, which lets the ranks write a checkpoint.
+            start_new_session=True,
         )
     outcome: dict[str, Any] = {}
 

@@ -83,6 +83,11 @@ def run(
         raise InputError(f"options {sorted(options)} were given beside a resolved configuration; pass one or the other")
     folder = Path(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     refuse_what_is_missing(job)
+    if job.executor == "dask":
+        from .cluster import check_reachable
+
+        # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate.
+        check_reachable(job.cluster)
     check_run_folder(folder, resume)
     # The folder's job.toml must find the data again, from wherever it is read.
     job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})

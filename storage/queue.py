@@ -208,6 +208,12 @@ class BoundedQueue(ABC):
         with self._changed:
             return self._held_bytes
 
+    @property
+    def held_bulks(self) -> int:
+        """How many those are."""
+        with self._changed:
+            return len(self._unreleased)
+
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
         """See `MinibatchQueue.release`."""
         with self._changed:

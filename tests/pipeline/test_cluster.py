@@ -1,0 +1,230 @@
+"""Runs on a Dask cluster give what one process gives, and count what they send."""
+
+import hashlib
+import logging
+import socket
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline import cluster
+from millrace.pipeline.config import resolve
+from millrace.pipeline.events import Note
+from millrace.pipeline.precompute import precompute
+from millrace.stages.comm.gloo import ring_bytes
+
+DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
+STEP, BATCH, EPOCHS, NODES, FEATURES = 4, 16, 2, 600, 5
+"""M minibatches a step; 300 train nodes are 19 minibatches, so the last step of an epoch leaves ranks without work."""
+JOB = {
+    "epochs": EPOCHS, "batch_size": BATCH, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2, "dtype": "float64", "seed": 3,
+    "threads": 1, "minibatches_per_step": STEP, "model": {"name": "sage", "norm": "batch"},
+}  # fmt: skip
+COLUMNS = ("src", "indptr", "indices", "weight", "edge_id")
+
+
+def parameters(run):
+    return torch.load(run / "model.pt", weights_only=True)
+
+
+def assert_same_parameters(run, other):
+    a, b = parameters(run), parameters(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.linalg.vector_norm(a[name].double() - b[name]) <= 1e-6 * torch.linalg.vector_norm(b[name].double()), name
+
+
+def digest(store):
+    """Of every bit of every minibatch."""
+    found = hashlib.sha256()
+    for m in mr.open_queue(store):
+        found.update(f"{m.epoch} {m.index} {m.nested} {len(m.blocks)}".encode())
+        for block in m.blocks:
+            found.update(str(block.num_dst).encode())
+            for column in (getattr(block, name) for name in COLUMNS):
+                found.update(b"none" if column is None else str((column.dtype, column.shape)).encode() + column.tobytes())
+    return found.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """One rank in this process."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    result = mr.run(DATASET, out=out, queue={"kind": "zarr", "keep": "all", "bulk_size": 3}, **JOB)
+    return SimpleNamespace(out=out, result=result, queue=out / "queue")
+
+
+@pytest.fixture(scope="module")
+def two(scheduler, tmp_path_factory):
+    """Two ranks that own the features between them, three producers, a queue with hardly any room."""
+    out, events = tmp_path_factory.mktemp("two") / "run", []
+    result = mr.run(
+        DATASET, out=out, ranks=2, scheduler=scheduler, features="owned", check=True, emit=events.append,
+        queue={"kind": "zarr", "keep": "all", "bulk_size": 3, "max_bytes": 1}, cluster={"producers": 3}, **JOB,
+    )  # fmt: skip
+    return SimpleNamespace(out=out, result=result, queue=out / "queue", events=events)
+
+
+def test_two_ranks_train_as_one(alone, two):
+    assert digest(two.queue) == digest(alone.queue)
+    assert_same_parameters(two.out, alone.out)
+    a, b = two.result, alone.result
+    assert a.train_loss == pytest.approx(b.train_loss, rel=1e-9)
+    assert (a.ranks, a.minibatches, a.sampled_edges, a.best_epoch) == (2, b.minibatches, b.sampled_edges, b.best_epoch)
+    assert (a.test_accuracy, a.val_accuracy) == (pytest.approx(b.test_accuracy), pytest.approx(b.val_accuracy))
+    assert a.fingerprint == b.fingerprint
+    assert a.seconds["sample"] > 0
+    assert len(a.peak_rss_bytes) == 2
+
+
+def test_four_ranks_train_as_one(alone, scheduler, tmp_path):
+    queue = {"kind": "zarr", "keep": "all", "bulk_size": 1, "max_bytes": 1}
+    mr.run(DATASET, out=tmp_path / "run", ranks=4, scheduler=scheduler, queue=queue, **JOB)
+    assert digest(tmp_path / "run" / "queue") == digest(alone.queue)
+    assert_same_parameters(tmp_path / "run", alone.out)
+
+
+def test_queues_in_memory_train_the_same(alone, scheduler, tmp_path):
+    result = mr.run(DATASET, out=tmp_path / "run", ranks=2, scheduler=scheduler, queue={"bulk_size": 2}, **JOB)
+    assert_same_parameters(tmp_path / "run", alone.out)
+    assert not (tmp_path / "run" / "queue").exists()
+    assert result.bytes["store"]["minibatches"] == 0
+
+
+def test_stored_samples_can_be_gone_through_again(scheduler, tmp_path):
+    """Two ranks from a store of one epoch: the same as one rank from it, and the sampler takes no part."""
+    job = resolve({"dataset": DATASET, "epochs": 1, "seed": 3, "sampler": {"fanout": [4, 3]}, "train": {"batch_size": BATCH}})
+    precompute(job, tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
+    stored = {"samples": tmp_path / "samples", **JOB}
+    with pytest.raises(mr.InputError, match=r"holds 1 epoch\(s\) but 2 are to be trained.*--reuse cycle"):
+        mr.run(DATASET, out=tmp_path / "refused", ranks=2, scheduler=scheduler, **stored)
+    mr.run(DATASET, out=tmp_path / "one", reuse="cycle", **stored)
+    result = mr.run(DATASET, out=tmp_path / "two", ranks=2, scheduler=scheduler, reuse="cycle", **stored)
+    assert_same_parameters(tmp_path / "two", tmp_path / "one")
+    assert result.seconds["sample"] == 0
+
+
+def test_ledger_counts_what_travels(two):
+    """Against counts made here, from the stored minibatches and the sizes of the model."""
+    state, ranks = parameters(two.out), range(2)
+    buffers = [v.numel() for name, v in state.items() if "running" in name or "tracked" in name]
+    trained = sum(v.numel() for v in state.values()) - sum(buffers)
+    steps = EPOCHS * 5
+    minibatches = list(mr.open_queue(two.queue))
+    assert len(minibatches) == EPOCHS * 19
+    # Rank s sends each other rank the rows that it owns; rank r trains every second minibatch of a step.
+    rows = [0, 0]
+    for m in minibatches:
+        owner = (m.nodes >= NODES // 2).astype(int)
+        trainer = m.index % STEP % 2
+        rows[1 - trainer] += int((owner == 1 - trainer).sum())
+    total = two.result.bytes
+    for rank in ranks:
+        sent = total["per_rank"][rank]["network"]
+        assert sent["features"] == rows[rank] * FEATURES * 8
+        # All gradients and the number of seeds; then the statistics of the batch normalisation.
+        assert sent["gradients"] == steps * (ring_bytes(trained + 1, 8, rank, 2) + ring_bytes(sum(buffers), 8, rank, 2))
+    assert total["network"]["gradients"] == steps * 2 * (2 - 1) * 8 * (trained + 1 + sum(buffers))
+    assert total["network"]["features"] == sum(rows) * FEATURES * 8
+    assert total["network"]["graph"] == total["network"]["activations"] == 0
+    assert total["store"]["minibatches"] == sum(m.nbytes for m in minibatches)
+    assert total["store"]["features"] == NODES * FEATURES * 8, "each row is read once"
+    for channel in ("network", "store", "evaluation"):
+        assert total[channel] == {kind: sum(r[channel][kind] for r in total["per_rank"]) for kind in total[channel]}
+
+
+def test_the_folder_tells_about_the_run(two):
+    assert all((two.out / "logs" / f"rank-{r}.log").read_text().startswith("--- generation 0") for r in range(2))
+    assert any(isinstance(e, Note) and e.text.startswith("dashboard: http") for e in two.events)
+
+
+class Known:
+    """A client that knows these workers."""
+
+    def __init__(self, *addresses):
+        self.scheduler = SimpleNamespace(identity=None)
+        self.sync = lambda fn, **options: {"workers": dict.fromkeys(addresses)}
+
+
+def test_ranks_spread_over_hosts():
+    a, b, c = ([f"tcp://{host}:{port}" for port in (1, 2, 3)] for host in ("a", "b", "c"))
+    client = Known(*c[:1], *a, *b[:2])
+    ranks, sampling = cluster.places(client, 4)
+    assert ranks == [a[0], b[0], c[0], a[1]]
+    assert sampling == [b[1], a[2]]
+    assert cluster.places(client, 6) == ([a[0], b[0], c[0], a[1], b[1], a[2]], [])
+
+
+def test_fewer_workers_than_ranks_hold_several():
+    assert cluster.places(Known("tcp://a:1", "tcp://b:1"), 5) == ([f"tcp://{h}:1" for h in "ababa"], [])
+
+
+TLS = ("tls_ca", "tls_cert", "tls_key")
+
+
+@pytest.mark.parametrize("given", [g for n in (1, 2) for g in zip(*[TLS[i:] + TLS[:i] for i in range(n)])])
+def test_tls_needs_all_three_files(given, tmp_path):
+    files = {}
+    for name in given:
+        files[name] = str(tmp_path / name)
+        (tmp_path / name).touch()
+    with pytest.raises(mr.InputError, match=r"is not set but .*needs all three"):
+        cluster._security(resolve({"cluster": files}).cluster)
+
+
+@pytest.mark.parametrize("missing", TLS)
+def test_tls_files_must_be_there(missing, tmp_path):
+    for name in {*TLS} - {missing}:
+        (tmp_path / name).touch()
+    with pytest.raises(mr.InputError, match=rf"cluster\.{missing} is .* no file"):
+        cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
+    (tmp_path / missing).touch()
+    security = cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
+    assert security is not None
+    assert security.require_encryption
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{"host": "10.1.2.3"}, {"host": "0.0.0.0"}, {"host": "::"}, {"scheduler": "tcp://10.1.2.3:8786"}, {"scheduler": "tcp://[2001:db8::1]:1"}],
+)
+def test_beyond_this_machine_needs_tls(section):
+    with pytest.raises(mr.InputError, match="beyond this machine, without TLS"):
+        cluster._security(resolve({"cluster": section}).cluster)
+    assert cluster._security(resolve({"cluster": {**section, "insecure": True}}).cluster) is None
+
+
+@pytest.mark.parametrize("section", [{}, {"host": "::1"}, {"host": "localhost"}, {"scheduler": "tcp://127.0.0.2:1"}])
+def test_this_machine_does_not(section):
+    assert cluster._security(resolve({"cluster": section}).cluster) is None
+
+
+@pytest.mark.parametrize("section", [{"scheduler": "tls://127.0.0.1:1"}, {"scheduler": "tcp://127.0.0.1:1", **dict.fromkeys(TLS, __file__)}])
+def test_tls_files_and_a_tls_address_go_together(section):
+    with pytest.raises(mr.InputError, match=r"cluster\.scheduler is .* TLS files"):
+        cluster._security(resolve({"cluster": section}).cluster)
+
+
+@pytest.fixture
+def mute():
+    """The address of a listener that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1", "mute"])
+def test_a_scheduler_that_does_not_answer(address, mute, tmp_path, monkeypatch):
+    assert cluster.ANSWER_S <= 20
+    monkeypatch.setattr(cluster, "ANSWER_S", 0.5)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    with pytest.raises(mr.InputError, match=r"no Dask scheduler answers at|expected an address such as") as raised:
+        mr.run(DATASET, out=tmp_path / "run", ranks=2, scheduler=mute if address == "mute" else address, **JOB)
+    assert raised.value.exit_code == 2
+
+
+def test_a_host_that_is_not_this_machine(tmp_path):
+    with pytest.raises(mr.InputError, match=r"cannot start a cluster on 192\.0\.2\.1.*cluster\.host"):
+        mr.run(DATASET, out=tmp_path / "run", ranks=2, cluster={"host": "192.0.2.1", "insecure": True, "dashboard_port": 0}, **JOB)

@@ -1,0 +1,266 @@
+"""Runs on a cluster of which something dies or fails: it is told what, nothing is left behind, and the run can go on to the same end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.events import Note, StepDone
+from millrace.stages.neighbourhood.base import destinations
+
+DATASET = "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5"
+EPOCHS, TOLD_S, GONE_S = 8, 5.0, 5.0
+JOB = {
+    "epochs": EPOCHS, "batch_size": 10, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2, "seed": 3, "threads": 1, "ranks": 2,
+    "model": {"name": "sage", "norm": "batch"}, "queue": {"kind": "zarr", "bulk_size": 4, "max_bytes": 60_000},
+    "checkpoint": {"every_steps": 15},
+}  # fmt: skip
+FLAGS = [
+    "--dataset", DATASET, "--epochs", str(EPOCHS), "--batch-size", "10", "--fanout", "4,3", "--hidden", "8", "--lr", "0.02",
+    "--dropout", "0.2", "--seed", "3", "--ranks", "2",
+    *(f"--set={x}" for x in (
+        "threads=1", "model.norm=batch", "queue.kind=zarr", "queue.bulk_size=4", "queue.max_bytes=60000", "checkpoint.every_steps=15",
+        "cluster.dashboard_port=0",
+    )),
+]  # fmt: skip
+
+
+def family(pid=None):
+    """(ranks, workers) below a process, this one by default."""
+    ranks, workers = [], []
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        if "millrace.pipeline.rank_process" in command:
+            ranks.append(child)
+        elif "spawn_main" in command:
+            workers.append(child)
+    return ranks, workers
+
+
+def victim(what):
+    """A rank, a worker that holds one, or the worker without one that has worked most."""
+    ranks, workers = family()
+    holders = {r.ppid() for r in ranks}
+    if what == "rank":
+        return ranks[-1]
+    if what == "holder":
+        return next(w for w in workers if w.pid in holders)
+    return max((w for w in workers if w.pid not in holders), key=lambda w: sum(w.cpu_times()[:2]))
+
+
+class Reaper:
+    """Listens to a run, kills what the plan says once an epoch is reached, and notes how soon that was told and in which words."""
+
+    def __init__(self, *plan):
+        self.plan, self.told, self.notes = list(plan), [], []
+        self.killed = None
+
+    def __call__(self, event):
+        if isinstance(event, Note):
+            self.notes.append(event.text)
+            if self.killed and re.search(r"start again|which sampled", event.text):
+                what, pid, at = self.killed
+                self.told.append((what, pid, event.text, time.monotonic() - at))
+                self.killed = None
+        elif isinstance(event, StepDone) and self.plan and not self.killed and event.epoch >= self.plan[0][1]:
+            what, _ = self.plan.pop(0)
+            process = victim(what)
+            process.kill()
+            self.killed = (what, process.pid, time.monotonic())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(scheduler, tmp_path_factory):
+    """The parameters of a run that nothing happens to."""
+    return mr.run(DATASET, out=tmp_path_factory.mktemp("undisturbed") / "run", scheduler=scheduler, **JOB).parameters_sha256
+
+
+def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, scheduler, tmp_path):
+    reaper = Reaper(("rank", 1), ("sampler", 2), ("holder", 3), ("rank", 5))
+    run = {**JOB, "out": tmp_path / "run", "scheduler": scheduler, "emit": reaper, "cluster": {"restarts": 2}}
+    with pytest.raises(mr.RunError, match=r"^rank \d \(process \d+\) was killed by signal 9; go on from the last checkpoint with --resume"):
+        mr.run(DATASET, **run)
+    _, pid, at = reaper.killed
+    assert time.monotonic() - at < TOLD_S
+    assert not psutil.pid_exists(pid)
+    assert not family()[0], "no rank outlives the run"
+    assert [what for what, *_ in reaper.told] == ["rank", "sampler", "holder"]
+    for _, _, text, seconds in reaper.told:
+        assert seconds < TOLD_S, text
+    rank, sampler, holder = (text for _, _, text, _ in reaper.told)
+    assert re.fullmatch(rf"rank \d \(process {reaper.told[0][1]}\) was killed by signal 9; all ranks start again .* \(1 of 2 times\)", rank)
+    assert re.match(r"the worker tcp://\S+, which sampled, is gone; its tasks are done by others", sampler)
+    assert re.match(r"the worker tcp://\S+ that held rank \d \(process \d+\) is gone; all ranks start again .* \(2 of 2 times\)", holder)
+    assert sum("resumed at phase 0, step" in text for text in reaper.notes) == 2, "each generation goes on from a checkpoint"
+    assert mr.run(DATASET, resume=True, **run).parameters_sha256 == undisturbed
+
+
+class Command:
+    """``millrace run`` in a process group of its own, as a shell starts it."""
+
+    def __init__(self, out, *flags):
+        self.metrics, self.log = out / "metrics.jsonl", out.with_suffix(".log")
+        self._seen = self.metrics.stat().st_size if self.metrics.exists() else 0
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "millrace.pipeline", "run", *FLAGS, "--out", str(out), "--json", *flags],
+                stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            )  # fmt: skip
+
+    def reach(self, epoch):
+        """Wait until a step of the epoch is done."""
+        deadline = time.monotonic() + 120
+        while True:
+            text = self.metrics.read_bytes()[self._seen :].decode() if self.metrics.exists() else ""
+            steps = [json.loads(line) for line in text.splitlines() if line.endswith("}") and '"StepDone"' in line]
+            if any(s["epoch"] >= epoch for s in steps):
+                return
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+
+    def end(self):
+        """(exit code, standard output, standard error)."""
+        out, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, out, self.log.read_text()
+
+
+def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp_path):
+    """Interrupted, out of patience with lost ranks, killed: one run that suffers all of it ends with the same parameters."""
+    out = tmp_path / "run"
+    command = Command(out)
+    command.reach(1)
+    ranks, workers = family(command.process.pid)
+    assert len(ranks) == 2
+    assert len(workers) == 3
+    # A terminal sends it to everything that runs below the shell.
+    os.killpg(command.process.pid, signal.SIGINT)
+    code, _, said = command.end()
+    assert code == 130, said
+    assert "interrupted; a checkpoint was written" in said
+    assert not psutil.wait_procs([*ranks, *workers], timeout=GONE_S)[1]
+
+    command = Command(out, "--resume", "--scheduler", scheduler, "--set", "cluster.on_rank_loss=stop")
+    command.reach(2)
+    family()[0][0].kill()
+    killed = time.monotonic()
+    code, _, said = command.end()
+    assert code == 3, said
+    assert time.monotonic() - killed < TOLD_S
+    assert re.search(r"rank \d \(process \d+\) was killed by signal 9; go on from the last checkpoint with --resume", said.replace("\n", " "))
+    assert not family()[0]
+
+    command = Command(out, "--resume")
+    command.reach(4)
+    ranks, workers = family(command.process.pid)
+    command.process.kill()
+    assert not psutil.wait_procs([*ranks, *workers], timeout=GONE_S)[1], "children outlive their driver"
+    command.end()
+
+    command = Command(out, "--resume", "--scheduler", scheduler)
+    code, result, said = command.end()
+    assert code == 0, said
+    assert "resumed at phase 0, step" in said
+    assert json.loads(result)["parameters_sha256"] == undisturbed
+
+
+class Raises(torch.nn.Module):
+    """Raises in the fifth minibatch of rank 1, and says when in its log."""
+
+    num_layers = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(10, 8), torch.nn.Linear(8, 3)
+        self.calls = 0
+
+    def layer(self, i, hood, h):
+        if i == 0:
+            self.calls += self.training
+            if self.calls == 5 and os.readlink("/proc/self/fd/2").endswith("rank-1.log"):
+                print(f"raised at {time.time()}", file=sys.stderr, flush=True)
+                raise ValueError("the fifth is one too many")
+            return torch.relu(self.a(torch.cat([destinations(hood, h), hood.mean(h)], 1)))
+        return self.b(destinations(hood, h) + hood.mean(h))
+
+    def forward(self, hoods, h):
+        for i, hood in enumerate(hoods):
+            h = self.layer(i, hood, h)
+        return h
+
+
+@pytest.fixture
+def by_value():
+    """Ranks cannot import this file."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_rank_that_raises_ends_the_others_at_once(by_value, scheduler, tmp_path):
+    seen = []
+    ranks = []
+
+    def listen(event):
+        seen.append(event)
+        if isinstance(event, StepDone) and not ranks:
+            ranks.extend(family()[0])
+
+    job = {**JOB, "model": Raises(), "cluster": {"restarts": 3}}
+    with pytest.raises(mr.RunError, match=r"^rank 1 failed: ValueError: the fifth is one too many \(.*test_gang_faults.*in layer") as raised:
+        mr.run(DATASET, out=tmp_path / "run", scheduler=scheduler, emit=listen, **job)
+    ended = time.time()
+    assert raised.value.exit_code == 3
+    log = (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+    assert "Traceback" in log
+    # The promise is a second for the other rank; here the driver has ended too, and the machine may be busy.
+    assert ended - float(re.search(r"raised at (\S+)", log)[1]) < 3.0
+    assert not family()[0]
+    assert not any("again" in e.text for e in seen if isinstance(e, Note)), "it would only raise again"
+
+
+def test_sampling_that_cannot_be_stored_ends_the_run(scheduler, tmp_path):
+    out, obstacle = tmp_path / "run", tmp_path / "run" / "queue" / "epoch-3"
+
+    def listen(event):
+        if isinstance(event, StepDone) and not obstacle.exists():
+            obstacle.write_text("in the way")
+
+    with pytest.raises(mr.RunError, match=r"^sampling failed: .*cannot write bulk 0 of epoch 3 .*--resume") as raised:
+        mr.run(DATASET, out=out, scheduler=scheduler, emit=listen, **JOB)
+    assert raised.value.exit_code == 3
+    assert not family()[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_what_is_stored_can_be_read(small_disk, scheduler, tmp_path):
+    job = {**JOB, "queue": {**JOB["queue"], "keep": "all", "location": str(small_disk / "queue")}}
+    with pytest.raises(mr.RunError, match=r"^sampling failed: .*cannot write bulk \d+ of epoch \d.*No space left.*free space"):
+        mr.run(DATASET, out=tmp_path / "run", scheduler=scheduler, **job)
+    assert not family()[0]
+    stored = [m.check() for m in mr.open_queue(small_disk / "queue")]
+    assert len(stored) > 20
+    assert [(m.epoch, m.index) for m in stored[:5]] == [(0, i) for i in range(5)]
