@@ -107,7 +107,9 @@ def memory(dataset: mr.Dataset, folder: Path, epochs: int) -> dict[str, Any]:
         queue={"kind": "zarr", "bulk_size": 4}, **BASE,
     )  # fmt: skip
     fifth = min(5, epochs) - 1
-    return {name: {"fifth": rss[fifth], "last": rss[-1], "growth": rss[-1] / rss[fifth] - 1} for name, rss in seen.items() if len(rss) > fifth}
+    return {
+        name: {"fifth": rss[fifth], "last": rss[-1], "growth": rss[-1] / rss[fifth] - 1} for name, rss in seen.items() if len(rss) > fifth
+    }
 
 
 def show(report: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ that are decompressed, verified and ready; "in order" goes through the epoch, "a
 (plain: a positioned read in an open file).
 
 Reuse: seconds an epoch of training GraphSAGE (hidden 64, 3 layers), sampling as it goes and from a store, on one thread. "one core":
-the process is bound to one, and sampling takes turns with training; "all cores": the sampler's thread has a core of its own.
+the process is bound to one, and sampling takes turns with training; "all cores": the sampler's thread has a core of its own. "cpu" is
+the whole process's processor time, which other work on the machine distorts less.
 """
 
 import argparse
@@ -31,19 +32,21 @@ from typing import Any
 import numpy as np
 
 import millrace as mr
-from millrace.pipeline.events import silent
+from millrace.pipeline.events import Event, StageStarted, StepDone, silent
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.prepare import configure
 from millrace.stages.kernels import cpu
 from millrace.stages.kernels.threads import set_num_threads
 from millrace.stages.sample.base import SeedPlan
 from millrace.storage.bulk_codec import pack_bulk, packed_words
+from millrace.storage.queue_zarr import ZarrQueue
 
 DATASET = "rmat:scale=17,train=0.25"
 FANOUT = (15, 10, 5)
 BATCH = 1024
 BULK = 8
 EPOCHS = 2
+PARTS = ("sample", "queue_wait", "fetch", "forward_backward")
 
 
 class Plain:
@@ -89,14 +92,14 @@ class Stored:
 
     def write(self) -> None:
         """All of them."""
-        queue = mr.ZarrQueue.create(self.folder, fingerprint={}, bulk_size=BULK, max_bytes=1 << 62, keep="all")
+        queue = ZarrQueue.create(self.folder, fingerprint={}, bulk_size=BULK, max_bytes=1 << 62, keep="all")
         for bulk in self.bulks:
             queue.put(bulk, timeout_s=1)
         queue.close()
 
     def open(self) -> None:
         """Open the store for reading."""
-        self._queue = mr.open_queue(self.folder)
+        self._queue = ZarrQueue.open(self.folder)
 
     def read(self, index: int) -> int:
         """One minibatch; the bytes of its packed row."""
@@ -199,6 +202,25 @@ def cores(which: set[int]) -> Iterator[None]:
         bind(before)
 
 
+class CpuSeconds:
+    """Processor time of the whole process from the start of training to its last step."""
+
+    def __init__(self) -> None:
+        self._start = self._last = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Hear what the run says."""
+        if isinstance(event, StageStarted) and event.stage == "train":
+            self._start = time.process_time()
+        elif isinstance(event, StepDone):
+            self._last = time.process_time()
+
+    @property
+    def per_epoch(self) -> float:
+        """Seconds."""
+        return (self._last - self._start) / EPOCHS
+
+
 def reuse(dataset: mr.Dataset, folder: Path, rounds: int) -> dict[str, Any]:
     """Seconds an epoch, sampled on the fly and from a store."""
     options: dict[str, Any] = {
@@ -220,32 +242,38 @@ def reuse(dataset: mr.Dataset, folder: Path, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {"epochs": EPOCHS, "precompute_s": [filled["seconds"], sampling], "store_bytes": filled["bytes"]}
     places = {"one core": one, "all cores": everything}
     per_epoch: dict[tuple[str, str], list[float]] = {(p, how): [] for p in places for how in ("on the fly", "from the store")}
-    parts: dict[tuple[str, str], dict[str, float]] = {}
+    cpu_s: dict[tuple[str, str], list[float]] = {key: [] for key in per_epoch}
+    parts: dict[tuple[str, str], list[dict[str, float]]] = {key: [] for key in per_epoch}
     parameters = set()
     for turn in range(rounds + 1):
         for p, how in list(per_epoch)[:: 1 if turn % 2 else -1]:
             out = folder / "run"
             with cores(places[p]):
                 samples = folder / "samples" if how == "from the store" else None
-                result = mr.run(dataset, model="sage", out=out, samples=samples, **options)
+                spent = CpuSeconds()
+                result = mr.run(dataset, model="sage", out=out, samples=samples, emit=spent, **options)
             shutil.rmtree(out)
             parameters.add(result.parameters_sha256)
             # The first round warms the code up.
             if turn:
                 per_epoch[p, how] += result.seconds["per_epoch"]
-                parts[p, how] = {k: result.seconds[k] / EPOCHS for k in ("sample", "queue_wait", "fetch", "forward_backward")}
+                cpu_s[p, how].append(spent.per_epoch)
+                parts[p, how].append({k: result.seconds[k] / EPOCHS for k in PARTS})
         print(f"  training, round {turn} of {rounds} done, load average {os.getloadavg()[0]:.1f}", flush=True)
     if len(parameters) != 1:
         raise SystemExit("the runs should end with the same parameters, wherever their minibatches come from; they differ")
     for p in places:
-        fly, stored = (statistics.median(per_epoch[p, how]) for how in ("on the fly", "from the store"))
+        ways = ("on the fly", "from the store")
         found[p] = {
-            "on_the_fly_s": fly,
-            "from_the_store_s": stored,
-            "saved": 1 - stored / fly,
-            "ranges_s": {how: [min(per_epoch[p, how]), max(per_epoch[p, how])] for how in ("on the fly", "from the store")},
-            "parts_of_the_last_run_s": {how: parts[p, how] for how in ("on the fly", "from the store")},
+            how: {
+                "seconds": statistics.median(per_epoch[p, how]),
+                "range": [min(per_epoch[p, how]), max(per_epoch[p, how])],
+                "cpu_seconds": statistics.median(cpu_s[p, how]),
+                "parts": {k: statistics.median(part[k] for part in parts[p, how]) for k in PARTS},
+            }
+            for how in ways
         }
+        found[p]["saved"] = {k: 1 - found[p][ways[1]][k] / found[p][ways[0]][k] for k in ("seconds", "cpu_seconds")}
     return found
 
 
@@ -264,12 +292,15 @@ def show(report: dict[str, Any]) -> None:
         print(
             f"{what:28}{r['store_mb_per_s']:>8.0f}{spread['store']:>16}{r['plain_mb_per_s']:>8.0f}{spread['plain']:>16}{r['fraction']:>13.2f}"
         )
-    print(f"\n{'seconds an epoch, one thread':28}{'on the fly':>12}{'from the store':>16}{'saved':>8}")
+    print(f"\n{'an epoch, one thread':28}{'seconds':>9}{'min - max':>16}{'cpu s':>8}  of it")
     for p in ("one core", "all cores"):
-        r = training[p]
-        print(f"{p:28}{r['on_the_fly_s']:>12.2f}{r['from_the_store_s']:>16.2f}{100 * r['saved']:>7.1f}%")
-        for how, parts in r["parts_of_the_last_run_s"].items():
-            print(f"  {how}: " + ", ".join(f"{name} {s:.2f}" for name, s in parts.items()))
+        for how in ("on the fly", "from the store"):
+            r = training[p][how]
+            spread = f"{r['range'][0]:.2f} - {r['range'][1]:.2f}"
+            parts = ", ".join(f"{name} {s:.2f}" for name, s in r["parts"].items())
+            print(f"{p + ', ' + how:28}{r['seconds']:>9.2f}{spread:>16}{r['cpu_seconds']:>8.2f}  {parts}")
+        saved = training[p]["saved"]
+        print(f"{p + ', saved':28}{100 * saved['seconds']:>8.1f}%{'':16}{100 * saved['cpu_seconds']:>7.1f}%")
     print(f"filling the store once, {training['epochs']} epochs, with opening the data: {training['precompute_s'][-1]:.2f} s")
 
 

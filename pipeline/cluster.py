@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dask.config
-from distributed import Client, LocalCluster, Security
+from distributed import Client, LocalCluster, Security, WorkerPlugin
 
 from ..storage.errors import InputError, RunError
 from .config import Cluster, Job
@@ -46,15 +47,15 @@ def check_reachable(c: Cluster) -> None:
         return
     try:
         address = urlsplit(c.scheduler)
-        where = (address.hostname or "", address.port or 0)
+        scheme, where = address.scheme, (address.hostname or "", address.port or 0)
     except ValueError:
-        where = ("", 0)
+        scheme, where = "", ("", 0)
     if not all(where):
         raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
     try:
         with socket.create_connection(where, timeout=ANSWER_S) as probe:
             # A scheduler speaks first (but under TLS). Dask would wait without end for one that is silent, such as one that expects TLS.
-            if address.scheme == "tcp" and not probe.recv(1):
+            if scheme == "tcp" and not probe.recv(1):
                 raise ConnectionError("it closes the connection")
     except OSError as e:
         raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
@@ -83,6 +84,8 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
             cluster = None if c.scheduler else _local(c, workers, security)
             try:
                 with _client(c, cluster, security) as client:
+                    if cluster is not None:
+                        client.register_plugin(_Unmoved())
                     emit(StageEnded("cluster", time.perf_counter() - start))
                     emit(Note(f"dashboard: {client.dashboard_link}"))
                     yield client
@@ -95,6 +98,13 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
         # Dask leaves the thread settings of its workers in this process's environment.
         os.environ.clear()
         os.environ.update(environment)
+
+
+class _Unmoved(WorkerPlugin):
+    """An interrupt at the terminal reaches every process there. It is for the driver, and workers have to last until it is done."""
+
+    def setup(self, worker: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _local(c: Cluster, workers: int, security: Security | None) -> LocalCluster:

@@ -198,7 +198,8 @@ def load_model(path: Path, prepared: Prepared) -> nn.Module:
 def configure(config: Mapping[str, Any], *, system: System | None = None, model: Any = None, **options: Any) -> Job:
     """A resolved configuration from tables, shorthands, and the records that a Python caller passes."""
     table = dict(config)
-    for key, value in options.items():
+    # A section that is given whole must not wipe out what a shorthand says.
+    for key, value in sorted(options.items(), key=lambda option: option[0] in SHORTHANDS):
         table = merged(table, SHORTHANDS.get(key, (key,)), value)
     layers = None
     if model is not None:

@@ -98,7 +98,8 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         trainer.job.ledger.restore(state["ledgers"][group.rank])
         for name, seconds in state["seconds"].items():
             clock.add(name, seconds)
-        trainer.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
+        if group.rank == 0:  # all are alike
+            trainer.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
     for phase in trainer.system.schedule.phases(trainer.job.epochs)[progress.cursor.phase :]:
         _PhaseLoop(trainer, phase, progress, clock, optimizer_state).run()
         optimizer_state = None
@@ -204,7 +205,7 @@ class _PhaseLoop:
                 progress.best_state = {k: v.detach().clone() for k, v in t.model.state_dict().items()}
             else:
                 progress.since_best += 1
-        if not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
+        if t.job.group.rank == 0 and not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
             t.emit(Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr"))
         record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
         if accuracy is not None:

@@ -17,8 +17,10 @@ from millrace.pipeline import cli
 
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 SCHEDULER = f"tls://{HERE}:8786"
-JOB = ("--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32", "--ranks", "2", "--dtype", "float64",
-       "--set", "queue.kind=zarr", "--set", "threads=1", "--set", "cluster.dashboard_port=0")  # fmt: skip
+JOB = (
+    "--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32", "--ranks", "2", "--dtype", "float64",
+    "--set", "queue.kind=zarr", "--set", "threads=1", "--set", "cluster.dashboard_port=0",
+)  # fmt: skip
 START_S, RUN_S = 60.0, 120.0
 
 
@@ -217,16 +219,16 @@ def test_who_has_no_certificate_of_ours_is_refused(cluster, tls, stranger):
         return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
     ours, theirs = ([files["cert"], files["key"]] for files in (tls, stranger))
+    # What a client sees depends on whether it reads before it is cut off.
+    cut_off = r"^(ssl\.SSL\w*Error|ConnectionResetError|BrokenPipeError|distributed\.comm\.core\.\w*CommClosedError):"
     for address in (SCHEDULER, cluster.worker):
         assert ask(STRANGER, address, tls["ca"], *ours) == "1", "the same program is heard with our certificate"
-        assert "ssl.SSL" in ask(STRANGER, address, tls["ca"]), "none at all"
-        assert "ssl.SSL" in ask(STRANGER, address, tls["ca"], *theirs), "of another authority"
+        assert re.search(cut_off, ask(STRANGER, address, tls["ca"])), "none at all"
+        assert re.search(cut_off, ask(STRANGER, address, tls["ca"], *theirs)), "of another authority"
     assert ask(CLIENT, SCHEDULER, tls["ca"], *ours) == "1"
-    assert "UNKNOWN_CA" in ask(CLIENT, SCHEDULER, tls["ca"], *theirs)
-    assert "ConnectionResetError" in ask(CLIENT, SCHEDULER.replace("tls", "tcp")), "one without TLS"
-    assert "CERTIFICATE_VERIFY_FAILED" in ask(CLIENT, SCHEDULER, stranger["ca"], *ours), (
-        "and a scheduler of another authority is refused too"
-    )
+    assert re.search(cut_off, ask(CLIENT, SCHEDULER, tls["ca"], *theirs))
+    assert re.search(cut_off, ask(CLIENT, SCHEDULER.replace("tls", "tcp"))), "one without TLS"
+    assert "TLS certificate does not match" in ask(CLIENT, SCHEDULER, stranger["ca"], *ours), "a scheduler that we do not know"
 
 
 def run_here(cluster: Link, out: Path, *words: str | Path) -> tuple[int, str]:
@@ -238,7 +240,7 @@ def run_here(cluster: Link, out: Path, *words: str | Path) -> tuple[int, str]:
 @pytest.mark.slow
 def test_a_run_says_why_it_cannot_use_the_cluster(cluster, tls, stranger, tmp_path):
     code, said = run_here(cluster, tmp_path / "a", "--scheduler", SCHEDULER, "--host", HERE, *keys({**stranger, "ca": tls["ca"]}))
-    assert (code, "no Dask scheduler answers at tls://10.213.7.1:8786" in said, "UNKNOWN_CA" in said) == (2, True, True)
+    assert (code, "no Dask scheduler answers at tls://10.213.7.1:8786" in said, "TLS files" in said) == (2, True, True)
     code, said = run_here(cluster, tmp_path / "b", "--scheduler", SCHEDULER, *keys(tls))
     assert (code, f"the worker {cluster.worker} cannot reach 127.0.0.1" in said, "--host" in said) == (2, True, True)
     code, said = run_here(cluster, tmp_path / "c", "--scheduler", SCHEDULER, "--host", THERE, *keys(tls))

@@ -5,7 +5,6 @@ import logging
 import socket
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from millrace.pipeline import cluster
 from millrace.pipeline.config import resolve
 from millrace.pipeline.events import Note
 from millrace.pipeline.precompute import precompute
+from millrace.pipeline.prepare import configure
 from millrace.stages.comm.gloo import ring_bytes
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
@@ -189,7 +189,13 @@ def test_tls_files_must_be_there(missing, tmp_path):
 
 @pytest.mark.parametrize(
     "section",
-    [{"host": "10.1.2.3"}, {"host": "0.0.0.0"}, {"host": "::"}, {"scheduler": "tcp://10.1.2.3:8786"}, {"scheduler": "tcp://[2001:db8::1]:1"}],
+    [
+        {"host": "10.1.2.3"},
+        {"host": "0.0.0.0"},
+        {"host": "::"},
+        {"scheduler": "tcp://10.1.2.3:8786"},
+        {"scheduler": "tcp://[2001:db8::1]:1"},
+    ],
 )
 def test_beyond_this_machine_needs_tls(section):
     with pytest.raises(mr.InputError, match="beyond this machine, without TLS"):
@@ -202,7 +208,9 @@ def test_this_machine_does_not(section):
     assert cluster._security(resolve({"cluster": section}).cluster) is None
 
 
-@pytest.mark.parametrize("section", [{"scheduler": "tls://127.0.0.1:1"}, {"scheduler": "tcp://127.0.0.1:1", **dict.fromkeys(TLS, __file__)}])
+@pytest.mark.parametrize(
+    "section", [{"scheduler": "tls://127.0.0.1:1"}, {"scheduler": "tcp://127.0.0.1:1", **dict.fromkeys(TLS, __file__)}]
+)
 def test_tls_files_and_a_tls_address_go_together(section):
     with pytest.raises(mr.InputError, match=r"cluster\.scheduler is .* TLS files"):
         cluster._security(resolve({"cluster": section}).cluster)
@@ -228,3 +236,9 @@ def test_a_scheduler_that_does_not_answer(address, mute, tmp_path, monkeypatch):
 def test_a_host_that_is_not_this_machine(tmp_path):
     with pytest.raises(mr.InputError, match=r"cannot start a cluster on 192\.0\.2\.1.*cluster\.host"):
         mr.run(DATASET, out=tmp_path / "run", ranks=2, cluster={"host": "192.0.2.1", "insecure": True, "dashboard_port": 0}, **JOB)
+
+
+def test_a_section_and_a_shorthand_go_together():
+    job = configure({}, scheduler="tcp://127.0.0.1:1", cluster={"producers": 3}, batch_size=7, train={"lr": 0.5})
+    assert (job.cluster.scheduler, job.cluster.producers) == ("tcp://127.0.0.1:1", 3)
+    assert (job.train.batch_size, job.train.lr) == (7, 0.5)
