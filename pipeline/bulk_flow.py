@@ -7,7 +7,7 @@ step can need together are asked for whatever the bound, so that one that is too
 from collections.abc import Iterator
 from typing import Any
 
-from distributed import Client, Future
+from distributed import CancelledError, Client, Future
 
 from ..storage.errors import RunError
 from .sample_task import SampleOrder, sample_bulk
@@ -108,6 +108,8 @@ class BulkFlow:
     def _take_in(self, future: Future) -> None:
         try:
             receipt = future.result()
+        except CancelledError as e:
+            raise RunError("the Dask scheduler does not answer any more; start one again, then --resume") from e
         except Exception as e:
             raise RunError(f"sampling failed: {type(e).__name__}: {e}; mend that, then --resume") from e
         self.bulks += 1

@@ -1,6 +1,6 @@
 """What the queue between sampling tasks and ranks costs: waiting, the store, the driver's time, memory.
 
-    python benchmarks/queue.py --json queue.json
+    python benchmarks/minibatch_queue.py --json minibatch_queue.json
 
 All on a local Dask cluster: two ranks, and a worker that samples. GraphSAGE (hidden 64), batch 1024, fanout 15, 10, 5, bulks of 8, a
 thread for each process.
