@@ -44,10 +44,10 @@ def clocks(run: Path) -> list[dict[str, float]]:
     return [torch.load(f / STATE_FILE, weights_only=True)["seconds"] for f in folders]
 
 
-def waiting(dataset: mr.Dataset, folder: Path, kind: str) -> dict[str, Any]:
+def waiting(dataset: mr.Dataset, folder: Path, kind: str, batch: int) -> dict[str, Any]:
     """Of one run: the share of waiting after the first bulk, and seconds an epoch."""
     result = mr.run(
-        dataset, out=folder / kind, epochs=EPOCHS, fanout=(15, 10, 5), batch_size=1024, hidden=64, train={"evaluate_every": 0},
+        dataset, out=folder / kind, epochs=EPOCHS, fanout=(15, 10, 5), batch_size=batch, hidden=64, train={"evaluate_every": 0},
         queue={"kind": kind, "bulk_size": BULK}, checkpoint={"every_steps": BULK // 2, "keep": 10000}, **BASE,
     )  # fmt: skip
     first, *_, last = clocks(folder / kind)
@@ -129,7 +129,7 @@ def show(report: dict[str, Any]) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="The queue between sampling tasks and ranks: waiting, load, memory.")
-    parser.add_argument("--small", action="store_true", help="a tenth of everything, to see whether it works")
+    parser.add_argument("--small", action="store_true", help="a tenth of everything or less, to see whether it works")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     load_before = os.getloadavg()
@@ -141,7 +141,7 @@ def main() -> None:
         at = Path(folder)
         report: dict[str, Any] = {
             "dataset": SMALL if args.small else DATASET,
-            "waiting": {kind: waiting(dataset, at, kind) for kind in ("zarr", "memory")},
+            "waiting": {kind: waiting(dataset, at, kind, 64 if args.small else 1024) for kind in ("zarr", "memory")},
             "load": {kind: load(small, at, kind, BULKS // 10 if args.small else BULKS) for kind in ("zarr", "memory")},
             "memory": memory(small, at, 6 if args.small else LONG),
             "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load_before": load_before},

@@ -223,7 +223,7 @@ def neighbor(
     zero = np.zeros(k, np.int64)
     node_ends, edge_ends, row_ends = [zero, bulk.node_end.copy()], [zero], []
     for h, s in enumerate(fanout):
-        if not replace:
+        if not replace and s > LANES:
             # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
             s = min(s, int(graph.in_degree.max(initial=1)))
         ends = node_ends[-2:] if expand == "new" else node_ends

@@ -59,14 +59,14 @@ class NeighborSampler:
         options = {"replace": self.replace, "weighted": self.weighted, "expand": self.expand != "new", "edge_ids": self.edge_ids}
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 
-    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`.
-
-        Raises:
-            InputError: `weighted`, and the graph has no edge weights.
-        """
+    def check(self, graph: Graph) -> None:
+        """Raises InputError if this sampler is `weighted` and the graph has no edge weights."""
         if self.weighted and graph.edge_weight is None:
             raise InputError("the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = false")
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample`. Raises what `check` raises."""
+        self.check(graph)
         weights = graph.edge_weight
         samples = kernel.neighbor(
             graph,

@@ -108,7 +108,8 @@ def test_weights_and_seeds_of_a_file(tmp_path, command, name, phrase):
 
 def test_a_weighted_sampler_without_weights(tmp_path):
     words = ("--dataset", SBM, *JOB, *FANOUT, *WEIGHTED)
-    refused("the sampler is weighted but the graph has no edge weights; give", "sample", *words, "--out", tmp_path / "new")
+    for command in ("sample", "run"):
+        refused("the sampler is weighted but the graph has no edge weights; give", command, *words, "--out", tmp_path / "new")
 
 
 @pytest.mark.parametrize(
