@@ -47,10 +47,10 @@ def clocks(run: Path) -> list[dict[str, float]]:
 def waiting(dataset: mr.Dataset, folder: Path, kind: str, batch: int) -> dict[str, Any]:
     """Of one run: the share of waiting after the first bulk, and seconds an epoch."""
     result = mr.run(
-        dataset, out=folder / kind, epochs=EPOCHS, fanout=(15, 10, 5), batch_size=batch, hidden=64, train={"evaluate_every": 0},
+        dataset, out=folder / f"wait-{kind}", epochs=EPOCHS, fanout=(15, 10, 5), batch_size=batch, hidden=64, train={"evaluate_every": 0},
         queue={"kind": kind, "bulk_size": BULK}, checkpoint={"every_steps": BULK // 2, "keep": 10000}, **BASE,
     )  # fmt: skip
-    first, *_, last = clocks(folder / kind)
+    first, *_, last = clocks(folder / f"wait-{kind}")
     parts = {name: last[name] - first[name] for name in STEP_PARTS}
     return {
         "queue_wait_share": parts["queue_wait"] / sum(parts.values()),
@@ -103,7 +103,7 @@ def memory(dataset: mr.Dataset, folder: Path, epochs: int) -> dict[str, Any]:
                     continue
 
     mr.run(
-        dataset, out=folder / "memory", epochs=epochs, fanout=(10, 5), batch_size=256, hidden=32, emit=listen,
+        dataset, out=folder / "epochs", epochs=epochs, fanout=(10, 5), batch_size=256, hidden=32, emit=listen,
         queue={"kind": "zarr", "bulk_size": 4}, **BASE,
     )  # fmt: skip
     fifth = min(5, epochs) - 1
