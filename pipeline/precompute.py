@@ -43,6 +43,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     system = make_system(job)
     if not isinstance(system.sample, Sampled):
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
+    system.sample.sampler.check(dataset.graph)
     if not len(dataset.split.train):
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
     plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)

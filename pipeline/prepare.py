@@ -18,7 +18,6 @@ from ..stages.models import MODELS
 from ..stages.models.base import as_model
 from ..stages.random import Purpose, stream, torch_seed
 from ..stages.sample import SAMPLERS
-from ..stages.sample.neighbor import NeighborSampler
 from ..stages.sample.produce import Sampled
 from ..storage.dataset import Dataset
 from ..storage.dataset_store import features_place
@@ -113,7 +112,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
             f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
         )
     graph = dataset.graph
-    if isinstance(system.sample, Sampled) and isinstance(system.sample.sampler, NeighborSampler):
+    if isinstance(system.sample, Sampled):
         system.sample.sampler.check(graph)
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):

@@ -56,6 +56,10 @@ class Sampler(Protocol):
         """Everything that decides a sample besides graph, seeds and seed, as plain values: part of a store's fingerprint."""
         ...
 
+    def check(self, graph: Graph) -> None:
+        """Raises InputError if the graph lacks what this sampler needs."""
+        ...
+
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """Draw the minibatches of `request`.
 

@@ -47,6 +47,9 @@ class LaborSampler:
         """See `Sampler.record`."""
         return {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
 
+    def check(self, graph: Graph) -> None:
+        """See `Sampler.check`. Any graph will do."""
+
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""
         # One hop's streams serve all hops.

@@ -38,6 +38,9 @@ class LayerwiseSampler:
         """See `Sampler.record`."""
         return {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
 
+    def check(self, graph: Graph) -> None:
+        """See `Sampler.check`. Any graph will do."""
+
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""
         draw = getattr(kernel, self.name)
