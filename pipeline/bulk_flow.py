@@ -61,8 +61,6 @@ class BulkFlow:
         """Sampled so far."""
         self.seconds = 0.0
         """Of sampling, over all workers."""
-        self.edges = 0
-        self.peak_rss_bytes: dict[str, int] = {}
 
     def _missing(self, first: tuple[int, int], last_epoch: int, num_bulks: int) -> Iterator[tuple[int, int]]:
         for epoch in range(first[0], last_epoch):
@@ -115,7 +113,6 @@ class BulkFlow:
         self.bulks += 1
         self._mean_bytes += (receipt["num_bytes"] - self._mean_bytes) / self.bulks
         self.seconds += receipt["seconds"]
-        self.edges += receipt["edges"]
         self._queue.adopt(receipt["epoch"], receipt["number"], receipt["last_index"], receipt["num_bytes"])
 
     def release(self, rank: int, epoch: int, index: int) -> None:

@@ -1,6 +1,5 @@
 """The Dask task that samples one bulk into the run's queue. It gives back a receipt, never the bulk."""
 
-import resource
 import sys
 import threading
 import time
@@ -35,7 +34,7 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     """Sample bulk `number` of `epoch` into the queue.
 
     Returns:
-        epoch, number, last_index, minibatches, edges, num_bytes (packed, as the queue's bound counts), seconds, peak_rss_bytes.
+        epoch, number, last_index, num_bytes (packed, as the queue's bound counts), seconds (of sampling).
 
     Raises:
         RunError: the queue cannot be written.
@@ -51,11 +50,8 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
         "epoch": epoch,
         "number": number,
         "last_index": bulk.minibatches[-1].index,
-        "minibatches": len(bulk.minibatches),
-        "edges": sum(m.num_edges for m in bulk.minibatches),
         "num_bytes": packed_bytes(bulk),
         "seconds": seconds,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 

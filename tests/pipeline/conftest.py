@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import dask.config
 import pytest
@@ -10,15 +11,28 @@ from distributed import LocalCluster
 from millrace.pipeline.cluster import SETTINGS
 
 
-@pytest.fixture(scope="session")
-def scheduler() -> Iterator[str]:
-    """The address of a scheduler on this machine with five workers of one thread; a worker that is killed is replaced."""
+@contextmanager
+def cluster_of(workers: int) -> Iterator[str]:
+    """The address of a scheduler on this machine whose workers have one thread, and the environment that this process has now."""
     environment = dict(os.environ)
     with dask.config.set(SETTINGS):
-        cluster = LocalCluster(n_workers=5, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, memory_limit=None)
+        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, memory_limit=None)
         try:
             yield str(cluster.scheduler_address)
         finally:
             cluster.close(timeout=10)
             os.environ.clear()
             os.environ.update(environment)
+
+
+@pytest.fixture(scope="session")
+def start_cluster():
+    """`cluster_of`, for a test that needs a cluster of its own."""
+    return cluster_of
+
+
+@pytest.fixture(scope="session")
+def scheduler() -> Iterator[str]:
+    """The address of a scheduler with five workers; one that is killed is replaced."""
+    with cluster_of(5) as address:
+        yield address

@@ -1,20 +1,16 @@
 """Runs whose minibatches lie on an object store: a queue between workers and ranks, and a store to train from many times."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import boto3
-import dask.config
 import pytest
-from distributed import LocalCluster
 from moto.server import ThreadedMotoServer
 
 import millrace as mr
 from millrace.pipeline import cli
-from millrace.pipeline.cluster import SETTINGS
 
 BUCKET = "millrace"
 DATASET = "sbm:nodes=300,classes=3,degree=6,features=5,train=0.5"
@@ -142,17 +138,10 @@ def test_a_url_with_nothing_behind_it_is_refused(bucket, millrace, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def scheduler(bucket) -> Iterator[str]:
-    """The address of a scheduler whose workers know the object store: they have the environment that this process has now."""
-    environment = dict(os.environ)
-    with dask.config.set(SETTINGS):
-        cluster = LocalCluster(n_workers=3, threads_per_worker=1, host="127.0.0.1", dashboard_address=None, memory_limit=None)
-        try:
-            yield str(cluster.scheduler_address)
-        finally:
-            cluster.close(timeout=10)
-            os.environ.clear()
-            os.environ.update(environment)
+def scheduler(bucket, start_cluster) -> Iterator[str]:
+    """The address of a scheduler whose workers know the object store."""
+    with start_cluster(3) as address:
+        yield address
 
 
 @pytest.mark.slow
