@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..stages.arena import Arena, reusing
 from ..stages.base import Feed, Fetcher, Phase, Placement, RankJob
 from ..stages.reduce.batch_norm import RunningStatistics
 from ..stages.train import forward_backward
@@ -125,6 +126,7 @@ class _PhaseLoop:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job)
         self.statistics = RunningStatistics(self.module, trainer.job.group)
+        self.arena = Arena()
         self.saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -137,7 +139,9 @@ class _PhaseLoop:
             while epoch < self.phase.last_epoch and not self._enough():
                 for s in range(step, self.steps):
                     start = time.perf_counter()
-                    self._step(epoch, s)
+                    with reusing(self.arena):
+                        self._step(epoch, s)
+                    self.arena.step()
                     self.progress.epoch_seconds += time.perf_counter() - start
                     if s + 1 < self.steps:
                         self._checkpoint(self._due_in_epoch())
@@ -155,6 +159,7 @@ class _PhaseLoop:
         t, clock, progress = self.t, self.clock, self.progress
         group = t.job.group
         self.module.train()
+        # Gradients of the last step go back to the arena.
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, seeds = 0.0, 0
         first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)

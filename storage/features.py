@@ -215,3 +215,22 @@ class CountedFeatures:
         rows = self.inner.gather(ids, out)
         self.ledger.add(self.channel, "features", rows.nbytes)
         return rows
+
+
+def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray | None:
+    """All rows as one C-contiguous array, for a caller who reads `ids` where they lie; None where they must be gathered.
+
+    A counted store counts them, once each, as if they had been gathered.
+
+    Raises:
+        IndexError: an id is out of range.
+    """
+    if isinstance(features, CountedFeatures):
+        rows = in_place(features.inner, ids)
+        if rows is not None:
+            features.ledger.add(features.channel, "features", len(ids) * rows.shape[1] * rows.itemsize)
+        return rows
+    if not isinstance(features, MemoryFeatures) or not features.rows.flags.c_contiguous:
+        return None
+    _check_ids(ids, features.num_rows)
+    return np.asarray(features.rows)

@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ...storage.features import CountedFeatures, FeatureStore, FloatArray
 from ...storage.partition_book import RangeBook
+from ..arena import empty
 from ..base import Group, Placement, RankJob
-from .gather import Gather, roomy
+from ..rows import NamedRows, torch_dtype
+from .gather import Gather
 
 LOAD_BYTES = 64 << 20
 """Rows are loaded in slices of about this size, since a store may hold a second copy of what it converts."""
@@ -32,9 +35,19 @@ class Exchanged:
 class Exchange(Gather):
     """`Gather` over rows that other ranks own."""
 
+    def __init__(self, placement: Placement, features: "SharedFeatures") -> None:
+        """See `Gather`."""
+        super().__init__(placement, features)
+        self._shared = features
+
+    def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+        # In the order in which they came: what reads them finds them through their places.
+        arrived, place = self._shared.collect(nodes)
+        return NamedRows(arrived, place)
+
     def idle(self) -> None:
         """See `Fetcher.idle`: answers what the others ask for."""
-        self._features.gather(np.empty(0, np.int64))
+        self._shared.collect(np.empty(0, np.int64))
 
 
 class SharedFeatures:
@@ -61,7 +74,6 @@ class SharedFeatures:
         for at in range(first, end, step):
             ids = np.arange(at, min(at + step, end))
             features.gather(ids, out=self._own[at - first : at - first + len(ids)])
-        self._sent, self._arrived = self._own[:0], self._own[:0]
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +91,14 @@ class SharedFeatures:
         return self._own.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
-        """See `FeatureStore.gather`. Every rank calls this at the same time, with ids of its own or none.
+        """See `FeatureStore.gather` and `collect`."""
+        arrived, place = self.collect(ids)
+        return np.take(arrived, place, axis=0, out=out, mode="clip")
+
+    def collect(self, ids: npt.NDArray[np.integer]) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        """Rows of `ids` in the order in which they came, and the place of each: ``rows[place]`` is what `gather` gives.
+
+        Every rank calls this at the same time, with ids of its own or none.
 
         Raises:
             IndexError: an id is out of range.
@@ -95,9 +114,10 @@ class SharedFeatures:
         *wanted, own = local.split(counts)
         asked = group.all_to_all(wanted, "control")
 
-        self._sent, self._arrived = roomy(self._sent, sum(len(a) for a in asked)), roomy(self._arrived, len(ids))
-        answers = torch.from_numpy(self._sent)[: sum(len(a) for a in asked)].split([len(a) for a in asked])
-        *into, mine = torch.from_numpy(self._arrived)[: len(ids)].split(counts)
+        width, dtype = self.num_features, torch_dtype(self.dtype)
+        answers = empty((sum(len(a) for a in asked), width), dtype).split([len(a) for a in asked])
+        arrived = empty((len(ids), width), dtype)
+        *into, mine = arrived.split(counts)
         for rows, out_rows in zip([*asked, own], [*answers, mine]):
             # Checked where they were asked for; mode="clip" skips the buffering that mode="raise" needs with `out`.
             np.take(self._own, rows.numpy(), axis=0, out=out_rows.numpy(), mode="clip")
@@ -105,4 +125,4 @@ class SharedFeatures:
 
         place = np.empty(len(ids), np.int64)
         place[order] = np.arange(len(ids))
-        return np.take(self._arrived, place, axis=0, out=out, mode="clip")
+        return arrived.numpy(), place

@@ -10,16 +10,37 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from ..arena import empty
+from ..rows import base_and_ids
 from .ahead import prefetch_rows
 from .attention_cpu import attend, attend_backward
+from .attention_shared_cpu import attend_shared, attend_shared_backward
 from .cut import row_parts
 from .lists import InLists
+from .softmax_cpu import dots
 from .threads import parallel
 
-__all__ = ["attend", "attend_backward", "maximum", "maximum_backward", "spmm", "spmm_backward"]
+__all__ = [
+    "attend",
+    "attend_backward",
+    "attend_shared",
+    "attend_shared_backward",
+    "dots",
+    "maximum",
+    "maximum_backward",
+    "spmm",
+    "spmm_backward",
+    "spmm_beside",
+    "spmm_beside_backward",
+]
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
 _U = np.uint64
+
+
+# What a row of the result gets beside its neighbours: nothing; its own row, times a factor; its own row, in columns [F, 2F); or, in the
+# gradient of that, columns [F, 2F) of its own row.
+_NOTHING, _ADDED, _BESIDE, _FROM_BESIDE = range(4)
 
 
 @njit(**_JIT)
@@ -28,82 +49,137 @@ def _factor(values, i):
 
 
 @njit(**_JIT)
-def _spmm_rows(indptr, indices, coef, x, scale, out, lo, hi):
+def _at(ids, u):
+    return _U(u) if ids is None else _U(ids[_U(u)])
+
+
+@njit(**_JIT)
+def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out, lo, hi):
     # Rows are indexed by unsigned numbers: a signed index brings numba's test for negative ones into the inner loop.
-    F = x.shape[1]
     flat = x.reshape(-1)
     end = indptr[hi]
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
-        prefetch_rows(indices, j, e, end, flat, F)
+        prefetch_rows(indices, ids, j, e, end, flat, x.shape[1], F)
         o = out[_U(i)]
         if j == e:
             for k in range(F):
                 o[k] = 0
-            continue
-        s = _factor(scale, i)
-        # The remainder comes first, so that the first group stores and the others add.
-        first = (e - j) & 3
-        w0 = s * _factor(coef, j)
-        a = x[_U(indices[j])]
-        if first == 1:
-            for k in range(F):
-                o[k] = w0 * a[k]
         else:
-            w1 = s * _factor(coef, j + 1)
-            b = x[_U(indices[j + 1])]
-            if first == 2:
+            s = _factor(scale, i)
+            # The remainder comes first, so that the first group stores and the others add.
+            first = (e - j) & 3
+            w0 = s * _factor(coef, j)
+            a = x[_at(ids, indices[j])]
+            if first == 1:
                 for k in range(F):
-                    o[k] = w0 * a[k] + w1 * b[k]
+                    o[k] = w0 * a[k]
             else:
-                w2 = s * _factor(coef, j + 2)
-                c = x[_U(indices[j + 2])]
-                if first == 3:
+                w1 = s * _factor(coef, j + 1)
+                b = x[_at(ids, indices[j + 1])]
+                if first == 2:
                     for k in range(F):
-                        o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
+                        o[k] = w0 * a[k] + w1 * b[k]
                 else:
-                    first = 4
-                    w3 = s * _factor(coef, j + 3)
-                    d = x[_U(indices[j + 3])]
-                    for k in range(F):
-                        o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
-        for q in range(j + first, e, 4):
-            w0, w1, w2, w3 = s * _factor(coef, q), s * _factor(coef, q + 1), s * _factor(coef, q + 2), s * _factor(coef, q + 3)
-            a, b, c, d = x[_U(indices[q])], x[_U(indices[q + 1])], x[_U(indices[q + 2])], x[_U(indices[q + 3])]
-            for k in range(F):
-                o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+                    w2 = s * _factor(coef, j + 2)
+                    c = x[_at(ids, indices[j + 2])]
+                    if first == 3:
+                        for k in range(F):
+                            o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
+                    else:
+                        first = 4
+                        w3 = s * _factor(coef, j + 3)
+                        d = x[_at(ids, indices[j + 3])]
+                        for k in range(F):
+                            o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+            for q in range(j + first, e, 4):
+                w0, w1, w2, w3 = s * _factor(coef, q), s * _factor(coef, q + 1), s * _factor(coef, q + 2), s * _factor(coef, q + 3)
+                a, b = x[_at(ids, indices[q])], x[_at(ids, indices[q + 1])]
+                c, d = x[_at(ids, indices[q + 2])], x[_at(ids, indices[q + 3])]
+                for k in range(F):
+                    o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+        if i < own_rows:
+            a = x[_at(ids, i)]
+            if kind == _ADDED:
+                s = _factor(own, i)
+                for k in range(F):
+                    o[k] += s * a[k]
+            elif kind == _BESIDE:
+                for k in range(F):
+                    o[F + k] = a[k]
+            elif kind == _FROM_BESIDE:
+                for k in range(F):
+                    o[k] += a[F + k]
 
 
-def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """``out[v] = row_scale[v] * sum over edges e of v of coef[e] * x[indices[e]]``; zeros for rows without an edge.
+def _spmm(
+    lists: InLists,
+    x: Tensor,
+    width: int,
+    coef: Tensor | None,
+    row_scale: Tensor | None,
+    kind: int,
+    own: Tensor | None,
+    own_rows: int,
+    columns: int,
+) -> Tensor:
+    out = empty((lists.num_dst, columns), x.dtype)
+    w, s, o = (None if t is None else t.numpy() for t in (coef, row_scale, own))
+    base, ids = base_and_ids(x)
+    args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, own_rows, out.numpy())
+    parallel(_spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
+    return out
+
+
+def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    """``out[v] = row_scale[v] * sum over edges e of v of coef[e] * x[indices[e]]  +  own[v] * x[v]``; an empty sum is 0.
 
     Args:
         lists: the edges.
         x: [S, D].
         coef: [e], float32 or x's dtype; ones when absent.
         row_scale: [n] of x's dtype; ones when absent.
-        out: [n, D] to write into; made when absent.
+        own: [n] of x's dtype; zeros when absent.
     """
-    out = x.new_empty(lists.num_dst, x.shape[1]) if out is None else out
-    w = None if coef is None else coef.numpy()
-    s = None if row_scale is None else row_scale.numpy()
-    args = (lists.indptr, lists.indices, w, x.numpy(), s, out.numpy())
-    parallel(_spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
-    return out
+    kind = _NOTHING if own is None else _ADDED
+    return _spmm(lists, x, x.shape[1], coef, row_scale, kind, own, lists.num_dst, x.shape[1])
 
 
-def spmm_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+def spmm_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
     """Gradient of `spmm` with respect to x: [n, D] -> [S, D]."""
+    kind = _NOTHING if own is None else _ADDED
+    back, factor = _towards_sources(lists, coef, row_scale, grad.dtype)
+    return _spmm(back, grad, grad.shape[1], factor, None, kind, own, lists.num_dst, grad.shape[1])
+
+
+def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """`spmm`, and beside it in columns [D, 2D) the rows of the destinations themselves: [S, D] -> [n, 2D]."""
+    return _spmm(lists, x, x.shape[1], coef, row_scale, _BESIDE, None, lists.num_dst, 2 * x.shape[1])
+
+
+def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """Gradient of `spmm_beside` with respect to x: [n, 2D] -> [S, D]."""
+    width = grad.shape[1] // 2
+    back, factor = _towards_sources(lists, coef, row_scale, grad.dtype)
+    return _spmm(back, grad, width, factor, None, _FROM_BESIDE, None, lists.num_dst, width)
+
+
+def _towards_sources(
+    lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype
+) -> tuple[InLists, Tensor | None]:
+    """The transposed lists, and what each of their edges counts."""
     t = lists.transposed
-    factor = None if coef is None else coef[torch.from_numpy(t.edge)].to(grad.dtype)
+    factor = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)
     if row_scale is not None:
         scale = row_scale[torch.from_numpy(t.dst)]
         factor = scale if factor is None else factor.mul_(scale)
-    return spmm(InLists(t.indptr, t.dst, lists.num_dst), grad, factor)
+    return InLists(t.indptr, t.dst, lists.num_dst), factor
 
 
 @njit(**_JIT)
-def _max_rows(indptr, indices, x, out, arg, lo, hi):
+def _max_rows(indptr, indices, ids, x, out, arg, lo, hi):
     F = x.shape[1]
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
@@ -113,12 +189,12 @@ def _max_rows(indptr, indices, x, out, arg, lo, hi):
                 o[k] = 0
                 g[k] = -1
             continue
-        a = x[_U(indices[j])]
+        a = x[_at(ids, indices[j])]
         for k in range(F):
             o[k] = a[k]
             g[k] = j
         for q in range(j + 1, e):
-            a = x[_U(indices[q])]
+            a = x[_at(ids, indices[q])]
             for k in range(F):
                 # The first NaN wins over numbers, as in torch.
                 better = (a[k] > o[k]) | ((a[k] != a[k]) & (o[k] == o[k]))
@@ -147,9 +223,10 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
         [n, D] values, 0 for rows without an edge; [n, D] int32 or int64, the first edge that attains each, or -1.
     """
     shape = (lists.num_dst, x.shape[1])
-    out = x.new_empty(shape)
-    arg = torch.empty(shape, dtype=torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
-    args = (lists.indptr, lists.indices, x.numpy(), out.numpy(), arg.numpy())
+    out = empty(shape, x.dtype)
+    arg = empty(shape, torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
+    base, ids = base_and_ids(x)
+    args = (lists.indptr, lists.indices, ids, base, out.numpy(), arg.numpy())
     parallel(_max_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
     return out, arg
 
@@ -157,7 +234,7 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
 def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
     """Gradient of `maximum` with respect to x: [n, D] -> [S, D]."""
     t = lists.transposed
-    out = grad.new_empty(lists.num_src, grad.shape[1])
+    out = empty((lists.num_src, grad.shape[1]), grad.dtype)
     args = (t.indptr, t.dst, t.edge, arg.numpy(), grad.numpy(), out.numpy())
     parallel(_max_backward_rows, [(*args, a, b) for a, b in row_parts(t.indptr, grad.shape[1])])
     return out

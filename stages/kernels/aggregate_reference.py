@@ -26,19 +26,37 @@ def _gradients(fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tens
         return torch.autograd.grad(fn(*leaves), leaves, grad)
 
 
-def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def dots(x: Tensor, y: Tensor) -> Tensor:
+    """See `softmax_cpu.dots`."""
+    return (x * y).sum(-1)
+
+
+def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
     """See `aggregate_cpu.spmm`."""
     src, dst = _edges(lists)
     messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
     result = x.new_zeros(lists.num_dst, x.shape[1]).index_add(0, dst, messages)
     result = result if row_scale is None else result * row_scale[:, None]
-    return result if out is None else out.copy_(result)
+    return result if own is None else result + own[:, None] * x[: lists.num_dst]
 
 
-def spmm_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+def spmm_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
     """See `aggregate_cpu.spmm_backward`."""
     x = grad.new_zeros(lists.num_src, grad.shape[1])
-    return _gradients(lambda x: spmm(lists, x, coef, row_scale), (x,), grad)[0]
+    return _gradients(lambda x: spmm(lists, x, coef, row_scale, own), (x,), grad)[0]
+
+
+def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """See `aggregate_cpu.spmm_beside`."""
+    return torch.cat([spmm(lists, x, coef, row_scale), x[: lists.num_dst]], dim=1)
+
+
+def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """See `aggregate_cpu.spmm_beside_backward`."""
+    x = grad.new_zeros(lists.num_src, grad.shape[1] // 2)
+    return _gradients(lambda x: spmm_beside(lists, x, coef, row_scale), (x,), grad)[0]
 
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,3 +109,27 @@ def attend_backward(
     """See `aggregate_cpu.attend_backward`; `out` and `log_sum` are not needed here."""
     dz, da, dl = _gradients(lambda z, a, logit: attend(lists, z, a, logit, rule)[0], (z, a_src, logit_dst), grad)
     return dz, da, dl
+
+
+def attend_shared(lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor, Tensor]:
+    """See `attention_shared_cpu.attend_shared`."""
+    logit_dst = x[: lists.num_dst] @ a_dst.T
+    out, log_sum = attend(lists, x[:, None].expand(-1, len(a_src), -1), a_src, logit_dst, rule)
+    return out, logit_dst, log_sum
+
+
+def attend_shared_backward(
+    lists: InLists,
+    x: Tensor,
+    a_src: Tensor,
+    a_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    logit_dst: Tensor,
+    log_sum: Tensor,
+    grad: Tensor,
+    needs_x: bool,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """See `attention_shared_cpu.attend_shared_backward`; what the forward pass left is not needed here."""
+    dx, d_src, d_dst = _gradients(lambda x, a, b: attend_shared(lists, x, a, b, rule)[0], (x, a_src, a_dst), grad)
+    return dx if needs_x else None, d_src, d_dst

@@ -10,13 +10,13 @@ AHEAD = 8
 
 
 @njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
-def prefetch_rows(indices, begin, end, stop, flat, width):
-    """Fetch the rows named AHEAD edges after ``indices[begin:end]``, but none from `stop` on.
+def prefetch_rows(indices, ids, begin, end, stop, flat, stride, width):
+    """Fetch the first `width` columns of the rows named AHEAD edges after ``indices[begin:end]``, but none from `stop` on.
 
-    `flat` is the row-major matrix, [rows * width].
+    `flat` is the row-major matrix, [rows * stride]; `ids`, or None, says which of its rows an index means.
     """
     line = max(64 // flat.itemsize, 1)
     for q in range(begin + AHEAD, min(end + AHEAD, stop)):
-        at = np.int64(indices[q]) * width
+        row = np.int64(indices[q]) if ids is None else np.int64(ids[np.uint64(indices[q])])
         for k in range(0, width, line):
-            prefetch(flat, at + k)  # pyright: ignore[reportCallIssue]
+            prefetch(flat, row * stride + k)  # pyright: ignore[reportCallIssue]

@@ -12,61 +12,18 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from ..random import GOLDEN as _GOLDEN
-from ..random import NODE as _NODE
+from ..arena import empty
 from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
 from .lists import InLists
 from .rules import AttentionRule
+from .softmax_cpu import CHUNK_ROWS, JIT, constants, dots, keep, leaky, num_chunks
 from .threads import parallel
 
-# "reassoc" lets dot products use vectors; NaN and infinity keep their meaning.
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
 _U = np.uint64
-_M1, _M2 = _U(0xBF58476D1CE4E5B9), _U(0x94D049BB133111EB)
-CHUNK_ROWS = 1024
-"""Rows per partial sum of a reduction over all rows: fixed, so that the order of summation is too."""
 
 
-@njit(inline="always")
-def _mix(z):
-    z = (z ^ (z >> _U(30))) * _M1
-    z = (z ^ (z >> _U(27))) * _M2
-    return z ^ (z >> _U(31))
-
-
-@njit(**_JIT)
-def _keep(key, threshold, e, h):
-    return _mix(_mix(key + _U(e) * _NODE) + _U(h + 1) * _GOLDEN) >> _U(32) >= threshold
-
-
-@njit(**_JIT)
-def _leaky(x, slope):
-    return x if x > 0 else slope * x
-
-
-@njit(**_JIT)
-def _dot_rows(x, y, out, lo, hi):
-    H, D = x.shape[1], x.shape[2]
-    for i in range(lo, hi):
-        a, b = x[_U(i)], y[_U(i) if len(y) == len(x) else _U(0)]
-        for h in range(H):
-            p, q = a[h], b[h]
-            total = x.dtype.type(0)
-            for k in range(D):
-                total += p[k] * q[k]
-            out[i, h] = total
-
-
-def _dots(x: Tensor, y: Tensor) -> Tensor:
-    """<x[i, h], y[i, h]>, [n, H]; y may have one row for all."""
-    out = x.new_empty(x.shape[:2])
-    args = (x.numpy(), y.numpy(), out.numpy())
-    parallel(_dot_rows, [(*args, a, b) for a, b in even_parts(len(x), x.shape[1] * x.shape[2])])
-    return out
-
-
-@njit(**_JIT)
+@njit(**JIT)
 def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold, keep_scale, out, log_sum, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(indices)
     flat, end = z.reshape(-1), indptr[hi]
@@ -75,27 +32,27 @@ def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold
     p = np.empty(H, z.dtype)
     for v in range(lo, hi):
         j, e = indptr[v], indptr[v + 1]
-        prefetch_rows(indices, j, e, end, flat, H * D)
+        prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
         here, o = logit_dst[_U(v)], out[_U(v)]
         # The logits are scalars, so a pass over them for the maximum is cheaper than rescaling sums of D values.
         own = logit_src[_U(v)]
         for h in range(H):
-            top[h] = _leaky(own[h] + here[h], slope)
+            top[h] = leaky(own[h] + here[h], slope)
             total[h] = 0
             for k in range(D):
                 o[h, k] = 0
         for q in range(j, e):
             there = logit_src[_U(indices[q])]
             for h in range(H):
-                top[h] = max(top[h], _leaky(there[h] + here[h], slope))
+                top[h] = max(top[h], leaky(there[h] + here[h], slope))
         for q in range(j, e + 1):
             u = _U(indices[q]) if q < e else _U(v)
             number = q if q < e else E + v
             there, row = logit_src[u], z[u]
             for h in range(H):
-                p[h] = math.exp(_leaky(there[h] + here[h], slope) - top[h])
+                p[h] = math.exp(leaky(there[h] + here[h], slope) - top[h])
                 total[h] += p[h]
-                if threshold > _U(0) and not _keep(key, threshold, number, h):
+                if threshold > _U(0) and not keep(key, threshold, number, h):
                     p[h] = 0
             for h in range(H):
                 w, a, b = p[h], o[h], row[h]
@@ -109,13 +66,13 @@ def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold
             log_sum[v, h] = top[h] + math.log(total[h])
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _attend_backward_dst(indptr, indices, z, logit_src, logit_dst, slope, key, threshold, keep_scale, log_sum, grad, delta, d_dst, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(indices)
     flat, end = z.reshape(-1), indptr[hi]
     for v in range(lo, hi):
         j, e = indptr[v], indptr[v + 1]
-        prefetch_rows(indices, j, e, end, flat, H * D)
+        prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
         here, g = logit_dst[_U(v)], grad[_U(v)]
         for h in range(H):
             d_dst[v, h] = 0
@@ -125,9 +82,9 @@ def _attend_backward_dst(indptr, indices, z, logit_src, logit_dst, slope, key, t
             there, row = logit_src[u], z[u]
             for h in range(H):
                 x = there[h] + here[h]
-                p = math.exp(_leaky(x, slope) - log_sum[v, h])
+                p = math.exp(leaky(x, slope) - log_sum[v, h])
                 inner = z.dtype.type(0)
-                if threshold == _U(0) or _keep(key, threshold, number, h):
+                if threshold == _U(0) or keep(key, threshold, number, h):
                     a, b = g[h], row[h]
                     for k in range(D):
                         inner += a[k] * b[k]
@@ -136,7 +93,7 @@ def _attend_backward_dst(indptr, indices, z, logit_src, logit_dst, slope, key, t
                 d_dst[v, h] += d if x > 0 else slope * d
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _attend_backward_src(
     t_indptr, t_dst, t_edge, z, a_src, logit_src, logit_dst, slope, key, threshold, keep_scale, log_sum, grad, delta, dz, d_src, lo, hi
 ):
@@ -150,16 +107,16 @@ def _attend_backward_src(
                 o[h, k] = 0
         # A destination is a source of its own row too: one more edge at the end of its list.
         last = t_indptr[u + 1]
-        prefetch_rows(t_dst, t_indptr[u], last, end, flat, H * D)
+        prefetch_rows(t_dst, None, t_indptr[u], last, end, flat, H * D, H * D)
         for q in range(t_indptr[u], last + 1 if u < n else last):
             v = _U(t_dst[q]) if q < last else _U(u)
             number = np.int64(t_edge[q]) if q < last else E + u
             here, g = logit_dst[v], grad[v]
             for h in range(H):
                 x = there[h] + here[h]
-                p = math.exp(_leaky(x, slope) - log_sum[v, h])
+                p = math.exp(leaky(x, slope) - log_sum[v, h])
                 inner = z.dtype.type(0)
-                if threshold == _U(0) or _keep(key, threshold, number, h):
+                if threshold == _U(0) or keep(key, threshold, number, h):
                     a, b, c = g[h], row[h], o[h]
                     for k in range(D):
                         inner += a[k] * b[k]
@@ -175,7 +132,7 @@ def _attend_backward_src(
                 c[k] += d * a[k]
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _weighted_chunks(weight, z, partial, lo, hi):
     H, D = z.shape[1], z.shape[2]
     for c in range(lo, hi):
@@ -189,15 +146,10 @@ def _weighted_chunks(weight, z, partial, lo, hi):
 
 def _weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
     """sum over u of weight[u, h] * z[u, h]: [S, H], [S, H, D] -> [H, D], always added in the same order."""
-    partial = np.zeros((-(-len(z) // CHUNK_ROWS), *z.shape[1:]), z.numpy().dtype)
+    partial = np.zeros((num_chunks(len(z)), *z.shape[1:]), z.numpy().dtype)
     args = (weight.numpy(), z.numpy(), partial)
     parallel(_weighted_chunks, [(*args, a, b) for a, b in even_parts(len(partial), CHUNK_ROWS * z.shape[1] * z.shape[2])])
     return torch.from_numpy(partial.sum(axis=0))
-
-
-def _constants(rule: AttentionRule, z: Tensor) -> tuple[Any, ...]:
-    real = z.numpy().dtype.type
-    return real(rule.slope), _U(rule.key), _U(rule.threshold), real(rule.keep_scale)
 
 
 def attend(lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
@@ -214,15 +166,15 @@ def attend(lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: At
         [n, H, D]; [n, H], the logarithm of each softmax's denominator, which the backward pass needs.
     """
     heads, width = z.shape[1:]
-    out, log_sum = z.new_empty(lists.num_dst, heads, width), z.new_empty(lists.num_dst, heads)
-    logit_src = _dots(z, a_src[None])
+    out, log_sum = empty((lists.num_dst, heads, width), z.dtype), empty((lists.num_dst, heads), z.dtype)
+    logit_src = dots(z, a_src[None])
     args = (
         lists.indptr,
         lists.indices,
         z.numpy(),
         logit_src.numpy(),
         logit_dst.numpy(),
-        *_constants(rule, z),
+        *constants(rule, z),
         out.numpy(),
         log_sum.numpy(),
     )
@@ -239,9 +191,9 @@ def attend_backward(
     """
     t = lists.transposed
     heads, width = z.shape[1:]
-    logit_src, delta = _dots(z, a_src[None]), _dots(grad, out)
-    dz, d_src, d_dst = torch.empty_like(z), torch.empty_like(logit_src), torch.empty_like(logit_dst)
-    logits = (logit_src.numpy(), logit_dst.numpy(), *_constants(rule, z), log_sum.numpy(), grad.numpy(), delta.numpy())
+    logit_src, delta = dots(z, a_src[None]), dots(grad, out)
+    dz, d_src, d_dst = (empty(t.shape, t.dtype) for t in (z, logit_src, logit_dst))
+    logits = (logit_src.numpy(), logit_dst.numpy(), *constants(rule, z), log_sum.numpy(), grad.numpy(), delta.numpy())
     args: tuple[Any, ...] = (lists.indptr, lists.indices, z.numpy(), *logits, d_dst.numpy())
     parallel(_attend_backward_dst, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
     args = (t.indptr, t.dst, t.edge, z.numpy(), a_src.numpy(), *logits, dz.numpy(), d_src.numpy())

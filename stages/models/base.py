@@ -65,7 +65,7 @@ class Stack(Model):
     def __init__(self, convs: Sequence[nn.Module], widths: Sequence[int], dropout: float, norm: str, activation: str) -> None:
         """
         Args:
-            convs: L modules ``conv(hood, h) -> h'``.
+            convs: L modules ``conv(hood, h, activation) -> h'``; they apply the activation, one of `dense.FUSED`, in the same go.
             widths: L-1 widths of the hidden results.
             dropout: probability of dropping an element.
             norm: one of `NORMS`.
@@ -76,16 +76,20 @@ class Stack(Model):
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(NORMS[norm](width) for width in widths)
         self.dropout = dropout
-        self._activation = ACTIVATIONS[activation]
+        self.activation = activation
 
-    def convolve(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
-        """Convolution i alone."""
-        return self.convs[i](hood, h)
+    def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
+        """Convolution i, then the activation."""
+        return self.convs[i](hood, h, activation)
 
     def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
-        h = self.convolve(i, hood, dropout(h, self.dropout, self.training))
-        return h if i == self.num_layers - 1 else self._activation(self.norms[i](h))
+        h = dropout(h, self.dropout, self.training)
+        if i == self.num_layers - 1:
+            return self.convolve(i, hood, h, "none")
+        if isinstance(self.norms[i], nn.Identity):
+            return self.convolve(i, hood, h, self.activation)
+        return ACTIVATIONS[self.activation](self.norms[i](self.convolve(i, hood, h, "none")))
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """The convolution of layer i, a module ``conv(hood, h) -> h'``."""
+        """The convolution of layer i, a module ``conv(hood, h, activation="none") -> h'``."""
 
     def build(self, num_features: int, num_classes: int) -> Model:
         """The model, [., num_features] -> [., num_classes].

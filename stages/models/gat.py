@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
-from ..neighbourhood.base import Neighbourhood, destinations
-from .base import ModelConfig
+from ..dense import linear, per_head
+from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
+from .base import ACTIVATIONS, ModelConfig
 
 
 class GATConv(nn.Module):
@@ -25,12 +26,23 @@ class GATConv(nn.Module):
         for weight in (self.linear.weight, self.a_src, self.a_dst):
             nn.init.xavier_uniform_(weight)
 
-    def forward(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, heads * head_width], or [num_dst, head_width] when averaged."""
-        z = self.linear(h).view(-1, self.heads, self.head_width)
-        logit_dst = (destinations(hood, z) * self.a_dst).sum(-1)
-        out = hood.attend(z, self.a_src, logit_dst, self.slope, self.attention_dropout if self.training else 0.0)
-        return (out.flatten(1) if self.concat else out.mean(1)) + self.bias
+        weight = self.linear.weight
+        drop = self.attention_dropout if self.training else 0.0
+        if not aggregate_first(hood, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]):
+            z = linear(h, weight).view(-1, self.heads, self.head_width)
+            logit_dst = (destinations(hood, z) * self.a_dst).sum(-1)
+            out = hood.attend(z, self.a_src, logit_dst, self.slope, drop)
+            return ACTIVATIONS[activation]((out.flatten(1) if self.concat else out.mean(1)) + self.bias)
+        # The same with W after the sum: <a, W h> = <W^T a, h>, and W goes with each head's sum of h.
+        by_head = weight.view(self.heads, self.head_width, -1)
+        a_src, a_dst = (torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst))
+        out = hood.attend_shared(h, a_src, a_dst, self.slope, drop)
+        if self.concat:
+            return per_head(out, by_head, self.bias, activation)
+        mean = by_head.transpose(0, 1).flatten(1) / self.heads
+        return linear(out.flatten(1), mean, self.bias, activation)
 
 
 @dataclass(frozen=True)

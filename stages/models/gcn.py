@@ -6,12 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..neighbourhood.base import Neighbourhood, destinations
-from .base import ModelConfig
+from ..dense import linear
+from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
+from .base import ACTIVATIONS, ModelConfig
 
 
 class GCNConv(nn.Module):
-    """``D^-1/2 (A + I) D^-1/2 h W + b`` with D the in-degrees of the *whole* graph plus one; the narrower side is aggregated.
+    """``D^-1/2 (A + I) D^-1/2 h W + b`` with D the in-degrees of the *whole* graph plus one.
 
     A self loop that is in the graph stays beside the one added here.
     """
@@ -22,18 +23,19 @@ class GCNConv(nn.Module):
         nn.init.xavier_uniform_(self.linear.weight)
         self.bias = nn.Parameter(torch.zeros(width_out))
 
-    def forward(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
-        first = self.linear.out_features < self.linear.in_features
-        scale = (hood.degree.to(h.dtype) + 1).rsqrt()[:, None]
-        h = (self.linear(h) if first else h) * scale
-        out = (hood.sum(h) + destinations(hood, h)) * destinations(hood, scale)
-        return (out if first else self.linear(out)) + self.bias
+        weight = self.linear.weight
+        scale = (hood.degree.to(h.dtype) + 1).rsqrt()
+        here = destinations(hood, scale)
+        if aggregate_first(hood, weight.numel(), before=weight.shape[1], after=weight.shape[0]):
+            return linear(hood.sum(h, factor=scale, own=here) * here[:, None], weight, self.bias, activation)
+        return ACTIVATIONS[activation](hood.sum(linear(h, weight), factor=scale, own=here) * here[:, None] + self.bias)
 
 
 @dataclass(frozen=True)
 class GCN(ModelConfig):
-    """GCN. Cost per layer: one aggregation of min(width_in, width_out) columns, one product.
+    """GCN. Cost per layer: one aggregation, one product; whichever is cheaper comes first.
 
     Under sampling the sum over neighbours is scaled up to the whole neighbourhood.
     """

@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..neighbourhood.base import Neighbourhood, destinations
+from ..dense import linear
+from ..neighbourhood.base import Neighbourhood
 from .base import ModelConfig
 
 
@@ -18,9 +19,11 @@ class GINConv(nn.Module):
         self.eps = nn.Parameter(torch.zeros(()))
         self.mlp = nn.Sequential(nn.Linear(width_in, hidden), nn.ReLU(), nn.Linear(hidden, width_out))
 
-    def forward(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
-        return self.mlp((1 + self.eps) * destinations(hood, h) + hood.sum(h))
+        inner, _, outer = self.mlp
+        total = hood.sum(h, own=(1 + self.eps).expand(hood.num_dst))
+        return linear(linear(total, inner.weight, inner.bias, "relu"), outer.weight, outer.bias, activation)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...storage.errors import InputError
 from ..neighbourhood.base import Neighbourhood, destinations
 from ..neighbourhood.block import BlockNeighbourhood
-from .base import Stack
+from .base import ACTIVATIONS, Stack
 
 
 def _parameters(conv: nn.Module) -> dict[str, inspect.Parameter]:
@@ -60,15 +60,17 @@ class PyGModel(Stack):
             _refuse(conv)
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
 
-    def convolve(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
-        """Convolution i on a block.
+    def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
+        """Convolution i on a block, then the activation.
 
         Raises:
             InputError: the neighbourhood is not a block.
         """
         if not isinstance(hood, BlockNeighbourhood):
             raise InputError(f"PyG convolutions need blocks, but got a {type(hood).__name__}; use one of Millrace's own models here")
-        conv = self.convs[i]
+        return ACTIVATIONS[activation](self._on_block(self.convs[i], hood, h))
+
+    def _on_block(self, conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
         src, dst = torch.from_numpy(hood.lists.indices).long(), torch.from_numpy(hood.lists.rows)
         if type(conv).__name__ == "GCNConv":
             own = torch.arange(hood.num_dst)

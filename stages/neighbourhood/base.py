@@ -8,8 +8,9 @@ remote partitions under SAR, so a layer is written once.
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
+
+from ..rows import head
 
 Message = Callable[..., Tensor]
 """``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge."""
@@ -34,16 +35,31 @@ class Neighbourhood(Protocol):
         """Rows of `h`."""
         ...
 
+    @property
+    def num_edges(self) -> int:
+        """Edges present."""
+        ...
+
     degree: Tensor
     """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the dtype of
     the features. Never depends on sampling or partitioning."""
 
-    def sum(self, h: Tensor) -> Tensor:
-        """sum over in-edges (u, v) of coefficient * h[u]: [num_src, D] -> [num_dst, D]."""
+    def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+        """sum over in-edges (u, v) of coefficient * factor[u] * h[u], plus own[v] * h[v]: [num_src, D] -> [num_dst, D].
+
+        Args:
+            h: the rows.
+            factor: [num_src], constant; ones when absent.
+            own: [num_dst], differentiable; zeros when absent.
+        """
         ...
 
     def mean(self, h: Tensor) -> Tensor:
         """`sum` divided by the row's sum of coefficients: [num_src, D] -> [num_dst, D]."""
+        ...
+
+    def mean_beside(self, h: Tensor) -> Tensor:
+        """``[mean(h) | h[:num_dst]]``, so that one product serves both: [num_src, D] -> [num_dst, 2D]."""
         ...
 
     def max(self, h: Tensor) -> Tensor:
@@ -67,6 +83,23 @@ class Neighbourhood(Protocol):
         """
         ...
 
+    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """`attend` whose heads all sum the rows of h: ``e_uv = leaky_relu(<a_src, h[u]> + <a_dst, h[v]>, slope)``.
+
+        With z = W_h h, ``attend`` gives W_h times this, if here a_src is W_h^T times what it is there, and a_dst likewise.
+
+        Args:
+            h: [num_src, F].
+            a_src: [H, F].
+            a_dst: [H, F].
+            slope: see `attend`.
+            dropout: see `attend`; the same key drops the same coefficients.
+
+        Returns:
+            [num_dst, H, F].
+        """
+        ...
+
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
         """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, D]."""
         ...
@@ -74,4 +107,21 @@ class Neighbourhood(Protocol):
 
 def destinations(hood: Neighbourhood, h: Tensor) -> Tensor:
     """The rows of `h` that belong to the destinations, [num_dst, ...]."""
-    return torch.narrow(h, 0, 0, hood.num_dst)
+    return head(h, hood.num_dst)
+
+
+EDGE_COST = 8
+"""What a multiply-add of an aggregation takes, in multiply-adds of a matrix product: the first waits for memory, the second does not."""
+
+
+def aggregate_first(hood: Neighbourhood, weights: int, before: int, after: int) -> bool:
+    """Whether to aggregate and then multiply by a matrix, rather than multiply and then aggregate. Both give the same, to rounding.
+
+    Args:
+        hood: a block has many more sources than destinations; a whole graph as many.
+        weights: elements of the matrix.
+        before: columns that are aggregated if that comes first.
+        after: columns that are aggregated if the product comes first.
+    """
+    edges = EDGE_COST * hood.num_edges
+    return hood.num_dst * weights + edges * before <= hood.num_src * weights + edges * after

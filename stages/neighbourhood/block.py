@@ -14,8 +14,9 @@ from ...storage.minibatch import Block
 from ..kernels import aggregation
 from ..kernels.lists import InLists
 from ..kernels.rules import AttentionRule
+from ..rows import NamedRows
 from .base import Message, Reduce
-from .gradients import Attend, Maximum, Spmm
+from .gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
 
 
 class BlockNeighbourhood:
@@ -49,6 +50,11 @@ class BlockNeighbourhood:
     def num_src(self) -> int:
         """Rows of `h`."""
         return self.block.num_src
+
+    @property
+    def num_edges(self) -> int:
+        """Edges present."""
+        return self.block.num_edges
 
     @cached_property
     def lists(self) -> InLists:
@@ -89,48 +95,67 @@ class BlockNeighbourhood:
         _check(h, name)
         if h.ndim < 1 or len(h) != rows:
             raise InputError(f"{name} has shape {list(h.shape)}; expected {rows} rows, one for each source")
-        return h.reshape(rows, _product(h.shape[1:])).contiguous()
+        # Rows that are only named stay so.
+        return h if isinstance(h, NamedRows) else h.reshape(rows, _product(h.shape[1:])).contiguous()
 
-    def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce) -> Tensor:
+    def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels, lists)  # pyright: ignore[reportReturnType]
-        return Spmm.apply(x, self._kernels, lists, self.weight, self._row_scale(reduce, x.dtype))  # pyright: ignore[reportReturnType]
+        coef = self.weight
+        if factor is not None:
+            of_edge = factor.detach().to(x.dtype)[torch.from_numpy(lists.indices)]
+            coef = of_edge if coef is None else of_edge.mul_(coef)
+        return Spmm.apply(x, own, self._kernels, lists, coef, self._row_scale(reduce, x.dtype))  # pyright: ignore[reportReturnType]
 
-    def _aggregate(self, h: Tensor, reduce: Reduce) -> Tensor:
+    def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device, as do the
+        other calls."""
         x = self._matrix(h, self.num_src, "h")
-        return self._reduce(self.lists, x, reduce).reshape(self.num_dst, *h.shape[1:])
-
-    def sum(self, h: Tensor) -> Tensor:
-        """[num_src, ...] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device, as do the other calls."""
-        return self._aggregate(h, "sum")
+        for name, values, rows in (("factor", factor, self.num_src), ("own", own, self.num_dst)):
+            if values is not None and values.shape != (rows,):
+                raise InputError(f"{name} has shape {list(values.shape)}; expected [{rows}]")
+        own = None if own is None else own.to(x.dtype).contiguous()
+        return self._reduce(self.lists, x, "sum", factor, own).reshape(self.num_dst, *h.shape[1:])
 
     def mean(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
-        return self._aggregate(h, "mean")
+        return self._reduce(self.lists, self._matrix(h, self.num_src, "h"), "mean").reshape(self.num_dst, *h.shape[1:])
+
+    def mean_beside(self, h: Tensor) -> Tensor:
+        """[num_src, D] -> [num_dst, 2D]."""
+        x = self._matrix(h, self.num_src, "h")
+        return SpmmBeside.apply(x, self._kernels, self.lists, self.weight, self._row_scale("mean", x.dtype))  # pyright: ignore[reportReturnType]
 
     def max(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
-        return self._aggregate(h, "max")
+        return self._reduce(self.lists, self._matrix(h, self.num_src, "h"), "max").reshape(self.num_dst, *h.shape[1:])
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D].
 
         Dropout takes one key from torch's CPU generator, so `torch.manual_seed` governs it.
         """
-        for name, x in (("z", z), ("a_src", a_src), ("logit_dst", logit_dst)):
-            _check(x, name)
-            if x.dtype != z.dtype:
-                raise InputError(f"{name} is {x.dtype} and z is {z.dtype}; expected one dtype")
+        _alike(z=z, a_src=a_src, logit_dst=logit_dst)
         shapes = z.ndim == 3 and len(z) == self.num_src and a_src.shape == z.shape[1:] and logit_dst.shape == (self.num_dst, z.shape[1])
         if not shapes:
             raise InputError(
                 f"attend got z {list(z.shape)}, a_src {list(a_src.shape)}, logit_dst {list(logit_dst.shape)}; "
                 f"expected [{self.num_src}, H, D], [H, D], [{self.num_dst}, H]"
             )
-        if not 0 <= dropout < 1:
-            raise InputError(f"attention dropout is {dropout}; expected at least 0 and below 1")
-        rule = AttentionRule(slope, dropout, int(torch.randint(2**62, ()).item()) if dropout else 0)
+        rule = _attention_rule(slope, dropout)
         out = Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._kernels, self.lists, rule)
+        return out  # pyright: ignore[reportReturnType]
+
+    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]. Dropout as in `attend`."""
+        _alike(h=h, a_src=a_src, a_dst=a_dst)
+        if h.ndim != 2 or len(h) != self.num_src or a_src.ndim != 2 or a_src.shape != a_dst.shape or a_src.shape[1] != h.shape[1]:
+            raise InputError(
+                f"attend_shared got h {list(h.shape)}, a_src {list(a_src.shape)}, a_dst {list(a_dst.shape)}; "
+                f"expected [{self.num_src}, F], [H, F], [H, F]"
+            )
+        rule = _attention_rule(slope, dropout)
+        out = AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels, self.lists, rule)
         return out  # pyright: ignore[reportReturnType]
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
@@ -169,3 +194,18 @@ def _product(shape: Sequence[int]) -> int:
 def _check(x: Tensor, name: str) -> None:
     if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
         raise InputError(f"{name} is {x.dtype} on {x.device}; expected float32 or float64 on the cpu")
+
+
+def _alike(**given: Tensor) -> None:
+    """Refuse tensors of different types."""
+    first = next(iter(given))
+    for name, x in given.items():
+        _check(x, name)
+        if x.dtype != given[first].dtype:
+            raise InputError(f"{name} is {x.dtype} and {first} is {given[first].dtype}; expected one dtype")
+
+
+def _attention_rule(slope: float, dropout: float) -> AttentionRule:
+    if not 0 <= dropout < 1:
+        raise InputError(f"attention dropout is {dropout}; expected at least 0 and below 1")
+    return AttentionRule(slope, dropout, int(torch.randint(2**62, ()).item()) if dropout else 0)

@@ -1,4 +1,7 @@
-"""The aggregation kernels as differentiable functions. `kernels` is a module of `stages.kernels`; x and z must be contiguous."""
+"""The aggregation kernels as differentiable functions. `kernels` is a module of `stages.kernels`; matrices must be contiguous.
+
+Rows that are only named (`stages.rows`) are constants: they are read where they lie, and get no gradient.
+"""
 
 from types import ModuleType
 from typing import Any
@@ -9,21 +12,45 @@ from torch.autograd.function import once_differentiable
 
 from ..kernels.lists import InLists
 from ..kernels.rules import AttentionRule
+from ..rows import head
 
 
 class Spmm(torch.autograd.Function):
-    """``apply(x, kernels, lists, coef, row_scale)``: differentiable in x; the weights of the graph are constants."""
+    """``apply(x, own, kernels, lists, coef, row_scale)``: differentiable in x and `own` [n]; the weights of the graph are constants."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: ModuleType, lists: InLists, coef: Tensor | None, row_scale: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, own: Tensor | None, kernels: ModuleType, lists: InLists, coef: Tensor | None, row_scale: Tensor | None
+    ) -> Tensor:
         ctx.rest = kernels, lists, coef, row_scale
-        return kernels.spmm(lists, x, coef, row_scale)
+        # x is only needed for the gradient of `own`.
+        ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
+        return kernels.spmm(lists, x, coef, row_scale, own)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kernels, lists, coef, row_scale = ctx.rest
-        return kernels.spmm_backward(lists, grads[0].contiguous(), coef, row_scale), None, None, None, None
+        own, x = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        dx = kernels.spmm_backward(lists, grad, coef, row_scale, own) if ctx.needs_input_grad[0] else None
+        down = kernels.dots(grad[:, None], head(x, lists.num_dst)[:, None])[:, 0] if ctx.needs_input_grad[1] else None
+        return dx, down, None, None, None, None
+
+
+class SpmmBeside(torch.autograd.Function):
+    """``apply(x, kernels, lists, coef, row_scale)``: the aggregates, and the destinations' own rows beside them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernels: ModuleType, lists: InLists, coef: Tensor | None, row_scale: Tensor | None) -> Tensor:
+        ctx.rest = kernels, lists, coef, row_scale
+        return kernels.spmm_beside(lists, x, coef, row_scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kernels, lists, coef, row_scale = ctx.rest
+        return kernels.spmm_beside_backward(lists, grads[0].contiguous(), coef, row_scale), None, None, None, None
 
 
 class Maximum(torch.autograd.Function):
@@ -58,4 +85,25 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kernels, lists, rule = ctx.rest
         z, a_src, logit_dst, out, log_sum = ctx.saved_tensors
-        return (*kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous()), None, None, None)
+        found = kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous())
+        return *found, None, None, None
+
+
+class AttendShared(torch.autograd.Function):
+    """``apply(x, a_src, a_dst, kernels, lists, rule)``: every head sums the rows of x; keeps two numbers per row and head."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, kernels: ModuleType, lists: InLists, rule: AttentionRule) -> Tensor:
+        out, logit_dst, log_sum = kernels.attend_shared(lists, x, a_src, a_dst, rule)
+        ctx.rest = kernels, lists, rule
+        ctx.save_for_backward(x, a_src, a_dst, out, logit_dst, log_sum)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kernels, lists, rule = ctx.rest
+        x, a_src, a_dst, *rest = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        found = kernels.attend_shared_backward(lists, x, a_src, a_dst, rule, *rest, grad, ctx.needs_input_grad[0])
+        return *found, None, None, None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
 from millrace.storage.graph import Graph, from_edges
+from millrace.storage.minibatch import Block
 
 Tensors = Mapping[str, Tensor]
 Call = Callable[[Neighbourhood, Tensors, Tensors], Tensor]
@@ -166,3 +167,19 @@ class NeighbourhoodTests:
                 graph, lambda hood, r, p: destinations(hood, hood.degree + r["h"]), rows, {}, torch.ones(4, dtype=torch.float64)
             )
             assert_close(got, want)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
+    """A sampled block with fewer destinations than sources, perhaps none, and degrees at least as large as what was kept."""
+    n, extra = draw(st.integers(0, 5)), draw(st.integers(0, 4))
+    S = n + extra
+    kept = draw(st.lists(st.integers(0, 5 if S else 0), min_size=n, max_size=n))
+    indptr = np.cumsum([0, *kept]).astype(draw(st.sampled_from([np.int32, np.int64])))
+    e = int(indptr[-1])
+    indices = np.array(draw(st.lists(st.integers(0, max(S - 1, 0)), min_size=e, max_size=e)), np.int32)
+    weight = draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=e, max_size=e))
+    more = np.array(draw(st.lists(st.integers(0, 3), min_size=S, max_size=S)), np.float64)
+    more[:n] += kept
+    block = Block(n, np.arange(S) + 100, indptr, indices, None if weight is None else np.array(weight, np.float32))
+    return block.check(), torch.from_numpy(more)

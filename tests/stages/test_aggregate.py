@@ -14,7 +14,9 @@ from millrace.stages.kernels import AGGREGATION, aggregate_cpu, aggregate_refere
 from millrace.stages.kernels.lists import InLists
 from millrace.stages.kernels.rules import AttentionRule
 from millrace.stages.kernels.threads import set_num_threads
-from millrace.stages.neighbourhood.gradients import Attend, Maximum, Spmm
+from millrace.stages.kernels.softmax_cpu import CHUNK_ROWS, chunk_parts, num_chunks
+from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
+from millrace.stages.rows import NamedRows, base_and_ids
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +49,25 @@ def results(kernels: Any, lists: InLists, width: int, dtype: torch.dtype, dropou
         return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
 
     n, S, heads = lists.num_dst, lists.num_src, 3
-    x, grad, scale, coef = rand(S, width), rand(n, width), rand(n), rand(lists.num_edges).float()
+    x, grad, scale, own, coef = rand(S, width), rand(n, width), rand(n), rand(n), rand(lists.num_edges).float()
     found = []
     for c in (None, coef):
         for r in (None, scale):
             found += [kernels.spmm(lists, x, c, r), kernels.spmm_backward(lists, grad, c, r)]
+            found += [kernels.spmm_beside(lists, x, c, r), kernels.spmm_beside_backward(lists, torch.cat([grad, grad + 1], 1), c, r)]
+    found += [kernels.spmm(lists, x, coef, scale, own), kernels.spmm_backward(lists, grad, coef, scale, own)]
     largest, arg = kernels.maximum(lists, x)
     found += [largest, arg, kernels.maximum_backward(lists, arg, grad)]
     z, a, logit, upstream = rand(S, heads, width), rand(heads, width), rand(n, heads), rand(n, heads, width)
     rule = AttentionRule(0.2, dropout, 12345 + seed)
     out, log_sum = kernels.attend(lists, z, a, logit, rule)
-    return [*found, out, log_sum, *kernels.attend_backward(lists, z, a, logit, rule, out, log_sum, upstream)]
+    found += [out, log_sum, *kernels.attend_backward(lists, z, a, logit, rule, out, log_sum, upstream)]
+    b = rand(heads, width)
+    made = kernels.attend_shared(lists, x, a, b, rule)
+    found += [*made, *kernels.attend_shared_backward(lists, x, a, b, rule, *made, upstream, True)]
+    dx, *constant = kernels.attend_shared_backward(lists, x, a, b, rule, *made, upstream, False)
+    assert dx is None
+    return found + constant
 
 
 @given(lists=lists_of, width=st.sampled_from([1, 7, 16, 33]), dropout=st.sampled_from([0.0, 0.3]))
@@ -147,13 +157,16 @@ def test_gradients_are_those_of_finite_differences() -> None:
     k = aggregate_cpu
     scale, coef = torch.rand(4, dtype=torch.float64), torch.rand(11)
     checks: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
-        (lambda x: Spmm.apply(x, k, lists, coef, scale), (torch.randn(6, 3, **DOUBLE),)),
+        (lambda x, own: Spmm.apply(x, own, k, lists, coef, scale), (torch.randn(6, 3, **DOUBLE), torch.randn(4, **DOUBLE))),
+        (lambda x: SpmmBeside.apply(x, k, lists, coef, scale), (torch.randn(6, 3, **DOUBLE),)),
         (lambda x: Maximum.apply(x, k, lists), (torch.randn(6, 3, **DOUBLE),)),
     ]
     leaves = tuple(torch.randn(*s, **DOUBLE) for s in ((6, 2, 3), (2, 3), (4, 2)))
     for dropout in (0.0, 0.5):
         rule = AttentionRule(0.2, dropout, 7)
         checks.append((lambda z, a, logit, rule=rule: Attend.apply(z, a, logit, k, lists, rule), leaves))
+        shared = (torch.randn(6, 3, **DOUBLE), leaves[1], torch.randn(2, 3, **DOUBLE))
+        checks.append((lambda x, a, b, rule=rule: AttendShared.apply(x, a, b, k, lists, rule), shared))
     for fn, inputs in checks:
         assert torch.autograd.gradcheck(fn, inputs, atol=1e-6)
 
@@ -213,9 +226,32 @@ def test_large_logits_stay_finite() -> None:
     torch.testing.assert_close(near, far, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
-def test_spmm_writes_where_it_is_told(name: str) -> None:
-    lists, x = random_lists(3, 5, 9, 8), torch.randn(5, 4)
-    out = torch.full((3, 4), torch.nan)
-    assert aggregation(name).spmm(lists, x, out=out) is out
-    assert torch.equal(out, aggregation(name).spmm(lists, x))
+@given(lists=lists_of, width=st.sampled_from([1, 7, 33]), dtype=st.sampled_from([np.float32, np.float64]), dropout=st.sampled_from([0.0, 0.3]))
+@settings(deadline=None, max_examples=40)
+def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, dtype: Any, dropout: float) -> None:
+    """The same bits as from gathered rows, and nothing is gathered."""
+    rng = np.random.default_rng(width)
+    base = rng.standard_normal((30, width)).astype(dtype)
+    ids = rng.integers(0, 30, lists.num_src).astype(lists.indices.dtype)
+    n, heads, rule, k = lists.num_dst, 2, AttentionRule(0.2, dropout, 5), aggregate_cpu
+    shapes = ((heads, width), (heads, width), n, (n, heads, width))
+    a, b, own, grad = (torch.from_numpy(rng.standard_normal(s).astype(dtype)) for s in shapes)
+
+    def found(x: Tensor) -> list[Tensor]:
+        made = k.attend_shared(lists, x, a, b, rule)
+        gradients = k.attend_shared_backward(lists, x, a, b, rule, *made, grad, False)[1:]
+        return [k.spmm(lists, x, own=own), k.spmm_beside(lists, x), *k.maximum(lists, x), *made, *gradients]
+
+    named = NamedRows(base, ids)
+    for got, want in zip(found(named), found(torch.from_numpy(base[ids])), strict=True):
+        assert torch.equal(got, want)
+    assert base_and_ids(named)[1] is ids
+
+
+@given(rows=st.integers(0, 5 * CHUNK_ROWS), parts=st.integers(1, 5))
+@settings(deadline=None, max_examples=40)
+def test_chunk_parts_cover_all_chunks_in_order(rows: int, parts: int) -> None:
+    set_num_threads(parts)
+    indptr = np.cumsum([0, *np.random.default_rng(rows).integers(0, 20, rows)])
+    cuts = chunk_parts(indptr, 100)
+    assert [chunk for a, b in cuts for chunk in range(a, b)] == list(range(num_chunks(rows)))

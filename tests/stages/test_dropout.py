@@ -8,6 +8,7 @@ from millrace.stages.dropout import dropout
 from millrace.stages.kernels import threads
 from millrace.stages.kernels.dropout_cpu import scale_kept
 from millrace.stages.random import NODE, mix
+from millrace.stages.rows import NamedRows, base_and_ids
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,20 @@ def test_equals_the_definition_for_any_number_of_threads(dtype, shape):
     expected = np.where(bits >= round(p * 2**32), x * dtype(1 / (1 - p)), 0)
     for n in (1, 2, 3):
         threads.set_num_threads(n)
-        assert np.array_equal(scale_kept(x, key, p), expected)
+        assert np.array_equal(scale_kept(torch.from_numpy(x), key, p).numpy(), expected)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6, 3000])
+@pytest.mark.parametrize("width", [1, 2, 7, 64])
+def test_named_rows_are_dropped_as_gathered_ones(rows, width):
+    base = np.random.default_rng(1).normal(size=(50, width)).astype(np.float32)
+    ids = np.random.default_rng(2).integers(0, 50, rows)
+    want = scale_kept(torch.from_numpy(base[ids]), 77, 0.4)
+    for n in (1, 2, 3):
+        threads.set_num_threads(n)
+        named = NamedRows(base, ids)
+        assert torch.equal(scale_kept(named, 77, 0.4), want)
+        assert base_and_ids(named)[1] is not None  # nothing was gathered on the way
 
 
 def test_share_kept_and_mean():

@@ -3,21 +3,24 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from millrace.stages.models import MODELS
+from millrace.stages.models import MODELS, gat, gcn, sage
 from millrace.stages.models.base import Model, ModelConfig, Stack, as_model
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.gin import GIN
 from millrace.stages.models.pyg import PyGModel
 from millrace.stages.models.sage import SAGE
-from millrace.stages.neighbourhood.base import Neighbourhood
+from millrace.stages.neighbourhood.base import Neighbourhood, aggregate_first
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
+from millrace.stages.rows import NamedRows, base_and_ids
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Block
-from millrace.tests.contracts.neighbourhood import assert_close
+from millrace.tests.contracts.neighbourhood import assert_close, blocks
 
 F64 = torch.float64
 CONFIGS = [
@@ -84,7 +87,7 @@ def dense_layer(conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
     logit = nn.functional.leaky_relu((z * p["a_src"]).sum(-1) + (z[:n] * p["a_dst"]).sum(-1)[:, None], 0.2)
     weight = (N + own)[..., None] * torch.exp(logit)
     out = torch.einsum("vuh,uhd->vhd", weight / weight.sum(1, keepdim=True), z)
-    return (out.flatten(1) if len(p["bias"]) == out[0].numel() else out.mean(1)) + p["bias"]
+    return (out.flatten(1) if len(p["bias"]) == out.shape[1:].numel() else out.mean(1)) + p["bias"]
 
 
 def compare(got: Tensor, want: Tensor, leaves: list[Tensor]) -> None:
@@ -152,15 +155,55 @@ def test_attention_dropout_acts_in_training_only() -> None:
     assert torch.equal(model(hoods, h), model(hoods, h))
 
 
-@pytest.mark.parametrize("name", ["sage", "gcn"])
-def test_the_narrower_side_is_aggregated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = []
-    for call in ("sum", "mean"):
-        plain = getattr(BlockNeighbourhood, call)
-        monkeypatch.setattr(BlockNeighbourhood, call, lambda self, h, plain=plain: widths.append(h.shape[1]) or plain(self, h))
-    config = MODELS[name](hidden=8, layers=2)
-    config.build(5, 3)([whole_graph(make_graph(False))] * 2, torch.randn(12, 5))
-    assert widths == [5, 3]
+ONE_LAYER = [SAGE(layers=1), GCN(layers=1), GIN(layers=1, hidden=3), GAT(layers=1, heads=2), GAT(layers=2, hidden=4, heads=2)]
+
+
+@given(case=blocks(), config=st.sampled_from(ONE_LAYER), first=st.booleans(), activation=st.sampled_from(["none", "relu", "elu"]))
+@settings(deadline=None, max_examples=150)
+def test_either_order_equals_the_dense_formula_on_any_block(
+    case: tuple[Block, Tensor], config: ModelConfig, first: bool, activation: str
+) -> None:
+    """Product first or aggregation first; from gathered rows, and from rows that are read where they lie."""
+    block, degree = case
+    hood = BlockNeighbourhood(block, degree)
+    conv = config.conv(0, 4, config.hidden if config.layers == 2 else 5).double()
+    for parameter in conv.parameters():
+        nn.init.normal_(parameter)
+    h = torch.randn(block.num_src, 4, dtype=F64, requires_grad=True)
+    named = NamedRows(torch.cat([torch.ones(2, 4), h.detach()]).numpy(), np.arange(2, 2 + block.num_src))
+    want = dense_layer(conv, hood, h)
+    want = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda x: x}[activation](want)
+    parameters = list(conv.parameters())
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (sage, gcn, gat):
+            patch.setattr(module, "aggregate_first", lambda *args, **kwargs: first)
+        got, constant = conv(hood, h, activation), conv(hood, named, activation)
+    assert_close(constant, want)
+    grad, nothing = torch.randn(want.shape, dtype=F64), sum(0 * p.sum() for p in (h, *parameters))
+    leaves = [h, *parameters]
+    expected = torch.autograd.grad((want * grad).sum() + nothing, leaves, retain_graph=True)
+    for a, b in zip(torch.autograd.grad((got * grad).sum() + nothing, leaves, retain_graph=True), expected, strict=True):
+        assert_close(a, b)
+    for a, b in zip(torch.autograd.grad((constant * grad).sum() + nothing, parameters), expected[1:], strict=True):
+        assert_close(a, b)
+
+
+def test_sampled_blocks_are_aggregated_first_and_whole_graphs_on_the_narrower_side() -> None:
+    whole = whole_graph(make_graph(False))
+    assert aggregate_first(whole, 5 * 8, before=5, after=8)
+    assert not aggregate_first(whole, 8 * 3, before=8, after=3)
+    wide = Block(1, np.arange(100), np.array([0, 99]), np.arange(1, 100, dtype=np.int32))
+    assert aggregate_first(BlockNeighbourhood(wide, torch.ones(100)), 256 * 47, before=256, after=47)
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gin"])
+def test_rows_in_place_are_never_gathered_by_a_first_layer(name: str) -> None:
+    hoods = minibatch(make_graph(False), 2)
+    base = np.random.default_rng(0).random((12, 5))
+    named = NamedRows(base, hoods[0].block.src)
+    model = MODELS[name](hidden=8, layers=2, dropout=0).build(5, 3).double()
+    model(hoods, named).sum().backward()
+    assert base_and_ids(named)[1] is not None
 
 
 def test_the_registry_has_the_names_of_the_command_line() -> None:

@@ -16,6 +16,7 @@ from millrace.tests.contracts.neighbourhood import (
     NeighbourhoodTests,
     Tensors,
     assert_close,
+    blocks,
     dense_attend,
     dense_max,
     dense_mean,
@@ -42,29 +43,20 @@ class TestReference(WholeGraph):
     backend = "reference"
 
 
-@st.composite
-def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
-    """A sampled block with fewer destinations than sources, perhaps none, and degrees at least as large as what was kept."""
-    n, extra = draw(st.integers(0, 5)), draw(st.integers(0, 4))
-    S = n + extra
-    kept = draw(st.lists(st.integers(0, 5 if S else 0), min_size=n, max_size=n))
-    indptr = np.cumsum([0, *kept]).astype(draw(st.sampled_from([np.int32, np.int64])))
-    e = int(indptr[-1])
-    indices = np.array(draw(st.lists(st.integers(0, max(S - 1, 0)), min_size=e, max_size=e)), np.int32)
-    weight = draw(st.none() | st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=e, max_size=e))
-    more = np.array(draw(st.lists(st.integers(0, 3), min_size=S, max_size=S)), np.float64)
-    more[:n] += kept
-    block = Block(n, np.arange(S) + 100, indptr, indices, None if weight is None else np.array(weight, np.float32))
-    return block.check(), torch.from_numpy(more)
-
-
 @given(case=blocks(), shape=st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
 @settings(deadline=None, max_examples=60)
 def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int, ...]) -> None:
     block, degree = case
     hood = BlockNeighbourhood(block, degree)
     edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
-    for name, oracle in (("sum", dense_sum), ("mean", dense_mean), ("max", dense_max)):
+
+    def beside(edges: Edges, h: Tensor) -> Tensor:
+        flat = h.reshape(len(h), -1)
+        return torch.cat([dense_mean(edges, flat), flat[: block.num_dst]], dim=1)
+
+    for name, oracle in (("sum", dense_sum), ("mean", dense_mean), ("max", dense_max), ("mean_beside", beside)):
+        if name == "mean_beside" and 0 in (*shape, block.num_dst):
+            continue
         h = torch.randn(block.num_src, *shape, dtype=torch.float64, requires_grad=True)
         got, want = getattr(hood, name)(h), oracle(edges, h) if block.num_dst else h[:0]
         assert_close(got, want)
@@ -106,6 +98,46 @@ def uniform(key: int, e: int, head: int) -> float:
         return z ^ (z >> 31)
 
     return (mix((mix((key + e * 0xD1342543DE82EF95) & word) + (head + 1) * 0x9E3779B97F4A7C15) & word) >> 32) / 2**32
+
+
+@given(case=blocks(), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_sums_with_factors_and_own_rows_equal_dense(case: tuple[Block, Tensor], seed: int) -> None:
+    block, degree = case
+    hood = BlockNeighbourhood(block, degree)
+    edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
+    g = torch.Generator().manual_seed(seed)
+    h, factor, own = (torch.randn(s, dtype=torch.float64, generator=g) for s in ((block.num_src, 3), block.num_src, block.num_dst))
+    h.requires_grad_(), own.requires_grad_()
+    got = hood.sum(h, factor=factor, own=own)
+    inner = dense_sum(edges, h * factor[:, None]) if block.num_dst else h[:0]
+    want = inner + own[:, None] * h[: block.num_dst]
+    assert_close(got, want)
+    grad = torch.randn(want.shape, dtype=torch.float64, generator=g)
+    for a, b in zip(*(torch.autograd.grad((x * grad).sum() + 0 * (h.sum() + own.sum()), [h, own]) for x in (got, want))):
+        assert_close(a, b)
+
+
+@given(case=blocks(), dropout=st.sampled_from([0.0, 0.4]), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=60)
+def test_shared_attention_is_attention_with_the_product_moved_behind_the_sum(case: tuple[Block, Tensor], dropout: float, seed: int) -> None:
+    """The same coefficients, drop for drop, and the same gradients in everything."""
+    block, degree = case
+    hood = BlockNeighbourhood(block, degree)
+    shapes = ((block.num_src, 4), (2, 3, 4), (2, 3), (2, 3))
+    h, weight, a, b = leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    torch.manual_seed(seed)
+    z = torch.einsum("uf,hdf->uhd", h, weight)
+    want = hood.attend(z, a, (z[: block.num_dst] * b).sum(-1), dropout=dropout)
+    torch.manual_seed(seed)
+    a_src, a_dst = (torch.einsum("hd,hdf->hf", x, weight) for x in (a, b))
+    shared = hood.attend_shared(h, a_src, a_dst, dropout=dropout)
+    got = torch.einsum("vhf,hdf->vhd", shared, weight)
+    assert_close(got, want)
+    grad = torch.randn(want.shape, dtype=torch.float64)
+    nothing = sum(0 * x.sum() for x in leaves)
+    for x, y in zip(*(torch.autograd.grad((x * grad).sum() + nothing, leaves, retain_graph=True) for x in (got, want))):
+        assert_close(x, y)
 
 
 def test_dropout_draws_anew_with_each_call_and_repeats_under_a_seed() -> None:
@@ -174,6 +206,10 @@ MISTAKES = {
     "expected one dtype": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(3, 1)),
     "a_src is torch.int64": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=torch.int64), torch.ones(3, 1)),
     "attend got": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 1)),
+    "attend_shared got": lambda: hood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(2, 2)),
+    "a_dst is torch.float64": lambda: hood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(1, 2, dtype=F64)),
+    "factor has shape": lambda: hood().sum(torch.ones(3, 2), factor=torch.ones(2)),
+    "own has shape": lambda: hood().sum(torch.ones(3, 2), own=torch.ones(3, 1)),
     "attention dropout": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0),
     "cannot reduce": lambda: hood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),  # type: ignore[arg-type]
     "the message's result": lambda: hood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),

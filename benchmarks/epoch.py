@@ -1,0 +1,343 @@
+"""Whole training epochs side by side with peers: one process at a time, each with its own copy of graph and features.
+
+    python benchmarks/epoch.py --model sage,gat --threads 1,2 --ranks --json epoch.json
+
+The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 47 classes, minibatches of 1024 seeds, fanout
+15, 10, 5, Adam, float32, no dropout, 100 random features on a random graph of ogbn-products' size. An epoch is N minibatches, from
+shuffled seeds to the optimiser's step.
+
+Engines take turns: each is started, loads, warms up, measures and ends, then the next one; every other round runs backwards. Peers
+run with the system's allocator as it is and with settings that keep freed memory for the next step (`TUNED`), which is worth as much
+as a better kernel; Millrace runs as it is. Ours is `millrace.run`, timed from the end of one epoch to the end of the next. PyG
+has its own sampler only where pyg-lib or torch-sparse is installed, else it is fed by Millrace's loader, which is faster. Parts are
+those of the measured epochs; of ours those of the whole run, the first epoch included, and "sample" is a thread beside the others.
+"peak RSS" is what the process held at most in the measured epochs, "loaded" what it held before training.
+
+Semantics differ: DGL expands the whole frontier again at each hop, and so draws more edges (14 % on products); but its layers then read
+fewer, since in Millrace and PyG a layer reads the edges of all hops inside it. "drawn" and "read" below say how many. DGL's attention
+leaves out the node itself.
+
+The bound is explained in `roofline.py`. `--overhead` sets `millrace.run` against the same stages in a plain loop, in pairs in
+one process. `--ranks` sets two ranks of one thread and 512 seeds each against one process of two threads; their peak is the sum over
+both, of their whole lives, without the driver and the workers that hold them.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from epoch_tables import show_overhead, show_ratios, show_roofline, show_rows
+from graphs import RECIPES, load, stored
+from peers import environment
+from peers.train_task import BATCH, CLASSES, FEATURES, WARM_UP
+
+HERE = Path(__file__).resolve().parent
+TUNED = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One thing that is measured."""
+
+    name: str
+    script: str
+    model: str
+    threads: int
+    tuned: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """As printed."""
+        return f"{self.name} {self.threads}T {self.allocator}"
+
+    @property
+    def allocator(self) -> str:
+        """Word for the settings."""
+        return "own" if "ranks" in self.options else "tuned" if self.tuned else "default"
+
+    @property
+    def ours(self) -> bool:
+        """Not a peer."""
+        return self.script == "train_millrace.py"
+
+
+def engines(model: str, args: argparse.Namespace) -> list[Engine]:
+    """What is measured for a model, in the order of a round."""
+    found = []
+    for t in args.threads:
+        for variant in ["", *args.ours]:
+            name, options = f"millrace {variant}".strip(), {"set": variant.split()}
+            found += [
+                Engine(name, "train_millrace.py", model, t, tuned, options) for tuned in ([False, True] if args.ours_tuned else [False])
+            ]
+        for peer in args.peers:
+            found += [Engine(peer, f"train_{peer}.py", model, t, allocator == "tuned") for allocator in args.allocators]
+    return found
+
+
+def rank_engines(store: Path) -> list[Engine]:
+    """Two ranks and one process on the same store. Ranks choose their allocator's settings themselves."""
+    common = {"store": str(store)}
+    return [
+        Engine("2 ranks of 512 seeds", "train_millrace.py", "sage", 1, False, {**common, "ranks": 2, "set": ["executor=dask"]}),
+        Engine("1 process of 1024 seeds", "train_millrace.py", "sage", 2, False, common),
+        Engine("1 process of 1024 seeds", "train_millrace.py", "sage", 2, True, common),
+    ]
+
+
+class Lab:
+    """Starts the processes."""
+
+    def __init__(self, folder: Path, args: argparse.Namespace, minibatches: int) -> None:
+        self.folder, self.cache, self.minibatches, self.epochs = folder, args.cache, minibatches, args.epochs
+        self._limit = int(args.limit_gib * 2**30)
+
+    def run(self, script: Path, *, model: str, threads: int, tuned: bool = False, foreign: bool = False, **options: Any) -> dict[str, Any]:
+        """What the process answers, or ``{"failed": why}``."""
+        task = {"folder": str(self.folder), "model": model, "threads": threads, "minibatches": self.minibatches, "epochs": self.epochs}
+        python = environment.python(self.cache) if foreign else sys.executable
+        with tempfile.TemporaryDirectory() as scratch:
+            done = subprocess.run(
+                [python, script, "--task", json.dumps({**task, "options": options})],
+                env={k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+                | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "TMPDIR": scratch}
+                | {"DGLBACKEND": "pytorch", "DGLDEFAULTDIR": str(self.cache / "dgl")}
+                | ({"GLIBC_TUNABLES": TUNED} if tuned else {}),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                # A step that needs more fails by itself, before the system kills whatever it likes.
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (self._limit, self._limit)),
+            )
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1])
+        words = [line for line in done.stderr.splitlines() if line.strip()][-12:]
+        print("\n".join([f"  {script.name} ended with exit code {done.returncode}:", *words]), flush=True)
+        return {"failed": f"exit code {done.returncode}: {words[-1][:200] if words else 'no words'}"}
+
+
+def measure(lab: Lab, found: list[Engine], rounds: int) -> list[dict[str, Any]]:
+    """Let the engines take turns; one summary for each."""
+    runs: dict[int, list[dict[str, Any]]] = {n: [] for n in range(len(found))}
+    for turn in range(rounds):
+        for n in range(len(found))[:: 1 if turn % 2 == 0 else -1]:
+            e = found[n]
+            if any("failed" in r for r in runs[n]):
+                continue
+            start, before = time.perf_counter(), os.getloadavg()[0]
+            foreign = e.script == "train_dgl.py"
+            r = lab.run(HERE / "peers" / e.script, model=e.model, threads=e.threads, tuned=e.tuned, foreign=foreign, **e.options)
+            runs[n].append({**r, "load_before": before, "round": turn})
+            # Much less on processors than the threads could have had: something else held them up.
+            busy = f", {r['cpu_ms']:.1f} ms of processors" if r.get("cpu_ms") else ""
+            said = r.get("failed") or f"{r['ms']:.1f} ms a minibatch{busy}"
+            print(f"  {e.model} {e.label}: {said} (process {time.perf_counter() - start:.0f} s, load before {before:.1f})", flush=True)
+    return [_summary(e, runs[n]) for n, e in enumerate(found)]
+
+
+def _summary(e: Engine, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": e.name,
+        "ours": e.ours,
+        "model": e.model,
+        "threads": e.threads,
+        "allocator": e.allocator,
+        "options": e.options,
+        "runs": runs,
+    }
+    if failed := [r["failed"] for r in runs if "failed" in r]:
+        return {**row, "failed": failed[0]}
+    ms = [r["ms"] for r in runs]
+    parts = {name: statistics.median(r["parts_ms"].get(name, 0.0) for r in runs) for name in runs[0]["parts_ms"]}
+    means = {name: statistics.mean(r[name] for r in runs) for name in ("edges", "aggregated", "nodes", "loss") if name in runs[0]}
+    return {
+        **row,
+        "ms": statistics.median(ms),
+        "ms_min": min(ms),
+        "ms_max": max(ms),
+        "parts_ms": parts,
+        **means,
+        "peak_bytes": max(r["peak_bytes"] for r in runs),
+        "loaded_bytes": max(r["loaded_bytes"] for r in runs),
+        "loader": runs[0].get("loader"),
+    }
+
+
+def ratio(slow: dict[str, Any], fast: dict[str, Any]) -> dict[str, Any]:
+    """How many times faster `fast` is: of medians, and the worst and best pairing of rounds."""
+    pairing = [slow["ms_min"] / fast["ms_max"], slow["ms_max"] / fast["ms_min"]]
+    return {"name": fast["name"], "over": f"{slow['name']} {slow['allocator']}", "threads": fast["threads"], "model": fast["model"]} | {
+        "allocator": fast["allocator"],
+        "ratio": slow["ms"] / fast["ms"],
+        "range": pairing,
+        "peak_memory": fast["peak_bytes"] / slow["peak_bytes"],
+    }
+
+
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ours over each peer at the same number of threads."""
+    alive = [r for r in rows if "failed" not in r]
+    return [ratio(p, o) for o in alive if o["ours"] for p in alive if not p["ours"] and p["threads"] == o["threads"]]
+
+
+def problems(rows: list[dict[str, Any]]) -> list[str]:
+    """Engines that failed, or that cannot have done the work."""
+    said = [f"{r['model']} {r['name']} {r['threads']}T {r['allocator']} failed: {r['failed']}" for r in rows if "failed" in r]
+    alive = [r for r in rows if "failed" not in r]
+    for r in alive:
+        label = f"{r['model']} {r['name']} {r['threads']}T {r['allocator']}"
+        # The labels are random: a model that learns and one that does not are both near the logarithm of the number of classes.
+        if r["loss"] is None or not 0.5 * np.log(CLASSES) < r["loss"] < 2 * np.log(CLASSES):
+            said.append(f"{label} has a loss of {r['loss']}; near {np.log(CLASSES):.2f} is expected")
+        for o in (o for o in alive if o["ours"] and not r["ours"] and o["threads"] == r["threads"]):
+            share = r["edges"] / o["edges"]
+            if not 0.97 < share < (1.03 if r["name"] == "pyg" else 2.0):
+                said.append(f"{label} drew {share:.2f} times our edges")
+    return said
+
+
+def interval(pairs: list[dict[str, float]]) -> dict[str, float]:
+    """Of run over bare: the mean ratio and its 95 % confidence interval (Student's t on the logarithms of the pairs' ratios)."""
+    from scipy import stats
+
+    logs = np.log([p["run"] / p["bare"] for p in pairs])
+    half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+    low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
+    return {"ratio": float(middle), "low": float(low), "high": float(high)}
+
+
+def training_data(folder: Path, num_nodes: int) -> None:
+    """Random features and labels beside the graph, and an order of its nodes that seeds are taken from; made on first use."""
+    target = folder / "training"
+    target.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "features": lambda: rng.standard_normal((num_nodes, FEATURES), np.float32),
+        "labels": lambda: rng.integers(0, CLASSES, num_nodes),
+        "seeds": lambda: rng.permutation(num_nodes),
+    }
+    if all((target / f"{name}.npy").exists() for name in arrays):
+        return
+    for name, make in arrays.items():
+        np.save(target / "partial.npy", make())
+        (target / "partial.npy").rename(target / f"{name}.npy")
+
+
+def store_of(folder: Path, minibatches: int) -> Path:
+    """A dataset's store with these seeds, made on first use."""
+    import millrace as mr
+    from millrace.storage.features import MappedFeatures
+
+    path = folder / "training" / f"store-{minibatches}"
+    if not path.exists():
+        training, none = folder / "training", np.empty(0, np.int64)
+        seeds = np.sort(np.load(training / "seeds.npy")[: minibatches * BATCH])
+        features, labels = MappedFeatures(training / "features.npy"), np.load(training / "labels.npy")
+        split = mr.Split(seeds, none, none)
+        mr.write_dataset(path, mr.Dataset("epoch", load(folder), features, labels, split, CLASSES), features_format="npy")
+    return path
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Whole training epochs side by side with peers.")
+    parser.add_argument("--graph", choices=sorted(RECIPES), default="products")
+    parser.add_argument("--model", type=lambda s: s.split(","), default=["sage", "gat"], help="sage, gat, or both; empty for none")
+    parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[1, 2])
+    parser.add_argument("--minibatches", type=int, default=16, help="of an epoch; fewer where the graph has fewer nodes")
+    parser.add_argument("--epochs", type=int, default=1, help="measured in each process")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "pyg"])
+    parser.add_argument("--allocators", type=lambda s: s.split(","), default=["default", "tuned"], help="of the peers")
+    parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE ...", help="one more variant of ours; may be repeated")
+    parser.add_argument("--ours-tuned", action="store_true", help="ours with the tuned allocator too")
+    parser.add_argument("--ranks", action="store_true", help="two ranks against one process too (SAGE)")
+    parser.add_argument("--overhead", action="store_true", help="millrace.run against the bare stages too")
+    parser.add_argument("--pairs", type=int, default=8, help="of --overhead")
+    default_limit = 0.85 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    parser.add_argument("--limit-gib", type=float, default=default_limit, help="memory of a process")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    args.model, args.cache = [m for m in args.model if m], args.cache.resolve()
+    for name, known in (("model", ("sage", "gat")), ("peers", ("dgl", "pyg")), ("allocators", ("default", "tuned"))):
+        if unknown := set(getattr(args, name)) - set(known):
+            parser.error(f"--{name} has {', '.join(sorted(unknown))}; known are {', '.join(known)}")
+    if args.pairs < 2 or min(args.minibatches, args.epochs, args.rounds, *args.threads) < 1:
+        parser.error("--pairs must be at least 2; --minibatches, --epochs, --rounds and --threads at least 1")
+    return args
+
+
+def main() -> int:
+    """Measure and print. Returns 1 if an engine failed or did not do the same work."""
+    args = arguments()
+    folder = stored(args.graph, args.cache)
+    num_nodes = len(np.load(folder / "indptr.npy", mmap_mode="r")) - 1
+    training_data(folder, num_nodes)
+    minibatches = min(args.minibatches, num_nodes // BATCH)
+    print(f"graph {args.graph}: {num_nodes} nodes; epochs of {minibatches} minibatches; peers warm up with {WARM_UP}; cache {args.cache}")
+    if os.getloadavg()[0] > 0.5:
+        print(f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all threads that wait for each other")
+    lab = Lab(folder, args, minibatches)
+    report: dict[str, Any] = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {
+        "minibatches": minibatches,
+        "tuned": TUNED,
+        "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load_before": os.getloadavg()},
+        **{k: [] for k in ("engines", "ratios", "problems")},
+        **{k: {} for k in ("roofline", "overhead", "ranks_engines")},
+    }
+
+    def save() -> None:
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+    for t in args.threads if "sage" in args.model else []:
+        report["roofline"][t] = lab.run(HERE / "roofline.py", model="sage", threads=t)
+    bounds = {t: b for t, b in report["roofline"].items() if "failed" not in b}
+    for model in args.model:
+        rows = measure(lab, engines(model, args), args.rounds)
+        report["engines"] += rows
+        report["problems"] += problems(rows)
+        show_rows(model.upper(), rows)
+        print("\ntimes faster, of medians (worst - best pairing of rounds)")
+        show_ratios(ratios(rows))
+        report["ratios"] += ratios(rows)
+        for t, bound in bounds.items() if model == "sage" else ():
+            show_roofline(bound, t, rows)
+        save()
+    for model, t in ((m, t) for m in args.model for t in args.threads if args.overhead):
+        r = lab.run(HERE / "peers" / "train_millrace.py", model=model, threads=t, pairs=args.pairs)
+        report["overhead"][f"{model} {t}T"] = r if "failed" in r else r | interval(r["pairs"])
+        report["problems"] += [f"overhead {model} {t}T: {r['failed']}"] if "failed" in r else []
+        show_overhead(model, t, report["overhead"][f"{model} {t}T"])
+        save()
+    if args.ranks:
+        rows = measure(lab, rank_engines(store_of(folder, minibatches)), args.rounds)
+        report["problems"] += problems(rows)
+        show_rows("SAGE, ranks and threads", rows)
+        alive = [r for r in rows if "failed" not in r]
+        found = [ratio(r, alive[0]) for r in alive[1:]] if alive and alive[0] is rows[0] else []
+        show_ratios(found)
+        report["ranks_engines"] = {"engines": rows, "ratios": found}
+        save()
+    report["machine"]["load_after"] = os.getloadavg()
+    save()
+    for text in report["problems"]:
+        print(f"PROBLEM: {text}")
+    return 1 if report["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

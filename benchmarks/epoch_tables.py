@@ -1,0 +1,63 @@
+"""The tables that `epoch.py` prints."""
+
+import statistics
+from typing import Any
+
+from peers.train_task import BATCH
+
+ROW = "{:28} {:>2} {:>8} {:>8} {:>17} {:>9} {:>9} {:>8} {:>8} {:>6}  {}"
+
+
+def show_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    """One table."""
+    print(f"\n{title}: ms a minibatch of {BATCH} seeds, median of the rounds; memory in MiB; thousands of edges a minibatch")
+    print(ROW.format("engine", "T", "malloc", "ms", "min - max", "peak RSS", "loaded", "drawn", "read", "loss", "parts, ms"))
+    for r in rows:
+        head = (r["name"], r["threads"], r["allocator"])
+        if "failed" in r:
+            print(ROW.format(*head, "failed", *[""] * 6, r["failed"]))
+            continue
+        parts = ", ".join(f"{name} {ms:.1f}" for name, ms in r["parts_ms"].items())
+        numbers = (
+            f"{r['ms']:.1f}",
+            f"{r['ms_min']:.1f} - {r['ms_max']:.1f}",
+            *(f"{r[k] / 2**20:.0f}" for k in ("peak_bytes", "loaded_bytes")),
+        )
+        edges = (f"{r['edges'] / 1e3:.1f}", f"{r['aggregated'] / 1e3:.1f}", f"{r['loss']:.3f}")
+        print(ROW.format(*head, *numbers, *edges, parts + (f" ({r['loader']})" if r["loader"] else "")))
+
+
+def show_ratios(found: list[dict[str, Any]]) -> None:
+    """Multiples."""
+    for m in found:
+        low, high = m["range"]
+        print(
+            f"{m['name']} {m['allocator']} {m['threads']}T over {m['over']}: {m['ratio']:.2f}x ({low:.2f} - {high:.2f}), "
+            f"{m['peak_memory']:.2f} of its peak memory"
+        )
+
+
+def show_roofline(bound: dict[str, Any], threads: int, rows: list[dict[str, Any]]) -> None:
+    """The bound, and what share of it each of our runs reaches."""
+    rates = ", ".join(f"{name} {g:.0f}" for name, g in bound["gflops"].items())
+    print(
+        f"\nbound {threads}T: {bound['realistic_ms']:.1f} ms = {bound['gflop']:.1f} GFLOP in {bound['gemm_ms']:.1f} "
+        f"+ {bound['moved_bytes'] / 1e6:.0f} MB in {bound['move_ms']:.1f}; ideal {bound['ideal_ms']:.1f} ms\n"
+        f"  GFLOP/s: {rates}; GB/s: gathering rows {bound['gather_gb_per_s']:.1f}, copying {bound['copy_gb_per_s']:.1f}"
+    )
+    for r in rows:
+        if r["ours"] and r["threads"] == threads and "failed" not in r:
+            shares = (100 * bound[name] / r["ms"] for name in ("realistic_ms", "ideal_ms"))
+            print("  {} {}: {:.0f} % of the bound, {:.0f} % of the ideal one".format(r["name"], r["allocator"], *shares))
+
+
+def show_overhead(model: str, threads: int, r: dict[str, Any]) -> None:
+    """The paired comparison."""
+    if "failed" in r:
+        return
+    bare, run = (statistics.median(p[name] for p in r["pairs"]) for name in ("bare", "run"))
+    parts = ", ".join(f"{name} {ms:.1f}" for name, ms in r["bare_parts_ms"].items())
+    print(
+        f"{model} {threads}T: millrace.run takes {r['ratio']:.3f} times the bare stages, 95 % interval {r['low']:.3f} - {r['high']:.3f} "
+        f"({len(r['pairs'])} pairs; medians {run:.1f} and {bare:.1f} ms; bare: {parts})"
+    )

@@ -1,0 +1,91 @@
+"""DGL's NeighborSampler behind its DataLoader (no workers), SAGEConv or GATConv (dgl 2.1.0). Runs in DGL's environment.
+
+Ids are int32 on one thread and int64 on more, as `run_dgl` found safe. GATConv attends over the drawn edges alone: blocks have no
+self loops, which Millrace and PyG add, so DGL does that much less.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import dgl  # pyright: ignore[reportMissingImports]
+import torch
+from dgl import nn as dglnn  # pyright: ignore[reportMissingImports]
+from torch import Tensor, nn
+from torch.nn import functional as F
+from train_task import BATCH, CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, LR, Epoch, Parts, Task, Work, train
+
+
+class Sage(nn.Module):
+    """As in DGL's examples, without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [FEATURES, HIDDEN, HIDDEN, CLASSES]
+        self.convs = nn.ModuleList(dglnn.SAGEConv(a, b, "mean") for a, b in zip(widths, widths[1:]))
+
+    def forward(self, blocks: list[Any], h: Tensor) -> Tensor:
+        """[n, F] -> [B, C]."""
+        for i, (conv, block) in enumerate(zip(self.convs, blocks)):
+            h = conv(block, h)
+            if i + 1 < len(self.convs):
+                h = F.relu(h)
+        return h
+
+
+class Gat(nn.Module):
+    """As in DGL's examples, without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = HIDDEN // HEADS
+        shapes = [(FEATURES, wide), (HIDDEN, wide), (HIDDEN, CLASSES)]
+        self.convs = nn.ModuleList(dglnn.GATConv(a, b, HEADS, allow_zero_in_degree=True) for a, b in shapes)
+
+    def forward(self, blocks: list[Any], h: Tensor) -> Tensor:
+        """[n, F] -> [B, C]."""
+        for i, (conv, block) in enumerate(zip(self.convs, blocks)):
+            h = conv(block, h)
+            h = F.elu(h.flatten(1)) if i + 1 < len(self.convs) else h.mean(1)
+        return h
+
+
+def start(task: Task) -> Epoch:
+    """See `train_task.train`."""
+    torch.set_num_threads(task.threads)
+    torch.manual_seed(0)
+    width = torch.int32 if task.threads == 1 else torch.int64
+    indptr, indices = (torch.from_numpy(a).to(width) for a in task.graph())
+    graph = dgl.graph(("csc", (indptr, indices, torch.empty(0, dtype=width))), num_nodes=len(indptr) - 1, idtype=width)
+    features, labels = (torch.from_numpy(a) for a in task.data())
+    seeds = torch.from_numpy(task.seeds()).to(width)
+    # DGL lists fanouts from the input inwards.
+    sampler = dgl.dataloading.NeighborSampler(list(reversed(FANOUT)))
+    loader = dgl.dataloading.DataLoader(graph, seeds, sampler, batch_size=BATCH, shuffle=True, num_workers=0)
+    model = {"sage": Sage, "gat": Gat}[task.model]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+
+    def epoch(minibatches: int, parts: Parts) -> Iterator[Work]:
+        drawn = islice(loader, minibatches)
+        while True:
+            with parts.measure("sample"):
+                minibatch = next(drawn, None)
+            if minibatch is None:
+                return
+            nodes, chosen, blocks = minibatch
+            with parts.measure("gather"):
+                h, y = features.index_select(0, nodes), labels.index_select(0, chosen)
+            with parts.measure("train"):
+                loss = F.cross_entropy(model(blocks, h), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                value = loss.item()
+            edges = sum(b.num_edges() for b in blocks)
+            yield Work(edges, edges, len(nodes), value)
+
+    return epoch
+
+
+if __name__ == "__main__":
+    train(start)

@@ -1,0 +1,211 @@
+"""Millrace through `millrace.run`; and, with the option `pairs`, beside the same stages in a plain loop.
+
+Options: set (configuration overrides such as "queue.bulk_size=16"), store (a dataset's store to train from), ranks (more than one: on a
+local cluster, the 1024 seeds of a step dealt out to them), pairs.
+
+The queue is bounded so that sampling is one bulk ahead: with the default bound it would run through all epochs during the warm-up,
+and the measured ones would have none. For the same reason an epoch follows that does not count. `val` and `test` are empty, so
+nothing is evaluated.
+"""
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from train_task import BATCH, CLASSES, FANOUT, HEADS, HIDDEN, LR, Parts, Task, memory, read, reset_peak, settle
+
+import millrace as mr
+from millrace.pipeline.config import merged, parse_override
+from millrace.pipeline.events import EpochDone
+from millrace.pipeline.prepare import configure, make_system, prepare
+from millrace.stages.arena import Arena, reusing
+from millrace.stages.base import RankJob
+from millrace.stages.comm.solo import Solo
+from millrace.stages.kernels import cpu
+from millrace.stages.sample.base import SeedPlan
+from millrace.stages.train import forward_backward
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.ledger import Ledger
+
+STAGES = ("sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce")
+FIRST = 2
+"""Minibatches of the run that comes first, which loads compiled code."""
+
+
+def config(task: Task) -> dict[str, Any]:
+    """The job, but for its epochs."""
+    ranks = task.options.get("ranks", 1)
+    table: dict[str, Any] = {
+        "model": {"name": task.model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": 0.0}
+        | ({"heads": HEADS} if task.model == "gat" else {}),
+        "sampler": {"name": "neighbor", "fanout": list(FANOUT)},
+        "train": {"batch_size": BATCH // ranks, "optimizer": "adam", "lr": LR, "evaluate_every": 0},
+        "queue": {"max_bytes": 1},
+        "ranks": ranks,
+        "threads": task.threads,
+        "cluster": {"dashboard_port": 0},
+    }
+    for text in task.options.get("set", []):
+        table = merged(table, *parse_override(text))
+    return table
+
+
+def dataset(task: Task) -> mr.Dataset:
+    """In memory; all seeds in the train split."""
+    features, labels = task.data()
+    none = np.empty(0, np.int64)
+    return mr.Dataset("epoch", mr.Graph(*task.graph()), MemoryFeatures(features), labels, mr.Split(task.seeds(), none, none), CLASSES)
+
+
+class Watch:
+    """Seconds of each epoch of a run, from the end of the one before: whatever happens in between counts."""
+
+    def __init__(self, epochs: int) -> None:
+        self._last = epochs
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self.peak_bytes = 0
+
+    def __call__(self, event: Any) -> None:
+        """See `millrace.run`, `emit`."""
+        if isinstance(event, EpochDone):
+            if event.epoch == 0:
+                reset_peak()
+            if event.epoch == self._last:
+                self.peak_bytes = memory("VmHWM")
+            self.wall.append(time.perf_counter())
+            self.cpu.append(time.process_time())
+
+    def ms(self, minibatches: int, clock: str = "wall") -> float:
+        """Milliseconds a minibatch over the measured epochs."""
+        marks = getattr(self, clock)
+        return 1000 * (marks[self._last] - marks[0]) / self._last / minibatches
+
+
+def run(task: Task, data: mr.Dataset | str) -> tuple[mr.Result, Watch]:
+    """One epoch to warm up, those that are measured, and one that does not count."""
+    watch = Watch(task.epochs)
+    with tempfile.TemporaryDirectory() as folder:
+        return mr.run(data, config=config(task), epochs=task.epochs + 2, out=Path(folder) / "run", emit=watch), watch
+
+
+def warm_up(task: Task, data: mr.Dataset) -> None:
+    """A short run."""
+    split = replace(data.split, train=data.split.train[: FIRST * BATCH])
+    with tempfile.TemporaryDirectory() as folder:
+        mr.run(replace(data, split=split), config=config(task), epochs=1, out=Path(folder) / "run")
+
+
+def sizes(task: Task) -> dict[str, float]:
+    """Edges that the layers read and rows gathered, for BATCH seeds: means over a bulk."""
+    job: Any = configure(config(task))
+    plan = SeedPlan(task.seeds(), job.train.batch_size, job.queue.bulk_size, job.seed)
+    system: Any = make_system(job)
+    drawn = system.sample.sampler.sample(mr.Graph(*task.graph()), plan.request(0, 0), cpu).minibatches
+    return {
+        "aggregated": job.ranks * float(np.mean([sum(b.num_edges for b in m.blocks) for m in drawn])),
+        "nodes": job.ranks * float(np.mean([len(m.nodes) for m in drawn])),
+    }
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """See `train_task.train` for what is answered; `steps_ms` is the run's own account of its epochs.
+
+    With a store that account is `ms` too, since the events of ranks come late: the driver looks for them 20 times a second. The peak of
+    ranks is the sum over them.
+    """
+    store = task.options.get("store")
+    data = store or dataset(task)
+    loaded = settle()
+    if isinstance(data, mr.Dataset):
+        warm_up(task, data)
+    result, watch = run(task, data)
+    clustered = result.ranks > 1
+    # A step of several ranks is as many minibatches as one rank's: BATCH seeds.
+    count = task.minibatches * result.epochs
+    steps_ms = 1000 * float(np.mean(result.seconds["per_epoch"][1:-1])) / task.minibatches
+    return {
+        "ms": steps_ms if store else watch.ms(task.minibatches),
+        "steps_ms": steps_ms,
+        "cpu_ms": None if clustered else watch.ms(task.minibatches, "cpu"),
+        "parts_ms": {name: 1000 * result.seconds[name] / count for name in STAGES if result.seconds[name]},
+        "edges": result.sampled_edges / count,
+        "loss": result.train_loss,
+        "peak_bytes": sum(result.peak_rss_bytes) if clustered else watch.peak_bytes,
+        "loaded_bytes": loaded,
+        **sizes(task),
+    }
+
+
+class Bare:
+    """The stages of a run without its loop, queue, events and checkpoints: the same minibatches one after the other."""
+
+    def __init__(self, task: Task, data: mr.Dataset) -> None:
+        self.job = configure(config(task), epochs=task.epochs + 2)
+        prepared = prepare(self.job, data)
+        self.task, self.graph = task, data.graph
+        rank_job = RankJob(
+            seed=self.job.seed,
+            batch_size=self.job.train.batch_size,
+            bulk_size=self.job.queue.bulk_size,
+            epochs=self.job.epochs,
+            dtype=torch.float32,
+            kernel=cpu,
+            group=Solo(),
+            ledger=Ledger(),
+        )
+        system: Any = prepared.system
+        self.sampler, self.plan = system.sample.sampler, system.sample.plan(prepared.data, rank_job)
+        self.fetcher = system.neighbourhood.fetcher(prepared.data, rank_job)
+        self.model = prepared.build_model().train()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LR)
+        self.workspace, self.arena = cpu.Workspace(), Arena()
+
+    def ms(self, parts: Parts) -> float:
+        """Train on the minibatches of the run's measured epochs; milliseconds a minibatch."""
+        start = time.perf_counter()
+        for epoch in range(1, self.task.epochs + 1):
+            for number in range(self.plan.num_bulks):
+                with parts.measure("sample"):
+                    bulk = self.sampler.sample(self.graph, self.plan.request(epoch, number), cpu, self.workspace)
+                for minibatch in bulk.minibatches:
+                    with reusing(self.arena):
+                        self._step(minibatch, parts)
+                    self.arena.step()
+        return 1000 * (time.perf_counter() - start) / self.task.epochs / self.task.minibatches
+
+    def _step(self, minibatch: mr.MiniBatch, parts: Parts) -> None:
+        with parts.measure("fetch"):
+            fetched = self.fetcher.fetch(minibatch)
+        with parts.measure("forward_backward"):
+            self.optimizer.zero_grad(set_to_none=True)
+            forward_backward(self.model, fetched, self.job.seed, "multiclass", 1 / len(fetched.y))
+        with parts.measure("optimizer"):
+            self.optimizer.step()
+
+
+def compare(task: Task) -> dict[str, Any]:
+    """`run` and the bare stages in turns, in this process: milliseconds a minibatch of each pair."""
+    torch.set_num_threads(task.threads)
+    data = dataset(task)
+    warm_up(task, data)
+    bare = Bare(task, data)
+    bare.ms(Parts())
+    parts, pairs = Parts(), []
+    for n in range(task.options["pairs"]):
+        pair = {}
+        # Every other pair runs backwards.
+        for name in ("run", "bare") if n % 2 == 0 else ("bare", "run"):
+            pair[name] = bare.ms(parts) if name == "bare" else run(task, data)[1].ms(task.minibatches)
+        pairs.append(pair)
+    count = len(pairs) * task.epochs * task.minibatches
+    return {"pairs": pairs, "bare_parts_ms": {name: 1000 * s / count for name, s in parts.seconds.items()}}
+
+
+if __name__ == "__main__":
+    given, answer = read()
+    answer(compare(given) if "pairs" in given.options else measure(given))

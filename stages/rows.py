@@ -1,0 +1,80 @@
+"""Feature rows that are named but not gathered yet.
+
+The first layer of a minibatch often needs no matrix of its sources' features at all: an aggregation can read them where they lie. Such
+a layer never pays for the gather; any other operation gathers first, and sees an ordinary tensor.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .arena import empty
+
+
+def torch_dtype(dtype: npt.DTypeLike) -> torch.dtype:
+    """The type of that name."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+class NamedRows(Tensor):
+    """``base[ids]``, [n, F], as a tensor without memory. Constant: no gradient reaches the features.
+
+    `torch` functions and methods see the gathered rows, which are kept from the first use on. The neighbourhoods of this package read
+    `base` through `ids`.
+    """
+
+    base: npt.NDArray[np.floating]
+    """[V, F], C-contiguous."""
+    ids: npt.NDArray[np.integer]
+    """[n] rows of `base`."""
+
+    @staticmethod
+    def __new__(cls, base: npt.NDArray[np.floating], ids: npt.NDArray[np.integer]) -> "NamedRows":
+        """`ids` must be in range."""
+        make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
+        self = make(cls, (len(ids), base.shape[1]), dtype=torch_dtype(base.dtype))
+        self.base, self.ids, self._rows = base, ids, None
+        return self
+
+    def head(self, n: int) -> Tensor:
+        """The first n rows, gathered."""
+        if self._rows is not None:
+            return self._rows[:n]
+        out = empty((n, self.shape[1]), self.dtype)
+        # In range, so nothing is clipped: mode="raise" would need a buffer beside `out`.
+        np.take(self.base, self.ids[:n], axis=0, out=out.numpy(), mode="clip")
+        return out
+
+    def gathered(self) -> Tensor:
+        """All rows."""
+        if self._rows is None:
+            self._rows = self.head(len(self.ids))
+        return self._rows
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(NamedRows, NamedRows.gathered, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def numpy(self, *, force: bool = False) -> npt.NDArray[Any]:
+        """The gathered rows."""
+        return self.gathered().numpy(force=force)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"NamedRows({list(self.shape)}, {self.dtype})"
+
+
+def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer] | None]:
+    """What a kernel reads: row u of `x` is ``base[ids[u]]``, or ``base[u]`` where there are no ids."""
+    if isinstance(x, NamedRows) and x._rows is None:  # pyright: ignore[reportPrivateUsage]
+        return x.base, x.ids
+    return x.numpy(), None
+
+
+def head(x: Tensor, n: int) -> Tensor:
+    """The first n rows of x; of rows that are only named, no others are gathered."""
+    return x.head(n) if isinstance(x, NamedRows) else torch.narrow(x, 0, 0, n)
