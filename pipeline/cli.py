@@ -115,7 +115,8 @@ def _summary(result: Any) -> str:
         lines.append(f"  test accuracy       {result.test_accuracy:.4f}")
     lines.append("  seconds             " + ", ".join(f"{p} {seconds[p]:.2f}" for p in parts))
     lines.append(f"  sampled             {result.minibatches:,} minibatches, {result.sampled_edges:,} edges")
-    lines.append(f"  peak memory         {max(result.peak_rss_bytes) / 2**20:,.0f} MiB")
+    step = max(m.get("step", 0) for m in result.memory_bytes)
+    lines.append(f"  peak memory         {max(result.peak_rss_bytes) / 2**20:,.0f} MiB (a step's buffers: {step / 2**20:,.0f})")
     lines.append(f"  run folder          {result.out}")
     return "\n".join(lines)
 

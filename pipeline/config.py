@@ -46,6 +46,8 @@ class Train(_Section):
     minibatches_per_step: int | None = Field(default=None, ge=1)
     """Minibatches in an optimiser step, over all ranks; by default one per rank."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    products: Literal["float32", "bfloat16"] = "float32"
+    """What the operands of matrix products are rounded to while training in float32; ``bfloat16`` is faster on processors that have it."""
     lr: float = Field(default=0.003, gt=0, le=1e6)
     weight_decay: float = Field(default=0.0, ge=0)
     evaluate_every: int = Field(default=1, ge=0)

@@ -21,6 +21,8 @@ def examine() -> dict[str, Any]:
     """Versions, machine, threads, and which extras are complete."""
     import torch
 
+    from .prepare import has_bfloat16
+
     memory = "unknown"
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
@@ -38,6 +40,7 @@ def examine() -> dict[str, Any]:
             "memory": memory,
             "free disk": f"{disk.free / 2**30:.1f} GiB",
             "torch threads": torch.get_num_threads(),
+            "bfloat16 products": _yes(has_bfloat16()),
             "gloo": _yes(torch.distributed.is_available() and torch.distributed.is_gloo_available()),
             "tls": ssl.OPENSSL_VERSION,
             "cuda": torch.cuda.get_device_name(0) if cuda else "no: torch sees no GPU",

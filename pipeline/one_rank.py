@@ -46,6 +46,8 @@ class RankReport:
     seconds: dict[str, float]
     bytes: dict[str, dict[str, int]]
     peak_rss_bytes: int
+    memory_bytes: dict[str, int]
+    """See `rank.Progress.memory_bytes`."""
     parameters_sha256: str
     """After the last step; the same on every rank."""
     test_accuracy: float | None
@@ -153,6 +155,7 @@ def take_part(
         seconds=clock.snapshot(),
         bytes=ledger.as_record(),
         peak_rss_bytes=peak_rss_bytes(),
+        memory_bytes=progress.memory_bytes,
         parameters_sha256=sha256,
         test_accuracy=test,
     )

@@ -57,6 +57,11 @@ def make_system(job: Job) -> System:
     return systems.bulk(build("sampler", SAMPLERS, job.sampler))
 
 
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies in bfloat16 (elsewhere torch imitates it, slowly)."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+
+
 def refuse_what_is_missing(job: Job) -> None:
     """Refuse a job that this version cannot run, before anything slow is done for it.
 
@@ -65,6 +70,11 @@ def refuse_what_is_missing(job: Job) -> None:
     """
     if job.device == "cuda":
         raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
+    if job.train.products == "bfloat16":
+        if job.dtype != "float32":
+            raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
+        if not has_bfloat16():
+            raise InputError("train.products is 'bfloat16', but this processor has no bfloat16 products; use \"float32\"")
     if job.executor == "inline" and job.ranks > 1:
         raise InputError(
             f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or ranks = 1"

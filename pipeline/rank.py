@@ -25,6 +25,8 @@ Validate = Callable[[nn.Module], float]
 POOLED = ("loss_sum", "loss_seeds", "minibatches", "sampled_edges")
 """What `Progress` counts on each rank by itself; a checkpoint holds the sums, and a resumed run goes on from them on the first rank."""
 
+WORTH_TELLING_BYTES = 256 << 20
+
 
 class Interrupted(RunError):  # noqa: N818 - a request, not an error
     """The user asked to stop; a checkpoint was written."""
@@ -49,6 +51,8 @@ class Progress:
     epoch_seconds: float = 0.0
     minibatches: int = 0
     sampled_edges: int = 0
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """Of this process: the graph, all features wherever they lie, and the buffers of a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +146,7 @@ class _PhaseLoop:
                     with reusing(self.arena):
                         self._step(epoch, s)
                     self.arena.step()
+                    self._account_memory()
                     self.progress.epoch_seconds += time.perf_counter() - start
                     if s + 1 < self.steps:
                         self._checkpoint(self._due_in_epoch())
@@ -176,7 +181,7 @@ class _PhaseLoop:
             with clock.measure("fetch"):
                 fetched = self.fetcher.fetch(work)
             with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
-                done = forward_backward(self.module, fetched, t.job.seed, t.task, t.system.reduce.weight(fetched))
+                done = forward_backward(self.module, fetched, t.job.seed, t.task, t.system.reduce.weight(fetched), t.train.products)
             loss_sum += done.loss_sum
             seeds += done.seeds
             progress.minibatches += 1
@@ -192,6 +197,20 @@ class _PhaseLoop:
         progress.loss_sum += loss_sum
         progress.loss_seeds += seeds
         t.emit(StepDone(epoch, step, self.steps, loss_sum / max(seeds, 1), seeds))
+
+    def _account_memory(self) -> None:
+        """What the run's memory consists of; told once the first step has shown what a step takes, where it matters."""
+        graph, features = self.placement.graph, self.placement.features
+        first = not self.progress.memory_bytes
+        self.progress.memory_bytes = {
+            "graph": graph.nbytes,
+            "features": features.num_rows * features.num_features * features.dtype.itemsize,
+            "step": self.arena.peak_bytes,
+        }
+        if first and self.t.job.group.rank == 0 and sum(self.progress.memory_bytes.values()) >= WORTH_TELLING_BYTES:
+            mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in self.progress.memory_bytes.items()}
+            told = f"graph {mib['graph']}, features {mib['features']}, a step's tensors {mib['step']} in buffers that later steps reuse"
+            self.t.emit(Note(f"memory: {told}"))
 
     def _end_epoch(self, epoch: int) -> None:
         t, progress = self.t, self.progress
@@ -246,7 +265,7 @@ class _PhaseLoop:
         if t.checkpoints is not None:
             ledgers = self._pool()
             if group.rank == 0:
-                state = {name: value for name, value in vars(progress).items() if name != "cursor"}
+                state = {name: value for name, value in vars(progress).items() if name not in ("cursor", "memory_bytes")}
                 t.checkpoints.save(
                     progress.cursor,
                     {

@@ -68,6 +68,8 @@ class Result:
     bytes: dict[str, Any]
     """Payload by kind (see `storage.ledger`)."""
     peak_rss_bytes: list[int]
+    memory_bytes: list[dict[str, int]]
+    """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later steps reuse."""
     peak_device_bytes: list[int]
     minibatches: int
     sampled_edges: int

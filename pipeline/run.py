@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..stages.comm.solo import Solo
+from ..stages.kernels.threads import set_num_threads
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.ledger import Ledger
@@ -34,10 +35,13 @@ def _threads(count: int | None):
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
+    # Told, not left to ask torch: a sampling thread may ask while a product has torch's threads to itself (`stages.dense`).
+    set_num_threads(torch.get_num_threads())
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        set_num_threads(None)
 
 
 def run(
@@ -173,6 +177,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         seconds=seconds,
         bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},
         peak_rss_bytes=[r.peak_rss_bytes for r in reports],
+        memory_bytes=[r.memory_bytes for r in reports],
         peak_device_bytes=[0] * len(reports),
         minibatches=sum(r.minibatches for r in reports),
         sampled_edges=sum(r.sampled_edges for r in reports),

@@ -1,10 +1,12 @@
 """Products with weights under autograd, with their bias and activation, in memory that the next step uses again.
 
 Rows are taken in blocks that fit a processor's cache: bias, activation and its gradient are applied while a block is still there,
-instead of in passes over the whole matrix.
+instead of in passes over the whole matrix. Threads take whole blocks, each by itself: nobody waits at a barrier inside a product,
+which costs little on an idle machine and several times the product where a sampling thread wants a core now and then. Where blocks
+begin, and in which order gradients are added, depends on the number of rows alone: any number of threads gives the same bits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .arena import empty
+from .kernels.threads import parallel
 from .rows import NamedRows
 
-BLOCK_ROWS = 2048
+LEAST_ROWS, MOST_ROWS = 128, 1024
+"""Of a block."""
+PARTS = 16
+"""Ranges of rows whose gradients are summed apart, and that threads take."""
 _aten: Any = torch.ops.aten
 
 # Forward in place; gradient from (gradient, result) into a third tensor: neither needs what the activation was applied to.
@@ -27,22 +33,34 @@ FUSED = ("none", *_FORWARD)
 """Activations that a product can apply."""
 
 
-def _blocks(rows: int) -> Iterator[slice]:
-    for first in range(0, rows, BLOCK_ROWS):
-        yield slice(first, min(first + BLOCK_ROWS, rows))
+def _parts(rows: int) -> list[list[slice]]:
+    """At most `PARTS` ranges of rows, each as its blocks."""
+    size = min(max(-(-rows // PARTS), LEAST_ROWS), MOST_ROWS)
+    blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
+    count = min(PARTS, len(blocks))
+    cuts = [len(blocks) * p // count for p in range(count + 1)] if blocks else [0]
+    return [blocks[a:b] for a, b in zip(cuts, cuts[1:])]
 
 
-def _through(grad: Tensor, out: Tensor | None, activation: str, scratch: Tensor | None) -> Tensor:
+def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]]) -> None:
+    """``work(p, blocks)`` for every part, in the threads of the kernels; torch's own threads stay out of it."""
+
+    def alone(p: int, blocks: list[slice]) -> None:
+        # Both belong to the thread: it may be new, or have been told otherwise in between.
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            work(p, blocks)
+
+    before = torch.get_num_threads()
+    try:
+        parallel(alone, list(enumerate(parts)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _through(grad: Tensor, out: Tensor | None, activation: str) -> Tensor:
     """The gradient before the activation, of one block."""
-    if out is None or scratch is None:
-        return grad
-    into = scratch[: len(grad)]
-    _BACKWARD[activation](grad, out, into)
-    return into
-
-
-def _scratch(activation: str, rows: int, width: int, like: Tensor) -> Tensor | None:
-    return None if activation == "none" else like.new_empty(min(rows, BLOCK_ROWS), width)
+    return grad if out is None else _BACKWARD[activation](grad, out, torch.empty_like(out))
 
 
 class _Linear(torch.autograd.Function):
@@ -50,18 +68,22 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
         out = empty((len(x), len(weight)), x.dtype)
         w = weight.bfloat16() if low else weight
-        for rows in _blocks(len(x)):
-            y = out[rows]
-            if low:
-                y.copy_(torch.mm(x[rows].bfloat16(), w.t()))
-                if bias is not None:
-                    y += bias
-            elif bias is None:
-                torch.mm(x[rows], w.t(), out=y)
-            else:
-                torch.addmm(bias, x[rows], w.t(), out=y)
-            if activation != "none":
-                _FORWARD[activation](y)
+
+        def work(_: int, blocks: list[slice]) -> None:
+            for rows in blocks:
+                y = out[rows]
+                if low:
+                    y.copy_(torch.mm(x[rows].bfloat16(), w.t()))
+                    if bias is not None:
+                        y += bias
+                elif bias is None:
+                    torch.mm(x[rows], w.t(), out=y)
+                else:
+                    torch.addmm(bias, x[rows], w.t(), out=y)
+                if activation != "none":
+                    _FORWARD[activation](y)
+
+        _each(work, _parts(len(x)))
         ctx.activation, ctx.low = activation, low
         ctx.save_for_backward(x, weight, None if activation == "none" else out)
         return out
@@ -72,27 +94,50 @@ class _Linear(torch.autograd.Function):
         grad = grads[0]
         x, weight, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        parts = _parts(len(x))
         dx = empty(x.shape, x.dtype) if needs_x else None
-        dw = torch.zeros_like(weight) if needs_weight else None
-        db = weight.new_zeros(len(weight)) if needs_bias else None
-        scratch = _scratch(ctx.activation, len(x), len(weight), weight)
+        dw = empty((len(parts), *weight.shape), weight.dtype) if needs_weight else None
+        db = empty((len(parts), len(weight)), weight.dtype) if needs_bias else None
         w = weight.bfloat16() if ctx.low else weight
-        for rows in _blocks(len(x)):
-            g = _through(grad[rows], None if out is None else out[rows], ctx.activation, scratch)
-            if db is not None:
-                db += g.sum(0)
-            if ctx.low:
-                g = g.bfloat16()
+
+        def work(p: int, blocks: list[slice]) -> None:
+            for b, rows in enumerate(blocks):
+                g = _through(grad[rows], None if out is None else out[rows], ctx.activation)
+                if db is not None:
+                    _accumulate(db[p], g.sum(0), b)
+                g = g.bfloat16() if ctx.low else g
                 if dw is not None:
-                    dw += torch.mm(g.t(), x[rows].bfloat16())
+                    _add_product(dw[p], g.t(), x[rows], b, ctx.low)
                 if dx is not None:
-                    dx[rows].copy_(torch.mm(g, w))
-            else:
-                if dw is not None:
-                    dw.addmm_(g.t(), x[rows])
-                if dx is not None:
-                    torch.mm(g, w, out=dx[rows])
-        return dx, dw, db, None, None
+                    _product(dx[rows], g, w)
+
+        _each(work, parts)
+        return dx, None if dw is None else dw.sum(0), None if db is None else db.sum(0), None, None
+
+
+def _accumulate(into: Tensor, value: Tensor, block: int) -> None:
+    """The first block of a part stores, the others add."""
+    if block:
+        into += value
+    else:
+        into.copy_(value)
+
+
+def _add_product(into: Tensor, a: Tensor, b: Tensor, block: int, low: bool) -> None:
+    """`into` (+)= a b, where `b` is still in float32."""
+    if low:
+        _accumulate(into, torch.mm(a, b.bfloat16()), block)
+    elif block:
+        into.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=into)
+
+
+def _product(into: Tensor, a: Tensor, b: Tensor) -> None:
+    if a.dtype == into.dtype:
+        torch.mm(a, b, out=into)
+    else:
+        into.copy_(torch.mm(a, b))
 
 
 class _PerHead(torch.autograd.Function):
@@ -102,16 +147,20 @@ class _PerHead(torch.autograd.Function):
         out = empty((len(x), heads * width), x.dtype)
         by_head = bias.view(heads, width)
         w = weight.bfloat16() if low else weight
-        for rows in _blocks(len(x)):
-            for h in range(heads):
-                y = out[rows, h * width : (h + 1) * width]
-                if low:
-                    y.copy_(torch.mm(x[rows, h].bfloat16(), w[h].t()))
-                    y += by_head[h]
-                else:
-                    torch.addmm(by_head[h], x[rows, h], w[h].t(), out=y)
-            if activation != "none":
-                _FORWARD[activation](out[rows])
+
+        def work(_: int, blocks: list[slice]) -> None:
+            for rows in blocks:
+                for h in range(heads):
+                    y = out[rows, h * width : (h + 1) * width]
+                    if low:
+                        y.copy_(torch.mm(x[rows, h].bfloat16(), w[h].t()))
+                        y += by_head[h]
+                    else:
+                        torch.addmm(by_head[h], x[rows, h], w[h].t(), out=y)
+                if activation != "none":
+                    _FORWARD[activation](out[rows])
+
+        _each(work, _parts(len(x)))
         ctx.activation, ctx.low = activation, low
         ctx.save_for_backward(x, weight, None if activation == "none" else out)
         return out
@@ -122,25 +171,24 @@ class _PerHead(torch.autograd.Function):
         grad = grads[0]
         x, weight, out = ctx.saved_tensors
         heads, width = weight.shape[:2]
+        parts = _parts(len(x))
         dx = empty(x.shape, x.dtype) if ctx.needs_input_grad[0] else None
-        dw, db = torch.zeros_like(weight), weight.new_zeros(heads * width)
-        scratch = _scratch(ctx.activation, len(x), heads * width, weight)
+        dw, db = empty((len(parts), *weight.shape), weight.dtype), empty((len(parts), heads * width), weight.dtype)
         w = weight.bfloat16() if ctx.low else weight
-        for rows in _blocks(len(x)):
-            g = _through(grad[rows], None if out is None else out[rows], ctx.activation, scratch)
-            db += g.sum(0)
-            g = g.bfloat16() if ctx.low else g
-            for h in range(heads):
-                own = g[:, h * width : (h + 1) * width]
-                if ctx.low:
-                    dw[h] += torch.mm(own.t(), x[rows, h].bfloat16())
+
+        def work(p: int, blocks: list[slice]) -> None:
+            for b, rows in enumerate(blocks):
+                g = _through(grad[rows], None if out is None else out[rows], ctx.activation)
+                _accumulate(db[p], g.sum(0), b)
+                g = g.bfloat16() if ctx.low else g
+                for h in range(heads):
+                    own = g[:, h * width : (h + 1) * width]
+                    _add_product(dw[p, h], own.t(), x[rows, h], b, ctx.low)
                     if dx is not None:
-                        dx[rows, h].copy_(torch.mm(own, w[h]))
-                else:
-                    dw[h].addmm_(own.t(), x[rows, h])
-                    if dx is not None:
-                        torch.mm(own, w[h], out=dx[rows, h])
-        return dx, dw, db, None, None
+                        _product(dx[rows, h], own, w[h])
+
+        _each(work, parts)
+        return dx, dw.sum(0), db.sum(0), None, None
 
 
 def _in_bfloat16(x: Tensor) -> bool:

@@ -27,14 +27,25 @@ def summed_loss(logits: Tensor, y: Tensor, task: Literal["multiclass", "multilab
     return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / max(1, y.shape[1])
 
 
-def forward_backward(model: nn.Module, fetched: Fetched, seed: int, task: Literal["multiclass", "multilabel"], weight: float) -> WorkDone:
+def forward_backward(
+    model: nn.Module,
+    fetched: Fetched,
+    seed: int,
+    task: Literal["multiclass", "multilabel"],
+    weight: float,
+    products: Literal["float32", "bfloat16"] = "float32",
+) -> WorkDone:
     """Run the model on one piece of work and add the gradient of its weighted summed loss to the parameters.
+
+    With products in bfloat16 the forward pass runs under torch's autocast; aggregations and the loss stay in float32.
 
     Dropout is a function of (seed, epoch, index): torch's generator is set from them here, so neither the order of the work nor
     an interruption can change it.
     """
     # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
-    loss = summed_loss(model(fetched.hoods, fetched.h), fetched.y, task)
+    with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
+        logits = model(fetched.hoods, fetched.h)
+    loss = summed_loss(logits.float() if logits.dtype == torch.bfloat16 else logits, fetched.y, task)
     (loss * weight if weight != 1.0 else loss).backward()
     return WorkDone(float(loss.detach()), len(fetched.y))

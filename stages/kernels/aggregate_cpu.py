@@ -166,9 +166,7 @@ def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = Non
     return _spmm(back, grad, width, factor, None, _FROM_BESIDE, None, lists.num_dst, width)
 
 
-def _towards_sources(
-    lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype
-) -> tuple[InLists, Tensor | None]:
+def _towards_sources(lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype) -> tuple[InLists, Tensor | None]:
     """The transposed lists, and what each of their edges counts."""
     t = lists.transposed
     factor = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)

@@ -8,9 +8,9 @@ import numpy.typing as npt
 from numba import njit
 from torch import Tensor
 
+from ..arena import empty
 from ..random import GOLDEN as _GOLDEN
 from ..random import NODE as _NODE
-from ..arena import empty
 from .cut import PARTS_PER_THREAD, SERIAL, even_parts
 from .rules import AttentionRule
 from .threads import get_num_threads, parallel

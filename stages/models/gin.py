@@ -21,7 +21,7 @@ class GINConv(nn.Module):
 
     def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
-        inner, _, outer = self.mlp
+        inner, outer = (m for m in self.mlp if isinstance(m, nn.Linear))
         total = hood.sum(h, own=(1 + self.eps).expand(hood.num_dst))
         return linear(linear(total, inner.weight, inner.bias, "relu"), outer.weight, outer.bias, activation)
 

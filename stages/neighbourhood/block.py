@@ -92,6 +92,7 @@ class BlockNeighbourhood:
 
     def _matrix(self, h: Tensor, rows: int, name: str) -> Tensor:
         """`h` as contiguous [rows, D]."""
+        h = _full(h)
         _check(h, name)
         if h.ndim < 1 or len(h) != rows:
             raise InputError(f"{name} has shape {list(h.shape)}; expected {rows} rows, one for each source")
@@ -135,6 +136,7 @@ class BlockNeighbourhood:
 
         Dropout takes one key from torch's CPU generator, so `torch.manual_seed` governs it.
         """
+        z, a_src, logit_dst = _full(z), _full(a_src), _full(logit_dst)
         _alike(z=z, a_src=a_src, logit_dst=logit_dst)
         shapes = z.ndim == 3 and len(z) == self.num_src and a_src.shape == z.shape[1:] and logit_dst.shape == (self.num_dst, z.shape[1])
         if not shapes:
@@ -148,6 +150,7 @@ class BlockNeighbourhood:
 
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]. Dropout as in `attend`."""
+        h, a_src, a_dst = _full(h), _full(a_src), _full(a_dst)
         _alike(h=h, a_src=a_src, a_dst=a_dst)
         if h.ndim != 2 or len(h) != self.num_src or a_src.ndim != 2 or a_src.shape != a_dst.shape or a_src.shape[1] != h.shape[1]:
             raise InputError(
@@ -194,6 +197,11 @@ def _product(shape: Sequence[int]) -> int:
 def _check(x: Tensor, name: str) -> None:
     if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
         raise InputError(f"{name} is {x.dtype} on {x.device}; expected float32 or float64 on the cpu")
+
+
+def _full(x: Tensor) -> Tensor:
+    """Under autocast a product of the user's comes in bfloat16; aggregations are in float32."""
+    return x.float() if x.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu") else x
 
 
 def _alike(**given: Tensor) -> None:

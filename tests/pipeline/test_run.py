@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline import prepare, rank
 from millrace.pipeline.config import read_toml, resolve
 from millrace.pipeline.events import EpochDone, Note, StepDone
 from millrace.pipeline.precompute import precompute
@@ -35,7 +36,8 @@ def test_result_follows_the_contract(sbm, tmp_path):
     assert set(record) >= {
         "schema_version", "status", "system", "model", "dataset", "num_nodes", "num_edges", "device", "dtype", "ranks", "epochs",
         "seed", "minibatches_per_step", "train_loss", "val_accuracy", "test_accuracy", "best_epoch", "seconds", "bytes",
-        "peak_rss_bytes", "peak_device_bytes", "minibatches", "sampled_edges", "fingerprint", "parameters_sha256", "versions",
+        "peak_rss_bytes", "memory_bytes", "peak_device_bytes", "minibatches", "sampled_edges", "fingerprint", "parameters_sha256",
+        "versions",
     }  # fmt: skip
     assert set(record["seconds"]) == {
         "partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total",
@@ -281,3 +283,47 @@ def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeyp
     monkeypatch.undo()
     resumed = mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run", resume=True)
     assert resumed.parameters_sha256 == mr.run(config=job, out=tmp_path / "live").parameters_sha256
+
+
+@pytest.mark.parametrize("model", ["sage", "gat", "own"])
+def test_products_in_bfloat16_train_almost_the_same(sbm, tmp_path, monkeypatch, model):
+    monkeypatch.setattr(prepare, "has_bfloat16", lambda: True)  # elsewhere torch imitates it
+
+    def trained(name, products):
+        made = Own() if model == "own" else model
+        options = {**SMALL, "epochs": 8, "dropout": 0.0, "train": {"products": products}}
+        return mr.run(sbm, out=tmp_path / name, model=made, **options)
+
+    exact, low, again = trained("exact", "float32"), trained("low", "bfloat16"), trained("again", "bfloat16")
+    assert low.parameters_sha256 != exact.parameters_sha256
+    assert low.train_loss == pytest.approx(exact.train_loss, rel=0.05)
+    assert low.test_accuracy == pytest.approx(exact.test_accuracy, abs=0.05)
+    assert again.parameters_sha256 == low.parameters_sha256
+
+
+@pytest.mark.parametrize(
+    ("has", "options", "match"),
+    [(True, {"dtype": "float64"}, 'expected dtype = "float32"'), (False, {}, "has no bfloat16 products")],
+)
+def test_bfloat16_is_refused_where_it_cannot_be(sbm, tmp_path, monkeypatch, has, options, match):
+    monkeypatch.setattr(prepare, "has_bfloat16", lambda: has)
+    with pytest.raises(mr.InputError, match=match):
+        mr.run(sbm, out=tmp_path / "run", **{**SMALL, **options, "train": {"products": "bfloat16"}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_runs_memory_is_accounted_for(sbm, tmp_path, monkeypatch):
+    monkeypatch.setattr(rank, "WORTH_TELLING_BYTES", 0)
+    notes = []
+    result = mr.run(
+        sbm,
+        out=tmp_path / "run",
+        emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None,
+        **{**SMALL, "hidden": 512, "batch_size": 120},
+    )
+    (memory,) = result.memory_bytes
+    assert memory["graph"] == sbm.graph.nbytes
+    assert memory["features"] == 600 * 5 * 4
+    # At least the hidden layer's rows of a step, and not the run's minibatches together.
+    assert 120 * 512 * 4 <= memory["step"] <= 40 * 600 * 512 * 4
+    assert sum(n.startswith("memory: graph") for n in notes) == 1

@@ -13,8 +13,8 @@ from torch import Tensor
 from millrace.stages.kernels import AGGREGATION, aggregate_cpu, aggregate_reference, aggregation, cut
 from millrace.stages.kernels.lists import InLists
 from millrace.stages.kernels.rules import AttentionRule
-from millrace.stages.kernels.threads import set_num_threads
 from millrace.stages.kernels.softmax_cpu import CHUNK_ROWS, chunk_parts, num_chunks
+from millrace.stages.kernels.threads import set_num_threads
 from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
 from millrace.stages.rows import NamedRows, base_and_ids
 
@@ -226,7 +226,9 @@ def test_large_logits_stay_finite() -> None:
     torch.testing.assert_close(near, far, rtol=1e-9, atol=1e-9)
 
 
-@given(lists=lists_of, width=st.sampled_from([1, 7, 33]), dtype=st.sampled_from([np.float32, np.float64]), dropout=st.sampled_from([0.0, 0.3]))
+@given(
+    lists=lists_of, width=st.sampled_from([1, 7, 33]), dtype=st.sampled_from([np.float32, np.float64]), dropout=st.sampled_from([0.0, 0.3])
+)
 @settings(deadline=None, max_examples=40)
 def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, dtype: Any, dropout: float) -> None:
     """The same bits as from gathered rows, and nothing is gathered."""

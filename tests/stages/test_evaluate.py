@@ -37,8 +37,14 @@ class DenseHood:
         self.num_dst = self.num_src = n
         self.degree = self.weight.sum(1)
 
-    def sum(self, h: Tensor) -> Tensor:
-        return self.weight @ h
+        self.num_edges = graph.num_edges
+
+    def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+        total = self.weight @ (h if factor is None else factor[:, None] * h)
+        return total if own is None else total + own[:, None] * h
+
+    def mean_beside(self, h: Tensor) -> Tensor:
+        return torch.cat([self.mean(h), h], dim=1)
 
     def mean(self, h: Tensor) -> Tensor:
         total = self.weight.sum(1, keepdim=True)
@@ -55,6 +61,9 @@ class DenseHood:
         logits = torch.where(times[:, :, None] > 0, logits, -torch.inf)
         alpha = times[:, :, None] * (logits - logits.amax(1, keepdim=True)).exp()
         return torch.einsum("vuh,uhd->vhd", alpha / alpha.sum(1, keepdim=True), z)
+
+    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        return self.attend(h[:, None].expand(-1, len(a_src), -1), a_src, h @ a_dst.T, slope, dropout)
 
 
 class Maxed(nn.Module):
