@@ -22,7 +22,7 @@ from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clock import Clock
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
-from .prepare import Prepared
+from .prepare import Prepared, refuse_slow_products
 from .rank import Trainer, train_rank
 from .result import peak_rss_bytes
 from .run_folder import CHECKPOINTS, MODEL
@@ -91,10 +91,12 @@ def take_part(
         clock: counts this rank's seconds.
 
     Raises:
+        InputError: this processor lacks what the job wants.
         Interrupted: `stop` said so on some rank; the checkpoint is written.
         RunError: a stage failed; the last checkpoint is intact.
     """
     job, dataset, data = prepared.job, prepared.dataset, prepared.data
+    refuse_slow_products(job)
     model = prepared.build_model()
     rank_job = RankJob(
         seed=job.seed,

@@ -62,6 +62,16 @@ def has_bfloat16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
 
 
+def refuse_slow_products(job: Job) -> None:
+    """Refuse to train on this processor what it would only imitate. Sampling and evaluating do not need it.
+
+    Raises:
+        InputError: it has no products in bfloat16, and the job wants them.
+    """
+    if job.train.products == "bfloat16" and not has_bfloat16():
+        raise InputError("train.products is 'bfloat16', but this processor has no bfloat16 products; use \"float32\"")
+
+
 def refuse_what_is_missing(job: Job) -> None:
     """Refuse a job that this version cannot run, before anything slow is done for it.
 
@@ -70,11 +80,8 @@ def refuse_what_is_missing(job: Job) -> None:
     """
     if job.device == "cuda":
         raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
-    if job.train.products == "bfloat16":
-        if job.dtype != "float32":
-            raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
-        if not has_bfloat16():
-            raise InputError("train.products is 'bfloat16', but this processor has no bfloat16 products; use \"float32\"")
+    if job.train.products == "bfloat16" and job.dtype != "float32":
+        raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
     if job.executor == "inline" and job.ranks > 1:
         raise InputError(
             f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or ranks = 1"

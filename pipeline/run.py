@@ -23,7 +23,7 @@ from .clock import Clock
 from .config import Job
 from .events import Emit, Note, silent
 from .one_rank import RankReport, take_part
-from .prepare import Prepared, configure, located, open_data, prepare, refuse_what_is_missing
+from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
 from .queues import is_sampled_live, open_samples, own_queue
 from .result import SECONDS, Result, versions, write_json
 from .run_folder import JOB, METRICS, MODEL, RESULT, check_resumable, check_run_folder, held, write_whole
@@ -92,6 +92,8 @@ def run(
 
         # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate.
         check_reachable(job.cluster)
+    else:
+        refuse_slow_products(job)  # ranks on a cluster look at their own processors
     check_run_folder(folder, resume)
     # The folder's job.toml must find the data again, from wherever it is read.
     job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})
