@@ -19,8 +19,8 @@ from .rows import NamedRows
 
 LEAST_ROWS, MOST_ROWS = 128, 1024
 """Of a block."""
-PARTS = 16
-"""Ranges of rows whose gradients are summed apart, and that threads take."""
+SHARE = 8
+"""A thread takes one in so many of the blocks that are left: few parts, and small ones in the end, when others wait."""
 _aten: Any = torch.ops.aten
 
 # Forward in place; gradient from (gradient, result) into a third tensor: neither needs what the activation was applied to.
@@ -34,12 +34,15 @@ FUSED = ("none", *_FORWARD)
 
 
 def _parts(rows: int) -> list[list[slice]]:
-    """At most `PARTS` ranges of rows, each as its blocks."""
-    size = min(max(-(-rows // PARTS), LEAST_ROWS), MOST_ROWS)
+    """Ranges of rows, each as its blocks: what threads take, and whose gradients are summed apart."""
+    size = min(max(-(-rows // (4 * SHARE)), LEAST_ROWS), MOST_ROWS)
     blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
-    count = min(PARTS, len(blocks))
-    cuts = [len(blocks) * p // count for p in range(count + 1)] if blocks else [0]
-    return [blocks[a:b] for a, b in zip(cuts, cuts[1:])]
+    parts = []
+    while blocks:
+        count = -(-len(blocks) // SHARE)
+        parts.append(blocks[:count])
+        blocks = blocks[count:]
+    return parts
 
 
 def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]]) -> None:

@@ -1,7 +1,7 @@
 """Fetch for minibatches: name the feature rows that a minibatch needs where they lie in memory, and gather them elsewhere."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +40,10 @@ class Gather:
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
         data, nodes = self._placement, work.nodes
-        ids = torch.from_numpy(nodes.astype(np.int64, copy=False))
-        degree = data.degree[ids]
-        hoods = tuple(BlockNeighbourhood(b, degree[: b.num_src]) for b in work.blocks)
-        return Fetched(work.epoch, work.index, hoods, self._rows(nodes), self._labels(ids, work))
+        # Most layers ask for no degrees, and those of all sources are as many random reads as a small gather.
+        degree = cache(lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))])
+        hoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
+        return Fetched(work.epoch, work.index, hoods, self._rows(nodes), data.labels[torch.from_numpy(work.seeds.astype(np.int64))])
 
     def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         features = self._features
@@ -56,6 +56,3 @@ class Gather:
 
     def idle(self) -> None:
         """See `Fetcher.idle`: ranks gather by themselves."""
-
-    def _labels(self, ids: Tensor, work: MiniBatch) -> Any:
-        return self._placement.labels[ids[: work.blocks[-1].num_dst]]

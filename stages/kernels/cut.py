@@ -9,8 +9,8 @@ from .threads import get_num_threads
 
 SERIAL = 1 << 15
 """Additions below which threads cost more than they save."""
-PARTS_PER_THREAD = 4
-"""Hidden imbalance (caches, other processes) evens out when a thread takes several smaller parts."""
+PARTS_PER_THREAD = 16
+"""Hidden imbalance (caches, other processes) evens out when a thread takes many smaller parts."""
 
 
 def _count(additions: int) -> int:

@@ -1,6 +1,6 @@
 """A sampled block, or a whole graph as one block, as a neighbourhood in the memory of this process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import ModuleType
 
@@ -25,21 +25,27 @@ class BlockNeighbourhood:
     Everything stays on the CPU, in float32 or float64; the block's arrays are shared, not copied, where their layout allows.
     """
 
-    def __init__(self, block: Block, degree: Tensor, kernels: ModuleType | None = None) -> None:
+    def __init__(self, block: Block, degree: Tensor | Callable[[], Tensor], kernels: ModuleType | None = None) -> None:
         """
         Args:
             block: one layer's edges.
-            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights).
+            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights); or what
+                gives it, called when a layer first asks.
             kernels: the aggregation backend, by default ``aggregation("cpu")``.
 
         Raises:
             InputError: degree has another shape.
         """
-        if degree.shape != (block.num_src,):
+        if isinstance(degree, Tensor) and degree.shape != (block.num_src,):
             raise InputError(f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for each")
         self.block = block
-        self.degree = degree
+        self._degree = degree
         self._kernels = kernels or aggregation("cpu")
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """See `Neighbourhood.degree`."""
+        return self._degree if isinstance(self._degree, Tensor) else self._degree()
 
     @property
     def num_dst(self) -> int:
