@@ -40,9 +40,11 @@ class Neighbourhood(Protocol):
         """Edges present."""
         ...
 
-    degree: Tensor
-    """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the dtype of
-    the features. Never depends on sampling or partitioning."""
+    @property
+    def degree(self) -> Tensor:
+        """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the dtype of
+        the features. Never depends on sampling or partitioning."""
+        ...
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """sum over in-edges (u, v) of coefficient * factor[u] * h[u], plus own[v] * h[v]: [num_src, D] -> [num_dst, D].

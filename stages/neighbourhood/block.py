@@ -42,10 +42,12 @@ class BlockNeighbourhood:
         self._degree = degree
         self._kernels = kernels or aggregation("cpu")
 
-    @cached_property
+    @property
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
-        return self._degree if isinstance(self._degree, Tensor) else self._degree()
+        if not isinstance(self._degree, Tensor):
+            self._degree = self._degree()
+        return self._degree
 
     @property
     def num_dst(self) -> int:

@@ -132,7 +132,7 @@ def test_parts_cover_all_rows_in_order(lists: InLists, parts: int, width: int) -
 
 def test_parts_are_balanced_by_edges() -> None:
     set_num_threads(2)
-    kept = np.r_[np.full(10, 10_000), np.ones(90_000, int)]
+    kept = np.r_[np.full(100, 1_000), np.ones(90_000, int)]
     indptr = np.cumsum([0, *kept])
     work = [indptr[b] - indptr[a] + b - a for a, b in cut.row_parts(indptr, 100)]
     assert len(work) == 2 * cut.PARTS_PER_THREAD
