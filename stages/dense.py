@@ -17,8 +17,10 @@ from .arena import empty
 from .kernels.threads import parallel
 from .rows import NamedRows
 
-LEAST_ROWS, MOST_ROWS = 128, 1024
+LEAST_ROWS, MOST_ROWS = 512, 1024
 """Of a block."""
+SERIAL = 1 << 24
+"""Multiplications below which threads cost more than they save."""
 SHARE = 8
 """A thread takes one in so many of the blocks that are left: few parts, and small ones in the end, when others wait."""
 _aten: Any = torch.ops.aten
@@ -45,7 +47,7 @@ def _parts(rows: int) -> list[list[slice]]:
     return parts
 
 
-def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]]) -> None:
+def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]], multiplications: int) -> None:
     """``work(p, blocks)`` for every part, in the threads of the kernels; torch's own threads stay out of it."""
 
     def alone(p: int, blocks: list[slice]) -> None:
@@ -56,7 +58,11 @@ def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]]) ->
 
     before = torch.get_num_threads()
     try:
-        parallel(alone, list(enumerate(parts)))
+        if multiplications < SERIAL:
+            for part in enumerate(parts):
+                alone(*part)
+        else:
+            parallel(alone, list(enumerate(parts)))
     finally:
         torch.set_num_threads(before)
 
@@ -86,7 +92,7 @@ class _Linear(torch.autograd.Function):
                 if activation != "none":
                     _FORWARD[activation](y)
 
-        _each(work, _parts(len(x)))
+        _each(work, _parts(len(x)), len(x) * weight.numel())
         ctx.activation, ctx.low = activation, low
         ctx.save_for_backward(x, weight, None if activation == "none" else out)
         return out
@@ -114,7 +120,7 @@ class _Linear(torch.autograd.Function):
                 if dx is not None:
                     _product(dx[rows], g, w)
 
-        _each(work, parts)
+        _each(work, parts, len(x) * weight.numel())
         return dx, None if dw is None else dw.sum(0), None if db is None else db.sum(0), None, None
 
 
@@ -163,7 +169,7 @@ class _PerHead(torch.autograd.Function):
                 if activation != "none":
                     _FORWARD[activation](out[rows])
 
-        _each(work, _parts(len(x)))
+        _each(work, _parts(len(x)), len(x) * weight.numel())
         ctx.activation, ctx.low = activation, low
         ctx.save_for_backward(x, weight, None if activation == "none" else out)
         return out
@@ -190,7 +196,7 @@ class _PerHead(torch.autograd.Function):
                     if dx is not None:
                         _product(dx[rows, h], own, w[h])
 
-        _each(work, parts)
+        _each(work, parts, len(x) * weight.numel())
         return dx, dw.sum(0), db.sum(0), None, None
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..arena import empty
 from ..random import GOLDEN as _GOLDEN
 from ..random import NODE as _NODE
-from .cut import PARTS_PER_THREAD, SERIAL, even_parts
+from .cut import even_parts, part_count
 from .rules import AttentionRule
-from .threads import get_num_threads, parallel
+from .threads import parallel
 
 # "reassoc" lets dot products use vectors; NaN and infinity keep their meaning.
 JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
@@ -79,7 +79,6 @@ def chunk_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, in
     ends = np.append(indptr[:-1:CHUNK_ROWS], indptr[-1]) if len(indptr) > 1 else indptr
     ends = ends + np.minimum(np.arange(len(ends)) * CHUNK_ROWS, len(indptr) - 1)
     n, total = len(ends) - 1, int(ends[-1])
-    threads = get_num_threads()
-    count = 1 if threads == 1 or total * width < SERIAL else threads * PARTS_PER_THREAD
+    count = part_count(total * width)
     cuts = [bisect_left(ends, total * p // count) for p in range(count)] + [n]
     return [(a, b) for a, b in zip(cuts, cuts[1:]) if a < b]
