@@ -64,6 +64,17 @@ class NamedRows(Tensor):
         """The gathered rows."""
         return self.gathered().numpy(force=force)
 
+    def tolist(self) -> list[Any]:
+        """The gathered rows."""
+        return self.gathered().tolist()
+
+    def data_ptr(self) -> int:
+        """Of the gathered rows."""
+        return self.gathered().data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.gathered().clone()
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"NamedRows({list(self.shape)}, {self.dtype})"
 

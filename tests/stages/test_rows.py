@@ -1,5 +1,7 @@
 """Rows that are named but not gathered: any operation sees an ordinary tensor, and pays for the gather once."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,19 @@ def test_operations_see_the_rows(operation) -> None:
     assert type(got) is torch.Tensor
     assert torch.equal(got, want)
     assert is_gathered(x)
+
+
+def test_what_is_no_operation_sees_the_rows_too() -> None:
+    assert named().tolist() == WANT.tolist()
+    assert torch.equal(copy.deepcopy(named()), WANT)
+    assert np.array_equal(np.asarray(named()), BASE[IDS])
+    x = named()
+    assert x.data_ptr() == x.gathered().data_ptr() != 0
+    x.mul_(2)
+    assert torch.equal(x + 0, 2 * WANT) and np.array_equal(BASE[IDS], WANT.numpy())
+    leaf = named().requires_grad_()
+    (leaf @ torch.ones(6, 2, dtype=torch.float64)).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((5, 6), 2.0, dtype=torch.float64))
 
 
 def test_gradients_reach_the_weights() -> None:
