@@ -26,11 +26,8 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,9 +38,9 @@ from epoch_tables import show_overhead, show_ratios, show_roofline, show_rows
 from graphs import RECIPES, load, stored
 from peers import environment
 from peers.train_task import BATCH, CLASSES, FEATURES, WARM_UP
+from processes import TUNED, allocator, call, default_limit_gib
 
 HERE = Path(__file__).resolve().parent
-TUNED = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
 
 
 @dataclass(frozen=True)
@@ -108,24 +105,8 @@ class Lab:
         """What the process answers, or ``{"failed": why}``."""
         task = {"folder": str(self.folder), "model": model, "threads": threads, "minibatches": self.minibatches, "epochs": self.epochs}
         python = environment.python(self.cache) if foreign else sys.executable
-        with tempfile.TemporaryDirectory() as scratch:
-            done = subprocess.run(
-                [python, script, "--task", json.dumps({**task, "options": options})],
-                env={k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-                | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "TMPDIR": scratch}
-                | {"DGLBACKEND": "pytorch", "DGLDEFAULTDIR": str(self.cache / "dgl")}
-                | ({"GLIBC_TUNABLES": TUNED} if tuned else {}),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                # A step that needs more fails by itself, before the system kills whatever it likes.
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (self._limit, self._limit)),
-            )
-        if done.returncode == 0:
-            return json.loads(done.stdout.splitlines()[-1])
-        words = [line for line in done.stderr.splitlines() if line.strip()][-12:]
-        print("\n".join([f"  {script.name} ended with exit code {done.returncode}:", *words]), flush=True)
-        return {"failed": f"exit code {done.returncode}: {words[-1][:200] if words else 'no words'}"}
+        variables = {"DGLDEFAULTDIR": str(self.cache / "dgl")} | allocator("tuned" if tuned else "default")
+        return call(python, script, {**task, "options": options}, threads, variables, self._limit)
 
 
 def measure(lab: Lab, found: list[Engine], rounds: int) -> list[dict[str, Any]]:
@@ -266,8 +247,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", action="store_true", help="two ranks against one process too (SAGE)")
     parser.add_argument("--overhead", action="store_true", help="millrace.run against the bare stages too")
     parser.add_argument("--pairs", type=int, default=8, help="of --overhead")
-    default_limit = 0.85 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    parser.add_argument("--limit-gib", type=float, default=default_limit, help="memory of a process")
+    parser.add_argument("--limit-gib", type=float, default=default_limit_gib(), help="memory of a process")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -38,7 +38,7 @@ def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
     def advance(done: int, rows: int) -> None:
         emit(StageAdvanced("evaluate", done, rows))
 
-    scores = evaluate(model, data, prepared.data.degree, scratch=run, on_progress=advance)
+    scores = evaluate(model, data, prepared.placement.degree, scratch=run, on_progress=advance)
     seconds = time.perf_counter() - start
     emit(StageEnded("evaluate", seconds))
     return {"run": str(run), "model": prepared.model_name, "dataset": data.name, "accuracy": scores, "seconds": seconds}

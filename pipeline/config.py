@@ -72,6 +72,27 @@ class Queue(_Section):
     """``cycle`` goes round again through a store of samples that holds fewer epochs than are trained."""
 
 
+class Partition(_Section):
+    """How the graph is cut into one part for each rank, by systems whose ranks hold parts."""
+
+    method: str = "metis"
+    """contiguous, hash or metis."""
+
+
+class Sar(_Section):
+    """How ``system = "sar"`` sees the rows of other ranks."""
+
+    mode: Literal["auto", "rematerialize", "keep", "halo"] | list[Literal["rematerialize", "keep", "halo"]] = "auto"
+    """``rematerialize``: one rank after the other, and again in the backward pass; ``keep``: kept for the backward pass; ``halo``: all in
+    one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest that fit in `memory_bytes`."""
+    memory_bytes: int | None = Field(default=None, ge=1)
+    """What a rank's tensors may take; by default half of what the machine has to spare for each of its ranks."""
+    ahead_bytes: int = Field(default=64 << 20, ge=0)
+    """Rows of other ranks that may be under way before they are needed."""
+    prune: bool = True
+    """Leave out of each layer what the seeds' results do not depend on."""
+
+
 class Cluster(_Section):
     """Where a run with ``executor = "dask"`` lives, and what it does when something dies."""
 
@@ -118,7 +139,8 @@ class Job(_Section):
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
     """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and sends the others
     what they need."""
-    system: Literal["bulk"] = "bulk"
+    system: Literal["bulk", "sar"] = "bulk"
+    """``bulk``: minibatches on samples that are drawn many at a time; ``sar``: full batch, each rank visiting the others in turn."""
     epochs: int = Field(default=30, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
     ranks: int = Field(default=1, ge=1)
@@ -138,6 +160,8 @@ class Job(_Section):
     """``name`` and the options of that sampler."""
     train: Train = Train()
     queue: Queue = Queue()
+    partition: Partition = Partition()
+    sar: Sar = Sar()
     cluster: Cluster = Cluster()
     checkpoint: CheckpointEvery = CheckpointEvery()
     read: ReadOptions = ReadOptions()
@@ -232,6 +256,8 @@ def resolve(table: Mapping[str, Any]) -> Job:
         job = Job.model_validate(dict(table))
     except ValidationError as e:
         raise InputError(_sentence(e)) from None
+    if job.system == "sar":
+        return _without_sampler(job, table)
     model, sampler = dict(job.model), dict(job.sampler)
     layers: Any = model.get("layers")
     known = {f.name for f in dataclasses.fields(_registered("sampler", SAMPLERS, sampler))}
@@ -260,6 +286,22 @@ def resolve(table: Mapping[str, Any]) -> Job:
         update={
             "model": {"name": model.get("name", "sage"), **_plain(model_record)},
             "sampler": {"name": sampler.get("name", "neighbor"), **_plain(sampler_record)},
+            "executor": job.executor or ("inline" if job.ranks == 1 else "dask"),
+        }
+    )
+
+
+def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
+    """A job that samples nothing, resolved."""
+    if table.get("sampler"):
+        raise InputError(f"configuration key 'sampler' is {table['sampler']!r}, but system '{job.system}' samples nothing; leave it out")
+    if job.queue != Queue():
+        raise InputError(f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it out")
+    record = build("model", MODELS, job.model)
+    return job.model_copy(
+        update={
+            "model": {"name": job.model.get("name", "sage"), **_plain(record)},
+            "sampler": {},
             "executor": job.executor or ("inline" if job.ranks == 1 else "dask"),
         }
     )

@@ -23,19 +23,21 @@ import torch.distributed as dist
 from distributed import Client, Event, Future
 from torch import nn
 
+from ..stages.partition.stage import partition_dataset
 from ..storage.checkpoint import CheckpointStore
 from ..storage.errors import MillraceError, PeerLostError, RunError
 from . import events
 from .bulk_flow import BulkFlow
 from .cluster import opened, places, wait_for_worker, worker_addresses
-from .events import Emit, Note
+from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 from .one_rank import RankReport
+from .partition_task import parts_by
 from .prepare import Prepared
 from .queues import location, minibatches_per_epoch, shared_queue
 from .rank import Interrupted
 from .rank_process import RankSpec
 from .rank_task import hold_rank
-from .run_folder import CHECKPOINTS
+from .run_folder import CHECKPOINTS, PARTS
 from .sample_task import SampleOrder
 from .shared_data import share
 
@@ -83,7 +85,7 @@ def run_on_cluster(
         RunError: a rank raised, sampling failed, or more ranks were lost than the configuration lets pass.
     """
     job = prepared.job
-    sampling = job.cluster.producers if samples is None and job.queue.kind == "zarr" else 0
+    sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
     with opened(job, emit, job.ranks + sampling) as client:
         gang = _Gang(client, prepared, out, samples, module, emit, stop)
         try:
@@ -92,6 +94,8 @@ def run_on_cluster(
             gang.close()
     if gang.sample_s:
         reports[0].seconds["sample"] = gang.sample_s
+    if gang.parts is not None:
+        reports[0].seconds["partition"] = reports[0].seconds.get("partition", 0.0) + gang.partition_s
     return reports
 
 
@@ -101,12 +105,14 @@ class _Gang:
     ) -> None:
         self.client, self.prepared, self.out, self.samples = client, prepared, out.resolve(), samples
         self.emit, self.stop = emit, stop
+        self.sample_s = self.partition_s = 0.0
         job = prepared.job
         self.ranks, self.run_name = job.ranks, uuid.uuid4().hex[:8]
         self.topic = f"millrace-{self.run_name}"
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.dataset, self.features = share(job, prepared.dataset, self.out)
         self.module = None if module is None else _pickled(module)
+        self.parts = self._cut()
         self.listener = socket.create_server((job.cluster.host, 0), family=_family(job.cluster.host))
         # Handed over as a bound socket: a store that binds by itself listens on every address of the machine.
         self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
@@ -118,7 +124,29 @@ class _Gang:
             master_listen_fd=self.listener.detach(),
         )
         client.subscribe_topic(self.topic, lambda event: self.messages.put(event[1]))
-        self.sample_s = 0.0
+
+    def _cut(self) -> Path | None:
+        """The folder of the parts that ranks open, made if it is not there; None where they open the whole."""
+        prepared, job = self.prepared, self.prepared.job
+        partitioner = prepared.system.partition.partitioner
+        if partitioner is None:
+            return None
+        dataset, folder = prepared.dataset, self.out / PARTS
+        self.emit(StageStarted("partition", f"cutting {dataset.name} into {job.ranks} parts by {partitioner.name}", job.ranks))
+        report = partition_dataset(
+            dataset,
+            partitioner,
+            job.ranks,
+            folder,
+            job.seed,
+            on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
+            write_parts=lambda parts, fingerprint: parts_by(
+                self.client, folder, self.dataset, dataset.name, self.features, parts, fingerprint
+            ),
+        )
+        self.emit(StageEnded("partition", report.seconds))
+        self.partition_s = report.seconds
+        return folder
 
     def close(self) -> None:
         self.client.unsubscribe_topic(self.topic)
@@ -177,7 +205,7 @@ class _Generation:
 
     def _flow(self) -> BulkFlow | None:
         gang, job = self.gang, self.gang.prepared.job
-        if gang.samples is not None or job.queue.kind != "zarr":
+        if gang.samples is not None or job.queue.kind != "zarr" or not gang.prepared.has_minibatches:
             return None
         where = location(gang.prepared, gang.out)
         queue_ = shared_queue(gang.prepared, where, max_bytes=job.queue.max_bytes, keep=job.queue.keep, consumers=gang.ranks)
@@ -204,12 +232,14 @@ class _Generation:
 
     def _start(self, rank: int) -> Future:
         gang, job = self.gang, self.gang.prepared.job
-        uses_queue = gang.samples is None and job.queue.kind == "zarr"
+        uses_queue = gang.prepared.has_minibatches and gang.samples is None and job.queue.kind == "zarr"
         spec = RankSpec(
             job=job.model_dump(mode="json"),
             dataset=str(gang.dataset),
             dataset_name=gang.prepared.dataset.name,
             features=gang.features,
+            parts=None if gang.parts is None else str(gang.parts),
+            outline=asdict(gang.prepared.outline),
             fingerprint=gang.prepared.fingerprint,
             module=gang.module,
             out=str(gang.out),

@@ -7,25 +7,32 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..stages.base import Group, RankJob
+from ..stages.base import Group, Held, Part, PartitionPolicy, Phase, Placement, RankJob
 from ..stages.evaluate import evaluate
+from ..stages.evaluate_together import evaluate_together
+from ..stages.fetch.visit import AHEAD_BYTES, Visits
 from ..stages.kernels import cpu, reference
+from ..stages.partition.base import Partitioner
+from ..stages.partition.sharded import Share
 from ..storage.checkpoint import CheckpointStore
 from ..storage.features import CountedFeatures
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clock import Clock
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
-from .prepare import Prepared, refuse_slow_products
+from .prepare import TORCH_DTYPES, Prepared, refuse_slow_products
 from .rank import Trainer, train_rank
 from .result import peak_rss_bytes
 from .run_folder import CHECKPOINTS, MODEL
+from .systems import System
 
 KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
 EVALUATION_EVENT_S = 2.0
@@ -51,7 +58,7 @@ class RankReport:
     parameters_sha256: str
     """After the last step; the same on every rank."""
     test_accuracy: float | None
-    """Of the best parameters; only the first rank knows it."""
+    """Of the best parameters."""
 
 
 def parameters_sha256(module: nn.Module) -> str:
@@ -66,7 +73,7 @@ def parameters_sha256(module: nn.Module) -> str:
 def take_part(
     prepared: Prepared,
     out: Path,
-    queue: MinibatchQueue,
+    queue: MinibatchQueue | None,
     *,
     group: Group,
     ledger: Ledger,
@@ -81,7 +88,7 @@ def take_part(
     Args:
         prepared: the job with its data; the same on every rank.
         out: the run's folder, which every rank sees.
-        queue: where minibatches come from; closed in the end.
+        queue: where minibatches come from, for systems that train on any; closed in the end.
         group: the ranks.
         ledger: counts this rank's bytes; `group` counts in it too.
         produce: sample into the queue from here.
@@ -95,15 +102,15 @@ def take_part(
         Interrupted: `stop` said so on some rank; the checkpoint is written.
         RunError: a stage failed; the last checkpoint is intact.
     """
-    job, dataset, data = prepared.job, prepared.dataset, prepared.data
+    job, outline = prepared.job, prepared.outline
     refuse_slow_products(job)
     model = prepared.build_model()
     rank_job = RankJob(
         seed=job.seed,
         batch_size=job.train.batch_size,
-        bulk_size=queue.bulk_size,
+        bulk_size=job.queue.bulk_size if queue is None else queue.bulk_size,
         epochs=job.epochs,
-        dtype=torch.float64 if job.dtype == "float64" else torch.float32,
+        dtype=TORCH_DTYPES[job.dtype],
         kernel=KERNELS[job.kernel],
         group=group,
         ledger=ledger,
@@ -111,41 +118,36 @@ def take_part(
         produce=produce,
         minibatches_per_step=job.train.minibatches_per_step or group.size,
         producer_alive=producer_alive,
+        num_layers=int(model.num_layers),  # pyright: ignore[reportArgumentType]
+        needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
     )
-    counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))
-
-    def score(module: nn.Module, split: str) -> float | None:
-        said = time.monotonic()
-
-        def advance(done: int, rows: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= EVALUATION_EVENT_S:
-                said = time.monotonic()
-                emit(StageAdvanced("evaluate", done, rows))
-
-        return evaluate(module, counted, data.degree, (split,), scratch=out, on_progress=advance)[split]
-
-    validate = (lambda m: score(m, "val") or 0.0) if len(dataset.split.val) else None
+    system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
+    if isinstance(prepared.data, Part):
+        score = _together(system, prepared.data, rank_job)
+    else:
+        score = _by_the_first(prepared, ledger, group, out, emit)
+    validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
     checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0)
     trainer = Trainer(
-        prepared.system, rank_job, data, dataset.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
+        system, rank_job, prepared.data, outline.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
     )
-    emit(StageStarted("train", f"training {prepared.model_name} with {prepared.system.name}", job.epochs))
+    emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", job.epochs))
     try:
         with clock.measure("train"):
             progress = train_rank(trainer, clock)
     finally:
-        queue.close()
+        if queue is not None:
+            queue.close()
     emit(StageEnded("train", clock.seconds["train"]))
-    sha256, test = parameters_sha256(model), None
+    sha256 = parameters_sha256(model)
+    if progress.best_state:
+        model.load_state_dict(progress.best_state)
+    emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
+    before = time.perf_counter()
+    with clock.measure("evaluate"):
+        test = score(model, "test")
+    emit(StageEnded("evaluate", time.perf_counter() - before))
     if group.rank == 0:
-        if progress.best_state:
-            model.load_state_dict(progress.best_state)
-        emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
-        before = time.perf_counter()
-        with clock.measure("evaluate"):
-            test = score(model, "test")
-        emit(StageEnded("evaluate", time.perf_counter() - before))
         _save_model(out / MODEL, model)
     return RankReport(
         rank=group.rank,
@@ -161,6 +163,67 @@ def take_part(
         parameters_sha256=sha256,
         test_accuracy=test,
     )
+
+
+Score = Callable[[nn.Module, str], float | None]
+"""Accuracy on a split, None if it is empty. All ranks ask at the same time and get the same answer."""
+
+
+def _by_the_first(prepared: Prepared, ledger: Ledger, group: Group, out: Path, emit: Emit) -> Score:
+    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told."""
+    dataset = prepared.dataset
+    counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))
+
+    def score(module: nn.Module, split: str) -> float | None:
+        said = time.monotonic()
+
+        def advance(done: int, rows: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= EVALUATION_EVENT_S:
+                said = time.monotonic()
+                emit(StageAdvanced("evaluate", done, rows))
+
+        if not len(getattr(dataset.split, split)):
+            return None
+        accuracy = torch.zeros(1, dtype=torch.float64)
+        if group.rank == 0:
+            accuracy[0] = evaluate(module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance)[split] or 0.0
+        group.broadcast(accuracy, 0, "control")
+        return float(accuracy)
+
+    return score
+
+
+def _together(system: System, part: Part, job: RankJob) -> Score:
+    """Every rank evaluates its own rows."""
+
+    @cache
+    def visits() -> tuple[Share, Visits]:
+        share = system.partition.place(part, system.schedule.phases(job.epochs)[0], job)
+        assert isinstance(share, Share)
+        return share, Visits(share, (), AHEAD_BYTES, job.group)
+
+    return lambda module, split: evaluate_together(module, *visits(), split, job.num_layers, job.group)
+
+
+class PlacedOnce:
+    """A partition policy that lays out each phase's data once, for whoever asks."""
+
+    def __init__(self, policy: PartitionPolicy) -> None:
+        self._policy = policy
+        self._placed: tuple[int, Held] | None = None
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """See `PartitionPolicy.partitioner`."""
+        return self._policy.partitioner
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Held:
+        """See `PartitionPolicy.place`."""
+        if self._placed is None or self._placed[0] != phase.number:
+            self._placed = None  # what was there goes before its successor comes
+            self._placed = phase.number, self._policy.place(data, phase, job)
+        return self._placed[1]
 
 
 def _save_model(path: Path, model: nn.Module) -> None:

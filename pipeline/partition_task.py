@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distributed import as_completed
+from distributed import Client, as_completed
 
 from ..stages.partition.quality import PartCounts
 from ..stages.partition.stage import write_part
@@ -33,17 +33,23 @@ def parts_on_cluster(job: Job, dataset: Dataset, out: Path, parts: list[int], fi
     if not parts:
         return
     path, features = share(job, dataset, out)
-    name = f"partition-{uuid.uuid4().hex[:8]}"
     with _removed(path, made=path.parent == out.resolve()), opened(job, emit, min(job.cluster.producers, len(parts))) as client:
-        futures = [
-            client.submit(_write, str(out), str(path), dataset.name, features, part, fingerprint, key=(name, part), pure=False)
-            for part in parts
-        ]
-        for future in as_completed(futures):
-            try:
-                yield future.result()
-            except Exception as e:
-                raise RunError(f"partitioning failed: {type(e).__name__}: {e}; mend that and give the command again") from e
+        yield from parts_by(client, out, path, dataset.name, features, parts, fingerprint)
+
+
+def parts_by(
+    client: Client, out: Path, dataset: Path, name: str, features: str, parts: list[int], fingerprint: dict[str, str]
+) -> Iterator[Any]:
+    """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_data.share`)."""
+    batch = f"partition-{uuid.uuid4().hex[:8]}"
+    futures = [
+        client.submit(_write, str(out), str(dataset), name, features, part, fingerprint, key=(batch, part), pure=False) for part in parts
+    ]
+    for future in as_completed(futures):
+        try:
+            yield future.result()
+        except Exception as e:
+            raise RunError(f"partitioning failed: {type(e).__name__}: {e}; mend that and give the command again") from e
 
 
 @contextmanager

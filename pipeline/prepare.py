@@ -12,10 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..stages.base import Placement
+from ..stages.base import Part, Placement
 from ..stages.fetch.exchange import Exchanged
+from ..stages.fetch.visit import Visited
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
+from ..stages.partition.registry import partitioner
+from ..stages.partition.sharded import Sharded
+from ..stages.partition.stage import open_shards
 from ..stages.random import Purpose, stream, torch_seed
 from ..stages.sample import SAMPLERS
 from ..stages.sample.produce import Sampled
@@ -30,20 +34,59 @@ from .datasets import GENERATED, ReadOptions, open_dataset
 from .events import Emit, Note, StageEnded, StageStarted
 from .systems import System
 
+TORCH_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a dataset without its data."""
+
+    name: str
+    num_features: int
+    num_classes: int
+    task: Literal["multiclass", "multilabel"]
+    splits: dict[str, int]
+    """Nodes in each."""
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Outline":
+        """Of this dataset."""
+        splits = {name: len(getattr(dataset.split, name)) for name in ("train", "val", "test")}
+        return cls(dataset.name, dataset.features.num_features, dataset.num_classes, dataset.task, splits)
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A job with its data, ready for any executor."""
 
     job: Job
-    dataset: Dataset
+    outline: Outline
     system: System
     build_model: Callable[[], nn.Module]
     """Makes the model with its initial parameters: a pure function of the seed."""
-    data: Placement
+    data: Placement | Part
     fingerprint: dict[str, str]
     """Of everything that decides the parameters but the number of epochs."""
     model_name: str
+    whole: Dataset | None
+    """None where a rank has opened its own part only."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """The whole dataset, where it is open."""
+        assert self.whole is not None, "this rank has its own part only"
+        return self.whole
+
+    @property
+    def placement(self) -> Placement:
+        """The whole data, where they are open."""
+        assert isinstance(self.data, Placement), "this rank has its own part only"
+        return self.data
+
+    @property
+    def has_minibatches(self) -> bool:
+        """Whether the system trains on sampled minibatches, which a queue holds."""
+        return isinstance(self.system.sample, Sampled)
 
 
 def features_digest(features: FeatureStore) -> str:
@@ -53,7 +96,15 @@ def features_digest(features: FeatureStore) -> str:
 
 
 def make_system(job: Job) -> System:
-    """The system that a configuration names."""
+    """The system that a configuration names.
+
+    Raises:
+        InputError: an unknown sampler or partitioner.
+    """
+    if job.system == "sar":
+        o = job.sar
+        cut = partitioner(job.partition.method)
+        return systems.sar(o.mode, partitioner=cut, memory_bytes=o.memory_bytes, ahead_bytes=o.ahead_bytes, prune=o.prune)
     return systems.bulk(build("sampler", SAMPLERS, job.sampler))
 
 
@@ -103,31 +154,19 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     refuse_what_is_missing(job)
     system = system or make_system(job)
     if job.features == "owned":
+        if not isinstance(system.sample, Sampled):
+            raise InputError(f"features is 'owned', but system '{system.name}' keeps each row where its node is trained; leave it out")
         system = replace(system, neighbourhood=Exchanged())
-    dtype = {"float32": torch.float32, "float64": torch.float64}[job.dtype]
-    record = model if model is not None else build("model", MODELS, job.model)
-    if isinstance(record, nn.Module):
-        module = as_model(record)
-        initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
-        description = {"module": type(record).__name__, **{k: list(v.shape) for k, v in initial.items()}}
-        name = type(record).__name__
-
-        def make() -> nn.Module:
-            module.load_state_dict(initial)
-            return module.to(dtype)
-    else:
-        description = {"name": record.name, **vars(record)}
-        name = record.name
-
-        def make() -> nn.Module:
-            torch.manual_seed(torch_seed(stream(job.seed, Purpose.INIT)))
-            return record.build(dataset.features.num_features, dataset.num_classes).to(dtype)
-
+    outline = Outline.of(dataset)
+    make, description, name = _model(job, outline, model)
     layers = make().num_layers
     if system.sample.num_layers not in (None, layers):
         raise InputError(
             f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
         )
+    if isinstance(system.neighbourhood, Visited):
+        system.neighbourhood.for_layers(int(layers))  # pyright: ignore[reportArgumentType]
+    dtype = TORCH_DTYPES[job.dtype]
     graph = dataset.graph
     if isinstance(system.sample, Sampled):
         system.sample.sampler.check(graph)
@@ -143,7 +182,54 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         "model": digest_record(description),
         "train": digest_record({**job.train.model_dump(exclude={"patience"}), "dtype": job.dtype, "system": system.name}),
     }
-    return Prepared(job, dataset, system, make, data, fingerprint, name)
+    return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
+
+
+def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprint: dict[str, str], *, model: Any = None) -> Prepared:
+    """`prepare` in a rank that opens its own part of what the driver has cut, and nothing else.
+
+    Args:
+        job: a resolved configuration.
+        outline: of the dataset.
+        folder: of the parts.
+        rank: which one.
+        fingerprint: of the run, from the driver.
+        model: see `prepare`.
+
+    Raises:
+        StoreError: the part is damaged.
+    """
+    shards, owned, rows = open_shards(folder, rank)
+    features: FeatureStore = rows.features
+    if features.dtype != np.dtype(job.dtype):
+        features = ConvertedFeatures(features, job.dtype)
+    labels = torch.from_numpy(rows.labels)
+    if outline.task == "multilabel":
+        labels = labels.to(TORCH_DTYPES[job.dtype])
+    make, _, name = _model(job, outline, model)
+    return Prepared(job, outline, make_system(job), make, Part(shards, owned, features, labels, rows.split), fingerprint, name, None)
+
+
+def _model(job: Job, outline: Outline, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
+    """What makes the model, what describes it, and its name."""
+    dtype = TORCH_DTYPES[job.dtype]
+    record = model if model is not None else build("model", MODELS, job.model)
+    if isinstance(record, nn.Module):
+        module = as_model(record)
+        initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
+
+        def again() -> nn.Module:
+            module.load_state_dict(initial)
+            return module.to(dtype)
+
+        name = type(record).__name__
+        return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
+
+    def make() -> nn.Module:
+        torch.manual_seed(torch_seed(stream(job.seed, Purpose.INIT)))
+        return record.build(outline.num_features, outline.num_classes).to(dtype)
+
+    return make, {"name": record.name, **vars(record)}, record.name
 
 
 def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, str]:
@@ -208,9 +294,10 @@ def load_model(path: Path, prepared: Prepared) -> nn.Module:
     except FileNotFoundError:
         raise StoreError(f"{path} does not exist: the run has not finished; go on with it by --resume") from None
     except Exception as e:
-        shapes = f"{prepared.dataset.features.num_features} features and {prepared.dataset.num_classes} classes"
+        outline = prepared.outline
+        shapes = f"{outline.num_features} features and {outline.num_classes} classes"
         reason = " ".join(str(e).split())[:300]
-        raise StoreError(f"{path} does not fit {prepared.model_name} on {prepared.dataset.name} with {shapes} ({reason})") from None
+        raise StoreError(f"{path} does not fit {prepared.model_name} on {outline.name} with {shapes} ({reason})") from None
     return model
 
 
@@ -228,4 +315,9 @@ def configure(config: Mapping[str, Any], *, system: System | None = None, model:
         table["system"] = system.name
         if isinstance(system.sample, Sampled):
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
+        if isinstance(system.neighbourhood, Visited) and isinstance(system.partition, Sharded):
+            o = system.neighbourhood
+            mode = o.modes[0] if len(o.modes) == 1 else list(o.modes)
+            table["sar"] = {"mode": mode, "memory_bytes": o.memory_bytes, "ahead_bytes": o.ahead_bytes, "prune": system.partition.prune}
+            table["partition"] = {"method": system.partition.partitioner.name}
     return resolve(table)

@@ -91,6 +91,12 @@ def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
     return queue_at(where).create(where, fingerprint=of_samples(prepared), bulk_size=prepared.job.queue.bulk_size, meta=meta, **options)
 
 
+def refuse_samples(prepared: Prepared, samples: str | Path | None) -> None:
+    """Refuse sampled minibatches for a system that trains on none."""
+    if samples is not None and not prepared.has_minibatches:
+        raise InputError(f"--samples is {samples}, but system '{prepared.system.name}' trains on no minibatches; leave it out")
+
+
 def consumers_end(prepared: Prepared, where: str | None, samples: str | None) -> tuple[MinibatchQueue, Callable[[], bool]]:
     """A rank's end of the queue at `where`, or of a store of samples, or else its own; and whether its producer lives."""
     if samples is not None:

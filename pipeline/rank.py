@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from ..stages.arena import Arena, reusing
-from ..stages.base import Feed, Fetcher, Phase, Placement, RankJob
-from ..stages.reduce.batch_norm import RunningStatistics
+from ..stages.base import Feed, Fetcher, Part, Phase, Placement, RankJob
 from ..stages.train import forward_backward
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
@@ -21,7 +20,7 @@ from .events import Emit, EpochDone, Note, StepDone
 from .systems import System
 
 Validate = Callable[[nn.Module], float]
-"""Validation accuracy of a model, exact. Only the first rank is asked."""
+"""Validation accuracy of a model, exact. All ranks ask at the same time and get the same answer."""
 POOLED = ("loss_sum", "loss_seeds", "minibatches", "sampled_edges")
 """What `Progress` counts on each rank by itself; a checkpoint holds the sums, and a resumed run goes on from them on the first rank."""
 
@@ -61,7 +60,7 @@ class Trainer:
 
     system: System
     job: RankJob
-    data: Placement
+    data: Placement | Part
     task: Any
     model: nn.Module
     train: Train
@@ -129,7 +128,7 @@ class _PhaseLoop:
         if self.steps == 0:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job)
-        self.statistics = RunningStatistics(self.module, trainer.job.group)
+        self.statistics = trainer.system.reduce.statistics(self.module, trainer.job.group)
         self.arena = Arena()
         self.saved_at = time.monotonic()
 
@@ -222,7 +221,7 @@ class _PhaseLoop:
         every = t.train.evaluate_every
         if t.validate is not None and (last or (every and (epoch + 1) % every == 0)):
             with self.clock.measure("evaluate"):
-                accuracy = self._validate(t.validate)
+                accuracy = t.validate(t.model)
             best = accuracy > progress.best_accuracy
             if best:
                 progress.best_accuracy, progress.best_epoch, progress.since_best = accuracy, epoch, 0
@@ -239,15 +238,6 @@ class _PhaseLoop:
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = t.checkpoint_every.every_epochs
         self._checkpoint(last or self._enough() or (every_epochs is not None and (epoch + 1) % every_epochs == 0) or self._due_in_epoch())
-
-    def _validate(self, validate: Validate) -> float:
-        """The first rank evaluates, the others wait and are told."""
-        group = self.t.job.group
-        accuracy = torch.zeros(1, dtype=torch.float64)
-        if group.rank == 0:
-            accuracy[0] = validate(self.t.model)
-        group.broadcast(accuracy, 0, "control")
-        return float(accuracy)
 
     def _due_in_epoch(self) -> bool:
         every = self.t.checkpoint_every

@@ -38,6 +38,10 @@ class RankSpec:
     dataset_name: str
     features: str
     """How to open its features."""
+    parts: str | None
+    """Folder of the parts, of which this rank opens its own instead of the dataset."""
+    outline: dict[str, Any]
+    """Of the dataset."""
     fingerprint: dict[str, str]
     """What the driver prepared; a rank that sees something else must not train."""
     module: str | None
@@ -120,7 +124,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .clock import Clock
     from .config import Job
     from .one_rank import take_part
-    from .prepare import prepare
+    from .prepare import Outline, prepare, prepare_part
     from .queues import Told, consumers_end, minibatches_per_epoch
     from .shared_data import open_shared
 
@@ -134,15 +138,21 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     # A connection of its own: a wait for peers holds the other one.
     threading.Thread(target=_follow_orders, args=(connected(), spec.generation, stop), daemon=True).start()
     job, out = Job.model_validate(spec.job), Path(spec.out)
-    dataset = open_shared(Path(spec.dataset), spec.dataset_name, spec.features)
-    prepared = prepare(job, dataset, model=_unpickled(spec.module))
+    module = _unpickled(spec.module)
+    if spec.parts is not None:
+        # The parts were made from what the driver sees, and carry its fingerprint.
+        prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module)
+    else:
+        prepared = prepare(job, open_shared(Path(spec.dataset), spec.dataset_name, spec.features), model=module)
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
     meeting = dist.PrefixStore(f"{spec.generation}/gloo", connected())  # pyright: ignore[reportPrivateImportUsage]
-    group = Gloo(meeting, spec.rank, spec.size, ledger, host=own_host)
-    queue, alive = consumers_end(prepared, spec.queue, spec.samples)
-    told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
+    group = Gloo(meeting, spec.rank, spec.size, ledger, host=own_host, on_wait=lambda text: tell({"event": "Note", "text": text}))
+    told, alive = None, lambda: True
+    if prepared.has_minibatches:
+        queue, alive = consumers_end(prepared, spec.queue, spec.samples)
+        told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
     report = take_part(
         prepared,
         out,

@@ -24,7 +24,7 @@ from .config import Job
 from .events import Emit, Note, silent
 from .one_rank import RankReport, take_part
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
-from .queues import is_sampled_live, open_samples, own_queue
+from .queues import is_sampled_live, open_samples, own_queue, refuse_samples
 from .result import SECONDS, Result, versions, write_json
 from .run_folder import JOB, METRICS, MODEL, RESULT, check_resumable, check_run_folder, held, write_whole
 from .systems import System
@@ -102,8 +102,9 @@ def run(
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
     # What cannot be is refused before anything is written.
+    refuse_samples(prepared, samples)
     queue = open_samples(prepared, samples) if samples is not None else None
-    if queue is None and job.queue.kind == "memory":
+    if queue is None and job.queue.kind == "memory" and prepared.has_minibatches:
         queue = own_queue(prepared, folder)
     with held(folder):
         check_run_folder(folder, resume)
@@ -120,7 +121,9 @@ def run(
                 reports = run_on_cluster(prepared, folder, samples, model if isinstance(model, nn.Module) else None, told, stop)
             else:
                 with _threads(job.threads):
-                    reports = [_run_inline(prepared, folder, queue or own_queue(prepared, folder), samples, told, stop, clock)]
+                    if queue is None and prepared.has_minibatches:
+                        queue = own_queue(prepared, folder)
+                    reports = [_run_inline(prepared, folder, queue, samples, told, stop, clock)]
         result = _result(prepared, reports, clock.snapshot()["total"], folder)
         write_json(folder / RESULT, result.to_record())
     if result.epochs > job.epochs:
@@ -131,7 +134,7 @@ def run(
 def _run_inline(
     prepared: Prepared,
     out: Path,
-    queue: MinibatchQueue,
+    queue: MinibatchQueue | None,
     samples: str | Path | None,
     emit: Emit,
     stop: Callable[[], bool],

@@ -13,11 +13,11 @@ from ..storage.checkpoint import CheckpointStore
 from ..storage.errors import InputError, StoreError
 from .config import Job, read_toml, resolve
 
-JOB, RESULT, METRICS, MODEL, CHECKPOINTS = "job.toml", "result.json", "metrics.jsonl", "model.pt", "checkpoints"
+JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = "job.toml", "result.json", "metrics.jsonl", "model.pt", "checkpoints", "parts"
 LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
-FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.", "cluster.")
+FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.", "cluster.", "sar.")
 """Settings that may change when a run goes on: they do not decide its parameters."""
 
 

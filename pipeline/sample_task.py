@@ -79,7 +79,7 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     job = Job.model_validate_json(order.job)
     prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features))
     assert isinstance(prepared.system.sample, Sampled)
-    plan = SeedPlan(prepared.data.seeds, job.train.batch_size, job.queue.bulk_size, job.seed)
+    plan = SeedPlan(prepared.placement.seeds, job.train.batch_size, job.queue.bulk_size, job.seed)
     # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be asked for again.
     queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
     queue.release(sys.maxsize, 0)

@@ -5,6 +5,7 @@ five policies, and at most one new file for each.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,10 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ..storage.dataset import Split
+from ..storage.edge_shards import EdgeShards
 from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
 from .neighbourhood.base import Neighbourhood
+from .partition.base import Partitioner
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ class Group(Protocol):
         """P, the number of ranks."""
         ...
 
+    def counting(self, channel: str) -> AbstractContextManager[None]:
+        """Within, bytes are counted under this channel of the ledger."""
+        ...
+
     def all_reduce(self, flat: Tensor, kind: str) -> None:
         """Sum a contiguous tensor over the ranks, in place: the same bits on every rank."""
         ...
@@ -77,6 +85,34 @@ class Group(Protocol):
         """
         ...
 
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "Swap":
+        """Start to send `part` to rank `to` and to receive `into` from rank `source`; returns at once.
+
+        Both sides know all sizes: an empty tensor neither travels nor is waited for. Ranks need not be in step: what belongs together
+        is told by the tag.
+
+        Args:
+            part: contiguous; not to be changed until it is sent.
+            to: another rank, unless `part` is empty.
+            into: contiguous; not to be read until it has been received.
+            source: another rank, unless `into` is empty.
+            tag: in [0, 2**31); the same on both sides, and no other message of these two under way has it.
+            kind: what the ledger counts `part` under.
+        """
+        ...
+
+
+class Swap(Protocol):
+    """A message out and a message in, both under way. `what` says in words what is waited for, should it never come."""
+
+    def received(self, what: str) -> None:
+        """Wait for what comes in. Raises PeerLostError when the peer is gone."""
+        ...
+
+    def sent(self, what: str) -> None:
+        """Wait until the part that goes out may be changed. Raises PeerLostError when the peer is gone."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Placement:
@@ -94,6 +130,44 @@ class Placement:
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """What one rank opens of data that were cut into parts before it started; rows are local ids."""
+
+    shards: EdgeShards
+    owned: npt.NDArray[np.int64]
+    """[N] global ids."""
+    features: FeatureStore
+    """[N, F]."""
+    labels: Tensor
+    """int64 [N] or floating [N, C]."""
+    split: Split
+    """Local ids."""
+
+
+class Held(Protocol):
+    """What a partition policy gives; the policies of one system know what else it is."""
+
+    @property
+    def graph(self) -> "Sized":
+        """The structure."""
+        ...
+
+    @property
+    def features(self) -> FeatureStore:
+        """The rows that this rank reads."""
+        ...
+
+
+class Sized(Protocol):
+    """Something whose size in memory is known."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
 class Fetched:
     """One piece of work with everything that forward and backward need."""
 
@@ -104,7 +178,7 @@ class Fetched:
     h: Tensor
     """[num_src of hoods[0], F]; may lie in a buffer that the next fetch reuses."""
     y: Tensor
-    """Labels of the seeds, int64 [B] or floating [B, C]."""
+    """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
 
 
 class Feed(Protocol):
@@ -150,6 +224,11 @@ class RankJob:
     producer_alive: Callable[[], bool] = lambda: True
     """Whether whoever fills the queue from elsewhere may still add to it; asked while waiting."""
 
+    num_layers: int = 1
+    """L of the model."""
+    needs_all_rows: bool = False
+    """Whether training depends on nodes that no seed's result does, as batch normalisation over all nodes makes it."""
+
     def is_mine(self, index: int) -> bool:
         """Whether this rank trains on minibatch `index` of an epoch: rank r takes every P-th of a step's, from the r-th on."""
         return index % self.minibatches_per_step % self.group.size == self.group.rank
@@ -158,8 +237,14 @@ class RankJob:
 class PartitionPolicy(Protocol):
     """How graph, features and seeds are laid out over ranks."""
 
-    def place(self, data: Placement, phase: Phase, job: RankJob) -> Placement:
-        """This rank's view of the whole `data` in this phase."""
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """How data are cut into stored parts before several ranks start, each of which then opens its own part alone; None: ranks
+        open the whole."""
+        ...
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Held:
+        """This rank's view of the data in this phase."""
         ...
 
 
@@ -175,11 +260,11 @@ class SamplePolicy(Protocol):
         """Everything that decides the work, as plain values, for fingerprints."""
         ...
 
-    def num_minibatches(self, placement: Placement, job: RankJob) -> int:
+    def num_minibatches(self, placement: Any, job: RankJob) -> int:
         """Pieces of work in an epoch, over all ranks."""
         ...
 
-    def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> Feed:
+    def feed(self, placement: Any, phase: Phase, job: RankJob, first: tuple[int, int]) -> Feed:
         """Start feeding from (epoch, index) `first`."""
         ...
 
@@ -187,7 +272,7 @@ class SamplePolicy(Protocol):
 class NeighbourhoodPolicy(Protocol):
     """How a layer's neighbours are seen: from work to tensors."""
 
-    def fetcher(self, placement: Placement, job: RankJob) -> "Fetcher":
+    def fetcher(self, placement: Any, job: RankJob) -> "Fetcher":
         """Made once per phase; owns the buffers."""
         ...
 
@@ -211,6 +296,10 @@ class ReducePolicy(Protocol):
         """Factor on the summed loss of this piece of work."""
         ...
 
+    def statistics(self, module: nn.Module, group: Group) -> "Statistics":
+        """What keeps the statistics of the module's batch normalisations right; made once per phase."""
+        ...
+
     def reduce(self, parameters: list[nn.Parameter], count: float, group: Group) -> float:
         """Turn the accumulated gradients of this rank into the step's gradient on every rank.
 
@@ -222,6 +311,18 @@ class ReducePolicy(Protocol):
         Returns:
             Seeds over all ranks. Zero: there was nothing to learn from, skip the step.
         """
+        ...
+
+
+class Statistics(Protocol):
+    """Batch normalisation over minibatches and ranks."""
+
+    def minibatch(self, position: int, of: int) -> AbstractContextManager[None]:
+        """Around forward and backward of one of this rank's pieces of work, `position` in [0, of) of the step."""
+        ...
+
+    def finish(self, of: int) -> None:
+        """At the end of a step of `of` pieces of work, on every rank."""
         ...
 
 

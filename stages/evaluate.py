@@ -80,7 +80,7 @@ def infer(
     widest = max((p.shape[0] for p in parameters if p.ndim > 1), default=0)
     chunks = _Chunks(graph, degree.to(dtype), max_bytes)
     total, done = sum(int(mask.sum()) for mask in needed), 0
-    with _evaluating(model):
+    with evaluating(model):
         source, result = _Rows(features, None, graph.num_nodes), np.empty(0)
         for i, mask in enumerate(needed):
             rows = np.flatnonzero(mask)
@@ -148,9 +148,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     """
     if not len(logits) or len(labels) != len(logits) or (labels.ndim != 1 and labels.shape != logits.shape):
         raise InputError(f"logits are {list(logits.shape)} and labels {list(labels.shape)}; expected [n, C] and [n] or [n, C], n >= 1")
-    if labels.ndim == 2:
-        return micro_f1(logits, labels)
-    return float((logits.argmax(dim=1) == labels).double().mean())
+    return quotient(tally(logits, labels))
 
 
 def micro_f1(logits: Tensor, labels: Tensor) -> float:
@@ -160,9 +158,20 @@ def micro_f1(logits: Tensor, labels: Tensor) -> float:
         logits: [n, C].
         labels: [n, C] of 0 and 1.
     """
+    return quotient(tally(logits, labels))
+
+
+def tally(logits: Tensor, labels: Tensor) -> Tensor:
+    """What `accuracy` counts, float64 [2]: those of several sets of rows may be added up."""
+    if labels.ndim == 1:
+        return torch.tensor([int((logits.argmax(dim=1) == labels).sum()) if len(labels) else 0, len(labels)], dtype=torch.float64)
     said, true = logits > 0, labels > 0.5
-    hits, both = int((said & true).sum()), int(said.sum()) + int(true.sum())
-    return 2 * hits / both if both else 0.0
+    return torch.tensor([2 * int((said & true).sum()), int(said.sum()) + int(true.sum())], dtype=torch.float64)
+
+
+def quotient(counts: Tensor) -> float:
+    """The accuracy that a `tally` amounts to."""
+    return float(counts[0] / counts[1]) if counts[1] else 0.0
 
 
 def _check(graph: Graph, features: FeatureStore, degree: Tensor, nodes: IdArray, max_bytes: int) -> None:
@@ -180,7 +189,7 @@ def _check(graph: Graph, features: FeatureStore, degree: Tensor, nodes: IdArray,
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

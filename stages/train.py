@@ -46,6 +46,7 @@ def forward_backward(
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
     with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
         logits = model(fetched.hoods, fetched.h)
+    logits = logits[: len(fetched.y)]
     loss = summed_loss(logits.float() if logits.dtype == torch.bfloat16 else logits, fetched.y, task)
     (loss * weight if weight != 1.0 else loss).backward()
     return WorkDone(float(loss.detach()), len(fetched.y))

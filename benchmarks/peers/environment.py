@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 
 # torch's wheel for Linux does not import without the CUDA libraries that it depends on: 2.4 GB to fetch, 5.2 GB on disk.
@@ -18,3 +19,18 @@ def python(cache: Path) -> Path:
         subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-cache-dir", *REQUIREMENTS], check=True)
         (folder / "complete").touch()
     return interpreter
+
+
+def jemalloc(cache: Path) -> Path | None:
+    """The allocator's library: the system's, else Debian's package unpacked under `cache`; None where there is neither."""
+    if found := find_library("jemalloc"):
+        return Path(found)
+    folder = cache / "jemalloc"
+    if not list(folder.rglob("libjemalloc.so.2")):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            subprocess.run(["apt-get", "download", "libjemalloc2"], cwd=folder, check=True, capture_output=True)
+            subprocess.run(["dpkg", "-x", *[p.name for p in folder.glob("libjemalloc2*.deb")][:1], "."], cwd=folder, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    return next(folder.rglob("libjemalloc.so.2"), None)

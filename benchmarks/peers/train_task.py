@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -79,18 +79,19 @@ class Parts:
         self.seconds[name] += time.perf_counter() - start
 
 
+T = TypeVar("T")
 Epoch = Callable[[int, Parts], Iterator[Work]]
 """Trains on that many minibatches in a new order."""
 
 
-def read() -> tuple[Task, Callable[[dict[str, Any]], None]]:
-    """The task on the command line, and how to answer. Whatever else is printed goes to standard error."""
+def read(kind: Callable[..., T] = Task) -> tuple[T, Callable[[dict[str, Any]], None]]:
+    """The task on the command line, of that kind, and how to answer. Whatever else is printed goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", type=json.loads, required=True)
     given = dict(parser.parse_args().task)
-    return Task(Path(given.pop("folder")), **given), lambda record: print(json.dumps(record), file=replies)
+    return kind(Path(given.pop("folder")), **given), lambda record: print(json.dumps(record), file=replies)
 
 
 def train(start: Callable[[Task], Epoch], **notes: Any) -> None:

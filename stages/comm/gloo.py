@@ -1,8 +1,8 @@
 """Ranks that talk over TCP, through the gloo backend of torch.distributed."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
+from .watch import Watch
 
 SEGMENT_BYTES = 1 << 20
 """What gloo cuts a vector into, at most, to overlap sending with summing."""
@@ -29,10 +30,21 @@ class Gloo:
     any           P-1: a byte to each other rank
     broadcast     n for each of `broadcast_sends`; (P-1) n over all ranks
     all_to_all    the bytes of the parts for other ranks, and 8 (P-1) of ``control`` if sizes travel
+    swap          the bytes of the part
     ============  =====================================================================================================
     """
 
-    def __init__(self, store: Store, rank: int, size: int, ledger: Ledger, *, timeout_s: float = 1800.0, host: str | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        ledger: Ledger,
+        *,
+        timeout_s: float = 1800.0,
+        host: str | None = None,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
         """Meet the other ranks and connect to each of them.
 
         Args:
@@ -43,6 +55,7 @@ class Gloo:
             timeout_s: seconds to wait for the other ranks here, and in every collective.
             host: a name or an address of this machine that the other ranks can reach. None: what the machine's own name resolves to,
                 or loopback if it does not.
+            on_wait: called with a sentence when this rank waits long for a `swap`, from another thread.
 
         Raises:
             InputError: `host` is no address of this machine.
@@ -51,7 +64,9 @@ class Gloo:
         assert 0 <= rank < size
         self.rank, self.size = rank, size
         self._ledger = ledger
+        self._channel = "network"
         self._timeout_s = timeout_s
+        self._watch = Watch(on_wait) if on_wait is not None else None
         backend: Any = dist.ProcessGroupGloo
         options = backend._Options()
         options._timeout = timedelta(seconds=timeout_s)
@@ -64,6 +79,15 @@ class Gloo:
             # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the others.
             self._group.barrier().wait()
 
+    @contextmanager
+    def counting(self, channel: str) -> Iterator[None]:
+        """See `Group.counting`."""
+        before, self._channel = self._channel, channel
+        try:
+            yield
+        finally:
+            self._channel = before
+
     def all_reduce(self, flat: Tensor, kind: str) -> None:
         """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on."""
         assert flat.is_contiguous()
@@ -71,7 +95,7 @@ class Gloo:
             return
         with self._speaking("all_reduce"):
             self._group.allreduce([flat]).wait()
-        self._ledger.add("network", kind, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size))
+        self._ledger.add(self._channel, kind, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size))
 
     def any(self, flag: bool) -> bool:
         """See `Group.any`. One round to all others: sooner there than a ring of 2 (P-1) hops."""
@@ -87,7 +111,7 @@ class Gloo:
         options.rootRank = source
         with self._speaking("broadcast"):
             self._group.broadcast([flat], options).wait()
-        self._ledger.add("network", kind, flat.nbytes * broadcast_sends(self.rank, self.size, source))
+        self._ledger.add(self._channel, kind, flat.nbytes * broadcast_sends(self.rank, self.size, source))
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         """See `Group.all_to_all`. Parts that lie one after the other, as those of ``Tensor.split`` do, are not copied first."""
@@ -104,11 +128,27 @@ class Gloo:
             self._group.alltoall_base(
                 heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent]
             ).wait()
-        self._ledger.add("network", kind, sum(p.nbytes for p in sent))
+        self._ledger.add(self._channel, kind, sum(p.nbytes for p in sent))
         return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "_Swap":
+        """See `Group.swap`."""
+        assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < 1 << 31
+        with self._speaking(f"sending to rank {to}"):
+            sent = self._group.send([part], to, tag) if part.numel() else None
+            received = self._group.recv([into], source, tag) if into.numel() else None
+        self._ledger.add(self._channel, kind, part.nbytes)
+        return _Swap(self, sent, received, part, into)
+
+    def wait(self, work: Any, what: str) -> None:
+        """Until `work` is done; `what` is waited for."""
+        with self._speaking(what), self._watch.waiting(f"rank {self.rank}, {what}") if self._watch else nullcontext():
+            work.wait()
 
     def close(self) -> None:
         """Close the connections; ranks that still talk to this one get an error. May be called twice."""
+        if self._watch is not None:
+            self._watch.close()
         if self._group is not None:
             self._group.shutdown()
             self._group = None
@@ -118,7 +158,7 @@ class Gloo:
         heard = torch.empty_like(sent)
         with self._speaking(name):
             self._group.alltoall_base(heard, sent, [], []).wait()
-        self._ledger.add("network", "control", sent.itemsize * (self.size - 1))
+        self._ledger.add(self._channel, "control", sent.itemsize * (self.size - 1))
         return heard
 
     @contextmanager
@@ -130,6 +170,28 @@ class Gloo:
             late = "timed out" in line.lower() or "timeout" in line.lower()
             why = f"a peer did not answer within {self._timeout_s:g} s" if late else "a peer is gone"
             raise PeerLostError(f"rank {self.rank} of {self.size} could not finish {name}: {why} ({line}); the run can be resumed") from e
+
+
+class _Swap:
+    """See `stages.base.Swap`. Holds the tensors until gloo is done with their memory."""
+
+    def __init__(self, group: Gloo, sent: Any, received: Any, part: Tensor, into: Tensor) -> None:
+        self._group = group
+        self._sent, self._received = sent, received
+        self._part: Tensor | None = part
+        self._into: Tensor | None = into
+
+    def received(self, what: str) -> None:
+        """See `Swap.received`."""
+        if self._received is not None:
+            self._group.wait(self._received, what)
+        self._received = self._into = None
+
+    def sent(self, what: str) -> None:
+        """See `Swap.sent`."""
+        if self._sent is not None:
+            self._group.wait(self._sent, what)
+        self._sent = self._part = None
 
 
 def ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:

@@ -1,6 +1,10 @@
 """A group of one."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 from torch import Tensor
+
+from ..base import Swap
 
 
 class Solo:
@@ -8,6 +12,10 @@ class Solo:
 
     rank = 0
     size = 1
+
+    def counting(self, channel: str) -> AbstractContextManager[None]:
+        """Nothing is counted."""
+        return nullcontext()
 
     def all_reduce(self, flat: Tensor, kind: str) -> None:
         """A sum over one rank is the tensor itself."""
@@ -22,3 +30,16 @@ class Solo:
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         """The only rank keeps its own part."""
         return [parts[0]]
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
+        """The only rank has nobody to talk to."""
+        assert not part.numel() and not into.numel()
+        return _Nothing()
+
+
+class _Nothing:
+    def received(self, what: str) -> None:
+        """Nothing comes."""
+
+    def sent(self, what: str) -> None:
+        """Nothing goes."""

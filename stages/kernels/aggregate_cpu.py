@@ -1,7 +1,8 @@
 """Compiled aggregation over in-neighbour lists: row-parallel, no atomics, the same bits for any number of threads.
 
 Each function cuts the rows of its result into parts of like work; a row is computed by one thread, its edges in their order.
-Gradients gather through the transposed lists. `aggregate_reference` says the same in plain torch.
+Gradients gather through the transposed lists. Functions named `_into` and `_from` visit one edge shard of many, and its gradient:
+`shards_cpu` says what a shard is. `aggregate_reference` says the same in plain torch.
 Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
 """
 
@@ -11,27 +12,36 @@ from numba import njit
 from torch import Tensor
 
 from ..arena import empty
-from ..rows import base_and_ids
+from ..rows import NamedRows, base_and_ids
 from .ahead import prefetch_rows
-from .attention_cpu import attend, attend_backward
+from .attention_cpu import attend, attend_backward, attend_from, attend_into
 from .attention_shared_cpu import attend_shared, attend_shared_backward
 from .cut import row_parts
-from .lists import InLists
+from .lists import InLists, IntArray, at, factor
+from .shards_cpu import add_rows, maximum_into, spmm_into, take_rows
 from .softmax_cpu import dots
 from .threads import parallel
 
 __all__ = [
+    "add_rows",
     "attend",
     "attend_backward",
+    "attend_from",
+    "attend_into",
     "attend_shared",
     "attend_shared_backward",
     "dots",
     "maximum",
     "maximum_backward",
+    "maximum_from",
+    "maximum_into",
     "spmm",
     "spmm_backward",
     "spmm_beside",
     "spmm_beside_backward",
+    "spmm_from",
+    "spmm_into",
+    "take_rows",
 ]
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
@@ -44,18 +54,7 @@ _NOTHING, _ADDED, _BESIDE, _FROM_BESIDE = range(4)
 
 
 @njit(**_JIT)
-def _factor(values, i):
-    return np.float32(1) if values is None else values[i]
-
-
-@njit(**_JIT)
-def _at(ids, u):
-    return _U(u) if ids is None else _U(ids[_U(u)])
-
-
-@njit(**_JIT)
 def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out, lo, hi):
-    # Rows are indexed by unsigned numbers: a signed index brings numba's test for negative ones into the inner loop.
     flat = x.reshape(-1)
     end = indptr[hi]
     for i in range(lo, hi):
@@ -66,42 +65,42 @@ def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out
             for k in range(F):
                 o[k] = 0
         else:
-            s = _factor(scale, i)
+            s = factor(scale, i)
             # The remainder comes first, so that the first group stores and the others add.
             first = (e - j) & 3
-            w0 = s * _factor(coef, j)
-            a = x[_at(ids, indices[j])]
+            w0 = s * factor(coef, j)
+            a = x[at(ids, indices[j])]
             if first == 1:
                 for k in range(F):
                     o[k] = w0 * a[k]
             else:
-                w1 = s * _factor(coef, j + 1)
-                b = x[_at(ids, indices[j + 1])]
+                w1 = s * factor(coef, j + 1)
+                b = x[at(ids, indices[j + 1])]
                 if first == 2:
                     for k in range(F):
                         o[k] = w0 * a[k] + w1 * b[k]
                 else:
-                    w2 = s * _factor(coef, j + 2)
-                    c = x[_at(ids, indices[j + 2])]
+                    w2 = s * factor(coef, j + 2)
+                    c = x[at(ids, indices[j + 2])]
                     if first == 3:
                         for k in range(F):
                             o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
                     else:
                         first = 4
-                        w3 = s * _factor(coef, j + 3)
-                        d = x[_at(ids, indices[j + 3])]
+                        w3 = s * factor(coef, j + 3)
+                        d = x[at(ids, indices[j + 3])]
                         for k in range(F):
                             o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
             for q in range(j + first, e, 4):
-                w0, w1, w2, w3 = s * _factor(coef, q), s * _factor(coef, q + 1), s * _factor(coef, q + 2), s * _factor(coef, q + 3)
-                a, b = x[_at(ids, indices[q])], x[_at(ids, indices[q + 1])]
-                c, d = x[_at(ids, indices[q + 2])], x[_at(ids, indices[q + 3])]
+                w0, w1, w2, w3 = s * factor(coef, q), s * factor(coef, q + 1), s * factor(coef, q + 2), s * factor(coef, q + 3)
+                a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
+                c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
                 for k in range(F):
                     o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
         if i < own_rows:
-            a = x[_at(ids, i)]
+            a = x[at(ids, i)]
             if kind == _ADDED:
-                s = _factor(own, i)
+                s = factor(own, i)
                 for k in range(F):
                     o[k] += s * a[k]
             elif kind == _BESIDE:
@@ -150,8 +149,8 @@ def spmm_backward(
 ) -> Tensor:
     """Gradient of `spmm` with respect to x: [n, D] -> [S, D]."""
     kind = _NOTHING if own is None else _ADDED
-    back, factor = _towards_sources(lists, coef, row_scale, grad.dtype)
-    return _spmm(back, grad, grad.shape[1], factor, None, kind, own, lists.num_dst, grad.shape[1])
+    back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
+    return _spmm(back, grad, grad.shape[1], weight, None, kind, own, lists.num_dst, grad.shape[1])
 
 
 def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
@@ -162,18 +161,38 @@ def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale
 def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
     """Gradient of `spmm_beside` with respect to x: [n, 2D] -> [S, D]."""
     width = grad.shape[1] // 2
-    back, factor = _towards_sources(lists, coef, row_scale, grad.dtype)
-    return _spmm(back, grad, width, factor, None, _FROM_BESIDE, None, lists.num_dst, width)
+    back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
+    return _spmm(back, grad, width, weight, None, _FROM_BESIDE, None, lists.num_dst, width)
 
 
 def _towards_sources(lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype) -> tuple[InLists, Tensor | None]:
     """The transposed lists, and what each of their edges counts."""
     t = lists.transposed
-    factor = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)
+    weight = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)
     if row_scale is not None:
         scale = row_scale[torch.from_numpy(t.dst)]
-        factor = scale if factor is None else factor.mul_(scale)
-    return InLists(t.indptr, t.dst, lists.num_dst), factor
+        weight = scale if weight is None else weight.mul_(scale)
+    return InLists(t.indptr, t.dst, lists.num_dst), weight
+
+
+def spmm_from(
+    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
+    """Gradient of `spmm_into` with respect to x: [N, >= width] -> [S, width].
+
+    Args:
+        lists: the shard's edges.
+        rows: see `shards_cpu`.
+        grad: [N, >= width]; columns from `width` on are not read.
+        width: columns of x.
+        coef: as in `spmm_into`.
+        row_scale: as in `spmm_into`.
+    """
+    of_list = row_scale if rows is None or row_scale is None else row_scale[torch.from_numpy(rows)]
+    back, weight = _towards_sources(lists, coef, of_list, grad.dtype)
+    # Destination i of the transposed lists is row rows[i] of the gradient, read where it lies.
+    of_lists = grad if rows is None else NamedRows(grad.numpy(), rows)
+    return _spmm(back, of_lists, width, weight, None, _NOTHING, None, 0, width)
 
 
 @njit(**_JIT)
@@ -187,12 +206,12 @@ def _max_rows(indptr, indices, ids, x, out, arg, lo, hi):
                 o[k] = 0
                 g[k] = -1
             continue
-        a = x[_at(ids, indices[j])]
+        a = x[at(ids, indices[j])]
         for k in range(F):
             o[k] = a[k]
             g[k] = j
         for q in range(j + 1, e):
-            a = x[_at(ids, indices[q])]
+            a = x[at(ids, indices[q])]
             for k in range(F):
                 # The first NaN wins over numbers, as in torch.
                 better = (a[k] > o[k]) | ((a[k] != a[k]) & (o[k] == o[k]))
@@ -201,14 +220,14 @@ def _max_rows(indptr, indices, ids, x, out, arg, lo, hi):
 
 
 @njit(**_JIT)
-def _max_backward_rows(indptr, dst, edge, arg, grad, out, lo, hi):
+def _max_backward_rows(indptr, dst, edge, rows, positions, arg, grad, out, lo, hi):
     F = grad.shape[1]
     for u in range(lo, hi):
         o = out[_U(u)]
         for k in range(F):
             o[k] = 0
         for q in range(indptr[u], indptr[u + 1]):
-            v, e = _U(dst[q]), edge[q]
+            v, e = at(rows, dst[q]), edge[q] if positions is None else positions[_U(edge[q])]
             g, m = grad[v], arg[v]
             for k in range(F):
                 o[k] += g[k] if m[k] == e else np.float32(0)
@@ -231,8 +250,21 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
     """Gradient of `maximum` with respect to x: [n, D] -> [S, D]."""
+    return maximum_from(lists, None, None, arg, grad)
+
+
+def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of `maximum_into` with respect to x, once all shards have been seen: [N, D] -> [S, D].
+
+    Args:
+        lists: the shard's edges.
+        rows: see `shards_cpu`.
+        edge: see `shards_cpu`.
+        arg: int64 [N, D], the positions of the winning edges.
+        grad: [N, D].
+    """
     t = lists.transposed
     out = empty((lists.num_src, grad.shape[1]), grad.dtype)
-    args = (t.indptr, t.dst, t.edge, arg.numpy(), grad.numpy(), out.numpy())
+    args = (t.indptr, t.dst, t.edge, rows, edge, arg.numpy(), grad.numpy(), out.numpy())
     parallel(_max_backward_rows, [(*args, a, b) for a, b in row_parts(t.indptr, grad.shape[1])])
     return out

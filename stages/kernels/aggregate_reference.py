@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 
 from ..random import draw, node_words
-from .lists import InLists
-from .rules import AttentionRule
+from .lists import InLists, IntArray
+from .rules import AttentionRule, EdgeNumbers
 
 
-def _edges(lists: InLists) -> tuple[Tensor, Tensor]:
-    """Source and destination row of each edge, int64 [e]."""
-    return torch.from_numpy(lists.indices.astype(np.int64)), torch.from_numpy(lists.rows)
+def _edges(lists: InLists, rows: IntArray | None = None) -> tuple[Tensor, Tensor]:
+    """Source and destination row of each edge, int64 [e]; list i belongs to row i, or rows[i]."""
+    dst = lists.rows if rows is None else rows.astype(np.int64)[lists.rows]
+    return torch.from_numpy(lists.indices.astype(np.int64)), torch.from_numpy(dst)
+
+
+def _positions(lists: InLists, edge: IntArray | None) -> Tensor:
+    return torch.arange(lists.num_edges) if edge is None else torch.from_numpy(edge.astype(np.int64))
 
 
 def _gradients(fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Any, ...]:
@@ -82,39 +87,163 @@ def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
     return out.index_put_((src, column), grad[row, column], accumulate=True)
 
 
-def dropout_factors(lists: InLists, heads: int, rule: AttentionRule) -> Tensor:
+def spmm_into(
+    lists: InLists, rows: IntArray | None, x: Tensor, out: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> None:
+    """See `shards_cpu.spmm_into`."""
+    src, dst = _edges(lists, rows)
+    messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
+    out[:, : x.shape[1]].index_add_(0, dst, messages if row_scale is None else messages * row_scale[dst, None])
+
+
+def spmm_from(
+    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
+    """See `aggregate_cpu.spmm_from`."""
+    src, dst = _edges(lists, rows)
+    messages = grad[dst, :width] if coef is None else grad[dst, :width] * coef.to(grad.dtype)[:, None]
+    return grad.new_zeros(lists.num_src, width).index_add(0, src, messages if row_scale is None else messages * row_scale[dst, None])
+
+
+def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor) -> None:
+    """See `shards_cpu.maximum_into`."""
+    for u, v, position in zip(*(t.tolist() for t in (*_edges(lists, rows), _positions(lists, edge)))):
+        new, old = x[u], out[v]
+        tie = (new == old) | (new.isnan() & old.isnan())
+        better = (arg[v] < 0) | (new > old) | (new.isnan() & ~old.isnan()) | (tie & (position < arg[v]))
+        out[v], arg[v] = torch.where(better, new, old), torch.where(better, position, arg[v])
+
+
+def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
+    """See `aggregate_cpu.maximum_from`."""
+    src, dst = _edges(lists, rows)
+    won = arg[dst] == _positions(lists, edge)[:, None]
+    return grad.new_zeros(lists.num_src, grad.shape[1]).index_add(0, src, torch.where(won, grad[dst], 0))
+
+
+def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
+    """See `shards_cpu.add_rows`."""
+    out.index_add_(0, torch.from_numpy(ids), x)
+
+
+def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
+    """See `shards_cpu.take_rows`."""
+    taken = x[torch.from_numpy(ids)]
+    return taken if factor is None else taken * factor[torch.from_numpy(ids)].reshape(-1, *[1] * (x.ndim - 1))
+
+
+def dropout_factors(
+    lists: InLists, heads: int, rule: AttentionRule, numbers: EdgeNumbers | None = None, rows: IntArray | None = None
+) -> Tensor:
     """What each coefficient is multiplied by, float64 [e + n, H]: 0 or `rule.keep_scale`; the rows' own edges come last."""
-    words = node_words(rule.key, np.arange(lists.num_edges + lists.num_dst))
+    if numbers is None:
+        names = np.arange(lists.num_edges + lists.num_dst)
+    else:
+        names = numbers.first[_edges(lists, rows)[1].numpy()] + _positions(lists, numbers.edge).numpy()
+        names = np.concatenate([names, numbers.own[: lists.num_dst] if rows is None else numbers.own[rows]])
+    words = node_words(rule.key, names)
     draws = np.stack([draw(words, h) for h in range(heads)], axis=1)
     return torch.from_numpy(np.where(draws >= rule.threshold, rule.keep_scale, 0.0))
 
 
-def attend(lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
+def _logits(
+    lists: InLists, rows: IntArray | None, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, own: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Source, destination and logits [., H] of the edges, and after them, where `own`, of the rows' own edges."""
+    src, dst = _edges(lists, rows)
+    each = torch.arange(lists.num_dst if own else 0)
+    src, dst = torch.cat([src, each]), torch.cat([dst, each])
+    return src, dst, torch.nn.functional.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], slope)
+
+
+def attend(
+    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
+) -> tuple[Tensor, Tensor]:
     """See `aggregate_cpu.attend`."""
     n, heads = logit_dst.shape
-    src, dst = _edges(lists)
-    src, dst = torch.cat([src, torch.arange(n)]), torch.cat([dst, torch.arange(n)])
-    logit = torch.nn.functional.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], rule.slope)
+    src, dst, logit = _logits(lists, None, z, a_src, logit_dst, rule.slope, True)
     top = z.new_full((n, heads), -torch.inf).scatter_reduce(0, dst[:, None].expand(-1, heads), logit.detach(), "amax")
     p = torch.exp(logit - top[dst])
     total = p.new_zeros(n, heads).index_add(0, dst, p)
-    factor = dropout_factors(lists, heads, rule).to(z.dtype)
+    factor = dropout_factors(lists, heads, rule, numbers).to(z.dtype)
     messages = (p / total[dst] * factor)[..., None] * z[src]
     return z.new_zeros(n, *z.shape[1:]).index_add(0, dst, messages), top + total.log()
 
 
+def attend_into(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    own: bool,
+) -> None:
+    """See `attention_cpu.attend_into`."""
+    src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
+    top = log_sum.scatter_reduce(0, dst[:, None].expand(-1, logit.shape[1]), logit, "amax")
+    seen = top > -torch.inf
+    p = torch.exp(logit - top[dst])
+    before = torch.where(seen, torch.exp(log_sum - top), 0)
+    total = before.index_add(0, dst, p)
+    factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
+    sums = (out * before[..., None]).index_add(0, dst, (p * factor)[..., None] * z[src])
+    out.copy_(torch.where(seen[..., None], sums / total[..., None], out))
+    log_sum.copy_(torch.where(seen, top + total.log(), log_sum))
+
+
+def attend_from(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    log_sum: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    d_dst: Tensor,
+    own: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `attention_cpu.attend_from`."""
+
+    def whole(z: Tensor, a_src: Tensor, logit_dst: Tensor) -> Tensor:
+        """What has the shard's gradients: the softmax's denominator is a constant here, and `delta` stands for what it would give."""
+        src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
+        factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
+        return (torch.exp(logit - log_sum[dst]) * (factor * (grad[dst] * z[src]).sum(-1) - delta[dst])).sum()
+
+    dz, da_src, d_logit = _gradients(whole, (z, a_src, logit_dst), grad.new_ones(()))
+    d_dst += d_logit
+    return dz, da_src
+
+
 def attend_backward(
-    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, out: Tensor, log_sum: Tensor, grad: Tensor
+    lists: InLists,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    grad: Tensor,
+    numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `aggregate_cpu.attend_backward`; `out` and `log_sum` are not needed here."""
-    dz, da, dl = _gradients(lambda z, a, logit: attend(lists, z, a, logit, rule)[0], (z, a_src, logit_dst), grad)
+    dz, da, dl = _gradients(lambda z, a, logit: attend(lists, z, a, logit, rule, numbers)[0], (z, a_src, logit_dst), grad)
     return dz, da, dl
 
 
-def attend_shared(lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor, Tensor]:
+def attend_shared(
+    lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `attention_shared_cpu.attend_shared`."""
     logit_dst = x[: lists.num_dst] @ a_dst.T
-    out, log_sum = attend(lists, x[:, None].expand(-1, len(a_src), -1), a_src, logit_dst, rule)
+    out, log_sum = attend(lists, x[:, None].expand(-1, len(a_src), -1), a_src, logit_dst, rule, numbers)
     return out, logit_dst, log_sum
 
 
@@ -129,7 +258,8 @@ def attend_shared_backward(
     log_sum: Tensor,
     grad: Tensor,
     needs_x: bool,
+    numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """See `attention_shared_cpu.attend_shared_backward`; what the forward pass left is not needed here."""
-    dx, d_src, d_dst = _gradients(lambda x, a, b: attend_shared(lists, x, a, b, rule)[0], (x, a_src, a_dst), grad)
+    dx, d_src, d_dst = _gradients(lambda x, a, b: attend_shared(lists, x, a, b, rule, numbers)[0], (x, a_src, a_dst), grad)
     return dx if needs_x else None, d_src, d_dst

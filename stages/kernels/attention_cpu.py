@@ -15,44 +15,60 @@ from torch import Tensor
 from ..arena import empty
 from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
-from .lists import InLists
-from .rules import AttentionRule
-from .softmax_cpu import CHUNK_ROWS, JIT, constants, dots, keep, leaky, num_chunks
+from .lists import InLists, IntArray, at
+from .rules import AttentionRule, EdgeNumbers
+from .softmax_cpu import CHUNK_ROWS, JIT, constants, dots, keep, leaky, num_chunks, number, numbering
 from .threads import parallel
 
 _U = np.uint64
 
 
 @njit(**JIT)
-def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold, keep_scale, out, log_sum, lo, hi):
+def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, before, out, log_sum, lo, hi):
+    """Lists lo..hi-1. `before`: None, or the logarithms of the denominators of what `out` holds already; it may be `log_sum` itself."""
     H, D, E = z.shape[1], z.shape[2], len(indices)
+    slope, key, threshold, keep_scale = rule
     flat, end = z.reshape(-1), indptr[hi]
     top = np.empty(H, z.dtype)
     total = np.empty(H, z.dtype)
     p = np.empty(H, z.dtype)
-    for v in range(lo, hi):
-        j, e = indptr[v], indptr[v + 1]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        last = e + 1 if own else e
+        if j == last:
+            continue
         prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
-        here, o = logit_dst[_U(v)], out[_U(v)]
+        v = at(rows, i)
+        here, o = logit_dst[v], out[v]
         # The logits are scalars, so a pass over them for the maximum is cheaper than rescaling sums of D values.
-        own = logit_src[_U(v)]
+        start = logit_src[_U(indices[j]) if j < e else v]
         for h in range(H):
-            top[h] = leaky(own[h] + here[h], slope)
-            total[h] = 0
-            for k in range(D):
-                o[h, k] = 0
-        for q in range(j, e):
-            there = logit_src[_U(indices[q])]
+            top[h] = leaky(start[h] + here[h], slope)
+            if before is not None:
+                top[h] = max(top[h], before[v, h])
+        for q in range(j, last):
+            there = logit_src[_U(indices[q]) if q < e else v]
             for h in range(H):
                 top[h] = max(top[h], leaky(there[h] + here[h], slope))
-        for q in range(j, e + 1):
-            u = _U(indices[q]) if q < e else _U(v)
-            number = q if q < e else E + v
+        for h in range(H):
+            if before is None:
+                total[h] = 0
+                for k in range(D):
+                    o[h, k] = 0
+            else:
+                # Nothing before: the old sum, 0, counts nothing. Its `keep_scale` is in it already.
+                total[h] = math.exp(before[v, h] - top[h]) if before[v, h] > -np.inf else z.dtype.type(0)
+                w = total[h] / keep_scale
+                for k in range(D):
+                    o[h, k] *= w
+        for q in range(j, last):
+            u = _U(indices[q]) if q < e else v
+            name = number(names, q, e, E, v)
             there, row = logit_src[u], z[u]
             for h in range(H):
                 p[h] = math.exp(leaky(there[h] + here[h], slope) - top[h])
                 total[h] += p[h]
-                if threshold > _U(0) and not keep(key, threshold, number, h):
+                if threshold > _U(0) and not keep(key, threshold, name, h):
                     p[h] = 0
             for h in range(H):
                 w, a, b = p[h], o[h], row[h]
@@ -67,24 +83,24 @@ def _attend_rows(indptr, indices, z, logit_src, logit_dst, slope, key, threshold
 
 
 @njit(**JIT)
-def _attend_backward_dst(indptr, indices, z, logit_src, logit_dst, slope, key, threshold, keep_scale, log_sum, grad, delta, d_dst, lo, hi):
+def _attend_backward_dst(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(indices)
+    slope, key, threshold, keep_scale = rule
     flat, end = z.reshape(-1), indptr[hi]
-    for v in range(lo, hi):
-        j, e = indptr[v], indptr[v + 1]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
         prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
-        here, g = logit_dst[_U(v)], grad[_U(v)]
-        for h in range(H):
-            d_dst[v, h] = 0
-        for q in range(j, e + 1):
-            u = _U(indices[q]) if q < e else _U(v)
-            number = q if q < e else E + v
+        v = at(rows, i)
+        here, g = logit_dst[v], grad[v]
+        for q in range(j, e + 1 if own else e):
+            u = _U(indices[q]) if q < e else v
+            name = number(names, q, e, E, v)
             there, row = logit_src[u], z[u]
             for h in range(H):
                 x = there[h] + here[h]
                 p = math.exp(leaky(x, slope) - log_sum[v, h])
                 inner = z.dtype.type(0)
-                if threshold == _U(0) or keep(key, threshold, number, h):
+                if threshold == _U(0) or keep(key, threshold, name, h):
                     a, b = g[h], row[h]
                     for k in range(D):
                         inner += a[k] * b[k]
@@ -95,9 +111,10 @@ def _attend_backward_dst(indptr, indices, z, logit_src, logit_dst, slope, key, t
 
 @njit(**JIT)
 def _attend_backward_src(
-    t_indptr, t_dst, t_edge, z, a_src, logit_src, logit_dst, slope, key, threshold, keep_scale, log_sum, grad, delta, dz, d_src, lo, hi
+    t_indptr, t_dst, t_edge, rows, own_rows, names, z, a_src, logit_src, logit_dst, rule, log_sum, grad, delta, dz, d_src, lo, hi
 ):
-    H, D, E, n = z.shape[1], z.shape[2], len(t_dst), len(logit_dst)
+    H, D, E = z.shape[1], z.shape[2], len(t_dst)
+    slope, key, threshold, keep_scale = rule
     flat, end = grad.reshape(-1), t_indptr[hi]
     for u in range(lo, hi):
         row, there, o = z[_U(u)], logit_src[_U(u)], dz[_U(u)]
@@ -107,16 +124,16 @@ def _attend_backward_src(
                 o[h, k] = 0
         # A destination is a source of its own row too: one more edge at the end of its list.
         last = t_indptr[u + 1]
-        prefetch_rows(t_dst, None, t_indptr[u], last, end, flat, H * D, H * D)
-        for q in range(t_indptr[u], last + 1 if u < n else last):
-            v = _U(t_dst[q]) if q < last else _U(u)
-            number = np.int64(t_edge[q]) if q < last else E + u
+        prefetch_rows(t_dst, rows, t_indptr[u], last, end, flat, H * D, H * D)
+        for q in range(t_indptr[u], last + 1 if u < own_rows else last):
+            v = at(rows, t_dst[q]) if q < last else _U(u)
+            name = number(names, np.int64(t_edge[q]) if q < last else np.int64(E), E, E, v)
             here, g = logit_dst[v], grad[v]
             for h in range(H):
                 x = there[h] + here[h]
                 p = math.exp(leaky(x, slope) - log_sum[v, h])
                 inner = z.dtype.type(0)
-                if threshold == _U(0) or keep(key, threshold, number, h):
+                if threshold == _U(0) or keep(key, threshold, name, h):
                     a, b, c = g[h], row[h], o[h]
                     for k in range(D):
                         inner += a[k] * b[k]
@@ -152,7 +169,9 @@ def _weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
     return torch.from_numpy(partial.sum(axis=0))
 
 
-def attend(lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
+def attend(
+    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
+) -> tuple[Tensor, Tensor]:
     """Softmax attention over each row's edges and the row itself; no value per edge is kept.
 
     Args:
@@ -161,41 +180,130 @@ def attend(lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: At
         a_src: [H, D]; the source logit is ``<a_src, z[u]>``.
         logit_dst: [n, H].
         rule: slope and dropout.
+        numbers: what dropout calls the edges.
 
     Returns:
         [n, H, D]; [n, H], the logarithm of each softmax's denominator, which the backward pass needs.
     """
-    heads, width = z.shape[1:]
-    out, log_sum = empty((lists.num_dst, heads, width), z.dtype), empty((lists.num_dst, heads), z.dtype)
-    logit_src = dots(z, a_src[None])
-    args = (
-        lists.indptr,
-        lists.indices,
-        z.numpy(),
-        logit_src.numpy(),
-        logit_dst.numpy(),
-        *constants(rule, z),
-        out.numpy(),
-        log_sum.numpy(),
-    )
-    parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
+    out, log_sum = (empty(shape, z.dtype) for shape in ((lists.num_dst, *z.shape[1:]), (lists.num_dst, z.shape[1])))
+    _attend(lists, None, numbers, z, a_src, logit_dst, rule, None, out, log_sum, True)
     return out, log_sum
 
 
+def attend_into(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    own: bool,
+) -> None:
+    """`attend` over one edge shard of many, whose edges join the softmax of those seen before, in place.
+
+    Once all shards have been here, in any order, `out` and `log_sum` are those of `attend` over all edges. Rows that have seen no edge
+    stay (0, -inf).
+
+    Args:
+        lists: the shard's edges.
+        rows: the row of the result that each list belongs to, as in `shards_cpu`.
+        numbers: what dropout calls the edges.
+        z: [S, H, D], the shard's source rows.
+        a_src: [H, D].
+        logit_dst: [N, H].
+        rule: slope and dropout.
+        out: [N, H, D], normalised over the edges seen so far; 0 before the first shard.
+        log_sum: [N, H], the logarithm of the softmax's denominator so far; -inf before the first shard.
+        own: whether each row also attends to the source row of its number. List i must then belong to row i, so `rows` is None.
+    """
+    _attend(lists, rows, numbers, z, a_src, logit_dst, rule, log_sum, out, log_sum, own)
+
+
+def _attend(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    before: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    own: bool,
+) -> None:
+    assert not (own and rows is not None)
+    heads, width = z.shape[1:]
+    edges = (lists.indptr, lists.indices, rows, own, numbering(numbers), z.numpy())
+    logits = (dots(z, a_src[None]).numpy(), logit_dst.numpy(), constants(rule, z))
+    args = (*edges, *logits, None if before is None else before.numpy(), out.numpy(), log_sum.numpy())
+    parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
+
+
 def attend_backward(
-    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, out: Tensor, log_sum: Tensor, grad: Tensor
+    lists: InLists,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    grad: Tensor,
+    numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attend` with respect to z, a_src and logit_dst; coefficients and dropout are computed again.
 
     With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, z_u> - <grad_v, out_v>)``.
     """
+    d_dst = empty(logit_dst.shape, z.dtype).zero_()
+    dz, da_src = attend_from(lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True)
+    return dz, da_src, d_dst
+
+
+def attend_from(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    log_sum: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    d_dst: Tensor,
+    own: bool,
+) -> tuple[Tensor, Tensor]:
+    """What the edges of one shard give to the gradients of `attend`: those of z [S, H, D] and a_src [H, D] are returned, that of logit_dst
+    is added to `d_dst` in place.
+
+    Args:
+        lists: the shard's edges.
+        rows: as in `attend_into`.
+        numbers: as in `attend_into`.
+        z: [S, H, D].
+        a_src: [H, D].
+        logit_dst: [N, H].
+        rule: as in `attend_into`.
+        log_sum: [N, H], after all shards.
+        grad: [N, H, D].
+        delta: [N, H], <grad, out>, of the result after all shards.
+        d_dst: [N, H].
+        own: as in `attend_into`.
+    """
+    assert not (own and rows is not None)
     t = lists.transposed
     heads, width = z.shape[1:]
-    logit_src, delta = dots(z, a_src[None]), dots(grad, out)
-    dz, d_src, d_dst = (empty(t.shape, t.dtype) for t in (z, logit_src, logit_dst))
-    logits = (logit_src.numpy(), logit_dst.numpy(), *constants(rule, z), log_sum.numpy(), grad.numpy(), delta.numpy())
-    args: tuple[Any, ...] = (lists.indptr, lists.indices, z.numpy(), *logits, d_dst.numpy())
+    logit_src = dots(z, a_src[None])
+    dz, d_src = empty(z.shape, z.dtype), empty(logit_src.shape, z.dtype)
+    logits = (logit_src.numpy(), logit_dst.numpy(), constants(rule, z), log_sum.numpy(), grad.numpy(), delta.numpy())
+    names = numbering(numbers)
+    args: tuple[Any, ...] = (lists.indptr, lists.indices, rows, own, names, z.numpy(), *logits, d_dst.numpy())
     parallel(_attend_backward_dst, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
-    args = (t.indptr, t.dst, t.edge, z.numpy(), a_src.numpy(), *logits, dz.numpy(), d_src.numpy())
+    own_rows = lists.num_dst if own else 0
+    args = (t.indptr, t.dst, t.edge, rows, own_rows, names, z.numpy(), a_src.numpy(), *logits, dz.numpy(), d_src.numpy())
     parallel(_attend_backward_src, [(*args, a, b) for a, b in row_parts(t.indptr, 2 * heads * (width + 8))])
-    return dz, _weighted_sum(d_src, z), d_dst
+    return dz, _weighted_sum(d_src, z)

@@ -19,19 +19,14 @@ from ..arena import empty
 from ..rows import base_and_ids
 from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
-from .lists import InLists
-from .rules import AttentionRule
-from .softmax_cpu import CHUNK_ROWS, JIT, chunk_parts, constants, dots, keep, leaky, num_chunks
+from .lists import InLists, at
+from .rules import AttentionRule, EdgeNumbers
+from .softmax_cpu import CHUNK_ROWS, JIT, chunk_parts, constants, dots, keep, leaky, num_chunks, number, numbering
 from .threads import parallel
 
 _U = np.uint64
 TILE = 16
 """Edges whose coefficients are computed together; their rows stay in the nearest cache while each head goes over them."""
-
-
-@njit(**JIT)
-def _at(ids, u):
-    return _U(u) if ids is None else _U(ids[_U(u)])
 
 
 @njit(**JIT)
@@ -81,7 +76,7 @@ def _logit_rows(x, ids, a, out, lo, hi):
     for u in range(lo, hi):
         if ids is not None:
             prefetch_rows(ids, None, u, u + 1, hi, flat, F, F)
-        _dots(x[_at(ids, u)], a, heads, out[_U(u)], H)
+        _dots(x[at(ids, u)], a, heads, out[_U(u)], H)
 
 
 def _logits(x: Tensor, a: Tensor) -> Tensor:
@@ -99,13 +94,14 @@ def _name_tile(q, j, e, v, indices, ids, source, row):
     count = min(TILE, e + 1 - q)
     for t in range(count):
         source[t] = _U(indices[q + t]) if q + t < e else _U(v)
-        row[t] = _at(ids, source[t])
+        row[t] = at(ids, source[t])
     return count
 
 
 @njit(**JIT)
-def _attend_rows(indptr, indices, ids, x, a_dst, logit_src, logit_dst, slope, key, threshold, keep_scale, out, log_sum, lo, hi):
+def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, rule, out, log_sum, lo, hi):
     H, F, E = logit_src.shape[1], x.shape[1], len(indices)
+    slope, key, threshold, keep_scale = rule
     flat, end = x.reshape(-1), indptr[hi]
     source, row = np.empty(TILE, np.uint64), np.empty(TILE, np.uint64)
     top, total = np.empty(H, x.dtype), np.empty(H, x.dtype)
@@ -114,7 +110,7 @@ def _attend_rows(indptr, indices, ids, x, a_dst, logit_src, logit_dst, slope, ke
         j, e = indptr[v], indptr[v + 1]
         prefetch_rows(indices, ids, j, e, end, flat, F, F)
         here, own, o = logit_dst[_U(v)], logit_src[_U(v)], out[_U(v)]
-        _dots(x[_at(ids, v)], a_dst, heads, here, H)
+        _dots(x[at(ids, v)], a_dst, heads, here, H)
         for h in range(H):
             top[h] = leaky(own[h] + here[h], slope)
             total[h] = 0
@@ -136,7 +132,7 @@ def _attend_rows(indptr, indices, ids, x, a_dst, logit_src, logit_dst, slope, ke
                     total[h] += p[t]
                 if threshold > _U(0):
                     for t in range(count):
-                        if not keep(key, threshold, q + t if q + t < e else E + v, h):
+                        if not keep(key, threshold, number(names, q + t, e, E, v), h):
                             p[t] = 0
                 _add_rows(o[h], x, row, p, count)
         for h in range(H):
@@ -156,12 +152,11 @@ def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
 
 
 @njit(**JIT)
-def _backward_dst(
-    indptr, indices, ids, x, logit_src, logit_dst, slope, key, threshold, keep_scale, log_sum, grad, delta, d_dst, to_dst, to_src, lo, hi
-):
+def _backward_dst(indptr, indices, ids, names, x, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, to_dst, to_src, lo, hi):
     """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], takes the gradient of `a_dst`; `to_src`, or None, that of `a_src`
     where x needs none."""
     H, F, E, n = logit_src.shape[1], x.shape[1], len(indices), len(logit_dst)
+    slope, key, threshold, keep_scale = rule
     flat = x.reshape(-1)
     source, row = np.empty(TILE, np.uint64), np.empty(TILE, np.uint64)
     p, d = np.empty(TILE, x.dtype), np.empty(TILE, x.dtype)
@@ -183,41 +178,23 @@ def _backward_dst(
                     for t in range(count):
                         p[t] = math.exp(p[t])
                     for t in range(count):
-                        kept = threshold == _U(0) or keep(key, threshold, q + t if q + t < e else E + v, h)
+                        kept = threshold == _U(0) or keep(key, threshold, number(names, q + t, e, E, v), h)
                         d[t] = _logit_gradient(logit_src[source[t], h] + here[h], p[t], d[t], delta[v, h], kept, keep_scale, slope)
                         o[h] += d[t]
                     if to_src is not None:
                         _add_rows(to_src[c, h], x, row, d, count)
-            row[0] = _at(ids, v)
+            row[0] = at(ids, v)
             for h in range(H):
                 _add_rows(to_dst[c, h], x, row, o[h : h + 1], 1)
 
 
 @njit(**JIT)
 def _backward_src(
-    t_indptr,
-    t_dst,
-    t_edge,
-    x,
-    a_src,
-    a_dst,
-    logit_src,
-    logit_dst,
-    slope,
-    key,
-    threshold,
-    keep_scale,
-    log_sum,
-    grad,
-    delta,
-    d_dst,
-    dx,
-    to_src,
-    lo,
-    hi,
+    t_indptr, t_dst, t_edge, names, x, a_src, a_dst, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, dx, to_src, lo, hi
 ):
     """Chunks lo..hi-1 of sources. `to_src`, [chunks, H, F], takes the gradient of `a_src`."""
     H, F, E, n = logit_src.shape[1], x.shape[1], len(t_dst), len(logit_dst)
+    slope, key, threshold, keep_scale = rule
     flat, by_head = grad.reshape(-1), grad.reshape(-1, F)
     row = np.empty(TILE * H, np.uint64)
     p, d, d_src = np.empty(TILE * H, x.dtype), np.empty(TILE * H, x.dtype), np.empty(H, x.dtype)
@@ -238,17 +215,18 @@ def _backward_src(
             for q in range(t_indptr[u], last, TILE):
                 count = min(TILE, last - q) * H
                 for i in range(count):
-                    edge, h = q + i // H, i % H
-                    v = _U(t_dst[edge]) if edge < e else _U(u)
+                    g, h = q + i // H, i % H
+                    v = _U(t_dst[g]) if g < e else _U(u)
                     row[i] = v * _U(H) + _U(h)
                     p[i] = leaky(there[h] + logit_dst[v, h], slope) - log_sum[v, h]
                 for i in range(count):
                     p[i] = math.exp(p[i])
                 _dots(a, by_head, row, d, count)
                 for i in range(count):
-                    edge, h = q + i // H, i % H
-                    v = _U(t_dst[edge]) if edge < e else _U(u)
-                    kept = threshold == _U(0) or keep(key, threshold, np.int64(t_edge[edge]) if edge < e else E + u, h)
+                    g, h = q + i // H, i % H
+                    v = _U(t_dst[g]) if g < e else _U(u)
+                    position = np.int64(t_edge[g]) if g < e else np.int64(E)
+                    kept = threshold == _U(0) or keep(key, threshold, number(names, position, E, E, v), h)
                     d_src[h] += _logit_gradient(there[h] + logit_dst[v, h], p[i], d[i], delta[v, h], kept, keep_scale, slope)
                     p[i] = p[i] * keep_scale if kept else p[i] * 0
                 _add_rows(o, by_head, row, p, count)
@@ -261,7 +239,9 @@ def _backward_src(
                     b[k] += s * a[k]
 
 
-def attend_shared(lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor, Tensor]:
+def attend_shared(
+    lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Softmax attention over each row's edges and the row itself, every head summing the rows of x.
 
     Args:
@@ -270,6 +250,7 @@ def attend_shared(lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule:
         a_src: [H, F].
         a_dst: [H, F]; head h of edge (u, v) has the logit ``leaky_relu(<a_src[h], x[u]> + <a_dst[h], x[v]>)``.
         rule: slope and dropout.
+        numbers: what dropout calls the edges.
 
     Returns:
         [n, H, F]; and what the backward pass needs: [n, H], ``<a_dst[h], x[v]>``; [n, H], the logarithm of each softmax's denominator.
@@ -278,8 +259,8 @@ def attend_shared(lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule:
     base, ids = base_and_ids(x)
     out = empty((lists.num_dst, heads, width), x.dtype)
     logit_dst, log_sum = (empty((lists.num_dst, heads), x.dtype) for _ in range(2))
-    logits = (_logits(x, a_src).numpy(), logit_dst.numpy(), *constants(rule, a_src))
-    args = (lists.indptr, lists.indices, ids, base, a_dst.numpy(), *logits, out.numpy(), log_sum.numpy())
+    logits = (_logits(x, a_src).numpy(), logit_dst.numpy(), constants(rule, a_src))
+    args = (lists.indptr, lists.indices, ids, numbering(numbers), base, a_dst.numpy(), *logits, out.numpy(), log_sum.numpy())
     parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
     return out, logit_dst, log_sum
 
@@ -295,6 +276,7 @@ def attend_shared_backward(
     log_sum: Tensor,
     grad: Tensor,
     needs_x: bool,
+    numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of `attend_shared` with respect to x (None unless needed), a_src and a_dst.
 
@@ -305,15 +287,15 @@ def attend_shared_backward(
     base, ids = base_and_ids(x)
     logit_src, delta = _logits(x, a_src), dots(grad, out)
     d_dst = empty(logit_dst.shape, logit_dst.dtype)
-    logits = (logit_src.numpy(), logit_dst.numpy(), *constants(rule, a_src), log_sum.numpy(), grad.numpy(), delta.numpy(), d_dst.numpy())
+    logits = (logit_src.numpy(), logit_dst.numpy(), constants(rule, a_src), log_sum.numpy(), grad.numpy(), delta.numpy(), d_dst.numpy())
     to_dst = np.zeros((num_chunks(lists.num_dst), heads, width), base.dtype)
     to_src = np.zeros((num_chunks(len(x)) if needs_x else len(to_dst), heads, width), base.dtype)
-    args: tuple[Any, ...] = (lists.indptr, lists.indices, ids, base, *logits, to_dst, None if needs_x else to_src)
+    args: tuple[Any, ...] = (lists.indptr, lists.indices, ids, numbering(numbers), base, *logits, to_dst, None if needs_x else to_src)
     parallel(_backward_dst, [(*args, a, b) for a, b in chunk_parts(lists.indptr, heads * (width + 8))])
     dx = None
     if needs_x:
         t = lists.transposed
         dx = empty((lists.num_src, width), x.dtype)
-        args = (t.indptr, t.dst, t.edge, base, a_src.numpy(), a_dst.numpy(), *logits, dx.numpy(), to_src)
+        args = (t.indptr, t.dst, t.edge, numbering(numbers), base, a_src.numpy(), a_dst.numpy(), *logits, dx.numpy(), to_src)
         parallel(_backward_src, [(*args, a, b) for a, b in chunk_parts(t.indptr, 2 * heads * (width + 8))])
     return dx, torch.from_numpy(to_src.sum(axis=0)), torch.from_numpy(to_dst.sum(axis=0))

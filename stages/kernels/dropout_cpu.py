@@ -12,6 +12,7 @@ from ..arena import empty
 from ..random import NODE as _NODE
 from ..rows import base_and_ids
 from .cut import even_parts
+from .lists import IntArray, at
 from .threads import get_num_threads, parallel
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
@@ -46,17 +47,17 @@ def _scale_kept(first, last, x, out, key, threshold, scale):
 
 
 @njit(**_JIT)
-def _scale_kept_named(base, ids, out, key, threshold, scale, lo, hi):
-    """Rows lo..hi-1 of the result, each read where it lies."""
+def _scale_kept_rows(base, ids, names, out, key, threshold, scale, lo, hi):
+    """Rows lo..hi-1 of the result, each read where it lies and dropped by its name."""
     F = base.shape[1]
     zero = base.dtype.type(0)
     for r in range(lo, hi):
-        x, o = base[_U(ids[r])], out[_U(r)]
-        at = r * F
-        k = at & 1
+        x, o = base[at(ids, r)], out[_U(r)]
+        first = (r if names is None else names[r]) * F
+        k = first & 1
         if k:  # the row begins with the second element of a word
-            o[0] = x[0] * scale if (_word(key, at >> 1) >> _U(32)) >= threshold else zero
-        word = (at + k) >> 1
+            o[0] = x[0] * scale if (_word(key, first >> 1) >> _U(32)) >= threshold else zero
+        word = (first + k) >> 1
         pairs = (F - k) >> 1
         for p in range(pairs):
             z = _word(key, word + p)
@@ -67,19 +68,25 @@ def _scale_kept_named(base, ids, out, key, threshold, scale, lo, hi):
             o[F - 1] = x[F - 1] * scale if (_word(key, word + pairs) & _LOW) >= threshold else zero
 
 
-def scale_kept(x: Tensor, key: int, p: float) -> Tensor:
+def scale_kept(x: Tensor, key: int, p: float, names: IntArray | None = None) -> Tensor:
     """x / (1 - p) where kept, 0 elsewhere; each element is dropped with probability p (to 2**-32).
+
+    Element (row, column) of x as [rows, F] has the counter ``names[row] * F + column``, so that a row of one name is dropped alike
+    wherever it lies.
 
     Args:
         x: contiguous, any shape; float32 or float64. Rows that are only named (`stages.rows`) are read where they lie.
         key: uint64, the stream.
         p: in (0, 1).
+        names: int64 [rows], at least 0; the rows' own numbers when absent.
     """
     out = empty(x.shape, x.dtype)
     base, ids = base_and_ids(x)
     decision = np.uint64(key), np.uint64(round(p * 2**32)), base.dtype.type(1.0 / (1.0 - p))
-    if ids is not None:
-        parallel(_scale_kept_named, [(base, ids, out.numpy(), *decision, a, b) for a, b in even_parts(len(ids), base.shape[1])])
+    if ids is not None or names is not None:
+        rows, width = len(x), x.shape[1:].numel()
+        args = (base.reshape(len(base), width), ids, names, out.numpy().reshape(rows, width), *decision)
+        parallel(_scale_kept_rows, [(*args, a, b) for a, b in even_parts(rows, width)])
         return out
     flat, flat_out = base.reshape(-1), out.numpy().reshape(-1)
     words = (len(flat) + 1) >> 1

@@ -11,6 +11,22 @@ from numba import njit
 from ...storage.graph import index_dtype
 
 IntArray = npt.NDArray[np.integer]
+_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+
+
+@njit(**_JIT)
+def at(ids, u):
+    """The row that `u` names, ``ids[u]``, or u itself where `ids` is None: uint64.
+
+    Rows are indexed by unsigned numbers: a signed index brings numba's test for negative ones into the inner loop.
+    """
+    return np.uint64(u) if ids is None else np.uint64(ids[np.uint64(u)])
+
+
+@njit(**_JIT)
+def factor(values, i):
+    """``values[i]``, or 1 where `values` is None."""
+    return np.float32(1) if values is None else values[i]
 
 
 def _plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -18,7 +34,7 @@ def _plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.require(array, dtype, ["C", "A", "W"])
 
 
-@njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+@njit(**_JIT)
 def _transpose(indptr, indices, t_indptr, t_dst, t_edge):
     n, num_src = len(indptr) - 1, len(t_indptr) - 1
     for j in range(len(indices)):

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from .lists import IntArray
+
 
 @dataclass(frozen=True)
 class AttentionRule:
@@ -13,7 +18,7 @@ class AttentionRule:
     """Probability of dropping a coefficient, in [0, 1)."""
     key: int
     """64-bit key of the dropout's stream (`stages.random`): edge e (the row's own edge: number of edges + row) and head h are
-    kept iff ``draw(node_words(key, e), h) >= threshold``."""
+    kept iff ``draw(node_words(key, e), h) >= threshold``. `EdgeNumbers` may give the edges other numbers."""
 
     @property
     def threshold(self) -> int:
@@ -24,3 +29,19 @@ class AttentionRule:
     def keep_scale(self) -> float:
         """What a kept coefficient is multiplied by."""
         return 1.0 / (1.0 - self.dropout)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeNumbers:
+    """What attention's dropout calls the edges that reach N rows, so that a coefficient is dropped alike however a graph is cut.
+
+    Edge q of the lists, at row v, has the number ``first[v] + edge[q]``; the row's own edge has ``own[v]``. Without an `EdgeNumbers` it is
+    q, and the number of edges + v.
+    """
+
+    first: npt.NDArray[np.int64]
+    """int64 [N]."""
+    own: npt.NDArray[np.int64]
+    """int64 [N]."""
+    edge: IntArray | None = None
+    """int32 or int64 [e], each edge's position among all edges of these rows; its position in the lists when absent."""

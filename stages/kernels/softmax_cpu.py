@@ -12,7 +12,8 @@ from ..arena import empty
 from ..random import GOLDEN as _GOLDEN
 from ..random import NODE as _NODE
 from .cut import even_parts, part_count
-from .rules import AttentionRule
+from .lists import at
+from .rules import AttentionRule, EdgeNumbers
 from .threads import parallel
 
 # "reassoc" lets dot products use vectors; NaN and infinity keep their meaning.
@@ -34,6 +35,20 @@ def _mix(z):
 def keep(key, threshold, e, h):
     """Whether the coefficient of edge e and head h survives: see `AttentionRule.key`."""
     return _mix(_mix(key + _U(e) * _NODE) + _U(h + 1) * _GOLDEN) >> _U(32) >= threshold
+
+
+@njit(**JIT)
+def number(names, q, e, E, v):
+    """The number by which dropout knows edge q of row v, whose list ends at e, where its own edge stands: see `EdgeNumbers`."""
+    if names is None:
+        return np.int64(q) if q < e else np.int64(E + v)
+    first, own, edge = names
+    return first[_U(v)] + np.int64(at(edge, q)) if q < e else own[_U(v)]
+
+
+def numbering(numbers: EdgeNumbers | None) -> tuple[Any, Any, Any] | None:
+    """`numbers` as the kernels take them."""
+    return None if numbers is None else (numbers.first, numbers.own, numbers.edge)
 
 
 @njit(**JIT)

@@ -84,7 +84,7 @@ class Stack(Model):
 
     def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
-        h = dropout(h, self.dropout, self.training)
+        h = dropout(h, self.dropout, self.training, hood.names)
         if i == self.num_layers - 1:
             return self.convolve(i, hood, h, "none")
         if isinstance(self.norms[i], nn.Identity):

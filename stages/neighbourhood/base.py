@@ -8,6 +8,8 @@ remote partitions under SAR, so a layer is written once.
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from ..rows import head
@@ -44,6 +46,11 @@ class Neighbourhood(Protocol):
     def degree(self) -> Tensor:
         """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the dtype of
         the features. Never depends on sampling or partitioning."""
+        ...
+
+    @property
+    def names(self) -> npt.NDArray[np.int64] | None:
+        """int64 [num_src]: what names each row of `h` in random streams, wherever it lies; None: its place."""
         ...
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from functools import cached_property
 from types import ModuleType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,9 +14,9 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block
 from ..kernels import aggregation
 from ..kernels.lists import InLists
-from ..kernels.rules import AttentionRule
-from ..rows import NamedRows
+from ..kernels.rules import EdgeNumbers
 from .base import Message, Reduce
+from .checks import alike, as_matrix, attention_rule, check_attention, check_reduce, check_scale, check_shared, full_precision
 from .gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
 
 
@@ -25,13 +26,22 @@ class BlockNeighbourhood:
     Everything stays on the CPU, in float32 or float64; the block's arrays are shared, not copied, where their layout allows.
     """
 
-    def __init__(self, block: Block, degree: Tensor | Callable[[], Tensor], kernels: ModuleType | None = None) -> None:
+    def __init__(
+        self,
+        block: Block,
+        degree: Tensor | Callable[[], Tensor],
+        kernels: ModuleType | None = None,
+        names: npt.NDArray[np.int64] | None = None,
+        numbers: EdgeNumbers | None = None,
+    ) -> None:
         """
         Args:
             block: one layer's edges.
             degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights); or what
                 gives it, called when a layer first asks.
             kernels: the aggregation backend, by default ``aggregation("cpu")``.
+            names: int64 [num_src], see `Neighbourhood.names`.
+            numbers: what attention dropout keys edges by; by default their places in the block.
 
         Raises:
             InputError: degree has another shape.
@@ -41,6 +51,8 @@ class BlockNeighbourhood:
         self.block = block
         self._degree = degree
         self._kernels = kernels or aggregation("cpu")
+        self.names = names
+        self._numbers = numbers
 
     @property
     def degree(self) -> Tensor:
@@ -98,15 +110,6 @@ class BlockNeighbourhood:
         weight = torch.ones(self.block.num_edges, dtype=dtype) if self.weight is None else self.weight.to(dtype)
         return weight if scale is None else weight * scale[torch.from_numpy(self.lists.rows)]
 
-    def _matrix(self, h: Tensor, rows: int, name: str) -> Tensor:
-        """`h` as contiguous [rows, D]."""
-        h = _full(h)
-        _check(h, name)
-        if h.ndim < 1 or len(h) != rows:
-            raise InputError(f"{name} has shape {list(h.shape)}; expected {rows} rows, one for each source")
-        # Rows that are only named stay so.
-        return h if isinstance(h, NamedRows) else h.reshape(rows, _product(h.shape[1:])).contiguous()
-
     def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels, lists)  # pyright: ignore[reportReturnType]
@@ -119,54 +122,44 @@ class BlockNeighbourhood:
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device, as do the
         other calls."""
-        x = self._matrix(h, self.num_src, "h")
-        for name, values, rows in (("factor", factor, self.num_src), ("own", own, self.num_dst)):
-            if values is not None and values.shape != (rows,):
-                raise InputError(f"{name} has shape {list(values.shape)}; expected [{rows}]")
+        x = as_matrix(h, self.num_src, "h")
+        check_scale(factor, self.num_src, "factor")
+        check_scale(own, self.num_dst, "own")
         own = None if own is None else own.to(x.dtype).contiguous()
         return self._reduce(self.lists, x, "sum", factor, own).reshape(self.num_dst, *h.shape[1:])
 
     def mean(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
-        return self._reduce(self.lists, self._matrix(h, self.num_src, "h"), "mean").reshape(self.num_dst, *h.shape[1:])
+        return self._reduce(self.lists, as_matrix(h, self.num_src, "h"), "mean").reshape(self.num_dst, *h.shape[1:])
 
     def mean_beside(self, h: Tensor) -> Tensor:
         """[num_src, D] -> [num_dst, 2D]."""
-        x = self._matrix(h, self.num_src, "h")
+        x = as_matrix(h, self.num_src, "h")
         return SpmmBeside.apply(x, self._kernels, self.lists, self.weight, self._row_scale("mean", x.dtype))  # pyright: ignore[reportReturnType]
 
     def max(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
-        return self._reduce(self.lists, self._matrix(h, self.num_src, "h"), "max").reshape(self.num_dst, *h.shape[1:])
+        return self._reduce(self.lists, as_matrix(h, self.num_src, "h"), "max").reshape(self.num_dst, *h.shape[1:])
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D].
 
         Dropout takes one key from torch's CPU generator, so `torch.manual_seed` governs it.
         """
-        z, a_src, logit_dst = _full(z), _full(a_src), _full(logit_dst)
-        _alike(z=z, a_src=a_src, logit_dst=logit_dst)
-        shapes = z.ndim == 3 and len(z) == self.num_src and a_src.shape == z.shape[1:] and logit_dst.shape == (self.num_dst, z.shape[1])
-        if not shapes:
-            raise InputError(
-                f"attend got z {list(z.shape)}, a_src {list(a_src.shape)}, logit_dst {list(logit_dst.shape)}; "
-                f"expected [{self.num_src}, H, D], [H, D], [{self.num_dst}, H]"
-            )
-        rule = _attention_rule(slope, dropout)
-        out = Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._kernels, self.lists, rule)
+        z, a_src, logit_dst = full_precision(z), full_precision(a_src), full_precision(logit_dst)
+        alike(z=z, a_src=a_src, logit_dst=logit_dst)
+        check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
+        rule = attention_rule(slope, dropout)
+        out = Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._kernels, self.lists, rule, self._numbers)
         return out  # pyright: ignore[reportReturnType]
 
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]. Dropout as in `attend`."""
-        h, a_src, a_dst = _full(h), _full(a_src), _full(a_dst)
-        _alike(h=h, a_src=a_src, a_dst=a_dst)
-        if h.ndim != 2 or len(h) != self.num_src or a_src.ndim != 2 or a_src.shape != a_dst.shape or a_src.shape[1] != h.shape[1]:
-            raise InputError(
-                f"attend_shared got h {list(h.shape)}, a_src {list(a_src.shape)}, a_dst {list(a_dst.shape)}; "
-                f"expected [{self.num_src}, F], [H, F], [H, F]"
-            )
-        rule = _attention_rule(slope, dropout)
-        out = AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels, self.lists, rule)
+        h, a_src, a_dst = full_precision(h), full_precision(a_src), full_precision(a_dst)
+        alike(h=h, a_src=a_src, a_dst=a_dst)
+        check_shared(h, a_src, a_dst, self.num_src)
+        rule = attention_rule(slope, dropout)
+        out = AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels, self.lists, rule, self._numbers)
         return out  # pyright: ignore[reportReturnType]
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
@@ -174,13 +167,12 @@ class BlockNeighbourhood:
 
         `message` sees each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to what it returns.
         """
-        if reduce not in ("sum", "mean", "max"):
-            raise InputError(f"apply cannot reduce by '{reduce}'; expected 'sum', 'mean' or 'max'")
-        self._matrix(h, self.num_src, "h")
+        check_reduce(reduce)
+        as_matrix(h, self.num_src, "h")
         src = torch.from_numpy(self.lists.indices)
         weight = None if self.weight is None else self.weight.to(h.dtype)
         messages = message(h[src], h[torch.from_numpy(self.lists.rows)], weight, *params)
-        x = self._matrix(messages, self.block.num_edges, "the message's result")
+        x = as_matrix(messages, self.block.num_edges, "the message's result")
         return self._reduce(self._edge_lists, x, reduce).reshape(self.num_dst, *messages.shape[1:])
 
 
@@ -193,35 +185,3 @@ def whole_graph(graph: Graph, dtype: torch.dtype = torch.float32, kernels: Modul
         rows = np.repeat(np.arange(graph.num_nodes), degree)
         degree = np.bincount(rows, graph.edge_weight.astype(np.float64), minlength=graph.num_nodes)
     return BlockNeighbourhood(block, torch.from_numpy(degree).to(dtype), kernels)
-
-
-def _product(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
-
-
-def _check(x: Tensor, name: str) -> None:
-    if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
-        raise InputError(f"{name} is {x.dtype} on {x.device}; expected float32 or float64 on the cpu")
-
-
-def _full(x: Tensor) -> Tensor:
-    """Under autocast a product of the user's comes in bfloat16; aggregations are in float32."""
-    return x.float() if x.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu") else x
-
-
-def _alike(**given: Tensor) -> None:
-    """Refuse tensors of different types."""
-    first = next(iter(given))
-    for name, x in given.items():
-        _check(x, name)
-        if x.dtype != given[first].dtype:
-            raise InputError(f"{name} is {x.dtype} and {first} is {given[first].dtype}; expected one dtype")
-
-
-def _attention_rule(slope: float, dropout: float) -> AttentionRule:
-    if not 0 <= dropout < 1:
-        raise InputError(f"attention dropout is {dropout}; expected at least 0 and below 1")
-    return AttentionRule(slope, dropout, int(torch.randint(2**62, ()).item()) if dropout else 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..kernels.lists import InLists
-from ..kernels.rules import AttentionRule
+from ..kernels.rules import AttentionRule, EdgeNumbers
 from ..rows import head
 
 
@@ -71,39 +71,57 @@ class Maximum(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """``apply(z, a_src, logit_dst, kernels, lists, rule)``: keeps its inputs, the result and one number per row and head."""
+    """``apply(z, a_src, logit_dst, kernels, lists, rule, numbers)``: keeps its inputs, the result and one number per row and head."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, a_src: Tensor, logit_dst: Tensor, kernels: ModuleType, lists: InLists, rule: AttentionRule) -> Tensor:
-        out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule)
-        ctx.rest = kernels, lists, rule
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        a_src: Tensor,
+        logit_dst: Tensor,
+        kernels: ModuleType,
+        lists: InLists,
+        rule: AttentionRule,
+        numbers: EdgeNumbers | None,
+    ) -> Tensor:
+        out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
+        ctx.rest = kernels, lists, rule, numbers
         ctx.save_for_backward(z, a_src, logit_dst, out, log_sum)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kernels, lists, rule = ctx.rest
+        kernels, lists, rule, numbers = ctx.rest
         z, a_src, logit_dst, out, log_sum = ctx.saved_tensors
-        found = kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous())
-        return *found, None, None, None
+        found = kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous(), numbers)
+        return *found, None, None, None, None
 
 
 class AttendShared(torch.autograd.Function):
-    """``apply(x, a_src, a_dst, kernels, lists, rule)``: every head sums the rows of x; keeps two numbers per row and head."""
+    """``apply(x, a_src, a_dst, kernels, lists, rule, numbers)``: every head sums the rows of x; keeps two numbers per row and head."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, kernels: ModuleType, lists: InLists, rule: AttentionRule) -> Tensor:
-        out, logit_dst, log_sum = kernels.attend_shared(lists, x, a_src, a_dst, rule)
-        ctx.rest = kernels, lists, rule
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        a_src: Tensor,
+        a_dst: Tensor,
+        kernels: ModuleType,
+        lists: InLists,
+        rule: AttentionRule,
+        numbers: EdgeNumbers | None,
+    ) -> Tensor:
+        out, logit_dst, log_sum = kernels.attend_shared(lists, x, a_src, a_dst, rule, numbers)
+        ctx.rest = kernels, lists, rule, numbers
         ctx.save_for_backward(x, a_src, a_dst, out, logit_dst, log_sum)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kernels, lists, rule = ctx.rest
+        kernels, lists, rule, numbers = ctx.rest
         x, a_src, a_dst, *rest = ctx.saved_tensors
         grad = grads[0].contiguous()
-        found = kernels.attend_shared_backward(lists, x, a_src, a_dst, rule, *rest, grad, ctx.needs_input_grad[0])
-        return *found, None, None, None
+        found = kernels.attend_shared_backward(lists, x, a_src, a_dst, rule, *rest, grad, ctx.needs_input_grad[0], numbers)
+        return *found, None, None, None, None

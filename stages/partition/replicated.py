@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 
-from ..base import Phase, Placement, RankJob
+from ..base import Part, Phase, Placement, RankJob
 
 
 @dataclass(frozen=True)
 class Replicated:
     """No placement at all: the data as they are. Costs the whole graph in the memory of each rank."""
 
-    def place(self, data: Placement, phase: Phase, job: RankJob) -> Placement:
+    partitioner: None = None
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Placement:
         """See `PartitionPolicy.place`."""
+        assert isinstance(data, Placement)
         return data

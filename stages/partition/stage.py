@@ -1,12 +1,13 @@
 """The partition stage: a dataset becomes a folder of parts.
 
-``book/`` says who owns what; ``part-0000/graph`` is a part's structure and ``part-0000/rows`` its own rows of features, labels and
-split; ``manifest.json``, written last, makes the folder a store. All of them carry one fingerprint.
+``book/`` says who owns what; ``part-0000/graph`` is a part's structure, ``part-0000/shards`` its edges by the owner of their source, and
+``part-0000/rows`` its own rows of features, labels and split; ``manifest.json``, written last, makes the folder a store. All of them
+carry one fingerprint.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.dataset import Dataset, Split
+from ...storage.edge_shards import KIND as SHARDS_KIND
+from ...storage.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
+from ...storage.partition import KIND as GRAPH_KIND
 from ...storage.partition import Partition, extract_partition, open_partition, write_partition
 from ...storage.partition_book import RangeBook, TableBook, open_book, write_book
-from ...storage.store import MANIFEST, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
+from ...storage.store import MANIFEST, Store, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
 from .base import Partitioner, check_parts
 from .quality import PartCounts, PartitionQuality, count_part, train_per_part
 
 KIND = "partitioning"
 ROWS_KIND = "partition-rows"
 SPLITS = ("train", "val", "test")
+LAYOUT = 2
+"""Of the folder: 1 had no edge shards. `partition_dataset` completes a folder of an earlier layout."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,8 @@ def partition_dataset(
 ) -> PartitionReport:
     """Cut a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it otherwise.
 
-    Beyond the dataset itself, memory holds the book, the structure of one part and a slice of its features. A folder that an
-    interrupted call left is completed: parts that stand are kept. A complete one is only read.
+    Beyond the dataset itself, memory holds the book, the structure of one part, its edge shards and a slice of its features. A folder
+    that an interrupted call or an earlier version left is completed: parts that stand are kept. A complete one is only read.
 
     Args:
         dataset: V nodes.
@@ -98,7 +104,8 @@ def partition_dataset(
     fingerprint = {**dataset_fingerprint(dataset), "partitioner": repr(partitioner), "parts": str(parts), "seed": str(seed)}
     if (out / MANIFEST).exists():
         meta = open_store(out, KIND, fingerprint=fingerprint).meta
-        return PartitionReport(out, PartitionQuality.from_record(meta["quality"]), 0, time.perf_counter() - start)
+        if _layout(meta) >= LAYOUT:
+            return PartitionReport(out, PartitionQuality.from_record(meta["quality"]), 0, time.perf_counter() - start)
     if out.exists() and not (out / "book").exists() and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir())):
         raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
     sweep_leftovers(out)
@@ -116,7 +123,8 @@ def partition_dataset(
         if on_progress is not None:
             on_progress(len(counts), parts)
     quality = PartitionQuality(tuple(counts[p] for p in range(parts)))
-    _commit(out, fingerprint, {"num_parts": parts, "partitioner": partitioner.name, "seed": seed, "quality": quality.as_record()})
+    meta = {"layout": LAYOUT, "num_parts": parts, "partitioner": partitioner.name, "seed": seed, "quality": quality.as_record()}
+    _commit(out, fingerprint, meta)
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
 
 
@@ -124,7 +132,12 @@ def write_part(out: Path, dataset: Dataset, book: RangeBook | TableBook, part: i
     """Extract one part and write it; parts of one call of `partition_dataset` may be written by several processes at once."""
     partition = extract_partition(dataset.graph, book, part)
     counts = count_part(partition, train_per_part(book, dataset.split.train)[part])
-    _write_part(_folder(out, part), dataset, partition, counts, fingerprint)
+    folder = _folder(out, part)
+    sweep_leftovers(folder)
+    write_partition(folder / "graph", partition, fingerprint=fingerprint, overwrite=True)
+    shards = shard_edges(partition, book, dataset.graph.indptr[partition.owned], dataset.graph.num_edges)
+    write_edge_shards(folder / "shards", shards, fingerprint=fingerprint, overwrite=True)
+    _write_rows(folder / "rows", dataset, partition.owned, counts, fingerprint)
     return counts
 
 
@@ -134,16 +147,42 @@ def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
     Raises:
         StoreError: the folder is incomplete or damaged, or there is no such part.
     """
+    folder, whole = _opened(out, part)
+    return open_partition(folder / "graph", fingerprint=whole.fingerprint), _open_rows(folder, whole)
+
+
+def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
+    """Part `part` of what `partition_dataset` wrote: its edges by the owner of their source, the global ids of its rows, and the rows.
+
+    Raises:
+        StoreError: the folder is incomplete or damaged, an earlier version wrote it, or there is no such part.
+    """
+    folder, whole = _opened(out, part)
+    if _layout(whole.meta) < LAYOUT:
+        raise StoreError(
+            f"{out} was written by an earlier version of Millrace, which made no edge shards; partition the same dataset into it again, "
+            "with the same options, and what is lacking is added"
+        )
+    owned = open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint).read("owned")
+    return open_edge_shards(folder / "shards", fingerprint=whole.fingerprint), owned, _open_rows(folder, whole)
+
+
+def _opened(out: Path, part: int) -> tuple[Path, Store]:
+    """The folder of a part, and the store that it belongs to."""
     whole = open_store(Path(out), KIND)
     if not 0 <= part < whole.meta["num_parts"]:
         raise StoreError(f"{out} has parts 0 to {whole.meta['num_parts'] - 1}; part {part} was asked for")
-    folder = _folder(Path(out), part)
+    return _folder(Path(out), part), whole
+
+
+def _open_rows(folder: Path, whole: Store) -> PartRows:
     rows = open_store(folder / "rows", ROWS_KIND, fingerprint=whole.fingerprint)
     split = Split(*(rows.read(name) for name in SPLITS))
-    return (
-        open_partition(folder / "graph", fingerprint=whole.fingerprint),
-        PartRows(ZarrFeatures.inside(rows, "features"), rows.read("labels"), split),
-    )
+    return PartRows(ZarrFeatures.inside(rows, "features"), rows.read("labels"), split)
+
+
+def _layout(meta: Mapping[str, Any]) -> int:
+    return meta.get("layout", 1)
 
 
 def _folder(out: Path, part: int) -> Path:
@@ -151,20 +190,18 @@ def _folder(out: Path, part: int) -> Path:
 
 
 def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
-    """The counts of a part that is there already. Its rows were written last, so they vouch for its graph."""
+    """The counts of a part that is there already. Its rows were written last, so they vouch for the rest, in this layout."""
     try:
+        open_store(folder / "shards", SHARDS_KIND, fingerprint=fingerprint)
         return PartCounts(**open_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint).meta["counts"])
     except StoreError:
         return None
 
 
-def _write_part(folder: Path, dataset: Dataset, partition: Partition, counts: PartCounts, fingerprint: dict[str, str]) -> None:
-    sweep_leftovers(folder)
-    write_partition(folder / "graph", partition, fingerprint=fingerprint, overwrite=True)
-    owned = partition.owned
+def _write_rows(path: Path, dataset: Dataset, owned: npt.NDArray[np.int64], counts: PartCounts, fingerprint: dict[str, str]) -> None:
     local = {name: np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64) for name in SPLITS}
     arrays = {"features": _OwnedFeatures(dataset.features, owned), "labels": dataset.labels[owned], **local}
-    write_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True)
+    write_store(path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True)
 
 
 def _commit(out: Path, fingerprint: dict[str, str], meta: dict[str, Any]) -> None:

@@ -1,14 +1,20 @@
-"""Running statistics of batch normalisation, as one rank that saw every minibatch would have them."""
+"""Batch normalisation on several ranks, as one rank that saw every row would have it: its running statistics, or all of it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...storage.errors import InputError
 from ..base import Group
+
+BLOCK_ELEMENTS = 1 << 16
+"""Rows are normalised about so many numbers at a time."""
 
 
 class RunningStatistics:
@@ -110,3 +116,152 @@ class _Tracked:
 
     def _buffers(self) -> list[Tensor]:
         return [self.norm.get_buffer(name) for name in ("num_batches_tracked", "running_mean", "running_var")]
+
+
+class GlobalBatchNorm:
+    """Batch normalisation over the rows of all ranks, for full-batch training, where they hold different rows of one batch.
+
+    Statistics are two-pass sums in float64 (sum and count, then squares of what is centred), so that a mean far from zero costs no
+    precision; every rank gets the same bits, also in its running statistics, which are torch's: unbiased variances, `momentum` None too.
+    The loss is the *sum* of the ranks' losses: the backward pass adds up what each rank's rows do to the shared statistics; the gradients
+    of weight and bias are those of this rank's rows, to be summed with all others. What travels counts as ``activations``: (1 + 2C)
+    numbers forward and 2C backward for C channels.
+
+    Modules in evaluation mode are left alone. With one rank, or without batch normalisations, nothing is done and nothing travels.
+    """
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        """
+        Args:
+            module: what is trained. Its batch normalisations must stay the same ones.
+            group: the ranks; all make one of these, of the same model.
+        """
+        self._group = group
+        self._norms = [m for m in module.modules() if isinstance(m, _BatchNorm)] if group.size > 1 else []
+
+    @contextmanager
+    def minibatch(self, position: int, of: int) -> Iterator[None]:
+        """Around forward and backward, on every rank and of the same model: a rank without rows takes part with none.
+
+        Raises:
+            InputError: inside, on every rank: a module was called with a single row in total, or with another number of channels.
+        """
+        assert 0 <= position < of
+        with ExitStack() as restored:
+            for norm in self._norms:
+                if norm.training:
+                    restored.callback(_set_forward, norm, vars(norm).get("forward"))
+                    _set_forward(norm, partial(_normalise, norm, self._group))
+            yield
+
+    def finish(self, of: int) -> None:
+        """At the end of a step: nothing is left to do, every forward pass has updated the running statistics of all ranks."""
+
+
+def _set_forward(norm: _BatchNorm, forward: Callable[..., Tensor] | None) -> None:
+    """Give this one module a `forward` of its own; None gives it back that of its class."""
+    if forward is None:
+        del norm.forward
+    else:
+        norm.forward = forward
+
+
+def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
+    """What `norm` does to the rows of all ranks, for those of this rank, [n, C] or [n, C, ...]."""
+    norm._check_input_dim(input)
+    if input.shape[1] != norm.num_features:
+        raise InputError(f"batch normalisation got {input.shape[1]} channels; expected {norm.num_features}: make it for what comes in")
+    last = input.movedim(1, -1)
+    rows = last.flatten(0, -2)
+    with torch.no_grad():
+        sums = torch.zeros(norm.num_features + 1, dtype=torch.float64, device=rows.device)
+        sums[-1] = len(rows)
+        for b in _blocks(rows):
+            sums[:-1] += b.double().sum(0)
+        group.all_reduce(sums, "activations")
+        count = int(sums[-1])
+        if count == 1:
+            raise InputError(
+                f"Expected more than 1 value per channel when training, got input size {torch.Size([1, norm.num_features])} over all "
+                "ranks: train on more rows, or without batch normalisation"
+            )
+        mean = sums[:-1] / max(1, count)
+        squares = torch.zeros_like(mean)
+        for b in _blocks(rows):
+            squares += (b.double() - mean).square_().sum(0)
+        group.all_reduce(squares, "activations")
+        _update_running(norm, mean, squares, count)
+        inv_std = (squares / max(1, count) + norm.eps).rsqrt()
+    y: Any = _Normalise.apply(rows, norm.weight, norm.bias, mean, inv_std, count, group)
+    return y.view(last.shape).movedim(-1, 1)
+
+
+def _update_running(norm: _BatchNorm, mean: Tensor, squares: Tensor, count: int) -> None:
+    """As torch does: the running statistics take part of those of this batch, with the unbiased variance."""
+    if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
+        return
+    share = norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if share is None:
+            share = 1.0 / float(norm.num_batches_tracked)
+    if count and share is not None:
+        for running, new in ((norm.running_mean, mean), (norm.running_var, squares / (count - 1))):
+            running.copy_((1.0 - share) * running.double() + share * new)
+
+
+class _Normalise(torch.autograd.Function):
+    """y = (x - mean) * inv_std * weight + bias. `mean` and `inv_std` are functions of all ranks' x, and the backward pass knows how.
+
+    With z = (x - mean) * inv_std and g = dL/dy * weight, dL/dx = inv_std * (g - mean(g) - z * mean(g * z)), means over all ranks' rows
+    (Ioffe, Szegedy, ICML 2015, section 3). z is computed again: only x is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inv_std: Tensor, count: int, group: Group
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bias, mean, inv_std)
+        ctx.count, ctx.group = count, group
+        y = torch.empty_like(x)
+        for b, out in zip(_blocks(x), _blocks(y)):
+            z = (b.double() - mean) * inv_std
+            if weight is not None:
+                z *= weight
+            if bias is not None:
+                z += bias
+            out.copy_(z)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, mean, inv_std = ctx.saved_tensors
+        (dy,) = grads
+        own = torch.zeros(2, len(mean), dtype=torch.float64, device=x.device)
+        for b, d in zip(_blocks(x), _blocks(dy)):
+            d = d.double()
+            own[0] += d.sum(0)
+            own[1] += (b.double() - mean).mul_(inv_std).mul_(d).sum(0)
+        # Also where x needs no gradient: whether this travels must not depend on what one rank knows of its x.
+        total = own.clone()
+        ctx.group.all_reduce(total, "activations")
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty_like(x)
+            mean_d, mean_dz = total / max(1, ctx.count)
+            scale = inv_std if weight is None else inv_std * weight
+            for b, d, out in zip(_blocks(x), _blocks(dy), _blocks(dx)):
+                z = (b.double() - mean) * inv_std
+                out.copy_((d.double() - mean_d - z * mean_dz) * scale)
+        return (
+            dx,
+            None if weight is None else own[1].to(weight.dtype),
+            None if bias is None else own[0].to(bias.dtype),
+            *[None] * 4,
+        )
+
+
+def _blocks(rows: Tensor) -> tuple[Tensor, ...]:
+    """Rows by so many that they fit into a cache in float64: no second copy of an activation is ever whole in memory."""
+    return rows.split(max(1, BLOCK_ELEMENTS // max(1, rows.shape[1])))

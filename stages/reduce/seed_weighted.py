@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..base import Fetched, Group
+from ..base import Fetched, Group, Statistics
+from .batch_norm import GlobalBatchNorm, RunningStatistics
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class SeedWeightedMean:
     def weight(self, fetched: Fetched) -> float:
         """See `ReducePolicy.weight`: every seed counts the same."""
         return 1.0
+
+    def statistics(self, module: nn.Module, group: Group) -> Statistics:
+        """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""
+        return RunningStatistics(module, group)
 
     def reduce(self, parameters: list[nn.Parameter], count: float, group: Group) -> float:
         """See `ReducePolicy.reduce`."""
@@ -39,3 +44,12 @@ class SeedWeightedMean:
             at += p.numel()
             p.grad = part.div(total) if total else torch.zeros_like(p)
         return total
+
+
+@dataclass(frozen=True)
+class AllSeedsMean(SeedWeightedMean):
+    """`SeedWeightedMean` where all ranks hold pieces of one batch: batch normalisation is over all of them."""
+
+    def statistics(self, module: nn.Module, group: Group) -> Statistics:
+        """See `ReducePolicy.statistics`."""
+        return GlobalBatchNorm(module, group)

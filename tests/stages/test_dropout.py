@@ -81,3 +81,21 @@ def test_views_that_are_not_contiguous():
     a = dropout(x.t(), 0.5, True)
     torch.manual_seed(0)
     assert torch.equal(a, dropout(x.t().contiguous(), 0.5, True))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6, 3000])
+@pytest.mark.parametrize("width", [1, 2, 7, 64])
+def test_rows_are_dropped_by_their_names_wherever_they_lie(rows, width):
+    x = torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
+    names = np.random.default_rng(2).permutation(rows)
+    torch.manual_seed(5)
+    want = dropout(x, 0.4, True).detach()
+    torch.manual_seed(5)
+    moved = x.detach()[torch.from_numpy(names)].requires_grad_()
+    for n in (1, 2, 3):
+        threads.set_num_threads(n)
+        torch.manual_seed(5)
+        y = dropout(moved, 0.4, True, names)
+        assert torch.equal(y, want[torch.from_numpy(names)])
+        (grad,) = torch.autograd.grad(y.sum(), moved)
+        assert torch.equal(grad == 0, y == 0)

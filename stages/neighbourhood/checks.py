@@ -1,0 +1,78 @@
+"""What is refused when a layer calls its neighbourhood."""
+
+import torch
+from torch import Tensor
+
+from ...storage.errors import InputError
+from ..kernels.rules import AttentionRule
+from ..rows import NamedRows
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Under autocast a product of the user's comes in bfloat16; aggregations are in float32."""
+    return x.float() if x.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu") else x
+
+
+def check_dtype(x: Tensor, name: str) -> None:
+    """Raise InputError unless x is float32 or float64 on the CPU."""
+    if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
+        raise InputError(f"{name} is {x.dtype} on {x.device}; expected float32 or float64 on the cpu")
+
+
+def as_matrix(h: Tensor, rows: int, name: str) -> Tensor:
+    """`h` as contiguous [rows, D]; rows that are only named stay so.
+
+    Raises:
+        InputError: another number of rows, or see `check_dtype`.
+    """
+    h = full_precision(h)
+    check_dtype(h, name)
+    if h.ndim < 1 or len(h) != rows:
+        raise InputError(f"{name} has shape {list(h.shape)}; expected {rows} rows, one for each source")
+    return h if isinstance(h, NamedRows) else h.reshape(rows, h.shape[1:].numel()).contiguous()
+
+
+def check_scale(values: Tensor | None, rows: int, name: str) -> None:
+    """Raise InputError unless it is absent or [rows]."""
+    if values is not None and values.shape != (rows,):
+        raise InputError(f"{name} has shape {list(values.shape)}; expected [{rows}]")
+
+
+def alike(**given: Tensor) -> None:
+    """Refuse tensors of different types."""
+    first = next(iter(given))
+    for name, x in given.items():
+        check_dtype(x, name)
+        if x.dtype != given[first].dtype:
+            raise InputError(f"{name} is {x.dtype} and {first} is {given[first].dtype}; expected one dtype")
+
+
+def check_attention(z: Tensor, a_src: Tensor, logit_dst: Tensor, num_src: int, num_dst: int) -> None:
+    """Refuse what does not fit together in `attend`."""
+    if not (z.ndim == 3 and len(z) == num_src and a_src.shape == z.shape[1:] and logit_dst.shape == (num_dst, z.shape[1])):
+        raise InputError(
+            f"attend got z {list(z.shape)}, a_src {list(a_src.shape)}, logit_dst {list(logit_dst.shape)}; "
+            f"expected [{num_src}, H, D], [H, D], [{num_dst}, H]"
+        )
+
+
+def check_shared(h: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
+    """Refuse what does not fit together in `attend_shared`."""
+    if h.ndim != 2 or len(h) != num_src or a_src.ndim != 2 or a_src.shape != a_dst.shape or a_src.shape[1] != h.shape[1]:
+        raise InputError(
+            f"attend_shared got h {list(h.shape)}, a_src {list(a_src.shape)}, a_dst {list(a_dst.shape)}; "
+            f"expected [{num_src}, F], [H, F], [H, F]"
+        )
+
+
+def check_reduce(reduce: str) -> None:
+    """Refuse an unknown reduction."""
+    if reduce not in ("sum", "mean", "max"):
+        raise InputError(f"apply cannot reduce by '{reduce}'; expected 'sum', 'mean' or 'max'")
+
+
+def attention_rule(slope: float, dropout: float) -> AttentionRule:
+    """The constants of one attention call; dropout takes one key from torch's CPU generator."""
+    if not 0 <= dropout < 1:
+        raise InputError(f"attention dropout is {dropout}; expected at least 0 and below 1")
+    return AttentionRule(slope, dropout, int(torch.randint(2**62, ()).item()) if dropout else 0)

@@ -1,0 +1,172 @@
+"""A layer's neighbours on other ranks, fetched in one exchange: plain domain-parallel training.
+
+Faster than one rank after the other where memory allows it: one message for each pair of ranks and one pass over the edges. What a
+layer keeps for its backward pass, it keeps for the rows of other ranks too.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...storage.minibatch import Block
+from ..arena import empty
+from ..base import Group
+from ..full_batch import FullBatch, Shard, View
+from ..kernels.lists import InLists
+from ..kernels.rules import EdgeNumbers
+from ..kernels.shards_cpu import add_rows, take_rows
+from .base import Message, Reduce
+from .block import BlockNeighbourhood
+from .checks import as_matrix, check_scale
+from .ring import KIND
+
+
+class Halo:
+    """What a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made once for a run."""
+
+    def __init__(self, batch: FullBatch, view: View, dtype: torch.dtype) -> None:
+        """
+        Args:
+            batch: this rank's share of the graph.
+            view: what the layer needs of it.
+            dtype: of the features.
+        """
+        self.batch, self.view = batch, view
+        self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
+        """Rows from each rank."""
+        whole = view.shards[0] if len(view.shards) == 1 else _together(view, self.counts)
+        lists = whole.lists
+        # Rows of other ranks need no names: dropout is over before they come.
+        src = np.arange(lists.num_src)
+        weight = None if whole.weight is None else whole.weight.numpy()
+        block = Block(view.num_dst, src, lists.indptr, lists.indices, weight)
+        degree = torch.zeros(len(src), dtype=dtype)
+        degree[: view.num_src] = batch.degree[: view.num_src].to(dtype)
+        numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
+        self.hood = BlockNeighbourhood(block, degree, names=batch.names[: view.num_src], numbers=numbers)
+
+
+def _together(view: View, counts: list[int]) -> Shard:
+    """All shards as one, with the edges of each row in the order of the rank's part, as if they had never been cut."""
+    first = view.num_src + np.cumsum(counts) - counts
+    edge = np.concatenate([s.edge for s in view.shards])
+    source = np.concatenate([s.lists.indices + (0 if s.rows is None else f) for s, f in zip(view.shards, first)])
+    rows = np.concatenate([s.lists.rows if s.rows is None else s.rows[s.lists.rows] for s in view.shards])
+    turn = np.lexsort((edge, rows))
+    indptr = np.zeros(view.num_dst + 1, np.int64)
+    np.cumsum(view.kept, out=indptr[1:])
+    weights = [s.weight for s in view.shards if s.weight is not None]
+    weight = torch.cat(weights)[torch.from_numpy(turn)] if weights else None
+    lists = InLists.of(indptr, source[turn].astype(np.int32), view.num_src + sum(counts))
+    return Shard(lists, None, edge[turn], weight)
+
+
+class HaloNeighbourhood:
+    """Aggregation over the edges of one layer of a full batch. See `Neighbourhood` for what each call computes."""
+
+    def __init__(self, halo: Halo, group: Group) -> None:
+        """
+        Args:
+            halo: the layer's edges.
+            group: the ranks. All make the same calls in the same order.
+        """
+        self._halo, self._group = halo, group
+
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        return self._halo.view.num_dst
+
+    @property
+    def num_src(self) -> int:
+        """Rows of `h`: this rank's own."""
+        return self._halo.view.num_src
+
+    @property
+    def num_edges(self) -> int:
+        """Edges present, from all ranks."""
+        return self._halo.view.num_edges
+
+    @property
+    def degree(self) -> Tensor:
+        """See `Neighbourhood.degree`."""
+        return self._halo.hood.degree[: self.num_src]
+
+    @property
+    def names(self) -> npt.NDArray[np.int64]:
+        """See `Neighbourhood.names`."""
+        return self._halo.batch.names[: self.num_src]
+
+    def _all(self, h: Tensor) -> Tensor:
+        """The rows of this rank, then those of the others."""
+        x = as_matrix(h, self.num_src, "h").reshape(h.shape)
+        return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._group)  # pyright: ignore[reportReturnType]
+
+    def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
+        check_scale(factor, self.num_src, "factor")
+        if self._group.size == 1:
+            return self._halo.hood.sum(h, factor, own)
+        if factor is None:
+            return self._halo.hood.sum(self._all(h), own=own)
+        check_scale(own, self.num_dst, "own")
+        trailing = [1] * (h.ndim - 1)
+        total = self._halo.hood.sum(self._all(h * factor.detach().to(h.dtype).view(-1, *trailing)))
+        return total if own is None else total + own.to(h.dtype).view(-1, *trailing) * h[: self.num_dst]
+
+    def mean(self, h: Tensor) -> Tensor:
+        """[num_src, ...] -> [num_dst, ...]."""
+        return self._halo.hood.mean(self._all(h))
+
+    def mean_beside(self, h: Tensor) -> Tensor:
+        """[num_src, D] -> [num_dst, 2D]."""
+        return self._halo.hood.mean_beside(self._all(h))
+
+    def max(self, h: Tensor) -> Tensor:
+        """[num_src, ...] -> [num_dst, ...]."""
+        return self._halo.hood.max(self._all(h))
+
+    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D]."""
+        return self._halo.hood.attend(self._all(z), a_src, logit_dst, slope, dropout)
+
+    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]."""
+        return self._halo.hood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)
+
+    def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
+        """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
+        return self._halo.hood.apply(message, self._all(h), params, reduce)
+
+
+class _Exchange(torch.autograd.Function):
+    """``apply(x, halo, group)``: [num_src, ...] -> [num_src + B, ...]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, halo: Halo, group: Group) -> Tensor:
+        ctx.rest = halo, group
+        both = empty((len(x) + sum(halo.counts), *x.shape[1:]), x.dtype)
+        both[: len(x)] = x
+        lengths = [len(w) for w in halo.view.wanted]
+        parts = take_rows(x, np.concatenate(halo.view.wanted)).split(lengths)
+        group.all_to_all(list(parts), KIND, list(both[len(x) :].split(halo.counts)))
+        return both
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        halo, group = ctx.rest
+        n, wanted = halo.view.num_src, halo.view.wanted
+        grad = grads[0].contiguous()
+        back = empty((sum(len(w) for w in wanted), *grad.shape[1:]), grad.dtype).split([len(w) for w in wanted])
+        group.all_to_all(list(grad[n:].split(halo.counts)), KIND, list(back))
+        dx = grad[:n].clone()
+        for ids, rows in zip(wanted, back):
+            # One rank after the other: several may have read the same row.
+            add_rows(dx, ids, rows)
+        return dx, None, None

@@ -1,0 +1,165 @@
+"""Rows of a full batch on their way between ranks, one pair of ranks after the other.
+
+In round r of P-1 every rank sends to the rank r places further on and hears from the rank r places back (SAR; Mostafa, MLSys 2022). Every
+message has a tag of its own, so there are no barriers: rounds of different ranks may drift apart. Pairs without rows are skipped.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..arena import empty
+from ..base import Group, Swap
+from ..full_batch import View
+from ..kernels.shards_cpu import add_rows, take_rows
+
+KIND = "activations"
+_FETCH, _FETCH_AGAIN, _PUSH = range(3)
+_NAMES = ("forward", "backward", "backward")
+
+
+class Ring:
+    """The exchanges of one pass over a model's layers. All ranks make the same calls in the same order."""
+
+    def __init__(self, group: Group, ahead_bytes: int) -> None:
+        """
+        Args:
+            group: the ranks.
+            ahead_bytes: rows of later rounds are asked for ahead of time as long as no more than this is under way, both ways.
+        """
+        self.group = group
+        self.ahead_bytes = ahead_bytes
+        self._calls = 0
+
+    def call(self) -> int:
+        """A number for one aggregation: its messages are told from all others by it."""
+        self._calls += 1
+        return self._calls
+
+    def rows(
+        self, view: View, x: Tensor, call: int, layer: int, factor: Tensor | None = None, again: bool = False
+    ) -> Iterator[tuple[int, Tensor]]:
+        """What `view` reads of every other rank's x, one rank after the other.
+
+        Args:
+            view: whose rows.
+            x: [num_src, ...] of this rank, contiguous.
+            call: see `call`.
+            layer: for messages.
+            factor: [num_src], rows travel multiplied by it.
+            again: whether this is for the backward pass.
+
+        Yields:
+            (rank, its rows in the order of the shard's sources) for each of `rounds`: none where this rank only sends. They are the
+            caller's.
+        """
+        kind = _FETCH_AGAIN if again else _FETCH
+
+        def start(r: int) -> tuple[Swap, Tensor]:
+            to, source = self._peers(r)
+            into = empty((view.shards[source].lists.num_src, *x.shape[1:]), x.dtype)
+            return self._start(take_rows(x, view.wanted[to], factor), to, into, source, call, kind, r), into
+
+        row_bytes = x.shape[1:].numel() * x.itemsize
+        rounds = self.rounds(view)
+        waiting = deque(rounds)
+        under_way: deque[tuple[int, Swap, Tensor]] = deque()
+        in_flight = 0
+        for r in rounds:
+            while waiting and (waiting[0] == r or in_flight + self._size(view, waiting[0]) * row_bytes <= self.ahead_bytes):
+                ahead = waiting.popleft()
+                in_flight += self._size(view, ahead) * row_bytes
+                under_way.append((ahead, *start(ahead)))
+            _, swap, into = under_way.popleft()
+            to, source = self._peers(r)
+            words = self._words(layer, kind, r)
+            swap.received(f"{words}: rows of rank {source}")
+            yield source, into
+            del into
+            swap.sent(f"{words}: sending rows to rank {to}")
+            in_flight -= self._size(view, r) * row_bytes
+
+    def push(self, view: View, r: int, part: Tensor, onto: Tensor, call: int, layer: int, factor: Tensor | None = None) -> "Push":
+        """Start round r of handing gradients back: `part` for the rows that were read of the rank r places back, and what the rank r
+        places further on has for this one's is added to `onto` [num_src, ...] (times `factor`) by `Push.finish`."""
+        # Against the direction of `rows`: gradients go where rows came from.
+        source, to = self._peers(r)
+        into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype)
+        swap = self._start(part, to, into, source, call, _PUSH, r)
+        words, peers = self._words(layer, _PUSH, r), f"from rank {source}, to rank {to}"
+        return Push(swap, part, into, view.wanted[source], onto, factor, words, peers)
+
+    def push_all(
+        self, view: View, make: Callable[[int], Tensor], onto: Tensor, call: int, layer: int, factor: Tensor | None = None
+    ) -> None:
+        """All rounds of `push`; ``make(q)`` gives the gradients of the rows of rank q. While one round travels, the next is computed."""
+        before: Push | None = None
+        for r in self.rounds(view):
+            part = make(self.source(r))
+            if before is not None:
+                before.finish()
+            before = self.push(view, r, part, onto, call, layer, factor)
+            del part
+            if before.nbytes > self.ahead_bytes:
+                before.finish()
+                before = None
+        if before is not None:
+            before.finish()
+
+    def rounds(self, view: View) -> list[int]:
+        """The rounds in which something travels from here or to here."""
+        return [r for r in range(1, self.group.size) if self._size(view, r)]
+
+    def source(self, r: int) -> int:
+        """The rank that rows come from in round r."""
+        return self._peers(r)[1]
+
+    def _peers(self, r: int) -> tuple[int, int]:
+        """Who this rank sends rows to in round r, and whom it hears from."""
+        rank, size = self.group.rank, self.group.size
+        return (rank + r) % size, (rank - r) % size
+
+    def _size(self, view: View, r: int) -> int:
+        """Rows that travel in round r, both ways (the same rows come back as gradients)."""
+        to, source = self._peers(r)
+        return len(view.wanted[to]) + view.shards[source].lists.num_src
+
+    def _start(self, part: Tensor, to: int, into: Tensor, source: int, call: int, kind: int, r: int) -> Swap:
+        tag = ((call * 3 + kind) * self.group.size + r) % (1 << 31)
+        return self.group.swap(part, to, into, source, tag, KIND)
+
+    def _words(self, layer: int, kind: int, r: int) -> str:
+        return f"layer {layer}, {_NAMES[kind]}, round {r} of {self.group.size - 1}"
+
+
+class Push:
+    """Gradients under way, both ways."""
+
+    def __init__(
+        self,
+        swap: Swap,
+        part: Tensor,
+        into: Tensor,
+        ids: npt.NDArray[np.int32],
+        onto: Tensor,
+        factor: Tensor | None,
+        words: str,
+        peers: str,
+    ) -> None:
+        self._swap, self._into, self._ids, self._onto, self._factor = swap, into, ids, onto, factor
+        self._words = f"{words}: gradients {peers}"
+        self.nbytes = part.nbytes + into.nbytes
+        """Both ways."""
+
+    def finish(self) -> None:
+        """Wait for both, and add what came in."""
+        self._swap.received(self._words)
+        if self._factor is not None:
+            scale = self._factor[torch.from_numpy(self._ids)]
+            self._into.mul_(scale.view(-1, *[1] * (self._into.ndim - 1)))
+        add_rows(self._onto, self._ids, self._into)
+        self._swap.sent(self._words)

@@ -1,0 +1,75 @@
+"""Every rank holds the nodes of one part, and the edges that lead to them."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...storage.dataset import Split
+from ...storage.edge_shards import shard_edges
+from ...storage.errors import InputError
+from ...storage.features import FeatureStore, MemoryFeatures
+from ...storage.partition import extract_partition
+from ...storage.partition_book import RangeBook
+from ..base import Part, Phase, Placement, RankJob
+from ..full_batch import FullBatch, arrange
+from .base import Partitioner
+from .metis import Metis
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """One rank's share of data and work, in the order of `FullBatch`'s rows."""
+
+    graph: FullBatch
+    features: FeatureStore
+    """[N, F], in memory."""
+    labels: Tensor
+    """int64 [N] or floating [N, C]."""
+    splits: dict[str, Tensor]
+    """Rows of each split, int64."""
+
+    @property
+    def x(self) -> Tensor:
+        """The features as a tensor, which shares their memory."""
+        assert isinstance(self.features, MemoryFeatures)
+        return torch.from_numpy(self.features.rows)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Parts of any kind, one for each rank; a rank reads its own and no other. Costs about 1/P of the graph and the features."""
+
+    partitioner: Partitioner = field(default_factory=Metis)
+    prune: bool = True
+    """Leave out of each layer what the seeds' results do not depend on."""
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Share:
+        """See `PartitionPolicy.place`.
+
+        Raises:
+            InputError: the whole data for several ranks; cut them into parts first.
+        """
+        part = whole_part(data, job) if isinstance(data, Placement) else data
+        batch = arrange(part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group)
+        return share(part, batch)
+
+
+def share(part: Part, batch: FullBatch) -> Share:
+    """A part's rows in the order of `batch`."""
+    place = np.empty(len(batch.order), np.int64)
+    place[batch.order] = np.arange(len(place))
+    splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in ("train", "val", "test")}
+    return Share(batch, MemoryFeatures(part.features.gather(batch.order)), part.labels[torch.from_numpy(batch.order)], splits)
+
+
+def whole_part(data: Placement, job: RankJob) -> Part:
+    """All data as the only part."""
+    if job.group.size > 1:
+        raise InputError(f"{job.group.size} ranks got the whole graph each; expected one part for each rank")
+    book = RangeBook(np.array([0, data.graph.num_nodes]))
+    partition = extract_partition(data.graph, book, 0)
+    shards = shard_edges(partition, book, data.graph.indptr[:-1], data.graph.num_edges)
+    empty = np.empty(0, np.int64)
+    return Part(shards, partition.owned, data.features, data.labels, Split(data.seeds, empty, empty))
