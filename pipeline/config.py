@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from ..stages.models import MODELS
+from ..stages.partition.registry import PARTITIONERS
 from ..stages.sample import SAMPLERS
 from ..storage.errors import InputError, nearest
 from .datasets import ReadOptions
@@ -92,6 +94,17 @@ class Sar(_Section):
     prune: bool = True
     """Leave out of each layer what the seeds' results do not depend on."""
 
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _known(cls, mode: Any) -> Any:
+        """One sentence, where the types alone would give one for each of the two forms."""
+        each = ("rematerialize", "keep", "halo")
+        if mode != "auto" and not all(isinstance(m, str) and m in each for m in (mode if isinstance(mode, list) else [mode])):
+            raise PydanticCustomError(
+                "mode", "expected rematerialize, keep, halo or auto, or a list of the first three, one for each layer"
+            )
+        return mode
+
 
 class Cluster(_Section):
     """Where a run with ``executor = "dask"`` lives, and what it does when something dies."""
@@ -114,6 +127,8 @@ class Cluster(_Section):
     """When a rank is lost: all ranks start again from the last checkpoint, or the run ends."""
     restarts: int = Field(default=3, ge=0)
     """Lost ranks that a run survives."""
+    wait_note_s: float = Field(default=10.0, gt=0)
+    """A rank that waits longer for rows of another one says so in a note, in seconds."""
     keep_freed_bytes: int = Field(default=1 << 30, ge=0)
     """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
 
@@ -292,11 +307,19 @@ def resolve(table: Mapping[str, Any]) -> Job:
 
 
 def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
-    """A job that samples nothing, resolved."""
+    """A job that samples nothing, resolved. Raises InputError: it says how to sample, or an unknown partitioner."""
     if table.get("sampler"):
         raise InputError(f"configuration key 'sampler' is {table['sampler']!r}, but system '{job.system}' samples nothing; leave it out")
     if job.queue != Queue():
         raise InputError(f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it out")
+    for key in ("batch_size", "minibatches_per_step"):
+        if (given := getattr(job.train, key)) != Train.model_fields[key].default:
+            raise InputError(
+                f"configuration key 'train.{key}' is {given}, but system '{job.system}' takes all train nodes in one step; leave it out"
+            )
+    if (method := job.partition.method) not in PARTITIONERS:
+        known = list(PARTITIONERS)
+        raise InputError(f"configuration key 'partition.method' is '{method}'; expected {', '.join(known)}{nearest(method, known)}")
     record = build("model", MODELS, job.model)
     return job.model_copy(
         update={

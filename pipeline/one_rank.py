@@ -27,7 +27,7 @@ from ..storage.features import CountedFeatures
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clock import Clock
-from .events import Emit, StageAdvanced, StageEnded, StageStarted
+from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 from .prepare import TORCH_DTYPES, Prepared, refuse_slow_products
 from .rank import Trainer, train_rank
 from .result import peak_rss_bytes
@@ -118,6 +118,7 @@ def take_part(
         produce=produce,
         minibatches_per_step=job.train.minibatches_per_step or group.size,
         producer_alive=producer_alive,
+        tell=lambda text: emit(Note(text)),
         num_layers=int(model.num_layers),  # pyright: ignore[reportArgumentType]
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
     )

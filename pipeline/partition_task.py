@@ -49,7 +49,9 @@ def parts_by(
         try:
             yield future.result()
         except Exception as e:
-            raise RunError(f"partitioning failed: {type(e).__name__}: {e}; mend that and give the command again") from e
+            raise RunError(
+                f"partitioning failed: {type(e).__name__}: {e}; mend that and give the command again (a run: with --resume)"
+            ) from e
 
 
 @contextmanager

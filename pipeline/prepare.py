@@ -182,6 +182,9 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         "model": digest_record(description),
         "train": digest_record({**job.train.model_dump(exclude={"patience"}), "dtype": job.dtype, "system": system.name}),
     }
+    if system.partition.partitioner is not None:
+        # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
+        fingerprint["parts"] = f"{job.ranks} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
 
 
@@ -301,7 +304,7 @@ def load_model(path: Path, prepared: Prepared) -> nn.Module:
     return model
 
 
-def configure(config: Mapping[str, Any], *, system: System | None = None, model: Any = None, **options: Any) -> Job:
+def configure(config: Mapping[str, Any], *, system: System | str | None = None, model: Any = None, **options: Any) -> Job:
     """A resolved configuration from tables, shorthands, and the records that a Python caller passes."""
     table = dict(config)
     # A section that is given whole must not wipe out what a shorthand says.
@@ -312,7 +315,8 @@ def configure(config: Mapping[str, Any], *, system: System | None = None, model:
         layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers
         table["model"] = {"name": model.name, **vars(model)} if not isinstance(model, nn.Module) else {"layers": layers}
     if system is not None:
-        table["system"] = system.name
+        table["system"] = system if isinstance(system, str) else system.name
+    if isinstance(system, System):
         if isinstance(system.sample, Sampled):
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
         if isinstance(system.neighbourhood, Visited) and isinstance(system.partition, Sharded):

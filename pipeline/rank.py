@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from ..stages.arena import Arena, reusing
 from ..stages.base import Feed, Fetcher, Part, Phase, Placement, RankJob
+from ..stages.tensor_bytes import TensorBytes
 from ..stages.train import forward_backward
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
@@ -127,9 +129,11 @@ class _PhaseLoop:
         """Optimiser steps in an epoch."""
         if self.steps == 0:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
-        self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job)
+        self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job, self.module)
         self.statistics = trainer.system.reduce.statistics(self.module, trainer.job.group)
         self.arena = Arena()
+        self.other_bytes = 0
+        """Of a step's tensors that lie elsewhere."""
         self.saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -142,10 +146,12 @@ class _PhaseLoop:
             while epoch < self.phase.last_epoch and not self._enough():
                 for s in range(step, self.steps):
                     start = time.perf_counter()
-                    with reusing(self.arena):
+                    # A step's tensors are followed once: the first tells what the others take.
+                    others = TensorBytes(self.arena) if not self.progress.memory_bytes else None
+                    with reusing(self.arena), others or nullcontext():
                         self._step(epoch, s)
                     self.arena.step()
-                    self._account_memory()
+                    self._account_memory(others)
                     self.progress.epoch_seconds += time.perf_counter() - start
                     if s + 1 < self.steps:
                         self._checkpoint(self._due_in_epoch())
@@ -197,16 +203,17 @@ class _PhaseLoop:
         progress.loss_seeds += seeds
         t.emit(StepDone(epoch, step, self.steps, loss_sum / max(seeds, 1), seeds))
 
-    def _account_memory(self) -> None:
+    def _account_memory(self, others: TensorBytes | None) -> None:
         """What the run's memory consists of; told once the first step has shown what a step takes, where it matters."""
         graph, features = self.placement.graph, self.placement.features
-        first = not self.progress.memory_bytes
+        if others is not None:
+            self.other_bytes = others.peak_bytes
         self.progress.memory_bytes = {
             "graph": graph.nbytes,
             "features": features.num_rows * features.num_features * features.dtype.itemsize,
-            "step": self.arena.peak_bytes,
+            "step": self.arena.peak_bytes + self.other_bytes,
         }
-        if first and self.t.job.group.rank == 0 and sum(self.progress.memory_bytes.values()) >= WORTH_TELLING_BYTES:
+        if others is not None and self.t.job.group.rank == 0 and sum(self.progress.memory_bytes.values()) >= WORTH_TELLING_BYTES:
             mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in self.progress.memory_bytes.items()}
             told = f"graph {mib['graph']}, features {mib['features']}, a step's tensors {mib['step']} in buffers that later steps reuse"
             self.t.emit(Note(f"memory: {told}"))

@@ -148,7 +148,15 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
     meeting = dist.PrefixStore(f"{spec.generation}/gloo", connected())  # pyright: ignore[reportPrivateImportUsage]
-    group = Gloo(meeting, spec.rank, spec.size, ledger, host=own_host, on_wait=lambda text: tell({"event": "Note", "text": text}))
+    group = Gloo(
+        meeting,
+        spec.rank,
+        spec.size,
+        ledger,
+        host=own_host,
+        on_wait=lambda text: tell({"event": "Note", "text": text}),
+        wait_note_s=job.cluster.wait_note_s,
+    )
     told, alive = None, lambda: True
     if prepared.has_minibatches:
         queue, alive = consumers_end(prepared, spec.queue, spec.samples)

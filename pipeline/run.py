@@ -47,7 +47,7 @@ def _threads(count: int | None):
 def run(
     dataset: Dataset | str | Path | None = None,
     *,
-    system: System | None = None,
+    system: System | str | None = None,
     model: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -61,7 +61,7 @@ def run(
 
     Args:
         dataset: a `Dataset`, or whatever `open_dataset` takes; by default the configuration's.
-        system: such as ``bulk(NeighborSampler((15, 10, 5)))``.
+        system: such as ``bulk(NeighborSampler((15, 10, 5)))``, or a name.
         model: such as ``GraphSAGE(hidden=128, layers=3)``, a name, or a module of your own that follows the model protocol.
         out: the run's folder; by default a new one under ``runs/``.
         resume: go on from the last checkpoint in `out`.
@@ -83,8 +83,11 @@ def run(
         config = {**(config or {}), "model": {"name": model} if isinstance(model, str) else dict(model)}
         model = None
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
-    if isinstance(config, Job) and options:
-        raise InputError(f"options {sorted(options)} were given beside a resolved configuration; pass one or the other")
+    given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
+    if isinstance(config, Job) and given:
+        raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
+    if isinstance(system, str):
+        system = None  # the job names it
     folder = Path(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     refuse_what_is_missing(job)
     if job.executor == "dask":
@@ -103,6 +106,8 @@ def run(
     prepared = prepare(job, dataset, system=system, model=model)
     # What cannot be is refused before anything is written.
     refuse_samples(prepared, samples)
+    if not prepared.outline.splits["train"]:
+        raise InputError("the train split is empty: there is nothing to train on; choose another split")
     queue = open_samples(prepared, samples) if samples is not None else None
     if queue is None and job.queue.kind == "memory" and prepared.has_minibatches:
         queue = own_queue(prepared, folder)

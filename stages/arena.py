@@ -34,6 +34,8 @@ class _Buffer:
         # NumPy asks the system for huge pages; torch does not.
         self.raw = np.empty(size, np.uint8)
         self.idle = 0
+        self.used = 0
+        """The most that a tensor has taken of it: pages beyond that were never touched."""
 
     @property
     def free(self) -> bool:
@@ -45,16 +47,25 @@ class Arena:
     """Buffers for the tensors of one rank. A tensor from here is like any other: its memory is used again only when no tensor and no
     array views it any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, small: int = SMALL) -> None:
+        """
+        Args:
+            small: bytes below which a tensor is no matter of the arena's.
+        """
         self._buffers: list[_Buffer] = []
         self._lock = threading.Lock()
+        self.small = small
         self.peak_bytes = 0
         """Largest `nbytes` so far."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, in use or not."""
-        return sum(len(b.raw) for b in self._buffers)
+        """Bytes held, by tensors or for them."""
+        return sum(b.used for b in self._buffers)
+
+    def holds(self, address: int) -> bool:
+        """Whether memory at this address is the arena's."""
+        return any(0 <= address - b.raw.ctypes.data < len(b.raw) for b in self._buffers)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised contiguous tensor, aligned to 64 bytes."""
@@ -62,12 +73,14 @@ class Arena:
         size = prod(shape) * kind.itemsize
         with self._lock:
             # Best fit, but never a buffer twice as large: a small tensor must not keep a large one from its buffer.
-            fits = [b for b in self._buffers if size + ALIGN <= len(b.raw) <= 2 * (size + ALIGN) + SMALL and b.free]
+            fits = [b for b in self._buffers if size + ALIGN <= len(b.raw) <= 2 * (size + ALIGN) + self.small and b.free]
             buffer = min(fits, key=lambda b: len(b.raw), default=None)
             if buffer is None:
                 # With slack: the next minibatch is a little larger or smaller.
                 buffer = _Buffer(size * 9 // 8 + ALIGN)
                 self._buffers.append(buffer)
+            if size > buffer.used:
+                buffer.used = size
                 self.peak_bytes = max(self.peak_bytes, self.nbytes)
             buffer.idle = 0
             raw = buffer.raw
@@ -99,6 +112,6 @@ def reusing(arena: Arena) -> Iterator[None]:
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """An uninitialised contiguous tensor: from the arena of the enclosing `reusing`, else a new one."""
     arena: Arena | None = getattr(_active, "arena", None)
-    if arena is None or dtype not in _NUMPY or prod(shape) * dtype.itemsize < SMALL:
+    if arena is None or dtype not in _NUMPY or prod(shape) * dtype.itemsize < arena.small:
         return torch.empty(tuple(shape), dtype=dtype)
     return arena.empty(shape, dtype)

@@ -224,6 +224,8 @@ class RankJob:
     producer_alive: Callable[[], bool] = lambda: True
     """Whether whoever fills the queue from elsewhere may still add to it; asked while waiting."""
 
+    tell: Callable[[str], None] = lambda text: None
+    """Called with a sentence that the user should read."""
     num_layers: int = 1
     """L of the model."""
     needs_all_rows: bool = False
@@ -272,8 +274,8 @@ class SamplePolicy(Protocol):
 class NeighbourhoodPolicy(Protocol):
     """How a layer's neighbours are seen: from work to tensors."""
 
-    def fetcher(self, placement: Any, job: RankJob) -> "Fetcher":
-        """Made once per phase; owns the buffers."""
+    def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "Fetcher":
+        """Made once per phase for the module that it trains; owns the buffers."""
         ...
 
 

@@ -200,6 +200,41 @@ class _PerHead(torch.autograd.Function):
         return dx, dw.sum(0), db.sum(0), None, None
 
 
+class _Activate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, activation: str) -> Tensor:
+        out = empty(x.shape, x.dtype)
+
+        def work(_: int, blocks: list[slice]) -> None:
+            for rows in blocks:
+                torch.add(x[rows], bias, out=out[rows])
+                if activation != "none":
+                    _FORWARD[activation](out[rows])
+
+        _each(work, _parts(len(x)), 8 * x.numel())
+        ctx.activation = activation
+        ctx.save_for_backward(None if activation == "none" else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad = grads[0]
+        (out,) = ctx.saved_tensors
+        parts = _parts(len(grad))
+        db = empty((len(parts), grad.shape[1]), grad.dtype)
+        dx = grad if out is None else empty(out.shape, out.dtype)
+
+        def work(p: int, blocks: list[slice]) -> None:
+            for b, rows in enumerate(blocks):
+                if out is not None:
+                    _BACKWARD[ctx.activation](grad[rows], out[rows], dx[rows])
+                _accumulate(db[p], dx[rows].sum(0), b)
+
+        _each(work, parts, 8 * grad.numel())
+        return dx, db.sum(0), None
+
+
 def _in_bfloat16(x: Tensor) -> bool:
     return x.dtype == torch.float32 and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
@@ -233,3 +268,8 @@ def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") 
         [n, H * D_out].
     """
     return _PerHead.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
+
+
+def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
+    """``activation(x + bias)``, [n, D], [D] -> [n, D], in one pass; the gradient too. See `linear`."""
+    return _Activate.apply(x, bias, activation)  # pyright: ignore[reportReturnType]

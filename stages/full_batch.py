@@ -122,10 +122,11 @@ class FullBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of the edges (and of their transposes, which training makes), and of what is known of each row."""
-        edges = sum(a.nbytes for s in self.whole.shards for a in (s.lists.indices, s.edge, s.lists.indices, s.edge))
-        lists = sum(s.lists.indptr.nbytes + 8 * s.lists.num_src + (0 if s.rows is None else s.rows.nbytes) for s in self.whole.shards)
-        wanted = sum(w.nbytes for w in self.whole.wanted)
-        return edges + lists + wanted + self.names.nbytes + self.order.nbytes + self.numbers.first.nbytes + self.numbers.own.nbytes
+        edges = sum(2 * (s.lists.indices.nbytes + s.edge.nbytes) for s in self.whole.shards)
+        weights = sum(s.weight.nbytes for s in self.whole.shards if s.weight is not None)
+        lists = sum(s.lists.indptr.nbytes + 8 * (s.lists.num_src + 1) for s in self.whole.shards)
+        rows = sum(a.nbytes for a in (*self.whole.wanted, *(s.rows for s in self.whole.shards if s.rows is not None)))
+        return edges + weights + lists + rows + self.names.nbytes + self.order.nbytes + self.numbers.first.nbytes + self.numbers.own.nbytes
 
     def check(self) -> "FullBatch":
         """Prove the invariants (our own, hence assert)."""

@@ -44,6 +44,7 @@ class Gloo:
         timeout_s: float = 1800.0,
         host: str | None = None,
         on_wait: Callable[[str], None] | None = None,
+        wait_note_s: float = 10.0,
     ) -> None:
         """Meet the other ranks and connect to each of them.
 
@@ -56,6 +57,7 @@ class Gloo:
             host: a name or an address of this machine that the other ranks can reach. None: what the machine's own name resolves to,
                 or loopback if it does not.
             on_wait: called with a sentence when this rank waits long for a `swap`, from another thread.
+            wait_note_s: seconds that are long.
 
         Raises:
             InputError: `host` is no address of this machine.
@@ -66,7 +68,7 @@ class Gloo:
         self._ledger = ledger
         self._channel = "network"
         self._timeout_s = timeout_s
-        self._watch = Watch(on_wait) if on_wait is not None else None
+        self._watch = Watch(on_wait, wait_note_s) if on_wait is not None else None
         backend: Any = dist.ProcessGroupGloo
         options = backend._Options()
         options._timeout = timedelta(seconds=timeout_s)

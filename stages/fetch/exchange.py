@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, FloatArray
 from ...storage.partition_book import RangeBook
@@ -27,7 +27,7 @@ class Exchanged:
     ranks fetch equally often.
     """
 
-    def fetcher(self, placement: Placement, job: RankJob) -> "Exchange":
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module) -> "Exchange":
         """See `NeighbourhoodPolicy.fetcher`. Reads this rank's rows from `placement.features`, which holds all V, and nothing later."""
         return Exchange(placement, SharedFeatures(CountedFeatures(placement.features, job.ledger, "store"), job.group))
 

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
@@ -20,7 +20,7 @@ from ..rows import NamedRows, torch_dtype
 class Gathered:
     """Each node's row is fetched at most once per minibatch; every block then aggregates locally."""
 
-    def fetcher(self, placement: Placement, job: RankJob) -> "Gather":
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module) -> "Gather":
         """See `NeighbourhoodPolicy.fetcher`."""
         return Gather(placement, CountedFeatures(placement.features, job.ledger, "store"))
 

@@ -1,10 +1,13 @@
 """Fetch for full-batch training: nothing is gathered beforehand; layers visit the rows of other ranks by themselves."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Literal
 
+import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ..base import Fetched, Group, RankJob
@@ -14,6 +17,7 @@ from ..neighbourhood.halo import Halo, HaloNeighbourhood
 from ..neighbourhood.ring import Ring
 from ..neighbourhood.sequential import SequentialNeighbourhood
 from ..partition.sharded import Share
+from ..rehearse import step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
 """How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the other, kept for the
@@ -43,10 +47,74 @@ class Visited:
             raise InputError(f"sar has {len(modes)} modes for a model of {layers} layers; give one for each layer, or one for all")
         return modes
 
-    def fetcher(self, placement: Share, job: RankJob) -> "Visits":
-        """See `NeighbourhoodPolicy.fetcher`. Raises InputError: see `for_layers`."""
+    def fetcher(self, placement: Share, job: RankJob, module: nn.Module) -> "Visits":
+        """See `NeighbourhoodPolicy.fetcher`. Tells the modes, and what a step will take. Raises InputError: see `for_layers`."""
         modes = self.for_layers(job.num_layers)
-        return Visits(placement, tuple("rematerialize" if m == "auto" else m for m in modes), self.ahead_bytes, job.group)
+        if job.group.size == 1:
+            # There is nobody to visit: the modes are all the same.
+            return Visits(placement, ("halo",) * len(modes), self.ahead_bytes, job.group)
+        chosen, step = plan(placement, modes, self, job.group, module)
+        if job.group.rank == 0:
+            names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
+            mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
+            job.tell(
+                f"plan: neighbours on other ranks by {names}; rank 0 takes {mib[0]:,.0f} MiB for edges, {mib[1]:,.0f} for features, "
+                f"about {mib[2]:,.0f} for a step"
+            )
+        return Visits(placement, chosen, self.ahead_bytes, job.group)
+
+
+def plan(
+    share: Share, modes: Sequence[Mode | Literal["auto"]], policy: Visited, group: Group, module: nn.Module
+) -> tuple[tuple[Mode, ...], int]:
+    """The modes that are taken, the same on all ranks, and what a step takes with them on this one, in bytes.
+
+    One exchange is sooner done than one for each rank, and rows that are kept need not come again: layers are moved from ``halo`` to
+    ``keep``, and from there to ``rematerialize``, only as long as a step does not fit on every rank, that move first which helps most.
+    """
+    chosen: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in modes)
+    room = (policy.memory_bytes or spare_bytes() // (2 * group.size)) - share.graph.nbytes - share.x.nbytes
+
+    def steps(candidates: list[tuple[Mode, ...]]) -> list[list[int]]:
+        """What each of them takes, beyond the room, on each rank."""
+        table = torch.zeros((group.size, len(candidates)), dtype=torch.int64)
+        for c, candidate in enumerate(candidates):
+            table[group.rank, c] = rehearsed(candidate) - room
+        group.all_reduce(table.view(-1), "control")
+        return table.T.tolist()
+
+    @cache
+    def rehearsed(candidate: tuple[Mode, ...]) -> int:
+        visits = partial(_small_visits, share, candidate, policy.ahead_bytes)
+        return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
+
+    beyond = max(steps([chosen])[0])
+    while beyond > 0:
+        moves = [i for i, m in enumerate(modes) if m == "auto" and chosen[i] != "rematerialize"]
+        if not moves:
+            break
+        candidates = [_moved(chosen, i) for i in moves]
+        beyond, best = min((max(ranks), c) for c, ranks in enumerate(steps(candidates)))
+        chosen = candidates[best]
+    return chosen, rehearsed(chosen)
+
+
+def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:
+    """The modes with layer i a step nearer to ``rematerialize``."""
+    frugal: Mode = "keep" if modes[i] == "halo" else "rematerialize"
+    return (*modes[:i], frugal, *modes[i + 1 :])
+
+
+def _small_visits(
+    share: Share, modes: tuple[Mode, ...], ahead_bytes: int, scale: int, batch: FullBatch, absent: Group
+) -> Sequence[Neighbourhood]:
+    """Neighbourhoods for a rehearsal."""
+    return Visits(replace(share, graph=batch), modes, ahead_bytes // scale, absent).fetch(batch).hoods
+
+
+def spare_bytes() -> int:
+    """Memory that this machine has to spare."""
+    return psutil.virtual_memory().available
 
 
 class Visits:

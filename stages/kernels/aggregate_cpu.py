@@ -14,7 +14,7 @@ from torch import Tensor
 from ..arena import empty
 from ..rows import NamedRows, base_and_ids
 from .ahead import prefetch_rows
-from .attention_cpu import attend, attend_backward, attend_from, attend_into
+from .attention_cpu import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
 from .attention_shared_cpu import attend_shared, attend_shared_backward
 from .cut import row_parts
 from .lists import InLists, IntArray, at, factor
@@ -23,6 +23,7 @@ from .softmax_cpu import dots
 from .threads import parallel
 
 __all__ = [
+    "add_outer",
     "add_rows",
     "attend",
     "attend_backward",
@@ -42,6 +43,7 @@ __all__ = [
     "spmm_from",
     "spmm_into",
     "take_rows",
+    "weighted_sum",
 ]
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}

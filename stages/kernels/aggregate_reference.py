@@ -36,6 +36,16 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1)
 
 
+def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
+    """See `attention_cpu.weighted_sum`."""
+    return (weight[..., None] * z).sum(0)
+
+
+def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
+    """See `attention_cpu.add_outer`."""
+    out[: len(weight)] += weight[..., None] * a
+
+
 def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
     """See `aggregate_cpu.spmm`."""
     src, dst = _edges(lists)

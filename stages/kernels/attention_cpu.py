@@ -56,8 +56,8 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
                 for k in range(D):
                     o[h, k] = 0
             else:
-                # Nothing before: the old sum, 0, counts nothing. Its `keep_scale` is in it already.
-                total[h] = math.exp(before[v, h] - top[h]) if before[v, h] > -np.inf else z.dtype.type(0)
+                # exp(-inf) is 0: nothing was there. The old sum has its `keep_scale` already.
+                total[h] = math.exp(before[v, h] - top[h])
                 w = total[h] / keep_scale
                 for k in range(D):
                     o[h, k] *= w
@@ -161,12 +161,30 @@ def _weighted_chunks(weight, z, partial, lo, hi):
                     a[k] += w * b[k]
 
 
-def _weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
+def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
     """sum over u of weight[u, h] * z[u, h]: [S, H], [S, H, D] -> [H, D], always added in the same order."""
     partial = np.zeros((num_chunks(len(z)), *z.shape[1:]), z.numpy().dtype)
     args = (weight.numpy(), z.numpy(), partial)
     parallel(_weighted_chunks, [(*args, a, b) for a, b in even_parts(len(partial), CHUNK_ROWS * z.shape[1] * z.shape[2])])
     return torch.from_numpy(partial.sum(axis=0))
+
+
+@njit(**JIT)
+def _add_outer_rows(weight, a, out, lo, hi):
+    H, D = a.shape
+    for v in range(lo, hi):
+        o = out[_U(v)]
+        for h in range(H):
+            w, b, c = weight[v, h], a[h], o[h]
+            for k in range(D):
+                c[k] += w * b[k]
+
+
+def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
+    """``out[v, h] += weight[v, h] * a[h]``, in place: [N, H, D], [n, H] for the first n rows, [H, D]."""
+    assert out.is_contiguous() and weight.is_contiguous() and a.is_contiguous()
+    args = (weight.numpy(), a.numpy(), out.numpy())
+    parallel(_add_outer_rows, [(*args, lo, hi) for lo, hi in even_parts(len(weight), a.shape[0] * a.shape[1])])
 
 
 def attend(
@@ -306,4 +324,4 @@ def attend_from(
     own_rows = lists.num_dst if own else 0
     args = (t.indptr, t.dst, t.edge, rows, own_rows, names, z.numpy(), a_src.numpy(), *logits, dz.numpy(), d_src.numpy())
     parallel(_attend_backward_src, [(*args, a, b) for a, b in row_parts(t.indptr, 2 * heads * (width + 8))])
-    return dz, _weighted_sum(d_src, z)
+    return dz, weighted_sum(d_src, z)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
-from ..dense import linear, per_head
-from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
-from .base import ACTIVATIONS, ModelConfig
+from ..dense import activate, linear, per_head
+from ..neighbourhood.base import Neighbourhood, aggregate_first
+from .base import ModelConfig
 
 
 class GATConv(nn.Module):
@@ -32,9 +32,8 @@ class GATConv(nn.Module):
         drop = self.attention_dropout if self.training else 0.0
         if not aggregate_first(hood, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]):
             z = linear(h, weight).view(-1, self.heads, self.head_width)
-            logit_dst = (destinations(hood, z) * self.a_dst).sum(-1)
-            out = hood.attend(z, self.a_src, logit_dst, self.slope, drop)
-            return ACTIVATIONS[activation]((out.flatten(1) if self.concat else out.mean(1)) + self.bias)
+            out = hood.attend_both(z, self.a_src, self.a_dst, self.slope, drop)
+            return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
         # The same with W after the sum: <a, W h> = <W^T a, h>, and W goes with each head's sum of h.
         by_head = weight.view(self.heads, self.head_width, -1)
         a_src, a_dst = (torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst))

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..dense import linear
+from ..dense import activate, linear
 from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
-from .base import ACTIVATIONS, ModelConfig
+from .base import ModelConfig
 
 
 class GCNConv(nn.Module):
@@ -30,7 +30,7 @@ class GCNConv(nn.Module):
         here = destinations(hood, scale)
         if aggregate_first(hood, weight.numel(), before=weight.shape[1], after=weight.shape[0]):
             return linear(hood.sum(h, factor=scale, own=here) * here[:, None], weight, self.bias, activation)
-        return ACTIVATIONS[activation](hood.sum(linear(h, weight), factor=scale, own=here) * here[:, None] + self.bias)
+        return activate(hood.sum(linear(h, weight), factor=scale, own=here) * here[:, None], self.bias, activation)
 
 
 @dataclass(frozen=True)

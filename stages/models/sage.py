@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..dense import linear
+from ..dense import activate, linear
 from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
-from .base import ACTIVATIONS, ModelConfig
+from .base import ModelConfig
 
 
 class SAGEConv(nn.Module):
@@ -24,8 +24,11 @@ class SAGEConv(nn.Module):
         own, neighbours = self.own.weight, self.neighbours.weight
         if aggregate_first(hood, neighbours.numel(), before=neighbours.shape[1], after=neighbours.shape[0]):
             return linear(hood.mean_beside(h), torch.cat([neighbours, own], dim=1), self.own.bias, activation)
-        mean = hood.mean(linear(h, neighbours))
-        return ACTIVATIONS[activation](linear(destinations(hood, h), own, self.own.bias) + mean)
+        if hood.num_src == hood.num_dst:
+            near, itself = linear(h, torch.cat([neighbours, own])).split(len(own), dim=1)
+        else:
+            near, itself = linear(h, neighbours), linear(destinations(hood, h), own)
+        return activate(hood.mean(near) + itself, self.own.bias, activation)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,21 @@ class Neighbourhood(Protocol):
         """
         ...
 
+    def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """`attend` with ``logit_dst = <a_dst, z[v]>``, which needs no tensor of z's size for it.
+
+        Args:
+            z: [num_src, H, D].
+            a_src: [H, D].
+            a_dst: [H, D].
+            slope: see `attend`.
+            dropout: see `attend`.
+
+        Returns:
+            [num_dst, H, D].
+        """
+        ...
+
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """`attend` whose heads all sum the rows of h: ``e_uv = leaky_relu(<a_src, h[u]> + <a_dst, h[v]>, slope)``.
 

@@ -16,8 +16,8 @@ from ..kernels import aggregation
 from ..kernels.lists import InLists
 from ..kernels.rules import EdgeNumbers
 from .base import Message, Reduce
-from .checks import alike, as_matrix, attention_rule, check_attention, check_reduce, check_scale, check_shared, full_precision
-from .gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
+from .checks import alike, as_matrix, attention_rule, check_attention, check_both, check_reduce, check_scale, check_shared, full_precision
+from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
 
 
 class BlockNeighbourhood:
@@ -151,6 +151,15 @@ class BlockNeighbourhood:
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
         rule = attention_rule(slope, dropout)
         out = Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._kernels, self.lists, rule, self._numbers)
+        return out  # pyright: ignore[reportReturnType]
+
+    def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]. Dropout as in `attend`."""
+        z, a_src, a_dst = full_precision(z), full_precision(a_src), full_precision(a_dst)
+        alike(z=z, a_src=a_src, a_dst=a_dst)
+        check_both(z, a_src, a_dst, self.num_src)
+        rule = attention_rule(slope, dropout)
+        out = AttendBoth.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels, self.lists, rule, self._numbers)
         return out  # pyright: ignore[reportReturnType]
 
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:

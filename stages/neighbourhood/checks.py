@@ -56,6 +56,15 @@ def check_attention(z: Tensor, a_src: Tensor, logit_dst: Tensor, num_src: int, n
         )
 
 
+def check_both(z: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
+    """Refuse what does not fit together in `attend_both`."""
+    if not (z.ndim == 3 and len(z) == num_src and a_src.shape == a_dst.shape == z.shape[1:]):
+        raise InputError(
+            f"attend_both got z {list(z.shape)}, a_src {list(a_src.shape)}, a_dst {list(a_dst.shape)}; "
+            f"expected [{num_src}, H, D], [H, D], [H, D]"
+        )
+
+
 def check_shared(h: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
     """Refuse what does not fit together in `attend_shared`."""
     if h.ndim != 2 or len(h) != num_src or a_src.ndim != 2 or a_src.shape != a_dst.shape or a_src.shape[1] != h.shape[1]:

@@ -98,6 +98,37 @@ class Attend(torch.autograd.Function):
         return *found, None, None, None, None
 
 
+class AttendBoth(torch.autograd.Function):
+    """``apply(z, a_src, a_dst, kernels, lists, rule, numbers)``: `Attend` with ``logit_dst = <a_dst, z>``, whose gradient goes straight
+    into that of z."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        a_src: Tensor,
+        a_dst: Tensor,
+        kernels: ModuleType,
+        lists: InLists,
+        rule: AttentionRule,
+        numbers: EdgeNumbers | None,
+    ) -> Tensor:
+        logit_dst = kernels.dots(z[: lists.num_dst], a_dst[None])
+        out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
+        ctx.rest = kernels, lists, rule, numbers
+        ctx.save_for_backward(z, a_src, a_dst, logit_dst, out, log_sum)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kernels, lists, rule, numbers = ctx.rest
+        z, a_src, a_dst, logit_dst, out, log_sum = ctx.saved_tensors
+        dz, d_src, d_logit = kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous(), numbers)
+        kernels.add_outer(dz, d_logit, a_dst)
+        return dz, d_src, kernels.weighted_sum(d_logit, z[: lists.num_dst]), None, None, None, None
+
+
 class AttendShared(torch.autograd.Function):
     """``apply(x, a_src, a_dst, kernels, lists, rule, numbers)``: every head sums the rows of x; keeps two numbers per row and head."""
 

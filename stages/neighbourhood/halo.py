@@ -135,6 +135,10 @@ class HaloNeighbourhood:
         """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D]."""
         return self._halo.hood.attend(self._all(z), a_src, logit_dst, slope, dropout)
 
+    def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]."""
+        return self._halo.hood.attend_both(self._all(z), a_src, a_dst, slope, dropout)
+
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]."""
         return self._halo.hood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)

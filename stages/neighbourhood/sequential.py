@@ -32,7 +32,7 @@ from ..kernels.lists import InLists
 from ..kernels.rules import AttentionRule, EdgeNumbers
 from ..random import draw_word, node_words, torch_seed
 from .base import Message, Reduce
-from .checks import alike, as_matrix, attention_rule, check_attention, check_reduce, check_scale, check_shared, full_precision
+from .checks import alike, as_matrix, attention_rule, check_attention, check_both, check_reduce, check_scale, check_shared, full_precision
 from .ring import Push, Ring
 
 MESSAGE_BYTES = 64 << 20
@@ -130,7 +130,15 @@ class SequentialNeighbourhood:
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
         rule = attention_rule(slope, dropout)
-        return _Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, 0)  # pyright: ignore[reportReturnType]
+        return _Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, 0, False)  # pyright: ignore[reportReturnType]
+
+    def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]; travels as in `attend`."""
+        z, a_src, a_dst = full_precision(z), full_precision(a_src), full_precision(a_dst)
+        alike(z=z, a_src=a_src, a_dst=a_dst)
+        check_both(z, a_src, a_dst, self.num_src)
+        rule = attention_rule(slope, dropout)
+        return _Attend.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self, rule, 0, True)  # pyright: ignore[reportReturnType]
 
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]; h travels once for all heads."""
@@ -139,7 +147,7 @@ class SequentialNeighbourhood:
         check_shared(h, a_src, a_dst, self.num_src)
         logit_dst = h[: self.num_dst] @ a_dst.T
         rule = attention_rule(slope, dropout)
-        return _Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, len(a_src))  # pyright: ignore[reportReturnType]
+        return _Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, len(a_src), False)  # pyright: ignore[reportReturnType]
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
         """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
@@ -243,15 +251,16 @@ class _Maximum(torch.autograd.Function):
 
 
 class _Attend(torch.autograd.Function):
-    """``apply(z, a_src, logit_dst, hood, rule, heads)``: keeps z of this rank, the result and one number per row and head. With
-    `heads` above 0 z is [num_src, F] and all heads sum its rows."""
+    """``apply(z, a_src, dst, hood, rule, heads, both)``: keeps z of this rank, the result and two numbers per row and head. With `heads`
+    above 0 z is [num_src, F] and all heads sum its rows. `dst` is logit_dst, or with `both` a_dst."""
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, a_src: Tensor, logit_dst: Tensor, hood: SequentialNeighbourhood, rule: AttentionRule, heads: int
+        ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, hood: SequentialNeighbourhood, rule: AttentionRule, heads: int, both: bool
     ) -> Tensor:
         kernels, call, here = hood.kernels, hood.ring.call(), hood.own
         spread = _Spread(heads)
+        logit_dst = kernels.dots(z[: hood.num_dst], dst[None]) if both else dst
         out = empty((hood.num_dst, *a_src.shape), z.dtype).zero_()
         log_sum = empty((hood.num_dst, len(a_src)), z.dtype).fill_(-torch.inf)
         kernels.attend_into(here.lists, None, hood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True)
@@ -262,7 +271,7 @@ class _Attend(torch.autograd.Function):
             if hood.keep:
                 kept[q] = rows
         ctx.rest = hood, rule, spread, call, kept
-        ctx.save_for_backward(z, a_src, logit_dst, out, log_sum)
+        ctx.save_for_backward(z, a_src, logit_dst, out, log_sum, dst if both else None)
         return out
 
     @staticmethod
@@ -270,7 +279,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hood, rule, spread, call, kept = ctx.rest
         kernels, here, view = hood.kernels, hood.own, hood.view
-        z, a_src, logit_dst, out, log_sum = ctx.saved_tensors
+        z, a_src, logit_dst, out, log_sum, a_dst = ctx.saved_tensors
         grad = grads[0].contiguous()
         delta = kernels.dots(grad, out)
         d_dst = empty(logit_dst.shape, z.dtype).zero_()
@@ -286,7 +295,10 @@ class _Attend(torch.autograd.Function):
 
         dz = of(here, z, True)
         _rebuild(hood, z, call, kept, lambda q, rows: of(view.shards[q], rows, False), dz if ctx.needs_input_grad[0] else None)
-        return dz if ctx.needs_input_grad[0] else None, d_src, d_dst, None, None, None
+        if a_dst is not None:
+            kernels.add_outer(dz, d_dst, a_dst)
+            d_dst = kernels.weighted_sum(d_dst, z[: hood.num_dst])
+        return dz if ctx.needs_input_grad[0] else None, d_src, d_dst, *[None] * 4
 
 
 class _Spread:
@@ -371,7 +383,7 @@ class _Apply(torch.autograd.Function):
                 if reduce == "max":
                     kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
                 else:
-                    kernels.spmm_into(lists, of_rows, x, out, None, scale)
+                    kernels.spmm_into(lists, of_rows, x, out, None if weight is None else shard.weight[src.start : src.stop], scale)
 
         visit(batch.rank, h)
         for q, rows in hood.ring.rows(hood.view, h, call, hood.layer):
@@ -390,9 +402,11 @@ class _Apply(torch.autograd.Function):
         hood, message, scale, reduce, key, num_params, call, kept = ctx.rest
         kernels, batch = hood.kernels, hood.batch
         h, arg, *inputs = ctx.saved_tensors
-        grad = grads[0].reshape(hood.num_dst, -1).contiguous()
+        grad = grads[0].reshape(hood.num_dst, grads[0].shape[1:].numel()).contiguous()
         wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
         d_inputs = {i: torch.zeros_like(inputs[i]) for i in wanted}
+        # Without its history: a parameter may have made the rows and be used by the messages too.
+        h = h.detach()
         # Gradients of parameters that the function holds are with respect to those very tensors.
         given = [_cut(t) for t in inputs[:num_params]] + inputs[num_params:]
         dh = torch.zeros_like(h)
@@ -411,7 +425,7 @@ class _Apply(torch.autograd.Function):
                 if reduce == "max":
                     dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
                 else:
-                    dx = kernels.spmm_from(lists, of_rows, grad, width, None, scale)
+                    dx = kernels.spmm_from(lists, of_rows, grad, width, None if weight is None else shard.weight[src.start : src.stop], scale)
                 if not x.requires_grad:
                     continue
                 found = torch.autograd.grad(x, [x_src, x_dst, *(given[i] for i in wanted)], dx.reshape(x.shape), allow_unused=True)

@@ -1,6 +1,6 @@
 """Every rank holds the nodes of one part, and the edges that lead to them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from ...storage.dataset import Split
 from ...storage.edge_shards import shard_edges
 from ...storage.errors import InputError
-from ...storage.features import FeatureStore, MemoryFeatures
+from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
 from ...storage.partition import extract_partition
 from ...storage.partition_book import RangeBook
 from ..base import Part, Phase, Placement, RankJob
@@ -53,7 +53,7 @@ class Sharded:
         """
         part = whole_part(data, job) if isinstance(data, Placement) else data
         batch = arrange(part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group)
-        return share(part, batch)
+        return share(replace(part, features=CountedFeatures(part.features, job.ledger, "store")), batch)
 
 
 def share(part: Part, batch: FullBatch) -> Share:

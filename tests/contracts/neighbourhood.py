@@ -139,6 +139,17 @@ class NeighbourhoodTests:
             params,
         )
 
+    @given(graph=graphs(), heads=st.integers(1, 3))
+    @CHECKED
+    def test_attend_both(self, graph: Graph, heads: int) -> None:
+        rows = {"z": torch.randn(graph.num_nodes, heads, 4, dtype=torch.float64)}
+        params = {name: torch.randn(heads, 4, dtype=torch.float64) for name in ("a", "b")}
+
+        def dense(edges: Edges, x: Tensors) -> Tensor:
+            return dense_attend(edges, x["z"], x["a"], (x["z"] * x["b"]).sum(-1), 0.1)
+
+        self.compare(graph, lambda hood, r, p: hood.attend_both(r["z"], p["a"], p["b"], slope=0.1), dense, rows, params)
+
     @pytest.mark.parametrize(("reduce", "oracle"), [("sum", dense_sum), ("mean", dense_mean), ("max", dense_max)])
     @given(graph=graphs())
     @CHECKED

@@ -54,6 +54,13 @@ def test_sizes_and_layers_follow_each_other(name, table, sizes, layers):
     assert resolve(tomllib.loads(job.to_toml())) == job
 
 
+@pytest.mark.parametrize("mode", ["auto", "halo", ["rematerialize", "keep"]])
+def test_a_system_without_a_sampler(mode):
+    job = resolve({"system": "sar", "sar": {"mode": mode}, "model": {"layers": 2}, "partition": {"method": "hash"}, "ranks": 2})
+    assert (job.sampler, job.sar.mode, job.model["layers"], job.executor) == ({}, mode, 2, "dask")
+    assert resolve(tomllib.loads(job.to_toml())) == job
+
+
 @pytest.mark.parametrize(
     ("table", "phrase"),
     [
@@ -86,6 +93,21 @@ def test_sizes_and_layers_follow_each_other(name, table, sizes, layers):
         ({"sampler": {"name": "ladies", "sizes": [9, 9]}, "model": {"layers": 3}}, "sampler.sizes [9, 9] has 2 numbers"),
         ({"sampler": {"name": "ladies", "debias": "botom_k"}}, "did you mean 'bottom_k'"),
         ({"read": {"direction": "sideways"}}, "direction"),
+        ({"sar": {"mode": "hallo"}}, "'sar.mode' is 'hallo': expected rematerialize, keep, halo or auto"),
+        ({"sar": {"mode": 3}}, "'sar.mode' is 3: expected rematerialize"),
+        ({"sar": {"mode": [["keep"]]}}, "'sar.mode' is [['keep']]: expected rematerialize"),
+        ({"sar": {"mode": ["keep", "auto"]}}, "a list of the first three, one for each layer"),
+        ({"sar": {"memory_bytes": 0}}, "'sar.memory_bytes' is 0"),
+        ({"sar": {"ahead_bytes": -1}}, "'sar.ahead_bytes' is -1"),
+        ({"sar": {"prune": "perhaps"}}, "'sar.prune' is 'perhaps'"),
+        ({"sar": {"modes": "keep"}}, "did you mean 'sar.mode'"),
+        ({"cluster": {"wait_note_s": 0}}, "'cluster.wait_note_s' is 0"),
+        ({"system": "sar", "partition": {"method": "metiss"}}, "'partition.method' is 'metiss'; expected contiguous, hash, metis"),
+        ({"system": "sar", "sampler": {"fanout": [3, 2]}}, "system 'sar' samples nothing"),
+        ({"system": "sar", "queue": {"keep": "all"}}, "no minibatches to queue"),
+        ({"system": "sar", "train": {"batch_size": 8}}, "'train.batch_size' is 8, but system 'sar' takes all train nodes"),
+        ({"system": "sar", "train": {"minibatches_per_step": 2}}, "'train.minibatches_per_step' is 2"),
+        ({"system": "sar", "model": {"name": "gcnn"}}, "did you mean 'gcn'"),
     ],
 )
 def test_bad_configuration_is_a_sentence(table, phrase):

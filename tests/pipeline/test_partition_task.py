@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from distributed import Client
+
+import millrace as mr
+from millrace.pipeline.partition_task import parts_by
 
 SBM = "sbm:nodes=2000,classes=4,train=0.4"
 
@@ -41,3 +45,9 @@ def test_what_cannot_be_is_refused(tmp_path, key):
     assert done.returncode == 2
     assert key.partition("=")[0] in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):
+    """The workers find no dataset."""
+    with Client(scheduler) as client, pytest.raises(mr.RunError, match=r"^partitioning failed: StoreError: .*none.*--resume"):
+        list(parts_by(client, tmp_path, tmp_path / "none", "none", "memory", [0, 1], {}))

@@ -164,9 +164,9 @@ def test_gradients_are_those_of_finite_differences() -> None:
     leaves = tuple(torch.randn(*s, **DOUBLE) for s in ((6, 2, 3), (2, 3), (4, 2)))
     for dropout in (0.0, 0.5):
         rule = AttentionRule(0.2, dropout, 7)
-        checks.append((lambda z, a, logit, rule=rule: Attend.apply(z, a, logit, k, lists, rule), leaves))
+        checks.append((lambda z, a, logit, rule=rule: Attend.apply(z, a, logit, k, lists, rule, None), leaves))
         shared = (torch.randn(6, 3, **DOUBLE), leaves[1], torch.randn(2, 3, **DOUBLE))
-        checks.append((lambda x, a, b, rule=rule: AttendShared.apply(x, a, b, k, lists, rule), shared))
+        checks.append((lambda x, a, b, rule=rule: AttendShared.apply(x, a, b, k, lists, rule, None), shared))
     for fn, inputs in checks:
         assert torch.autograd.gradcheck(fn, inputs, atol=1e-6)
 

@@ -138,3 +138,21 @@ def test_a_small_tensor_does_not_take_a_large_buffer() -> None:
         small = empty((ROWS,), torch.float32)
         assert place(small) != where
         assert place(empty((20 * ROWS,), torch.float32)) == where
+
+
+def test_it_counts_what_was_touched_and_knows_its_memory() -> None:
+    arena = Arena()
+    with reusing(arena):
+        held = empty((ROWS,), torch.float32)
+    assert arena.nbytes == arena.peak_bytes == held.nbytes
+    assert arena.holds(held.data_ptr())
+    assert arena.holds(held[ROWS // 2 :].data_ptr())
+    assert not arena.holds(torch.empty(ROWS).data_ptr())
+
+
+def test_what_is_small_is_the_callers_choice() -> None:
+    arena = Arena(small=16)
+    with reusing(arena):
+        kept, left = empty((4,), torch.float32), empty((3,), torch.float32)
+    assert arena.holds(kept.data_ptr())
+    assert not arena.holds(left.data_ptr())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.stages import dense
 from millrace.stages.arena import Arena, reusing
-from millrace.stages.dense import FUSED, linear, per_head
+from millrace.stages.dense import FUSED, activate, linear, per_head
 from millrace.stages.models.base import ACTIVATIONS
 from millrace.tests.contracts.neighbourhood import assert_close
 
@@ -53,6 +53,23 @@ def test_per_head_equals_the_formula_in_any_blocks(n: int, block: int, heads: in
     want = ACTIVATIONS[activation](torch.einsum("nhf,hdf->nhd", x, w).flatten(1) + b)
     assert_close(got, want)
     for a, e in zip(found, gradients(want, [x, w, b]), strict=True):
+        assert_close(a, e)
+
+
+@given(n=st.integers(0, 20), block=st.integers(1, 9), activation=st.sampled_from(FUSED))
+@settings(deadline=None, max_examples=40)
+def test_activate_equals_the_formula_in_any_blocks_and_leaves_its_input_alone(n: int, block: int, activation: str) -> None:
+    x, b = torch.randn(n, 4, **DOUBLE), torch.randn(4, **DOUBLE)
+    before = x.detach().clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "LEAST_ROWS", block)
+        patch.setattr(dense, "MOST_ROWS", block)
+        got = activate(x, b, activation)
+        found = gradients(got, [x, b])
+    want = ACTIVATIONS[activation](x + b)
+    assert_close(got, want)
+    assert torch.equal(x, before)
+    for a, e in zip(found, gradients(want, [x, b]), strict=True):
         assert_close(a, e)
 
 

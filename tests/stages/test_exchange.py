@@ -59,8 +59,8 @@ def fetch(group: Gloo) -> list[dict[str, Any]]:
     for case in CASES:
         ledger = group._ledger = Ledger()
         placement = placement_of(MemoryFeatures(all_rows(*case)))
-        direct = Gathered().fetcher(placement, job_of(group, Ledger()))
-        shared = Exchanged().fetcher(placement, job_of(group, ledger))
+        direct = Gathered().fetcher(placement, job_of(group, Ledger()), torch.nn.Identity())
+        shared = Exchanged().fetcher(placement, job_of(group, ledger), torch.nn.Identity())
         wrong = []
         for number in range(ROUNDS):
             nodes = nodes_of(group.rank, number, case[0])
@@ -141,7 +141,7 @@ def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(tmp_path: Path)
 def test_one_rank_owns_all_rows() -> None:
     rows, ledger = all_rows(9, 2, np.float32), Ledger()
     placement = placement_of(MemoryFeatures(rows))
-    fetcher = Exchanged().fetcher(placement, job_of(Solo(), ledger))
+    fetcher = Exchanged().fetcher(placement, job_of(Solo(), ledger), torch.nn.Identity())
     nodes = np.array([8, 0, 4])
     fetcher.idle()
     assert np.array_equal(fetcher.fetch(minibatch_of(nodes, 0)).h.numpy(), rows[nodes])
@@ -160,7 +160,7 @@ def test_the_store_reads_like_the_whole_and_refuses_ids_outside_it() -> None:
 
 def test_rows_lie_in_a_buffer_that_the_next_fetch_reuses() -> None:
     rows, arena = all_rows(5000, 20, np.float32), Arena()
-    fetcher = Exchanged().fetcher(placement_of(MemoryFeatures(rows)), job_of(Solo(), Ledger()))
+    fetcher = Exchanged().fetcher(placement_of(MemoryFeatures(rows)), job_of(Solo(), Ledger()), torch.nn.Identity())
     with reusing(arena):
         for n in (5000, 4000, 4900):
             assert np.array_equal(fetcher.fetch(minibatch_of(np.arange(n), 0)).h.numpy(), rows[:n])

@@ -369,6 +369,7 @@ class TestPyG:
     def test_other_neighbourhoods_are_refused(self) -> None:
         class Elsewhere:
             num_dst = num_src = 12
+            names = None
 
         with pytest.raises(InputError, match="got a Elsewhere"):
             PyGModel([self.pyg.SAGEConv(5, 3)])([Elsewhere()], torch.ones(12, 5))

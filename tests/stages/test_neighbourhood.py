@@ -206,6 +206,7 @@ MISTAKES = {
     "expected one dtype": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(3, 1)),
     "a_src is torch.int64": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=torch.int64), torch.ones(3, 1)),
     "attend got": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 1)),
+    "attend_both got": lambda: hood().attend_both(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 2)),
     "attend_shared got": lambda: hood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(2, 2)),
     "a_dst is torch.float64": lambda: hood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(1, 2, dtype=F64)),
     "factor has shape": lambda: hood().sum(torch.ones(3, 2), factor=torch.ones(2)),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -96,6 +96,7 @@ cases = st.builds(
     st.integers(0, 10**6),
     st.sampled_from([np.int32, np.int64]),
 )
+RICH = make_case(12, 60, 4, 1)
 widths = st.sampled_from([1, 4, 9])
 
 
@@ -123,6 +124,7 @@ def sums(k: Any, case: Case, x: Tensor, grad: Tensor, coef: Tensor | None, scale
 
 
 @pytest.mark.parametrize("name", AGGREGATION)
+@example(case=RICH, width=4, weighted=True, scaled=True)
 @given(case=cases, width=widths, weighted=st.booleans(), scaled=st.booleans())
 @settings(deadline=None, max_examples=40)
 def test_sums_are_those_of_the_dense_matrix(name: str, case: Case, width: int, weighted: bool, scaled: bool) -> None:
@@ -157,6 +159,7 @@ def maxima(k: Any, case: Case, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor,
 
 
 @pytest.mark.parametrize("name", AGGREGATION)
+@example(case=RICH, width=4, nan=True)
 @given(case=cases, width=widths, nan=st.booleans())
 @settings(deadline=None, max_examples=40)
 def test_maxima_and_their_ties_are_those_of_the_whole_graph(name: str, case: Case, width: int, nan: bool) -> None:
@@ -212,6 +215,7 @@ def attention(
     return found, steps
 
 
+@example(case=RICH, width=4, dropout=0.4)
 @given(case=cases, width=widths, dropout=st.sampled_from([0.0, 0.4]))
 @settings(deadline=None, max_examples=40)
 def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: float) -> None:

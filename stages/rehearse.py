@@ -1,0 +1,132 @@
+"""What a training step over a full batch will take in memory, found by rehearsing it at a small scale.
+
+The step is run with the real model and the real neighbourhoods, on a graph of a few rows that has the same proportions: as many shards,
+and of rows, remote rows and edges one in so many. Whatever the model calls, the sizes of what it makes are those of the step to come,
+divided by the scale, but for what does not grow with the graph, such as the gradients of weights: two scales tell them apart. Nobody
+is talked to.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .arena import SMALL, Arena, reusing
+from .base import Swap
+from .full_batch import FullBatch, Shard, View
+from .kernels.lists import InLists
+from .kernels.rules import EdgeNumbers
+from .neighbourhood.base import Neighbourhood
+from .tensor_bytes import TensorBytes
+
+ROWS = (256, 512)
+"""Of the two rehearsals: few enough for one block of a product (`dense`), so that both have as many."""
+
+
+Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
+"""Makes the layers' neighbourhoods, from the scale, a full batch and a group."""
+
+
+def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods) -> int:
+    """Bytes of tensors at the peak of one forward and backward pass, beside the features, the graph and the model itself.
+
+    Args:
+        module: what will be trained; not changed.
+        batch: what it will be trained on.
+        size: P.
+        num_features: F.
+        dtype: of the features.
+        hoods: see `Hoods`.
+    """
+    rows = max(view.num_src for view in batch.layers)
+    state = torch.default_generator.get_state()
+    try:
+        seen = [_peak(module, batch, max(1.0, rows / r), size, num_features, dtype, hoods) for r in ROWS]
+    finally:
+        torch.default_generator.set_state(state)
+    few, many = (min(r, rows) for r in ROWS)
+    if few == many:
+        return seen[0]
+    per_row = (seen[1] - seen[0]) / (many - few)
+    return max(0, round(seen[0] + per_row * (rows - few)))
+
+
+def _peak(module: nn.Module, batch: FullBatch, scale: float, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods) -> int:
+    small = _smaller(batch, scale)
+    group = _Absent(batch.rank, size)
+    arena = Arena(int(SMALL / scale))
+    module = copy.deepcopy(module).train()
+    with reusing(arena), TensorBytes(arena) as others:
+        h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
+        for i, hood in enumerate(hoods(max(1, int(scale)), small, group)):
+            h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+        seeds = h[: max(1, small.num_seeds)]
+        nn.functional.cross_entropy(seeds, torch.zeros(len(seeds), dtype=torch.int64), reduction="sum").backward()
+    return arena.peak_bytes + others.peak_bytes - small.layers[0].num_src * num_features * dtype.itemsize
+
+
+def _smaller(batch: FullBatch, scale: float) -> FullBatch:
+    views = {id(v): _smaller_view(v, batch.rank, scale) for v in (batch.whole, *batch.layers)}
+    whole = views[id(batch.whole)]
+    n = max([whole.num_src, *(v.num_src for v in views.values())])
+    numbers = EdgeNumbers(np.zeros(n, np.int64), np.zeros(n, np.int64), None)
+    layers = tuple(views[id(v)] for v in batch.layers)
+    return FullBatch(batch.rank, np.arange(n), np.arange(n), max(1, math.ceil(batch.num_seeds / scale)), numbers, whole, layers)
+
+
+def _smaller_view(view: View, rank: int, scale: float) -> View:
+    def count(n: int) -> int:
+        return math.ceil(n / scale)
+
+    num_dst, num_src = count(view.num_dst), count(view.num_src)
+    shards = []
+    for q, shard in enumerate(view.shards):
+        lists = num_dst if q == rank else min(count(shard.lists.num_dst), num_dst)
+        sources = num_src if q == rank else count(shard.lists.num_src)
+        edges = count(shard.lists.num_edges) if lists and sources else 0
+        indptr = np.linspace(0, edges, lists + 1).astype(np.int64)
+        indices = (np.arange(edges) % max(1, sources)).astype(np.int32)
+        weight = None if shard.weight is None else torch.ones(edges)
+        rows = None if q == rank else np.arange(lists, dtype=np.int32)
+        shards.append(Shard(InLists.of(indptr, indices, sources), rows, np.arange(edges, dtype=np.int32), weight))
+    wanted = tuple(np.arange(min(count(len(w)), num_src), dtype=np.int32) for w in view.wanted)
+    return View(num_dst, num_src, tuple(shards), wanted)
+
+
+class _Absent:
+    """A `Group` whose other ranks say nothing but zeros."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def counting(self, channel: str) -> nullcontext[None]:
+        return nullcontext()
+
+    def all_reduce(self, flat: Tensor, kind: str) -> None:
+        """Nobody adds anything."""
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        """Nobody sends anything."""
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        return [p.zero_() for p in into] if into is not None else [torch.zeros_like(p) for p in parts]
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
+        into.zero_()
+        return _Done()
+
+
+class _Done:
+    def received(self, what: str) -> None:
+        """It has come."""
+
+    def sent(self, what: str) -> None:
+        """It has gone."""

@@ -1,0 +1,126 @@
+"""Ranks that are threads of one process: for tests of what ranks compute, on more and smaller cases than processes can run."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from millrace.storage.ledger import Ledger
+
+LONG_S = 20.0
+
+
+class _Meeting:
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=LONG_S)
+        self.slots: list[Any] = [None] * size
+        self.boxes: dict[tuple[int, int, int], queue.Queue[Tensor]] = {}
+        self.lock = threading.Lock()
+
+    def box(self, source: int, to: int, tag: int) -> "queue.Queue[Tensor]":
+        with self.lock:
+            return self.boxes.setdefault((source, to, tag), queue.Queue())
+
+
+class ThreadGroup:
+    """A `Group` in memory. Counts what `Gloo` counts for `all_to_all` and `swap`, and nothing else."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+        self.rank, self.size = rank, size
+        self._meeting = meeting
+        self._channel = "network"
+        self.ledger = Ledger()
+
+    @contextmanager
+    def counting(self, channel: str) -> Iterator[None]:
+        before, self._channel = self._channel, channel
+        try:
+            yield
+        finally:
+            self._channel = before
+
+    def all(self, mine: Any) -> list[Any]:
+        """What every rank has."""
+        self._meeting.barrier.wait()
+        self._meeting.slots[self.rank] = mine
+        self._meeting.barrier.wait()
+        return list(self._meeting.slots)
+
+    def all_reduce(self, flat: Tensor, kind: str) -> None:
+        assert flat.is_contiguous()
+        flat.copy_(torch.stack(self.all(flat.clone())).sum(0))
+
+    def any(self, flag: bool) -> bool:
+        return any(self.all(flag))
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        flat.copy_(self.all(flat.clone())[source])
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        assert len(parts) == self.size
+        self.ledger.add(self._channel, kind, sum(p.nbytes for r, p in enumerate(parts) if r != self.rank))
+        got = [row[self.rank] for row in self.all([p.clone() for p in parts])]
+        for mine, heard in zip(into or (), got):
+            if len(mine):
+                mine.copy_(heard)
+        return [parts[r] if r == self.rank else (got if into is None else into)[r] for r in range(self.size)]
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "_Swap":
+        assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < 1 << 31
+        self.ledger.add(self._channel, kind, part.nbytes)
+        if part.numel():
+            assert to != self.rank
+            self._meeting.box(self.rank, to, tag).put(part.clone())
+        return _Swap(self._meeting, self._meeting.box(source, self.rank, tag) if into.numel() else None, into)
+
+
+class _Swap:
+    def __init__(self, meeting: _Meeting, box: "queue.Queue[Tensor] | None", into: Tensor) -> None:
+        self._meeting, self._box, self._into = meeting, box, into
+
+    def received(self, what: str) -> None:
+        until = time.monotonic() + LONG_S
+        while self._box is not None:
+            try:
+                heard = self._box.get(timeout=0.1)
+            except queue.Empty:
+                assert not self._meeting.barrier.broken and time.monotonic() < until, f"nothing came: {what}"
+                continue
+            assert heard.shape == self._into.shape and heard.dtype == self._into.dtype, f"{heard.shape} for {self._into.shape}: {what}"
+            self._into.copy_(heard)
+            self._box = None
+
+    def sent(self, what: str) -> None:
+        pass
+
+
+def run_threads(fn: Callable[[ThreadGroup], Any], size: int) -> list[Any]:
+    """What ``fn(group)`` returns on each of `size` ranks.
+
+    Raises:
+        Exception: what the first rank to fail raised; the others stop waiting.
+    """
+    meeting = _Meeting(size)
+    errors: list[BaseException] = []
+
+    def rank(r: int) -> Any:
+        try:
+            return fn(ThreadGroup(r, size, meeting))
+        except BaseException as e:
+            errors.append(e)
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(rank, r) for r in range(size)]
+    if errors:
+        raise errors[0]
+    left = [key for key, box in meeting.boxes.items() if not box.empty()]
+    assert not left, f"messages that nobody took: {left}"
+    return [f.result() for f in futures]
