@@ -35,6 +35,8 @@ from millrace.pipeline.datasets.edges import graph_of_keys
 
 HERE = Path(__file__).resolve().parent
 TRAIN_SHARE = 0.54
+MODES = ("rematerialize", "keep", "halo")
+"""Of two ranks, with one thread each of two."""
 ROW = "{:14} {:>2} {:>9} {:>8} {:>17} {:>9} {:>10} {:>11} {:>16}"
 
 
@@ -57,13 +59,17 @@ class Engine:
 
 def engines(model: str, args: argparse.Namespace) -> list[Engine]:
     """What is measured for a model, in the order of a round."""
-    known = {"ours": ("millrace", args.ours_allocators, {}), "pyg": ("pyg", args.allocators, {})}
+    known: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+        "ours": ("millrace", args.ours_allocators, {}),
+        "pyg": ("pyg", args.allocators, {}),
+    }
+    known |= {f"ours2-{mode}": (f"2 {mode}", args.ours_allocators, {"ranks": 2, "mode": mode}) for mode in MODES}
     known |= {"dgl": ("dgl", args.allocators, {"ids": "int32"}), "dgl64": ("dgl int64", args.allocators, {"ids": "int64"})}
     found = []
     for t in args.threads:
         for which in args.engines:
             name, allocators, options = known[which]
-            found += [Engine(name, f"fullbatch_{which.removesuffix('64')}.py", model, t, a, options) for a in allocators]
+            found += [Engine(name, f"fullbatch_{which.removesuffix('64').partition('2')[0]}.py", model, t, a, options) for a in allocators]
     # GAT by scattering needs 14 GiB, and more than 18 where the allocator keeps what it frees.
     return [e for e in found if args.all or (e.name, e.model) != ("pyg", "gat") or e.allocator == "default"]
 
@@ -101,7 +107,7 @@ def measure(found: list[Engine], folder: Path, args: argparse.Namespace) -> list
 def _summary(e: Engine, runs: list[dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": e.name,
-        "ours": e.name == "millrace",
+        "ours": e.script == "fullbatch_ours.py",
         "model": e.model,
         "threads": e.threads,
         "allocator": e.allocator,
@@ -188,7 +194,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--npz", type=Path, help="a real graph instead")
     lists = {
         "model": (["sage", "gat"], ("sage", "gat")),
-        "engines": (["ours", "dgl", "pyg"], ("ours", "dgl", "dgl64", "pyg")),
+        "engines": (["ours", "dgl", "pyg"], ("ours", *(f"ours2-{m}" for m in MODES), "dgl", "dgl64", "pyg")),
         "allocators": (["default", "tuned", "jemalloc"], ("default", "tuned", "jemalloc")),
         "ours-allocators": (["default"], ("default", "tuned", "jemalloc")),
     }

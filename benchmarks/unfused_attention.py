@@ -15,6 +15,7 @@ from millrace.stages.arena import empty
 from millrace.stages.dense import activate, linear
 from millrace.stages.kernels.lists import InLists
 from millrace.stages.models.gat import GAT, GATConv
+from millrace.stages.neighbourhood.base import Neighbourhood
 from millrace.stages.neighbourhood.halo import HaloNeighbourhood
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "fastmath": True}
@@ -27,15 +28,19 @@ class Unfused(nn.Module):
         super().__init__()
         model = config.build(num_features, num_classes)
         self.num_layers, self.convs, self.activation = config.layers, model.convs, config.activation
-        self._lists: dict[int, tuple[InLists, InLists]] = {}
+        self._lists: dict[InLists, tuple[InLists, InLists]] = {}
 
-    def layer(self, i: int, hood: HaloNeighbourhood, h: Tensor) -> Tensor:
+    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
         conv = self.convs[i]
         assert isinstance(conv, GATConv)
+        activation = "none" if i == self.num_layers - 1 else self.activation
+        if not isinstance(hood, HaloNeighbourhood):
+            # Evaluation visits one rank after the other in every mode.
+            return conv(hood, h, activation)
         z = linear(h, conv.linear.weight).view(-1, conv.heads, conv.head_width)
         out = self._attend(hood, hood._all(z), conv)  # pyright: ignore[reportPrivateUsage]
-        return activate(out.flatten(1) if conv.concat else out.mean(1), conv.bias, "none" if i == self.num_layers - 1 else self.activation)
+        return activate(out.flatten(1) if conv.concat else out.mean(1), conv.bias, activation)
 
     def _attend(self, hood: HaloNeighbourhood, z: Tensor, conv: GATConv) -> Tensor:
         """[num_src + B, H, D] -> [num_dst, H, D]."""
@@ -52,12 +57,12 @@ class Unfused(nn.Module):
 
     def _with_loops(self, lists: InLists) -> tuple[InLists, InLists]:
         """The lists with each row's own edge, and by source the place of each edge in them; made once."""
-        if id(lists) not in self._lists:
+        if lists not in self._lists:
             n, loops = lists.num_dst, np.arange(lists.num_dst)
             indices = np.insert(lists.indices, lists.indptr[1:], loops.astype(lists.indices.dtype))
             both = InLists.of(lists.indptr + np.arange(n + 1), indices, lists.num_src)
-            self._lists[id(lists)] = both, InLists.of(both.transposed.indptr, both.transposed.edge, both.num_edges)
-        return self._lists[id(lists)]
+            self._lists[lists] = both, InLists.of(both.transposed.indptr, both.transposed.edge, both.num_edges)
+        return self._lists[lists]
 
 
 class _Weighted(torch.autograd.Function):

@@ -114,7 +114,7 @@ def _summary(result: Any) -> str:
     if result.test_accuracy is not None:
         lines.append(f"  test accuracy       {result.test_accuracy:.4f}")
     lines.append("  seconds             " + ", ".join(f"{p} {seconds[p]:.2f}" for p in parts))
-    lines.append(f"  sampled             {result.minibatches:,} minibatches, {result.sampled_edges:,} edges")
+    lines.append(f"  trained on          {result.minibatches:,} minibatches, {result.sampled_edges:,} edges")
     step = max(m.get("step", 0) for m in result.memory_bytes)
     lines.append(f"  peak memory         {max(result.peak_rss_bytes) / 2**20:,.0f} MiB (a step's buffers: {step / 2**20:,.0f})")
     lines.append(f"  run folder          {result.out}")
@@ -232,7 +232,7 @@ def partition(
     dataset: Annotated[str, typer.Argument(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.")],
     parts: Annotated[int, typer.Option(help="P, the number of partitions.")],
     out: Annotated[Path, typer.Option(help="Folder of the partitions.")],
-    method: Annotated[str, typer.Option(help="contiguous | hash | metis")] = "metis",
+    method: Annotated[str, typer.Option(help="contiguous | hash | metis | metis-work")] = "metis",
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,

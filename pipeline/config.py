@@ -77,8 +77,8 @@ class Queue(_Section):
 class Partition(_Section):
     """How the graph is cut into one part for each rank, by systems whose ranks hold parts."""
 
-    method: str = "metis"
-    """contiguous, hash or metis."""
+    method: str = "metis-work"
+    """contiguous, hash, metis, or metis-work, which balances nodes and edges together."""
 
 
 class Sar(_Section):

@@ -251,7 +251,8 @@ class _Generation:
             host=job.cluster.host,
             port=gang.store.port,
             threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
-            environment=_allocator(job.cluster.keep_freed_bytes),
+            # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
+            environment=_allocator(job.cluster.keep_freed_bytes) if gang.prepared.has_minibatches else {},
         )
         # Pinned and never tried again by Dask: ranks start together or not at all.
         return gang.client.submit(

@@ -1,4 +1,4 @@
-"""One rank's part in a run: train; then the first rank evaluates the test split and saves the model.
+"""One rank's part in a run: train, evaluate the test split, and, as the first rank, save the model.
 
 Every executor calls `take_part` once in each rank, with what differs between them: the group, the queue, and who fills it.
 """
@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -16,27 +15,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..stages.base import Group, Held, Part, PartitionPolicy, Phase, Placement, RankJob
-from ..stages.evaluate import evaluate
-from ..stages.evaluate_together import evaluate_together
-from ..stages.fetch.visit import AHEAD_BYTES, Visits
 from ..stages.kernels import cpu, reference
 from ..stages.partition.base import Partitioner
-from ..stages.partition.sharded import Share
 from ..storage.checkpoint import CheckpointStore
-from ..storage.features import CountedFeatures
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clock import Clock
-from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted
+from .events import Emit, Note, StageEnded, StageStarted
 from .prepare import TORCH_DTYPES, Prepared, refuse_slow_products
 from .rank import Trainer, train_rank
 from .result import peak_rss_bytes
 from .run_folder import CHECKPOINTS, MODEL
-from .systems import System
+from .score import scores
 
 KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
-EVALUATION_EVENT_S = 2.0
-"""A long evaluation tells how far it is this often."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +115,7 @@ def take_part(
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
     )
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
-    if isinstance(prepared.data, Part):
-        score = _together(system, prepared.data, rank_job)
-    else:
-        score = _by_the_first(prepared, ledger, group, out, emit)
+    score = scores(prepared, system, model, rank_job, out, emit)
     validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
     checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0)
     trainer = Trainer(
@@ -164,47 +153,6 @@ def take_part(
         parameters_sha256=sha256,
         test_accuracy=test,
     )
-
-
-Score = Callable[[nn.Module, str], float | None]
-"""Accuracy on a split, None if it is empty. All ranks ask at the same time and get the same answer."""
-
-
-def _by_the_first(prepared: Prepared, ledger: Ledger, group: Group, out: Path, emit: Emit) -> Score:
-    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told."""
-    dataset = prepared.dataset
-    counted = replace(dataset, features=CountedFeatures(dataset.features, ledger, "evaluation"))
-
-    def score(module: nn.Module, split: str) -> float | None:
-        said = time.monotonic()
-
-        def advance(done: int, rows: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= EVALUATION_EVENT_S:
-                said = time.monotonic()
-                emit(StageAdvanced("evaluate", done, rows))
-
-        if not len(getattr(dataset.split, split)):
-            return None
-        accuracy = torch.zeros(1, dtype=torch.float64)
-        if group.rank == 0:
-            accuracy[0] = evaluate(module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance)[split] or 0.0
-        group.broadcast(accuracy, 0, "control")
-        return float(accuracy)
-
-    return score
-
-
-def _together(system: System, part: Part, job: RankJob) -> Score:
-    """Every rank evaluates its own rows."""
-
-    @cache
-    def visits() -> tuple[Share, Visits]:
-        share = system.partition.place(part, system.schedule.phases(job.epochs)[0], job)
-        assert isinstance(share, Share)
-        return share, Visits(share, (), AHEAD_BYTES, job.group)
-
-    return lambda module, split: evaluate_together(module, *visits(), split, job.num_layers, job.group)
 
 
 class PlacedOnce:

@@ -160,6 +160,7 @@ class _PhaseLoop:
         finally:
             self.feed.close()
             self.clock.add("sample", self.feed.sample_s)
+            self.clock.add("exchange", self.fetcher.exchange_s)
 
     def _enough(self) -> bool:
         patience = self.t.train.patience

@@ -8,7 +8,7 @@ from ..stages.base import NeighbourhoodPolicy, PartitionPolicy, ReducePolicy, Sa
 from ..stages.fetch.gather import Gathered
 from ..stages.fetch.visit import AHEAD_BYTES, Mode, Visited
 from ..stages.partition.base import Partitioner
-from ..stages.partition.metis import Metis
+from ..stages.partition.metis import MetisWork
 from ..stages.partition.replicated import Replicated
 from ..stages.partition.sharded import Sharded
 from ..stages.reduce.seed_weighted import AllSeedsMean, SeedWeightedMean
@@ -53,7 +53,7 @@ def sar(
 
     Args:
         mode: how layers see other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in `memory_bytes`.
-        partitioner: cuts the graph, by default METIS.
+        partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
         memory_bytes: of tensors, for each rank; None: what the machine has to spare.
         ahead_bytes: rows that may be under way before they are needed.
         prune: leave out of each layer what the seeds' results do not depend on.
@@ -61,7 +61,7 @@ def sar(
     modes = (mode,) if isinstance(mode, str) else tuple(mode)
     return System(
         "sar",
-        Sharded(partitioner or Metis(), prune),
+        Sharded(partitioner or MetisWork(), prune),
         Whole(),
         Visited(modes, memory_bytes, ahead_bytes),
         AllSeedsMean(),

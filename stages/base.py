@@ -290,6 +290,11 @@ class Fetcher(Protocol):
         """Take part in one round of fetching without work of one's own."""
         ...
 
+    @property
+    def exchange_s(self) -> float:
+        """Seconds that layers have waited for rows of other ranks so far."""
+        ...
+
 
 class ReducePolicy(Protocol):
     """How losses and gradients of one step are put together over minibatches and ranks."""

@@ -2,14 +2,17 @@
 
 The step is run with the real model and the real neighbourhoods, on a graph of a few rows that has the same proportions: as many shards,
 and of rows, remote rows and edges one in so many. Whatever the model calls, the sizes of what it makes are those of the step to come,
-divided by the scale, but for what does not grow with the graph, such as the gradients of weights: two scales tell them apart. Nobody
-is talked to.
+divided by the scale, but for what does not grow with the graph, such as the gradients of weights: two scales tell them apart, tensor
+by tensor. Then an arena is asked for tensors of the sizes to come, in the same order: which of them can share a buffer hangs on their
+sizes, and at a small scale a gradient of weights is as large as a layer's rows. Nobody is talked to.
 """
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,8 @@ from .tensor_bytes import TensorBytes
 
 ROWS = (256, 512)
 """Of the two rehearsals: few enough for one block of a product (`dense`), so that both have as many."""
+REPLAYED_BYTES = 1 << 20
+"""What the largest tensor is to an arena that only has to say how much it would take."""
 
 
 Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
@@ -46,28 +51,90 @@ def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int
     rows = max(view.num_src for view in batch.layers)
     state = torch.default_generator.get_state()
     try:
-        seen = [_peak(module, batch, max(1.0, rows / r), size, num_features, dtype, hoods) for r in ROWS]
+        few, many = (_rehearse(module, batch, max(1.0, rows / r), size, num_features, dtype, hoods) for r in ROWS)
     finally:
         torch.default_generator.set_state(state)
-    few, many = (min(r, rows) for r in ROWS)
-    if few == many:
-        return seen[0]
-    per_row = (seen[1] - seen[0]) / (many - few)
-    return max(0, round(seen[0] + per_row * (rows - few)))
+    beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
+    if [number for number, _ in few] == [number for number, _ in many]:
+        return round(_peak([(number, a + beyond * (b - a)) for (number, a), (_, b) in zip(few, many)]))
+    # What is made depends on how many rows there are.
+    return max(0, round(_peak(few) + beyond * (_peak(many) - _peak(few))))
 
 
-def _peak(module: nn.Module, batch: FullBatch, scale: float, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods) -> int:
+Change = tuple[int, float]
+"""The number of a tensor and its bytes as they are taken, or negative as they are given back; or `ELSEWHERE` and by how much the bytes of
+all tensors that `arena.empty` did not make have changed."""
+ELSEWHERE = -1
+
+
+class _Log(Arena):
+    """Gives every tensor memory of its own, and writes down what changes."""
+
+    def __init__(self) -> None:
+        super().__init__(small=1)
+        self.changes: list[Change] = []
+        self._live: dict[int, tuple[int, int]] = {}
+        self._made = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Arena.empty`."""
+        raw = np.empty(prod(shape), torch.empty(0, dtype=dtype).numpy().dtype)
+        number, self._made = self._made, self._made + 1
+        self.changes.append((number, raw.nbytes))
+        self._live[number] = raw.ctypes.data, raw.nbytes
+        weakref.finalize(raw, self._free, number)
+        return torch.from_numpy(raw.reshape(tuple(shape)))
+
+    def _free(self, number: int) -> None:
+        self.changes.append((number, -self._live.pop(number)[1]))
+
+    def holds(self, address: int) -> bool:
+        """See `Arena.holds`."""
+        return any(first <= address < first + nbytes for first, nbytes in self._live.values())
+
+
+class _Elsewhere(TensorBytes):
+    """Writes into the same log."""
+
+    def __init__(self, log: _Log) -> None:
+        super().__init__(log)
+        self._log, self._known = log, 0
+
+    def _follow(self, x: Tensor, lent: bool) -> None:
+        super()._follow(x, lent)
+        self._log.changes.append((ELSEWHERE, self._bytes - self._known))
+        self._known = self._bytes
+
+
+def _peak(changes: list[Change]) -> float:
+    """Bytes of an `Arena` that is asked for these tensors, and of all others, at the peak of each."""
+    unit = max(1.0, max(n for _, n in changes) / REPLAYED_BYTES)
+    arena, held = Arena(int(SMALL / unit)), {}
+    elsewhere = most = 0.0
+    for number, n in changes:
+        if number == ELSEWHERE or abs(n) < SMALL:
+            elsewhere += n
+            most = max(most, elsewhere)
+        elif n > 0:
+            held[number] = arena.empty((math.ceil(n / unit / 4),), torch.int32)
+        else:
+            held.pop(number, None)
+    return arena.peak_bytes * unit + most
+
+
+def _rehearse(
+    module: nn.Module, batch: FullBatch, scale: float, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods
+) -> list[Change]:
     small = _smaller(batch, scale)
-    group = _Absent(batch.rank, size)
-    arena = Arena(int(SMALL / scale))
+    group, log = _Absent(batch.rank, size), _Log()
     module = copy.deepcopy(module).train()
-    with reusing(arena), TensorBytes(arena) as others:
-        h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
+    h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
+    with reusing(log), _Elsewhere(log):
         for i, hood in enumerate(hoods(max(1, int(scale)), small, group)):
             h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
         seeds = h[: max(1, small.num_seeds)]
         nn.functional.cross_entropy(seeds, torch.zeros(len(seeds), dtype=torch.int64), reduction="sum").backward()
-    return arena.peak_bytes + others.peak_bytes - small.layers[0].num_src * num_features * dtype.itemsize
+    return log.changes
 
 
 def _smaller(batch: FullBatch, scale: float) -> FullBatch:
@@ -121,12 +188,17 @@ class _Absent:
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
         into.zero_()
-        return _Done()
+        return _Done(part)
 
 
 class _Done:
+    def __init__(self, part: Tensor) -> None:
+        # Held until it has gone, as a real one does.
+        self._part: Tensor | None = part
+
     def received(self, what: str) -> None:
         """It has come."""
 
     def sent(self, what: str) -> None:
         """It has gone."""
+        self._part = None

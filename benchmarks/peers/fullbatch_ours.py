@@ -1,52 +1,72 @@
-"""Millrace's layers over the whole graph as one neighbourhood, in one process."""
+"""Millrace's full-batch system, as a user runs it: one rank in this process, or several on a cluster of it."""
 
-import torch
-from fullbatch_task import CLASSES, FEATURES, HEADS, HIDDEN, LAYERS, LR, Epoch, FullBatch, train
+import tempfile
+from pathlib import Path
+from typing import Any
 
-from millrace.stages.arena import Arena, reusing
-from millrace.stages.base import Fetched
-from millrace.stages.kernels.threads import set_num_threads
-from millrace.stages.models.gat import GAT
-from millrace.stages.models.sage import SAGE
-from millrace.stages.neighbourhood.block import whole_graph
-from millrace.stages.train import forward_backward
-from millrace.storage.graph import Graph
+import numpy as np
+from fullbatch_task import CLASSES, HEADS, HIDDEN, LAYERS, LR, WARM_UP, FullBatch
+from train_task import memory, read
 
-
-class AtTrainNodes(torch.nn.Module):
-    """The model's rows that have a loss."""
-
-    def __init__(self, model: torch.nn.Module, nodes: torch.Tensor) -> None:
-        super().__init__()
-        self.model, self.nodes = model, nodes
-
-    def forward(self, hoods: tuple, h: torch.Tensor) -> torch.Tensor:
-        """L neighbourhoods, [V, F] -> [n, C]."""
-        return self.model(hoods, h)[self.nodes]
+import millrace
+from millrace.storage.features import MemoryFeatures
 
 
-def start(task: FullBatch) -> Epoch:
-    """See `fullbatch_task.train`."""
-    torch.set_num_threads(task.threads)
-    set_num_threads(task.threads)
-    torch.manual_seed(0)
-    hoods = (whole_graph(Graph(*task.graph())),) * LAYERS
-    features, labels, nodes = (torch.from_numpy(task.array(name)) for name in ("features", "labels", "train"))
-    config = GAT(hidden=HIDDEN, dropout=0.0, heads=HEADS) if task.model == "gat" else SAGE(hidden=HIDDEN, dropout=0.0)
-    model = AtTrainNodes(config.build(FEATURES, CLASSES), nodes)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    fetched, arena = Fetched(0, 0, hoods, features, labels[nodes]), Arena()
+def dataset(task: FullBatch) -> millrace.Dataset:
+    """The task's graph, of which only the train nodes have a use."""
+    none = np.empty(0, np.int64)
+    split = millrace.Split(task.array("train"), none, none)
+    features = MemoryFeatures(task.array("features"))
+    return millrace.Dataset("full batch", millrace.Graph(*task.graph()), features, task.array("labels"), split, CLASSES)
 
-    def epoch() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        with reusing(arena):
-            done = forward_backward(model, fetched, 0, "multiclass", 1 / len(nodes))
-            optimizer.step()
-        arena.step()
-        return done.loss_sum / done.seeds
 
-    return epoch
+def main() -> None:
+    """Warm up, measure, answer. Options: ranks, which share the threads, and the mode."""
+    task, answer = read(FullBatch)
+    ranks = task.options.get("ranks", 1)
+    model: dict[str, Any] = {"name": task.model, "hidden": HIDDEN, "layers": LAYERS, "dropout": 0.0}
+    if task.model == "gat":
+        model["heads"] = HEADS
+    with tempfile.TemporaryDirectory() as folder:
+        result = millrace.run(
+            dataset(task),
+            out=Path(folder) / "run",
+            system=millrace.sar(task.options.get("mode", "auto")),
+            model=model,
+            epochs=WARM_UP + task.epochs,
+            ranks=ranks,
+            threads=max(1, task.threads // ranks),
+            lr=LR,
+            cluster={"dashboard_port": 0},
+            train={"evaluate_every": 0},
+            checkpoint={"every_s": 1e6},
+        )
+        losses = [r["train_loss"] for r in history(Path(folder) / "run")]
+    peak = max(result.peak_rss_bytes) if ranks > 1 else memory("VmHWM")
+    seconds = result.seconds["per_epoch"][WARM_UP:]
+    parts = {name: result.seconds[name] for name in ("forward_backward", "exchange", "reduce")}
+    answer(
+        {
+            "seconds": seconds,
+            # Of the processors nothing is known where ranks are processes of their own.
+            "cpu_s": sum(seconds) / len(seconds),
+            "losses": losses,
+            "peak_bytes": peak,
+            "loaded_bytes": 0,
+            "memory_bytes": result.memory_bytes,
+            "parts_s": parts,
+            "network_bytes": result.bytes["network"],
+        }
+    )
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    """The run's epochs."""
+    import json
+
+    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [e for e in events if e["event"] == "EpochDone"]
 
 
 if __name__ == "__main__":
-    train(start)
+    main()

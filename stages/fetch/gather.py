@@ -28,6 +28,8 @@ class Gathered:
 class Gather:
     """Rows come as `NamedRows` from a store in memory, else gathered."""
 
+    exchange_s = 0.0
+
     def __init__(self, placement: Placement, features: FeatureStore) -> None:
         """
         Args:

@@ -130,10 +130,14 @@ class Visits:
         """
         self._share, self._modes, self._ahead_bytes, self._group = share, modes, ahead_bytes, group
         self._halos: dict[int, Halo] = {}
+        self._waited_s = 0.0
+        self._ring: Ring | None = None
 
     def fetch(self, work: FullBatch) -> Fetched:
         """See `Fetcher.fetch`."""
         ring = Ring(self._group, self._ahead_bytes)
+        # The last one's account is complete when the next pass begins.
+        self._waited_s, self._ring = self.exchange_s, ring
         hoods = tuple(self._hood(work, view, i, mode, ring) for i, (view, mode) in enumerate(zip(work.layers, self._modes)))
         # The same for all ranks: dropout is a function of the epoch and of what a row is, not of who holds it.
         return Fetched(work.epoch, 0, hoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds])
@@ -149,11 +153,16 @@ class Visits:
         # With one rank the modes are the same: there is nobody to visit.
         if id(view) not in self._halos:
             self._halos[id(view)] = Halo(batch, view, self._dtype)
-        return HaloNeighbourhood(self._halos[id(view)], self._group)
+        return HaloNeighbourhood(self._halos[id(view)], ring)
 
     @property
     def _dtype(self) -> torch.dtype:
         return self._share.x.dtype
+
+    @property
+    def exchange_s(self) -> float:
+        """See `Fetcher.exchange_s`."""
+        return self._waited_s + (self._ring.waited_s if self._ring is not None else 0.0)
 
     def idle(self) -> None:
         """See `Fetcher.idle`: there is work for every rank."""

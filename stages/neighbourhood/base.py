@@ -43,6 +43,12 @@ class Neighbourhood(Protocol):
         ...
 
     @property
+    def spans_ranks(self) -> bool:
+        """Whether rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the same width, whatever
+        they hold themselves. The same on every rank."""
+        ...
+
+    @property
     def degree(self) -> Tensor:
         """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the dtype of
         the features. Never depends on sampling or partitioning."""
@@ -141,11 +147,15 @@ EDGE_COST = 8
 def aggregate_first(hood: Neighbourhood, weights: int, before: int, after: int) -> bool:
     """Whether to aggregate and then multiply by a matrix, rather than multiply and then aggregate. Both give the same, to rounding.
 
+    Rows that travel go by the narrower side: the wire is slower than either, and widths are what all ranks agree on.
+
     Args:
         hood: a block has many more sources than destinations; a whole graph as many.
         weights: elements of the matrix.
         before: columns that are aggregated if that comes first.
         after: columns that are aggregated if the product comes first.
     """
+    if hood.spans_ranks:
+        return before <= after
     edges = EDGE_COST * hood.num_edges
     return hood.num_dst * weights + edges * before <= hood.num_src * weights + edges * after

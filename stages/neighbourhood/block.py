@@ -55,6 +55,11 @@ class BlockNeighbourhood:
         self._numbers = numbers
 
     @property
+    def spans_ranks(self) -> bool:
+        """See `Neighbourhood.spans_ranks`."""
+        return False
+
+    @property
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
         if not isinstance(self._degree, Tensor):

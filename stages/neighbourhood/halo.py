@@ -15,7 +15,6 @@ from torch.autograd.function import once_differentiable
 
 from ...storage.minibatch import Block
 from ..arena import empty
-from ..base import Group
 from ..full_batch import FullBatch, Shard, View
 from ..kernels.lists import InLists
 from ..kernels.rules import EdgeNumbers
@@ -23,7 +22,7 @@ from ..kernels.shards_cpu import add_rows, take_rows
 from .base import Message, Reduce
 from .block import BlockNeighbourhood
 from .checks import as_matrix, check_scale
-from .ring import KIND
+from .ring import KIND, Ring
 
 
 class Halo:
@@ -69,13 +68,13 @@ def _together(view: View, counts: list[int]) -> Shard:
 class HaloNeighbourhood:
     """Aggregation over the edges of one layer of a full batch. See `Neighbourhood` for what each call computes."""
 
-    def __init__(self, halo: Halo, group: Group) -> None:
+    def __init__(self, halo: Halo, ring: Ring) -> None:
         """
         Args:
             halo: the layer's edges.
-            group: the ranks. All make the same calls in the same order.
+            ring: the exchanges of this pass. All ranks make the same calls in the same order.
         """
-        self._halo, self._group = halo, group
+        self._halo, self._ring, self._group = halo, ring, ring.group
 
     @property
     def num_dst(self) -> int:
@@ -93,6 +92,11 @@ class HaloNeighbourhood:
         return self._halo.view.num_edges
 
     @property
+    def spans_ranks(self) -> bool:
+        """See `Neighbourhood.spans_ranks`."""
+        return self._group.size > 1
+
+    @property
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
         return self._halo.hood.degree[: self.num_src]
@@ -105,7 +109,7 @@ class HaloNeighbourhood:
     def _all(self, h: Tensor) -> Tensor:
         """The rows of this rank, then those of the others."""
         x = as_matrix(h, self.num_src, "h").reshape(h.shape)
-        return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._group)  # pyright: ignore[reportReturnType]
+        return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)  # pyright: ignore[reportReturnType]
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
@@ -149,26 +153,26 @@ class HaloNeighbourhood:
 
 
 class _Exchange(torch.autograd.Function):
-    """``apply(x, halo, group)``: [num_src, ...] -> [num_src + B, ...]."""
+    """``apply(x, halo, ring)``: [num_src, ...] -> [num_src + B, ...]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, halo: Halo, group: Group) -> Tensor:
-        ctx.rest = halo, group
+    def forward(ctx: Any, x: Tensor, halo: Halo, ring: Ring) -> Tensor:
+        ctx.rest = halo, ring
         both = empty((len(x) + sum(halo.counts), *x.shape[1:]), x.dtype)
         both[: len(x)] = x
         lengths = [len(w) for w in halo.view.wanted]
         parts = take_rows(x, np.concatenate(halo.view.wanted)).split(lengths)
-        group.all_to_all(list(parts), KIND, list(both[len(x) :].split(halo.counts)))
+        ring.wait(lambda _: ring.group.all_to_all(list(parts), KIND, list(both[len(x) :].split(halo.counts))), "rows of all ranks")
         return both
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        halo, group = ctx.rest
+        halo, ring = ctx.rest
         n, wanted = halo.view.num_src, halo.view.wanted
         grad = grads[0].contiguous()
         back = empty((sum(len(w) for w in wanted), *grad.shape[1:]), grad.dtype).split([len(w) for w in wanted])
-        group.all_to_all(list(grad[n:].split(halo.counts)), KIND, list(back))
+        ring.wait(lambda _: ring.group.all_to_all(list(grad[n:].split(halo.counts)), KIND, list(back)), "gradients of all ranks")
         dx = grad[:n].clone()
         for ids, rows in zip(wanted, back):
             # One rank after the other: several may have read the same row.

@@ -4,6 +4,7 @@ In round r of P-1 every rank sends to the rank r places further on and hears fro
 message has a tag of its own, so there are no barriers: rounds of different ranks may drift apart. Pairs without rows are skipped.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -33,7 +34,15 @@ class Ring:
         """
         self.group = group
         self.ahead_bytes = ahead_bytes
+        self.waited_s = 0.0
+        """Seconds in which this rank had nothing to do but wait for others."""
         self._calls = 0
+
+    def wait(self, until: Callable[[str], object], words: str) -> None:
+        """Call ``until(words)``, on the clock."""
+        start = time.perf_counter()
+        until(words)
+        self.waited_s += time.perf_counter() - start
 
     def call(self) -> int:
         """A number for one aggregation: its messages are told from all others by it."""
@@ -77,10 +86,10 @@ class Ring:
             _, swap, into = under_way.popleft()
             to, source = self._peers(r)
             words = self._words(layer, kind, r)
-            swap.received(f"{words}: rows of rank {source}")
+            self.wait(swap.received, f"{words}: rows of rank {source}")
             yield source, into
             del into
-            swap.sent(f"{words}: sending rows to rank {to}")
+            self.wait(swap.sent, f"{words}: sending rows to rank {to}")
             in_flight -= self._size(view, r) * row_bytes
 
     def push(self, view: View, r: int, part: Tensor, onto: Tensor, call: int, layer: int, factor: Tensor | None = None) -> "Push":
@@ -91,7 +100,7 @@ class Ring:
         into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype)
         swap = self._start(part, to, into, source, call, _PUSH, r)
         words, peers = self._words(layer, _PUSH, r), f"from rank {source}, to rank {to}"
-        return Push(swap, part, into, view.wanted[source], onto, factor, words, peers)
+        return Push(self, swap, part, into, view.wanted[source], onto, factor, words, peers)
 
     def push_all(
         self, view: View, make: Callable[[int], Tensor], onto: Tensor, call: int, layer: int, factor: Tensor | None = None
@@ -141,6 +150,7 @@ class Push:
 
     def __init__(
         self,
+        ring: Ring,
         swap: Swap,
         part: Tensor,
         into: Tensor,
@@ -150,16 +160,16 @@ class Push:
         words: str,
         peers: str,
     ) -> None:
-        self._swap, self._into, self._ids, self._onto, self._factor = swap, into, ids, onto, factor
+        self._ring, self._swap, self._into, self._ids, self._onto, self._factor = ring, swap, into, ids, onto, factor
         self._words = f"{words}: gradients {peers}"
         self.nbytes = part.nbytes + into.nbytes
         """Both ways."""
 
     def finish(self) -> None:
         """Wait for both, and add what came in."""
-        self._swap.received(self._words)
+        self._ring.wait(self._swap.received, self._words)
         if self._factor is not None:
             scale = self._factor[torch.from_numpy(self._ids)]
             self._into.mul_(scale.view(-1, *[1] * (self._into.ndim - 1)))
         add_rows(self._onto, self._ids, self._into)
-        self._swap.sent(self._words)
+        self._ring.wait(self._swap.sent, self._words)

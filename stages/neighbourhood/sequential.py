@@ -30,7 +30,7 @@ from ..full_batch import FullBatch, Shard, View
 from ..kernels import aggregation
 from ..kernels.lists import InLists
 from ..kernels.rules import AttentionRule, EdgeNumbers
-from ..random import draw_word, node_words, torch_seed
+from ..random import Purpose, draw_word, node_words, stream, torch_seed
 from .base import Message, Reduce
 from .checks import alike, as_matrix, attention_rule, check_attention, check_both, check_reduce, check_scale, check_shared, full_precision
 from .ring import Push, Ring
@@ -74,6 +74,11 @@ class SequentialNeighbourhood:
     def num_edges(self) -> int:
         """Edges present, from all ranks."""
         return self.view.num_edges
+
+    @property
+    def spans_ranks(self) -> bool:
+        """See `Neighbourhood.spans_ranks`."""
+        return True
 
     @property
     def degree(self) -> Tensor:
@@ -164,7 +169,10 @@ class SequentialNeighbourhood:
         h = h.contiguous()
         held = _held(message, h, self.own.weight, params)
         scale = self.mean_scale(h.dtype) if reduce == "mean" else None
+        # Looked at and not taken: what a layer draws next must not depend on how its neighbours are seen.
+        state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
+        torch.default_generator.set_state(state)
         return _Apply.apply(h, self, message, scale, reduce, key, len(params), *params, *held)  # pyright: ignore[reportReturnType]
 
 
@@ -361,6 +369,7 @@ class _Apply(torch.autograd.Function):
         *inputs: Tensor,
     ) -> Tensor:
         kernels, call, batch = hood.kernels, hood.ring.call(), hood.batch
+        key = stream(key, Purpose.DROPOUT, call)
         params = inputs[:num_params]
         dst = h[: hood.num_dst]
         out, arg, shape = None, None, None
@@ -425,7 +434,9 @@ class _Apply(torch.autograd.Function):
                 if reduce == "max":
                     dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
                 else:
-                    dx = kernels.spmm_from(lists, of_rows, grad, width, None if weight is None else shard.weight[src.start : src.stop], scale)
+                    dx = kernels.spmm_from(
+                        lists, of_rows, grad, width, None if weight is None else shard.weight[src.start : src.stop], scale
+                    )
                 if not x.requires_grad:
                     continue
                 found = torch.autograd.grad(x, [x_src, x_dst, *(given[i] for i in wanted)], dx.reshape(x.shape), allow_unused=True)

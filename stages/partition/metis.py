@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 
 from ...storage.graph import Graph
@@ -25,6 +26,10 @@ class Metis:
 
     name = "metis"
 
+    def node_weights(self, graph: Graph) -> npt.NDArray[np.int64] | None:
+        """What each node counts in the balance, [V]; None: all alike."""
+        return None
+
     def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
         """See `Partitioner.assign`. A graph without edges, or with no more nodes than parts, is cut into ranges."""
         import pymetis
@@ -37,14 +42,30 @@ class Metis:
         if parts == 1:
             return TableBook(np.zeros(graph.num_nodes, np.int32), 1)
         native = pymetis.zero_copy_dtype()
-        weights = adjacency.data.astype(native)
+        weights, nodes = adjacency.data.astype(native), self.node_weights(graph)
         _, part_of = pymetis.part_graph(
             parts,
             pymetis.CSRAdjacency(np.asarray(adjacency.indptr, native), np.asarray(adjacency.indices, native)),
+            vweights=None if nodes is None else nodes.astype(native),
             eweights=None if weights.min() == weights.max() else weights,
             options=pymetis.Options(seed=stream(seed, Purpose.PARTITION) & 0x7FFF_FFFF),
         )
         return TableBook(np.asarray(part_of, np.int32), parts)
+
+
+@dataclass(frozen=True)
+class MetisWork(Metis):
+    """`Metis`, balanced in the work of full-batch training: a node counts 1, and as much again for every mean in-degree of its edges.
+
+    Ranks that train full-batch go through the layers together, so the slowest one sets the pace; where degrees differ much, parts of as
+    many nodes can differ several times in edges.
+    """
+
+    name = "metis-work"
+
+    def node_weights(self, graph: Graph) -> npt.NDArray[np.int64] | None:
+        """See `Metis.node_weights`."""
+        return max(1, graph.num_edges // max(1, graph.num_nodes)) + graph.in_degree
 
 
 def _undirected(graph: Graph) -> scipy.sparse.csr_array:

@@ -7,9 +7,9 @@ from ...storage.errors import InputError, nearest
 from .base import Partitioner
 from .contiguous import Contiguous
 from .hash import Hash
-from .metis import Metis
+from .metis import Metis, MetisWork
 
-PARTITIONERS: Mapping[str, Callable[[], Partitioner]] = MappingProxyType({p.name: p for p in (Contiguous, Hash, Metis)})
+PARTITIONERS: Mapping[str, Callable[[], Partitioner]] = MappingProxyType({p.name: p for p in (Contiguous, Hash, Metis, MetisWork)})
 """Name -> class; each can be made without arguments."""
 
 

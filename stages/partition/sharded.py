@@ -15,7 +15,7 @@ from ...storage.partition_book import RangeBook
 from ..base import Part, Phase, Placement, RankJob
 from ..full_batch import FullBatch, arrange
 from .base import Partitioner
-from .metis import Metis
+from .metis import MetisWork
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Share:
 class Sharded:
     """Parts of any kind, one for each rank; a rank reads its own and no other. Costs about 1/P of the graph and the features."""
 
-    partitioner: Partitioner = field(default_factory=Metis)
+    partitioner: Partitioner = field(default_factory=MetisWork)
     prune: bool = True
     """Leave out of each layer what the seeds' results do not depend on."""
 

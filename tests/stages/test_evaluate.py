@@ -26,6 +26,8 @@ TINY = 600
 class DenseHood:
     """The whole graph as a dense matrix: the definition of a full neighbourhood, in plain torch."""
 
+    spans_ranks = False
+
     def __init__(self, graph: Graph, dtype: torch.dtype = torch.float64) -> None:
         n = graph.num_nodes
         rows = np.repeat(np.arange(n), graph.in_degree)

@@ -9,7 +9,7 @@ from millrace.stages.partition import stage
 from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
-from millrace.stages.partition.metis import Metis
+from millrace.stages.partition.metis import Metis, MetisWork
 from millrace.stages.partition.quality import PartCounts, PartitionQuality, measure
 from millrace.stages.partition.registry import PARTITIONERS, partitioner
 from millrace.stages.partition.stage import open_part, partition_dataset
@@ -19,8 +19,8 @@ from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.partition import extract_partition
 
-ALL = [Contiguous("nodes"), Contiguous("edges"), Hash(), Metis()]
-NAMES = ["nodes", "edges", "hash", "metis"]
+ALL = [Contiguous("nodes"), Contiguous("edges"), Hash(), Metis(), MetisWork()]
+NAMES = ["nodes", "edges", "hash", "metis", "metis-work"]
 
 
 @st.composite
@@ -156,6 +156,19 @@ def test_metis_cuts_less_than_hash_and_keeps_balance():
     metis, by_hash = (measure(graph, m.assign(graph, 4, 0)) for m in (Metis(), Hash()))
     assert metis.cut_share < by_hash.cut_share / 3
     assert metis.balance("nodes") < 1.1
+
+
+def test_metis_work_balances_nodes_and_edges_together():
+    """A third of the nodes has nine tenths of the edges."""
+    rng = np.random.default_rng(0)
+    dst = np.concatenate([rng.integers(0, 200, 5400), rng.integers(200, 600, 600)])
+    graph = from_edges(np.sort(rng.integers(0, 600, len(dst))), dst, 600)
+
+    def worst(m: Metis) -> float:
+        part = m.assign(graph, 2, 0).part(np.arange(600))
+        return float(np.bincount(part, graph.in_degree + graph.num_edges / 600).max() / graph.num_edges)
+
+    assert worst(MetisWork()) < 1.05 < worst(Metis())
 
 
 def test_metis_weighs_multi_edges():

@@ -1,5 +1,7 @@
 """Neighbours on other ranks, one rank after the other, kept, or in one exchange: the values, the gradients and the bytes."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,17 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.full_batch import FullBatch, View
 from millrace.stages.neighbourhood import sequential
 from millrace.stages.neighbourhood.base import Neighbourhood
+from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.neighbourhood.halo import Halo, HaloNeighbourhood
 from millrace.stages.neighbourhood.ring import Ring
 from millrace.stages.neighbourhood.sequential import SequentialNeighbourhood
+from millrace.storage.dataset import Split
+from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.aggregations import CALLS
 from millrace.tests.contracts.full_batch import Case, make_case
 from millrace.tests.contracts.gang import run_ranks
-from millrace.tests.contracts.neighbourhood import Call, NeighbourhoodTests, Tensors
+from millrace.tests.contracts.neighbourhood import Call, NeighbourhoodTests, Tensors, assert_close
 from millrace.tests.contracts.threads import ThreadGroup, run_threads
 
 F64 = torch.float64
@@ -36,7 +41,7 @@ def view_of(batch: FullBatch, name: str) -> View:
 
 def make_hood(batch: FullBatch, view: View, mode: str, ring: Ring) -> Neighbourhood:
     if mode == "halo":
-        return HaloNeighbourhood(Halo(batch, view, F64), ring.group)
+        return HaloNeighbourhood(Halo(batch, view, F64), ring)
     return SequentialNeighbourhood(batch, view, 0, ring, F64, keep=mode == "keep")
 
 
@@ -47,11 +52,10 @@ class OverRanks(NeighbourhoodTests):
 
     def run(self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         rng = np.random.default_rng([*graph.indptr, *graph.indices])
-        made = make_case(0, int(rng.choice([1, 2, 3, 4, 8])))
-        case = Case(
-            graph, rng.integers(0, made.parts, graph.num_nodes), made.parts, made.split, np.zeros((graph.num_nodes, 1)), made.labels
-        )
-        case = Case(**{**vars(case), "split": type(made.split)(*np.split(np.arange(graph.num_nodes), [2, 3])), "labels": grad})
+        parts, n = int(rng.choice([1, 2, 3, 4, 8])), graph.num_nodes
+        # Seeds come first, so rows change places.
+        split = Split(*np.split(np.arange(n)[::-1], [2, 3]))
+        case = Case(graph, rng.integers(0, parts, n), parts, split, np.zeros((n, 1)), grad)
 
         def rank(group: ThreadGroup) -> tuple[np.ndarray, Tensor, dict[str, Tensor]]:
             batch = case.share(group, 1, prune=False).graph
@@ -80,45 +84,51 @@ class TestHalo(OverRanks):
     mode = "halo"
 
 
-SEEDS = {1: range(16), 2: range(16), 3: range(8), 4: range(4, 12), 8: range(3, 8)}
+SEEDS = {1: (8, 9), 2: (0, 1, 2, 3, 4, 5, 6, 7), 3: (8, 13, 11), 4: (3, 7, 12), 8: (7, 10)}
 """Cases of so many ranks."""
 
 
-def aggregate(group: Group, seeds: range, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What every call gives on this rank, in every mode, of every view."""
+def looked_at(seed: int) -> list[tuple[str, str]]:
+    """Every call, each with another view of the graph."""
+    return [(name, list(VIEWS)[(seed + i) % len(VIEWS)]) for i, name in enumerate(CALLS)]
+
+
+def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """What every call gives on this rank, in every mode."""
     ledger = getattr(group, "_ledger", None)
     found, piece = {}, sequential.MESSAGE_BYTES
 
     def sent() -> int:
         return 0 if ledger is None else ledger.get("network", "activations")
 
-    for seed in seeds:
+    for seed in SEEDS[size]:
         case = make_case(seed, size)
         shares = {prune: case.share(group, LAYERS, prune).graph for prune in (False, True)}
+        # Messages of one or a few edges at a time.
         sequential.MESSAGE_BYTES = piece if seed % 3 == 0 else 100
-        for view in VIEWS:
+        for name, view in looked_at(seed):
             batch = shares[view != "whole"]
             names = torch.from_numpy(batch.names[: view_of(batch, view).num_src])
-            for name, aggregation in CALLS.items():
-                inputs = aggregation.inputs(case.graph.num_nodes, seed)
-                for mode in MODES:
-                    leaves = aggregation.leaves({k: x[names] if k in aggregation.rows else x for k, x in inputs.items()})
-                    hood = make_hood(batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3]))
-                    torch.manual_seed(seed)
-                    before = sent()
-                    out = aggregation.call(hood, leaves)
-                    forward = sent()
-                    grad = towards(out.shape[1:], case, seed)[names[: len(out)]]
-                    (out * grad).sum().backward() if out.requires_grad else None
-                    found[seed, view, name, mode] = {
-                        "names": batch.names[: len(names)],
-                        "out": out.detach().numpy(),
-                        "grads": {k: (torch.zeros_like(x) if x.grad is None else x.grad).numpy() for k, x in leaves.items()},
-                        "forward": forward - before,
-                        "backward": sent() - forward,
-                        "degree": hood.degree.numpy(),
-                        "edges": hood.num_edges,
-                    }
+            aggregation = CALLS[name]
+            inputs = aggregation.inputs(case.graph.num_nodes, seed)
+            for mode in MODES:
+                leaves = aggregation.leaves({k: x[names] if k in aggregation.rows else x for k, x in inputs.items()})
+                hood = make_hood(batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3]))
+                torch.manual_seed(seed)
+                before = sent()
+                out = aggregation.call(hood, leaves)
+                forward = sent()
+                if out.requires_grad:
+                    (out * towards(out.shape[1:], case, seed)[names[: len(out)]]).sum().backward()
+                found[seed, name, mode] = {
+                    "names": batch.names[: len(names)],
+                    "out": out.detach().numpy(),
+                    "grads": {k: (torch.zeros_like(x) if x.grad is None else x.grad).numpy() for k, x in leaves.items()},
+                    "forward": forward - before,
+                    "backward": sent() - forward,
+                    "degree": hood.degree.numpy(),
+                    "edges": hood.num_edges,
+                }
     sequential.MESSAGE_BYTES = piece
     return found
 
@@ -130,39 +140,30 @@ def towards(shape: tuple[int, ...] | torch.Size, case: Case, seed: int) -> Tenso
 
 @pytest.mark.parametrize("size", SEEDS)
 def test_every_call_equals_dense_autograd_and_sends_what_it_must(size: int) -> None:
-    seeds = SEEDS[size]
-    ranks = [aggregate(Solo(), seeds, 1)] if size == 1 else run_ranks(aggregate, size, seeds, size, timeout_s=240)
-    for seed in seeds:
+    ranks = [aggregate(Solo(), 1)] if size == 1 else run_ranks(aggregate, size, size, timeout_s=240)
+    for seed in SEEDS[size]:
         case = make_case(seed, size)
-        degree = case.graph.in_degree if case.graph.edge_weight is None else weighted_degree(case.graph)
-        for view, at in VIEWS.items():
+        degree = whole_graph(case.graph, F64).degree.numpy()
+        for name, view in looked_at(seed):
+            at, aggregation = VIEWS[view], CALLS[name]
             reached = np.ones(case.graph.num_nodes, bool) if at is None else case.near(LAYERS - 1 - at)
-            remote = case.remote_rows(reached)
-            for name, aggregation in CALLS.items():
-                leaves = aggregation.leaves(aggregation.inputs(case.graph.num_nodes, seed))
-                torch.manual_seed(seed)
-                want = aggregation.dense(case.graph, leaves)
-                (
-                    (want * towards(want.shape[1:], case, seed))[torch.from_numpy(reached)].sum()
-                    + sum(0 * x.sum() for x in leaves.values())
-                ).backward()
-                for mode in MODES:
-                    got = [rank[seed, view, name, mode] for rank in ranks]
-                    what = f"{name}, {mode}, {view}, case {seed}"
-                    check_values(got, want.detach(), leaves, aggregation.rows, reached, what)
-                    assert all(np.array_equal(g["degree"], degree[g["names"]]) for g in got), what
-                    assert sum(g["edges"] for g in got) == int(case.graph.in_degree[reached].sum()), what
-                    # Rows of so many bytes, how often.
-                    unit = remote * aggregation.width * 8
-                    assert sum(g["forward"] for g in got) == unit, f"{what}: forward"
-                    fetched = aggregation.again and mode == "rematerialize"
-                    pushed = "h" not in aggregation.constants and not (aggregation.unread and mode == "halo")
-                    assert sum(g["backward"] for g in got) == unit * (fetched + pushed), f"{what}: backward"
-
-
-def weighted_degree(graph: Graph) -> np.ndarray:
-    dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
-    return np.bincount(dst, graph.edge_weight.astype(np.float64), minlength=graph.num_nodes)
+            leaves = aggregation.leaves(aggregation.inputs(case.graph.num_nodes, seed))
+            torch.manual_seed(seed)
+            want = aggregation.dense(case.graph, leaves)
+            total = (want * towards(want.shape[1:], case, seed))[torch.from_numpy(reached)].sum()
+            (total + sum(0 * x.sum() for x in leaves.values())).backward()
+            # What a row takes, for each that travels.
+            unit = case.remote_rows(reached) * aggregation.width * 8
+            for mode in MODES:
+                got = [rank[seed, name, mode] for rank in ranks]
+                what = f"{name}, {mode}, {view}, case {seed}"
+                check_values(got, want.detach(), leaves, aggregation.rows, reached, what)
+                assert all(np.array_equal(g["degree"], degree[g["names"]]) for g in got), what
+                assert sum(g["edges"] for g in got) == int(case.graph.in_degree[reached].sum()), what
+                assert sum(g["forward"] for g in got) == unit, f"{what}: forward"
+                fetched = aggregation.again and mode == "rematerialize"
+                pushed = "h" not in aggregation.constants and not (aggregation.unread and mode == "halo")
+                assert sum(g["backward"] for g in got) == unit * (fetched + pushed), f"{what}: backward"
 
 
 def check_values(got: list[dict[str, Any]], want: Tensor, leaves: Tensors, rows: dict[str, Any], reached: np.ndarray, what: str) -> None:
@@ -185,3 +186,153 @@ def check_values(got: list[dict[str, Any]], want: Tensor, leaves: Tensors, rows:
             )
         assert x.grad is not None
         close(total, x.grad, f"gradient of {name}")
+
+
+def draw(group: Group, mode: str) -> dict[str, Any]:
+    """A message that multiplies its source by a random number, twice in one pass; column 0 names the node."""
+    sequential.MESSAGE_BYTES = 200
+    case = make_case(11, group.size)
+    batch = case.share(group, 1, False).graph
+    hood = make_hood(batch, batch.whole, mode, Ring(group, 0))
+    h = torch.from_numpy(np.c_[batch.names, case.x[batch.names]]).requires_grad_()
+    drawn: list[list[tuple[np.ndarray, ...]]] = [[], []]
+
+    def message(of: int, s: Tensor, d: Tensor, w: Tensor | None) -> Tensor:
+        r = torch.rand(len(s), 1, dtype=F64)
+        if len(s):
+            drawn[of].append((s[:, 0].detach().long().numpy(), d[:, 0].detach().long().numpy(), r[:, 0].numpy()))
+        return s * r
+
+    torch.manual_seed(4)
+    state = torch.get_rng_state()
+    out = [hood.apply(partial(message, i), h) for i in range(2)]
+    untouched = torch.equal(torch.get_rng_state(), state)
+    calls = [len(d) for d in drawn]
+    (out[0] * towards(h.shape[1:], case, 0)[torch.from_numpy(batch.names)]).sum().backward()
+    return {"names": batch.names, "out": out[0].detach(), "dh": h.grad, "drawn": drawn, "calls": calls, "untouched": untouched}
+
+
+@pytest.mark.parametrize("mode", ["rematerialize", "keep"])
+def test_random_numbers_of_a_message_are_the_same_in_both_passes(mode: str) -> None:
+    case, ranks = make_case(11, 2), run_ranks(draw, 2, mode)
+    names = torch.from_numpy(np.argsort(np.concatenate([r["names"] for r in ranks])))
+    h = torch.from_numpy(np.c_[np.arange(case.graph.num_nodes), case.x]).requires_grad_()
+    weight = {} if case.graph.edge_weight is None else dict(zip(edge_ends(case.graph), case.graph.edge_weight.tolist()))
+    want = torch.zeros_like(h)
+    for rank in ranks:
+        (first, second), n = rank["drawn"], rank["calls"][0]
+        assert len(first) == 2 * n > 2
+        assert all(np.array_equal(a, b) for x, y in zip(first[:n], first[n:]) for a, b in zip(x, y))
+        assert not any(np.intersect1d(x[2], y[2]).size for x, y in zip(first[:n], second[:n])), "another call draws other numbers"
+        assert rank["untouched"], "what a layer draws next does not depend on its neighbours"
+        for src, dst, r in first[:n]:
+            coefficient = torch.tensor([weight.get((u, v), 1.0) for u, v in zip(src.tolist(), dst.tolist())], dtype=F64)
+            rows = h[torch.from_numpy(src)] * (torch.from_numpy(r) * coefficient)[:, None]
+            want = want.index_add(0, torch.from_numpy(dst), rows)
+    every = np.concatenate([x[2] for rank in ranks for x in rank["drawn"][0][: rank["calls"][0]]])
+    assert len(np.unique(every)) == len(every) == case.graph.num_edges
+    (want * towards(h.shape[1:], case, 0)).sum().backward()
+    assert_close(torch.cat([r["out"] for r in ranks])[names], want.detach())
+    assert h.grad is not None
+    assert_close(torch.cat([r["dh"] for r in ranks])[names], h.grad)
+
+
+def edge_ends(graph: Graph) -> list[tuple[int, int]]:
+    return list(zip(graph.indices.tolist(), np.repeat(np.arange(graph.num_nodes), graph.in_degree).tolist()))
+
+
+class Counting(ThreadGroup):
+    """Counts the messages that are under way."""
+
+    under_way = most = 0
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Any:
+        swap = super().swap(part, to, into, source, tag, kind)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        done = swap.sent
+
+        def sent(what: str) -> None:
+            self.under_way -= 1
+            done(what)
+
+        swap.sent = sent
+        return swap
+
+
+def test_what_is_under_way_is_bounded_and_changes_no_bit() -> None:
+    case = make_case(3, 4)
+
+    def rank(group: ThreadGroup, ahead_bytes: int, name: str) -> tuple[int, list[Tensor]]:
+        group.__class__ = Counting
+        assert isinstance(group, Counting)
+        aggregation = CALLS[name]
+        batch = case.share(group, 1, False).graph
+        assert all(len(batch.whole.wanted[q]) for q in range(4) if q != group.rank)
+        inputs = aggregation.inputs(case.graph.num_nodes, 0)
+        leaves = aggregation.leaves({k: x[torch.from_numpy(batch.names)] if k in aggregation.rows else x for k, x in inputs.items()})
+        out = aggregation.call(make_hood(batch, batch.whole, "rematerialize", Ring(group, ahead_bytes)), leaves)
+        most = group.most
+        out.sin().sum().backward()
+        assert group.under_way == 0, "everything that was begun was waited for"
+        return most, [out.detach(), *(x.grad for x in leaves.values() if x.grad is not None)]
+
+    for name in ("sum", "max", "attend", "apply, sum"):
+        row_bytes = CALLS[name].width * 8
+        tried = [run_threads(partial(rank, ahead_bytes=n, name=name), 4) for n in (0, 40 * row_bytes, 1 << 30)]
+        assert [most for most, _ in tried[0]] == [1] * 4
+        assert [most for most, _ in tried[2]] == [3] * 4
+        for other in tried[1:]:
+            for (_, a), (_, b) in zip(tried[0], other):
+                assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def hood() -> SequentialNeighbourhood:
+    batch = make_case(8, 1).share(Solo(), 1, False).graph
+    return SequentialNeighbourhood(batch, batch.whole, 0, Ring(Solo(), 0), F64)
+
+
+def test_a_message_may_not_use_what_was_computed_outside_of_it() -> None:
+    at = hood()
+    h, p = torch.randn(at.num_src, 3, dtype=F64), torch.randn(3, dtype=F64, requires_grad=True)
+    computed = p.exp()
+    with pytest.raises(InputError, match=r"uses a tensor that was computed, with gradients, outside of it; .*pass that tensor in `params`"):
+        at.apply(lambda s, d, w: s * computed, h)
+    # Handed over, without gradients, or from a leaf, it is welcome.
+    want = at.apply(lambda s, d, w, c: s * c, h, [computed])
+    assert_close(at.apply(lambda s, d, w: s * computed.detach(), h), want.detach())
+    assert_close(at.apply(lambda s, d, w: s * p.exp(), h).detach(), want.detach())
+    with torch.no_grad():
+        assert_close(at.apply(lambda s, d, w: s * computed, h), want.detach())
+
+
+def test_a_message_that_holds_no_gradients_is_called_for_the_edges_only() -> None:
+    at, seen = hood(), []
+    with torch.no_grad():
+        at.apply(lambda s, d, w: seen.append(len(s)) or s, torch.randn(at.num_src, 3, dtype=F64))
+    assert seen == [at.num_edges]
+
+
+def ones(at: SequentialNeighbourhood, *shape: int) -> Tensor:
+    return torch.ones(at.num_src, *shape, dtype=F64)
+
+
+MISTAKES: dict[str, Callable[[SequentialNeighbourhood], object]] = {
+    "h has shape": lambda at: at.sum(torch.ones(at.num_src + 1, 2)),
+    "h is torch.int64": lambda at: at.max(ones(at, 2).long()),
+    "factor has shape": lambda at: at.sum(ones(at, 2), factor=torch.ones(at.num_src + 1)),
+    "own has shape": lambda at: at.sum(ones(at, 2), own=ones(at, 1)),
+    "attend got": lambda at: at.attend(ones(at, 1, 2), torch.ones(1, 2, dtype=F64), ones(at, 2)),
+    "attend_both got": lambda at: at.attend_both(ones(at, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(2, 2, dtype=F64)),
+    "attend_shared got": lambda at: at.attend_shared(ones(at, 2), torch.ones(1, 2, dtype=F64), torch.ones(2, 2, dtype=F64)),
+    "a_src is torch.float32": lambda at: at.attend(ones(at, 1, 2), torch.ones(1, 2), ones(at, 1)),
+    "attention dropout is 1": lambda at: at.attend(ones(at, 1, 2), torch.ones(1, 2, dtype=F64), ones(at, 1), dropout=1.0),
+    "cannot reduce by 'min'": lambda at: at.apply(lambda s, d, w: s, ones(at, 1), reduce="min"),  # type: ignore[arg-type]
+    "the message's result has shape": lambda at: at.apply(lambda s, d, w: s[:1], ones(at, 1)),
+}
+
+
+@pytest.mark.parametrize("match", MISTAKES)
+def test_mistakes_are_named(match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        MISTAKES[match](hood())

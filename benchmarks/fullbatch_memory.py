@@ -1,0 +1,358 @@
+"""Memory of full-batch training over ranks, beside what it should be: the largest rank's, with neighbours by each mode.
+
+    python benchmarks/fullbatch_memory.py --npz ogbn_arxiv.npz --json fullbatch_memory.json
+
+The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 128 random float32 features, 40 classes, Adam,
+no dropout, one epoch, one thread a rank. Two graphs:
+
+* `dense`: every node has 64 in-neighbours drawn from all nodes, parts are ranges of ids, and every node is trained on. Nearly every
+  row of every other rank is a neighbour: what keeps those rows cannot scale.
+* `arxiv`: with `--npz` a real graph (`edge_index`, `y`, `train_idx`; made undirected), else one of that size by `graphs.py`; METIS.
+
+"measured" is what a run tells in ``memory_bytes`` (edges, features, and the tensors of a step, the arena's and all others), with
+parameters, gradients and Adam's state. "predicted" is made before the run: from numbers alone for `dense`, from counts of nodes and
+edges by part for `arxiv`; `rehearse.step_bytes` says what a step takes on a graph of such proportions. "c0 + c1/N" is the same without
+neighbours on other ranks: c0 does not grow with the graph; c0 + c1 is one rank's memory. What "predicted" has beyond it are rows of
+other ranks: kept, or under way (of those the next round's only as far as `ahead_bytes`, 64 MiB, goes).
+
+"RSS" is the largest resident size of the rank's process in its whole life, "base" that of a rank over a graph of 500 nodes. Reading the
+parts and arranging them, which takes more memory than it leaves, is in it, and so are edges as the modes index them.
+
+`halo, unfused` is the baseline (`unfused_attention`): rows of other ranks in one exchange, and a value for each edge and head.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from fullbatch import data, real
+from graphs import load, stored
+from peers.fullbatch_task import CLASSES, FEATURES
+from torch import nn
+from unfused_attention import Unfused
+
+import millrace as mr
+from millrace.stages.fetch.visit import Mode, Visited, plan
+from millrace.stages.full_batch import FullBatch, Shard, View
+from millrace.stages.kernels.lists import InLists
+from millrace.stages.kernels.rules import EdgeNumbers
+from millrace.stages.models.base import ModelConfig
+from millrace.stages.models.gat import GAT
+from millrace.stages.models.sage import SAGE
+from millrace.stages.partition.contiguous import Contiguous
+from millrace.stages.partition.metis import Metis
+from millrace.stages.partition.sharded import Share
+from millrace.storage.features import MappedFeatures, MemoryFeatures
+from millrace.storage.graph import Graph, index_dtype
+
+NODES, DEGREE, LAYERS, SMALL_NODES = 200_000, 64, 3, 500
+MODES: tuple[Mode, ...] = get_args(Mode)
+UNFUSED = "halo, unfused"
+MODELS: dict[str, ModelConfig] = {"sage": SAGE(layers=LAYERS, dropout=0.0), "gat": GAT(layers=LAYERS, dropout=0.0)}
+PARTITIONERS = {"dense": Contiguous("nodes"), "arxiv": Metis()}
+CLAIMS = {("sage", "halo"): 1.6, ("gat", UNFUSED): 3.6}
+"""How many times less `rematerialize` takes than these, at 8 ranks on `dense`."""
+TOLERANCE = 0.15
+ROW = "{:6} {:5} {:14} {:>2} {:>10} {:>10} {:>9} {:>6} {:>7} {:>9} {:>8} {:>9}"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a layer needs of one rank's share."""
+
+    dst: int
+    src: int
+    """Of this rank."""
+    lists: tuple[int, ...]
+    """By rank: rows of this one that read rows of that one."""
+    sources: tuple[int, ...]
+    """By rank: its rows that this one reads."""
+    edges: tuple[int, ...]
+    """By rank."""
+    wanted: tuple[int, ...]
+    """By rank: rows of this one that it reads."""
+
+
+def random_counts(num_nodes: int, degree: int, size: int) -> Counts:
+    """Of any rank on average, where each of V nodes draws its in-neighbours from all nodes, and parts are equal."""
+    n = num_nodes / size
+    per_shard = degree * n / size
+    reading = round(n * (1 - (1 - 1 / size) ** degree))
+    read = round(n * (1 - (1 - 1 / n) ** per_shard))
+    remote = (read,) * (size - 1)
+    rows = round(n)
+    return Counts(rows, rows, (rows, *[reading] * (size - 1)), (rows, *remote), (round(per_shard),) * size, (0, *remote))
+
+
+def part_counts(graph: Graph, owner: npt.NDArray[np.int32], seeds: npt.NDArray[np.int64], size: int) -> list[list[Counts]]:
+    """For each rank: what each layer needs, from the input on, and in the end all rows and edges."""
+    rows = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    hops = np.full(graph.num_nodes, LAYERS + 1)
+    hops[seeds] = 0
+    for k in range(LAYERS):
+        near = graph.indices[hops[rows] == k]
+        hops[near] = np.minimum(hops[near], k + 1)
+    found: list[list[Counts]] = [[] for _ in range(size)]
+    for k in [*reversed(range(LAYERS)), LAYERS + 1]:
+        of = hops[rows] <= k
+        v, u = rows[of], graph.indices[of].astype(np.int64)
+        there = owner[u].astype(np.int64)
+        edges = np.bincount(owner[v] * size + there, minlength=size**2).reshape(size, size)
+        reading = np.unique(v * size + there)
+        lists = np.bincount(owner[reading // size] * size + reading % size, minlength=size**2).reshape(size, size)
+        read = np.unique(owner[v].astype(np.int64) * graph.num_nodes + u)
+        sources = np.bincount(read // graph.num_nodes * size + owner[read % graph.num_nodes], minlength=size**2).reshape(size, size)
+        dst, src = (np.bincount(owner[hops <= end], minlength=size) for end in (k, k + 1))
+        for p in range(size):
+            wanted = np.where(np.arange(size) == p, 0, sources[:, p])
+            found[p].append(Counts(int(dst[p]), int(src[p]), *(tuple(map(int, c)) for c in (lists[p], sources[p], edges[p], wanted))))
+    return found
+
+
+def _zeros(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array that takes no memory."""
+    return np.broadcast_to(np.zeros((), dtype), n)
+
+
+def _view(counts: Counts, rank: int) -> View:
+    def shard(q: int) -> Shard:
+        lists, sources = (counts.dst, counts.src) if q == rank else (counts.lists[q], counts.sources[q])
+        edges = InLists(_zeros(lists + 1, np.int64), _zeros(counts.edges[q], np.int32), sources)
+        place = _zeros(counts.edges[q], index_dtype(sum(counts.edges)))
+        return Shard(edges, None if q == rank else _zeros(lists, np.int32), place, None)
+
+    wanted = tuple(_zeros(n, np.int32) for n in counts.wanted)
+    return View(counts.dst, counts.src, tuple(shard(q) for q in range(len(counts.edges))), wanted)
+
+
+def predicted(counts: list[Counts], rank: int, num_seeds: int, modes: tuple[Mode, ...], module: nn.Module) -> int:
+    """Bytes of a rank with these counts, of each layer and of the whole."""
+    *layers, whole = (_view(c, rank) for c in counts)
+    n = whole.num_src
+    ids = _zeros(n, np.int64)
+    batch = FullBatch(rank, ids, ids, num_seeds, EdgeNumbers(ids, ids, None), whole, tuple(layers))
+    features = MemoryFeatures(np.broadcast_to(np.float32(0), (n, FEATURES)))
+    share = Share(batch, features, torch.zeros(1, dtype=torch.int64).expand(n), {})
+    size = len(whole.shards)
+    group: Any = SimpleNamespace(rank=rank, size=size, all_reduce=lambda flat, kind: None)
+    _, step = plan(share, modes if size > 1 else ("halo",) * LAYERS, Visited(), group, module)
+    return batch.nbytes + n * FEATURES * features.dtype.itemsize + step + model_bytes(module)
+
+
+def model_bytes(module: nn.Module) -> int:
+    """Of parameters, gradients and Adam's two moments."""
+    return 4 * sum(p.nbytes for p in module.parameters())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    graph: str
+    model: str
+    mode: str
+    ranks: int
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """Of the layers."""
+        return ("halo" if self.mode == UNFUSED else self.mode,) * LAYERS  # pyright: ignore[reportReturnType]
+
+    def module(self) -> nn.Module:
+        """The model, its parameters always the same."""
+        torch.manual_seed(0)
+        config = MODELS[self.model]
+        if self.mode == UNFUSED:
+            assert isinstance(config, GAT)
+            return Unfused(config, FEATURES, CLASSES)
+        return config.build(FEATURES, CLASSES)
+
+
+class Lab:
+    """The graphs, predictions and runs."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.cache, self.npz = args.cache, args.npz
+        self.num_nodes = round(NODES * args.scale)
+        self.base = cache(lambda model, ranks: self.run(Cell("small", model, "rematerialize", ranks))["rss_bytes"])
+
+    def store(self, name: str) -> Path:
+        """The dataset as ranks can open it, made on first use."""
+        if name == "arxiv":
+            folder = real(self.npz, self.cache) if self.npz else stored("arxiv", self.cache)
+            data(folder)
+            graph, given = load(folder), folder / "fullbatch"
+            features, labels, train = MappedFeatures(given / "features.npy"), np.load(given / "labels.npy"), np.load(given / "train.npy")
+            path = given / "memory-store"
+        else:
+            n = self.num_nodes if name == "dense" else SMALL_NODES
+            rng = np.random.default_rng(0)
+            indices = np.sort(rng.integers(0, n, (n, DEGREE), dtype=np.int32), axis=1).ravel()
+            graph = Graph(np.arange(n + 1, dtype=np.int64) * DEGREE, indices)
+            features, labels = MemoryFeatures(rng.standard_normal((n, FEATURES), np.float32)), rng.integers(0, CLASSES, n)
+            train, path = np.arange(n), self.cache / "graphs" / f"dense-{n}-{DEGREE}"
+        if not path.exists():
+            none = np.empty(0, np.int64)
+            mr.write_dataset(path, mr.Dataset(name, graph, features, labels, mr.Split(train, none, none), CLASSES), features_format="npy")
+        return path
+
+    def counts(self, name: str, ranks: int) -> list[tuple[list[Counts], int]]:
+        """For each kind of rank: counts of each layer and of the whole, and seeds."""
+        if name == "dense":
+            counts = random_counts(self.num_nodes, DEGREE, ranks)
+            return [([counts] * (LAYERS + 1), counts.dst)]
+        dataset = mr.open_dataset(self.store(name))
+        train, book = dataset.split.train, PARTITIONERS[name].assign(dataset.graph, ranks, 0)
+        owner = book.part(np.arange(dataset.num_nodes))
+        seeds = np.bincount(owner[train], minlength=ranks)
+        return [(c, int(s)) for c, s in zip(part_counts(dataset.graph, owner, train, ranks), seeds)]
+
+    def predict(self, cell: Cell) -> tuple[int, int, int]:
+        """What the largest rank will take; c0 and c1."""
+        module = cell.module()
+
+        def one_rank(share: float) -> int:
+            (counts, seeds), *_ = self.counts(cell.graph, 1)
+            few = [replace(c, **{k: _scaled(v, share) for k, v in asdict(c).items()}) for c in counts]
+            return predicted(few, 0, round(seeds * share), cell.modes, module)
+
+        largest = max(predicted(c, rank, seeds, cell.modes, module) for rank, (c, seeds) in enumerate(self.counts(cell.graph, cell.ranks)))
+        c0 = 2 * one_rank(0.5) - one_rank(1)
+        return largest, c0, one_rank(1) - c0
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """What the largest rank took."""
+        with tempfile.TemporaryDirectory() as scratch:
+            done = mr.run(
+                self.store(cell.graph),
+                system=mr.sar(cell.modes, partitioner=PARTITIONERS.get(cell.graph, Contiguous("nodes"))),
+                model=cell.module(),
+                features="mapped",
+                ranks=cell.ranks,
+                executor="dask",
+                epochs=1,
+                threads=1,
+                out=Path(scratch) / "run",
+            )
+        parts = max(done.memory_bytes, key=lambda m: sum(m.values()))
+        return {
+            "measured_bytes": sum(parts.values()) + model_bytes(cell.module()),
+            "parts": parts,
+            "rss_bytes": max(done.peak_rss_bytes),
+            "train_loss": done.train_loss,
+            "seconds": done.seconds["total"],
+        }
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """One row."""
+        largest, c0, c1 = self.predict(cell)
+        return {**asdict(cell), "predicted_bytes": largest, "c0_bytes": c0, "c1_bytes": c1} | {
+            **self.run(cell),
+            "base_bytes": self.base(cell.model, cell.ranks),
+        }
+
+
+def _scaled(value: int | tuple[int, ...], share: float) -> int | tuple[int, ...]:
+    return tuple(round(v * share) for v in value) if isinstance(value, tuple) else round(value * share)
+
+
+def factors(rows: list[dict[str, Any]]) -> None:
+    """Set in each row how many times less `rematerialize` takes: in tensors, and in resident size beyond the base."""
+    key: Callable[[dict[str, Any]], tuple[Any, ...]] = lambda r: (r["graph"], r["model"], r["ranks"])
+    frugal = {key(r): r for r in rows if r["mode"] == "rematerialize"}
+    for r in rows:
+        if other := frugal.get(key(r)):
+            r["factor"] = r["measured_bytes"] / other["measured_bytes"]
+            r["rss_factor"] = (r["rss_bytes"] - r["base_bytes"]) / max(1, other["rss_bytes"] - other["base_bytes"])
+
+
+def show(r: dict[str, Any]) -> None:
+    """One line."""
+    mib = [r[f"{name}_bytes"] / 2**20 for name in ("predicted", "measured", "rss", "base")]
+    law = f"{(r['c0_bytes'] + r['c1_bytes'] / r['ranks']) / 2**20:,.0f}"
+    ratio = f"{r['measured_bytes'] / r['predicted_bytes']:.2f}"
+    times = [f"{r[name]:.2f}" if name in r else "" for name in ("factor", "rss_factor")]
+    head = (r["graph"], r["model"], r["mode"], r["ranks"])
+    print(ROW.format(*head, law, f"{mib[0]:,.0f}", f"{mib[1]:,.0f}", ratio, *(f"{m:,.0f}" for m in mib[2:]), *times), flush=True)
+
+
+def problems(rows: list[dict[str, Any]]) -> list[str]:
+    """Claims that do not hold, and modes that did not compute the same."""
+    said = []
+    for r in rows:
+        label = f"{r['graph']} {r['model']} {r['mode']}, {r['ranks']} ranks"
+        off = r["measured_bytes"] / r["predicted_bytes"] - 1
+        if abs(off) > TOLERANCE:
+            said.append(f"{label}: {off:+.0%} beside the prediction")
+        claim = CLAIMS.get((r["model"], r["mode"]), 0.0) if (r["graph"], r["ranks"]) == ("dense", 8) else 0.0
+        if r.get("factor", claim) < claim:
+            said.append(f"{label}: {r['factor']:.2f} times what rematerialize takes; expected {claim} or more")
+        first = next(other for other in rows if (other["graph"], other["model"]) == (r["graph"], r["model"]))
+        if not np.isclose(r["train_loss"], first["train_loss"], rtol=1e-4):
+            said.append(f"{label}: the loss is {r['train_loss']}, and {first['train_loss']} by {first['mode']}, {first['ranks']} ranks")
+    return said
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Memory of full-batch training over ranks, beside what it should be.")
+    lists = {
+        "graphs": (list(PARTITIONERS), list(PARTITIONERS)),
+        "models": (list(MODELS), list(MODELS)),
+        "modes": ([*MODES, "unfused"], [*MODES, "unfused"]),
+    }
+    for name, (usual, known) in lists.items():
+        parser.add_argument(f"--{name}", type=lambda s: s.split(","), default=usual, help=f"of {', '.join(known)}")
+    parser.add_argument("--ranks", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 8])
+    parser.add_argument("--scale", type=float, default=1.0, help="of the dense graph's nodes")
+    parser.add_argument("--npz", type=Path, help="a real graph for arxiv")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    args.cache = args.cache.resolve()
+    for name, (_, known) in lists.items():
+        if unknown := set(getattr(args, name)) - set(known):
+            parser.error(f"--{name} has {', '.join(sorted(unknown))}; known are {', '.join(known)}")
+    if min(args.ranks) < 1 or round(NODES * args.scale) < 1:
+        parser.error("--ranks must be at least 1, --scale large enough for a node")
+    return args
+
+
+def main() -> int:
+    """Measure and print. Returns 1 if something is not as predicted."""
+    args = arguments()
+    # Ranks unpickle the baseline by its name.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    lab, rows = Lab(args), []
+    print("MiB of the largest rank; factors over rematerialize, of tensors and of RSS beyond the base")
+    print(ROW.format("graph", "model", "mode", "N", "c0 + c1/N", "predicted", "measured", "ratio", "RSS", "base", "factor", "of RSS"))
+    for graph in args.graphs:
+        for model in args.models:
+            modes = [UNFUSED if m == "unfused" else m for m in args.modes if m != "unfused" or model == "gat"]
+            for ranks in args.ranks:
+                # One rank has nobody to visit: its modes are the same.
+                for mode in modes if ranks > 1 else [m for m in modes if m in (modes[0], UNFUSED)]:
+                    rows.append(lab.measure(Cell(graph, model, mode, ranks)))
+                    factors(rows)
+                    show(rows[-1])
+                    if args.json:
+                        report = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+                        args.json.write_text(json.dumps({**report, "rows": rows, "problems": problems(rows)}, indent=1) + "\n")
+    for text in problems(rows):
+        print(f"PROBLEM: {text}")
+    return 1 if problems(rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
