@@ -26,37 +26,31 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from fullbatch import data, real
+from fullbatch_prediction import LAYERS, Counts, model_bytes, part_counts, predicted, random_counts
 from graphs import load, stored
 from peers.fullbatch_task import CLASSES, FEATURES
 from torch import nn
 from unfused_attention import Unfused
 
 import millrace as mr
-from millrace.stages.fetch.visit import Mode, Visited, plan
-from millrace.stages.full_batch import FullBatch, Shard, View
-from millrace.stages.kernels.lists import InLists
-from millrace.stages.kernels.rules import EdgeNumbers
+from millrace.stages.fetch.visit import AHEAD_BYTES, Mode, Visited
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.metis import Metis
-from millrace.stages.partition.sharded import Share
 from millrace.storage.features import MappedFeatures, MemoryFeatures
-from millrace.storage.graph import Graph, index_dtype
+from millrace.storage.graph import Graph
 
-NODES, DEGREE, LAYERS, SMALL_NODES = 200_000, 64, 3, 500
+NODES, DEGREE, SMALL_NODES = 200_000, 64, 500
 MODES: tuple[Mode, ...] = get_args(Mode)
 UNFUSED = "halo, unfused"
 MODELS: dict[str, ModelConfig] = {"sage": SAGE(layers=LAYERS, dropout=0.0), "gat": GAT(layers=LAYERS, dropout=0.0)}
@@ -65,94 +59,6 @@ CLAIMS = {("sage", "halo"): 1.6, ("gat", UNFUSED): 3.6}
 """How many times less `rematerialize` takes than these, at 8 ranks on `dense`."""
 TOLERANCE = 0.15
 ROW = "{:6} {:5} {:14} {:>2} {:>10} {:>10} {:>9} {:>6} {:>7} {:>9} {:>8} {:>9}"
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a layer needs of one rank's share."""
-
-    dst: int
-    src: int
-    """Of this rank."""
-    lists: tuple[int, ...]
-    """By rank: rows of this one that read rows of that one."""
-    sources: tuple[int, ...]
-    """By rank: its rows that this one reads."""
-    edges: tuple[int, ...]
-    """By rank."""
-    wanted: tuple[int, ...]
-    """By rank: rows of this one that it reads."""
-
-
-def random_counts(num_nodes: int, degree: int, size: int) -> Counts:
-    """Of any rank on average, where each of V nodes draws its in-neighbours from all nodes, and parts are equal."""
-    n = num_nodes / size
-    per_shard = degree * n / size
-    reading = round(n * (1 - (1 - 1 / size) ** degree))
-    read = round(n * (1 - (1 - 1 / n) ** per_shard))
-    remote = (read,) * (size - 1)
-    rows = round(n)
-    return Counts(rows, rows, (rows, *[reading] * (size - 1)), (rows, *remote), (round(per_shard),) * size, (0, *remote))
-
-
-def part_counts(graph: Graph, owner: npt.NDArray[np.int32], seeds: npt.NDArray[np.int64], size: int) -> list[list[Counts]]:
-    """For each rank: what each layer needs, from the input on, and in the end all rows and edges."""
-    rows = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
-    hops = np.full(graph.num_nodes, LAYERS + 1)
-    hops[seeds] = 0
-    for k in range(LAYERS):
-        near = graph.indices[hops[rows] == k]
-        hops[near] = np.minimum(hops[near], k + 1)
-    found: list[list[Counts]] = [[] for _ in range(size)]
-    for k in [*reversed(range(LAYERS)), LAYERS + 1]:
-        of = hops[rows] <= k
-        v, u = rows[of], graph.indices[of].astype(np.int64)
-        there = owner[u].astype(np.int64)
-        edges = np.bincount(owner[v] * size + there, minlength=size**2).reshape(size, size)
-        reading = np.unique(v * size + there)
-        lists = np.bincount(owner[reading // size] * size + reading % size, minlength=size**2).reshape(size, size)
-        read = np.unique(owner[v].astype(np.int64) * graph.num_nodes + u)
-        sources = np.bincount(read // graph.num_nodes * size + owner[read % graph.num_nodes], minlength=size**2).reshape(size, size)
-        dst, src = (np.bincount(owner[hops <= end], minlength=size) for end in (k, k + 1))
-        for p in range(size):
-            wanted = np.where(np.arange(size) == p, 0, sources[:, p])
-            found[p].append(Counts(int(dst[p]), int(src[p]), *(tuple(map(int, c)) for c in (lists[p], sources[p], edges[p], wanted))))
-    return found
-
-
-def _zeros(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array that takes no memory."""
-    return np.broadcast_to(np.zeros((), dtype), n)
-
-
-def _view(counts: Counts, rank: int) -> View:
-    def shard(q: int) -> Shard:
-        lists, sources = (counts.dst, counts.src) if q == rank else (counts.lists[q], counts.sources[q])
-        edges = InLists(_zeros(lists + 1, np.int64), _zeros(counts.edges[q], np.int32), sources)
-        place = _zeros(counts.edges[q], index_dtype(sum(counts.edges)))
-        return Shard(edges, None if q == rank else _zeros(lists, np.int32), place, None)
-
-    wanted = tuple(_zeros(n, np.int32) for n in counts.wanted)
-    return View(counts.dst, counts.src, tuple(shard(q) for q in range(len(counts.edges))), wanted)
-
-
-def predicted(counts: list[Counts], rank: int, num_seeds: int, modes: tuple[Mode, ...], module: nn.Module) -> int:
-    """Bytes of a rank with these counts, of each layer and of the whole."""
-    *layers, whole = (_view(c, rank) for c in counts)
-    n = whole.num_src
-    ids = _zeros(n, np.int64)
-    batch = FullBatch(rank, ids, ids, num_seeds, EdgeNumbers(ids, ids, None), whole, tuple(layers))
-    features = MemoryFeatures(np.broadcast_to(np.float32(0), (n, FEATURES)))
-    share = Share(batch, features, torch.zeros(1, dtype=torch.int64).expand(n), {})
-    size = len(whole.shards)
-    group: Any = SimpleNamespace(rank=rank, size=size, all_reduce=lambda flat, kind: None)
-    _, step = plan(share, modes if size > 1 else ("halo",) * LAYERS, Visited(), group, module)
-    return batch.nbytes + n * FEATURES * features.dtype.itemsize + step + model_bytes(module)
-
-
-def model_bytes(module: nn.Module) -> int:
-    """Of parameters, gradients and Adam's two moments."""
-    return 4 * sum(p.nbytes for p in module.parameters())
 
 
 @dataclass(frozen=True)
@@ -185,6 +91,8 @@ class Lab:
     def __init__(self, args: argparse.Namespace) -> None:
         self.cache, self.npz = args.cache, args.npz
         self.num_nodes = round(NODES * args.scale)
+        # In proportion, so that a small graph shows what the large one would.
+        self.ahead_bytes = round(AHEAD_BYTES * args.scale)
         self.base = cache(lambda model, ranks: self.run(Cell("small", model, "rematerialize", ranks))["rss_bytes"])
 
     def store(self, name: str) -> Path:
@@ -220,14 +128,13 @@ class Lab:
 
     def predict(self, cell: Cell) -> tuple[int, int, int]:
         """What the largest rank will take; c0 and c1."""
-        module = cell.module()
+        module, policy = cell.module(), Visited(cell.modes, ahead_bytes=self.ahead_bytes)
 
         def one_rank(share: float) -> int:
             (counts, seeds), *_ = self.counts(cell.graph, 1)
-            few = [replace(c, **{k: _scaled(v, share) for k, v in asdict(c).items()}) for c in counts]
-            return predicted(few, 0, round(seeds * share), cell.modes, module)
+            return predicted([c.times(share) for c in counts], 0, round(seeds * share), policy, module)
 
-        largest = max(predicted(c, rank, seeds, cell.modes, module) for rank, (c, seeds) in enumerate(self.counts(cell.graph, cell.ranks)))
+        largest = max(predicted(c, rank, seeds, policy, module) for rank, (c, seeds) in enumerate(self.counts(cell.graph, cell.ranks)))
         c0 = 2 * one_rank(0.5) - one_rank(1)
         return largest, c0, one_rank(1) - c0
 
@@ -236,7 +143,7 @@ class Lab:
         with tempfile.TemporaryDirectory() as scratch:
             done = mr.run(
                 self.store(cell.graph),
-                system=mr.sar(cell.modes, partitioner=PARTITIONERS.get(cell.graph, Contiguous("nodes"))),
+                system=mr.sar(cell.modes, partitioner=PARTITIONERS.get(cell.graph, Contiguous("nodes")), ahead_bytes=self.ahead_bytes),
                 model=cell.module(),
                 features="mapped",
                 ranks=cell.ranks,
@@ -263,13 +170,12 @@ class Lab:
         }
 
 
-def _scaled(value: int | tuple[int, ...], share: float) -> int | tuple[int, ...]:
-    return tuple(round(v * share) for v in value) if isinstance(value, tuple) else round(value * share)
-
-
 def factors(rows: list[dict[str, Any]]) -> None:
     """Set in each row how many times less `rematerialize` takes: in tensors, and in resident size beyond the base."""
-    key: Callable[[dict[str, Any]], tuple[Any, ...]] = lambda r: (r["graph"], r["model"], r["ranks"])
+
+    def key(r: dict[str, Any]) -> tuple[Any, ...]:
+        return r["graph"], r["model"], r["ranks"]
+
     frugal = {key(r): r for r in rows if r["mode"] == "rematerialize"}
     for r in rows:
         if other := frugal.get(key(r)):
@@ -315,7 +221,7 @@ def arguments() -> argparse.Namespace:
     for name, (usual, known) in lists.items():
         parser.add_argument(f"--{name}", type=lambda s: s.split(","), default=usual, help=f"of {', '.join(known)}")
     parser.add_argument("--ranks", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 8])
-    parser.add_argument("--scale", type=float, default=1.0, help="of the dense graph's nodes")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the dense graph's nodes, and of the rows under way")
     parser.add_argument("--npz", type=Path, help="a real graph for arxiv")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs")
     parser.add_argument("--json", type=Path)

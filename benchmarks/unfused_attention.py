@@ -18,7 +18,7 @@ from millrace.stages.models.gat import GAT, GATConv
 from millrace.stages.neighbourhood.base import Neighbourhood
 from millrace.stages.neighbourhood.halo import HaloNeighbourhood
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "fastmath": True}
+_JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "fastmath": True}
 
 
 class Unfused(nn.Module):

@@ -23,6 +23,8 @@ Mode = Literal["rematerialize", "keep", "halo"]
 """How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the other, kept for the
 backward pass; all in one exchange."""
 AHEAD_BYTES = 64 << 20
+UNKNOWN = 1 << 50
+"""Stands for a step whose size could not be found out: it fits nowhere."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class Visited:
         chosen, step = plan(placement, modes, self, job.group, module)
         if job.group.rank == 0:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
+            if step == UNKNOWN:
+                job.tell(f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could not be rehearsed")
+                return Visits(placement, chosen, self.ahead_bytes, job.group)
             mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
             job.tell(
                 f"plan: neighbours on other ranks by {names}; rank 0 takes {mib[0]:,.0f} MiB for edges, {mib[1]:,.0f} for features, "
@@ -86,7 +91,10 @@ def plan(
     @cache
     def rehearsed(candidate: tuple[Mode, ...]) -> int:
         visits = partial(_small_visits, share, candidate, policy.ahead_bytes)
-        return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
+        try:
+            return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
+        except Exception:  # a user's module may not be copied, or know its number of rows; every rank must get to the table above
+            return UNKNOWN
 
     beyond = max(steps([chosen])[0])
     while beyond > 0:

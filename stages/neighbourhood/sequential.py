@@ -380,7 +380,8 @@ class _Apply(torch.autograd.Function):
             shard = hood.view.shards[q]
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b)
-                weight = None if shard.weight is None else shard.weight[src.start : src.stop].to(h.dtype)
+                coef = None if shard.weight is None else shard.weight[src.start : src.stop]
+                weight = None if coef is None else coef.to(h.dtype)
                 with _drawn(key, batch.rank, q, a):
                     x = message(rows[src.indices], dst[there], weight, *params)
                 shape = tuple(x.shape[1:])
@@ -392,7 +393,7 @@ class _Apply(torch.autograd.Function):
                 if reduce == "max":
                     kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
                 else:
-                    kernels.spmm_into(lists, of_rows, x, out, None if weight is None else shard.weight[src.start : src.stop], scale)
+                    kernels.spmm_into(lists, of_rows, x, out, coef, scale)
 
         visit(batch.rank, h)
         for q, rows in hood.ring.rows(hood.view, h, call, hood.layer):
@@ -425,7 +426,8 @@ class _Apply(torch.autograd.Function):
             d_rows = torch.zeros_like(rows)
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b)
-                weight = None if shard.weight is None else shard.weight[src.start : src.stop].to(h.dtype)
+                coef = None if shard.weight is None else shard.weight[src.start : src.stop]
+                weight = None if coef is None else coef.to(h.dtype)
                 with torch.enable_grad(), _drawn(key, batch.rank, q, a):
                     x_src, x_dst = rows[src.indices].requires_grad_(), h[: hood.num_dst][there].requires_grad_()
                     x = message(x_src, x_dst, weight, *given[:num_params])
@@ -434,9 +436,7 @@ class _Apply(torch.autograd.Function):
                 if reduce == "max":
                     dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
                 else:
-                    dx = kernels.spmm_from(
-                        lists, of_rows, grad, width, None if weight is None else shard.weight[src.start : src.stop], scale
-                    )
+                    dx = kernels.spmm_from(lists, of_rows, grad, width, coef, scale)
                 if not x.requires_grad:
                     continue
                 found = torch.autograd.grad(x, [x_src, x_dst, *(given[i] for i in wanted)], dx.reshape(x.shape), allow_unused=True)

@@ -102,7 +102,10 @@ def test_a_system_without_a_sampler(mode):
         ({"sar": {"prune": "perhaps"}}, "'sar.prune' is 'perhaps'"),
         ({"sar": {"modes": "keep"}}, "did you mean 'sar.mode'"),
         ({"cluster": {"wait_note_s": 0}}, "'cluster.wait_note_s' is 0"),
-        ({"system": "sar", "partition": {"method": "metiss"}}, "'partition.method' is 'metiss'; expected contiguous, hash, metis, metis-work; did you mean 'metis'"),
+        (
+            {"system": "sar", "partition": {"method": "metiss"}},
+            "'metiss'; expected contiguous, hash, metis, metis-work; did you mean 'metis'",
+        ),
         ({"system": "sar", "sampler": {"fanout": [3, 2]}}, "system 'sar' samples nothing"),
         ({"system": "sar", "queue": {"keep": "all"}}, "no minibatches to queue"),
         ({"system": "sar", "train": {"batch_size": 8}}, "'train.batch_size' is 8, but system 'sar' takes all train nodes"),

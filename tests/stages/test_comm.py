@@ -1,6 +1,7 @@
 """Groups of ranks: what the collectives compute, what they count, and how they fail."""
 
 import os
+import re
 import socket
 import struct
 import sys
@@ -102,6 +103,77 @@ def test_collectives_compute_what_they_say(size: int) -> None:
     assert len({r["reduced"][0] for r in results}) == 1, "ranks differ in the bits of a sum"
 
 
+def swap_in_rounds(group: Gloo) -> list[tuple[object, ...]]:
+    """Every rank to every other, each in an order of its own; all ranks know what all others send."""
+    rank, size = group.rank, group.size
+    wrong: list[tuple[object, ...]] = []
+    for seed in SEEDS:
+        parts, before = parts_between(size, seed), network(group)
+        order = np.random.default_rng(100 * seed + rank).permutation(np.arange(1, size))
+        under_way = []
+        for r in order.tolist():
+            to, source = (rank + r) % size, (rank - r) % size
+            into = torch.full_like(parts[source][rank], -1)
+            under_way.append((source, to, into, group.swap(parts[rank][to], to, into, source, 7 * r, "activations")))
+            if seed % 2:
+                # Ranks drift apart.
+                time.sleep(0.002 * rank)
+        for source, to, into, swap in under_way[:: -1 if seed % 3 else 1]:
+            swap.received(f"rows of rank {source}")
+            if not same(into, parts[source][rank]):
+                wrong.append(("swap", seed, source))
+            swap.sent(f"sending to rank {to}")
+        sent = sum(p.nbytes for r, p in enumerate(parts[rank]) if r != rank)
+        after = network(group)
+        if {k: after[k] - before[k] for k in after} != {k: sent * (k == "activations") for k in after}:
+            wrong.append(("ledger", seed, before, after))
+    # Two messages of one pair under one tag, one after the other.
+    for value in range(2) if size > 1 else ():
+        into = torch.empty(3)
+        swap = group.swap(torch.full((3,), float(value)), (rank + 1) % size, into, (rank - 1) % size, 1, "activations")
+        swap.received("")
+        swap.sent("")
+        if into.tolist() != [value] * 3:
+            wrong.append(("again", value, into))
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_swaps_bring_what_was_sent_and_count_it(size: int) -> None:
+    assert run_ranks(swap_in_rounds, size) == [[]] * size
+
+
+def count_by_channel(group: Gloo) -> tuple[dict[str, dict[str, int]], ...]:
+    other = 1 - group.rank
+
+    def talk() -> None:
+        into = torch.empty(5)
+        swap = group.swap(torch.ones(5), other, into, other, 0, "activations")
+        swap.received("")
+        swap.sent("")
+        group.all_to_all([torch.ones(2)] * 2, "features")
+        group.any(True)
+        group.all_reduce(torch.ones(4), "gradients")
+        group.broadcast(torch.ones(6), 0, "graph")
+
+    with group.counting("evaluation"):
+        talk()
+        with pytest.raises(ValueError), group.counting("network"):
+            raise ValueError
+        talk()
+    in_evaluation = group._ledger.as_record()
+    talk()
+    return in_evaluation, group._ledger.as_record()
+
+
+def test_bytes_are_counted_under_the_channel_of_the_day() -> None:
+    for rank, (before, after) in enumerate(run_ranks(count_by_channel, 2)):
+        once = {"graph": 24 * (rank == 0), "features": 8, "activations": 20, "gradients": 16, "control": 1 + 8}
+        assert before["evaluation"] == after["evaluation"] == {k: 2 * n for k, n in once.items()}
+        assert set(before["network"].values()) == {0}
+        assert after["network"] == once
+
+
 def sent_by_sockets() -> int:
     """Bytes that the kernel has sent, or holds to send, on this process's TCP connections."""
     total = 0
@@ -149,6 +221,15 @@ def measure(group: Gloo) -> list[tuple[str, int, int, int]]:
     for rows in (0, 3, 20_000):
         parts = [torch.ones(rows * (rank + r), 4) for r in range(size)]
         measured(f"all_to_all of {rows}", lambda parts=parts: group.all_to_all(parts, "features"), 2 * (size - 1), 2 * (size - 1))
+    for rows in (1, 50_000):
+        to, source = (rank + 1) % size, (rank - 1) % size
+
+        def once(rows=rows, to=to, source=source) -> None:
+            swap = group.swap(torch.ones(rows, 4), to, torch.empty(rows, 4), source, 3, "activations")
+            swap.received("")
+            swap.sent("")
+
+        measured(f"swap of {rows}", once, 2, 2)
     return results
 
 
@@ -183,8 +264,13 @@ def test_a_group_of_one(make: Callable[[], Any]) -> None:
     part = torch.ones(3, 2)
     assert group.all_to_all([part], "features")[0] is part
     assert group.all_to_all([part], "features", [part[:0]])[0] is part
+    swap = group.swap(part[:0], 0, part[:0], 0, 0, "activations")
+    swap.received("nothing")
+    swap.sent("nothing")
+    with group.counting("evaluation"):
+        group.all_reduce(flat, "gradients")
     if isinstance(group, Gloo):
-        assert set(network(group).values()) == {0}
+        assert set(group._ledger.counts()) == {0}
         group.close()
         group.close()
 
@@ -214,17 +300,62 @@ def test_a_dead_peer_is_an_error_not_a_wait() -> None:
         assert f"rank 0 of 2 could not finish {name}: a peer is gone" in sentence
 
 
-def wait_in_vain(group: Gloo) -> str:
+def lose_in_swap(group: Gloo, dies: str) -> list[str]:
+    """What is said of rows that should come, of rows that should go, and of a swap begun when all is known."""
+    if group.rank == 1:
+        if dies == "before":
+            os._exit(9)
+        time.sleep(0.5)
+        os._exit(9)
+    if dies == "before":
+        time.sleep(0.5)
+    sentences = []
+    start = time.monotonic()
+    with pytest.raises(PeerLostError) as e:
+        group.swap(torch.ones(2, 3), 1, torch.empty(2, 3), 1, 5, "activations").received("layer 1, forward, round 1 of 1: rows of rank 1")
+    sentences.append(str(e.value))
+    with pytest.raises(PeerLostError) as e:
+        group.swap(torch.ones(1 << 22), 1, torch.empty(0), 1, 6, "activations").sent("layer 1, backward: gradients to rank 1")
+    sentences.append(str(e.value))
+    assert time.monotonic() - start < 5
+    return sentences
+
+
+@pytest.mark.parametrize("dies", ["before", "meanwhile"])
+def test_a_peer_that_dies_during_a_swap_is_an_error_that_names_the_round(dies: str) -> None:
+    first, second = run_ranks(lose_in_swap, 2, dies, mortal=(1,))[0]
+    start = "rank 0 of 2 could not finish"
+    if dies == "meanwhile":
+        assert f"{start} layer 1, forward, round 1 of 1: rows of rank 1: a peer is gone" in first
+    else:
+        # Gloo may know of it before anything is waited for.
+        assert re.match(rf"{start} (sending to rank 1|layer 1, forward, round 1 of 1: rows of rank 1): a peer is gone", first)
+    assert re.match(rf"{start} (sending to rank 1|layer 1, backward: gradients to rank 1): a peer is gone", second)
+
+
+def wait_in_vain(group: Gloo, how: str) -> str:
     if group.rank == 1:
         time.sleep(2.5)
         return ""
+    start = time.monotonic()
+    out, into = (0, 10) if how == "received" else (1 << 22, 0)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: group.all_reduce(torch.ones(10), "gradients"),
+        "received": lambda: group.swap(torch.ones(out), 1, torch.empty(into), 1, 0, "activations").received("layer 0: rows of rank 1"),
+        "sent": lambda: group.swap(torch.ones(out), 1, torch.empty(into), 1, 0, "activations").sent("layer 0: rows to rank 1"),
+    }
     with pytest.raises(PeerLostError) as e:
-        group.all_reduce(torch.ones(10), "gradients")
+        calls[how]()
+    assert 0.9 < time.monotonic() - start < 2.4
     return str(e.value)
 
 
-def test_a_silent_peer_is_an_error_in_time() -> None:
-    assert "all_reduce: a peer did not answer within 1 s" in run_ranks(wait_in_vain, 2, group_timeout_s=1.0)[0]
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("all_reduce", "all_reduce"), ("received", "layer 0: rows of rank 1"), ("sent", "layer 0: rows to rank 1")],
+)
+def test_a_silent_peer_is_an_error_in_time(how: str, what: str) -> None:
+    assert f"{what}: a peer did not answer within 1 s" in run_ranks(wait_in_vain, 2, how, group_timeout_s=1.0)[0]
 
 
 def test_ranks_that_do_not_come_are_an_error_in_time() -> None:

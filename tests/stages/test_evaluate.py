@@ -27,6 +27,7 @@ class DenseHood:
     """The whole graph as a dense matrix: the definition of a full neighbourhood, in plain torch."""
 
     spans_ranks = False
+    names = None
 
     def __init__(self, graph: Graph, dtype: torch.dtype = torch.float64) -> None:
         n = graph.num_nodes
@@ -63,6 +64,9 @@ class DenseHood:
         logits = torch.where(times[:, :, None] > 0, logits, -torch.inf)
         alpha = times[:, :, None] * (logits - logits.amax(1, keepdim=True)).exp()
         return torch.einsum("vuh,uhd->vhd", alpha / alpha.sum(1, keepdim=True), z)
+
+    def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+        return self.attend(z, a_src, (z * a_dst).sum(-1), slope, dropout)
 
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         return self.attend(h[:, None].expand(-1, len(a_src), -1), a_src, h @ a_dst.T, slope, dropout)

@@ -265,14 +265,15 @@ def train(group: Group, seeds: tuple[int, ...], size: int) -> dict[tuple[Any, ..
     found = {}
     for seed in seeds:
         case = make_case(seed, size, multilabel=seed % 2 == 0)
-        for name in CONFIGS:
+        for at, name in enumerate(CONFIGS):
             if needs_all_rows(name) and case.graph.num_nodes == 1:
                 continue
             layers = build(name).num_layers
             for prune in (False, True):
                 share = case.share(group, layers, prune, needs_all_rows(name))
-                # One rank has nobody to visit.
-                for mode, modes in MODES.items() if size > 1 else [("halo", MODES["halo"])]:
+                # One rank has nobody to visit; and pruned or not, what a mode does is the same.
+                for mode in MODES if prune and size > 1 else [list(MODES)[at % len(MODES)]]:
+                    modes = MODES[mode]
                     model = build(name)
                     visits = Visits(share, modes[:layers], AHEAD[(seed + prune) % 3], group)
                     fetched = visits.fetch(replace(share.graph, epoch=seed))
@@ -287,7 +288,7 @@ def dense(case: Case, seed: int, name: str) -> dict[str, Any]:
     return learn(model, lambda hoods, h: model(hoods, h)[train], fetched, Solo(), seed % 2 == 0)
 
 
-@pytest.mark.parametrize(("size", "seeds"), [(1, (8, 9)), (2, (8, 1, 14)), (3, (2, 5)), (4, (4, 11)), (8, (7,))])
+@pytest.mark.parametrize(("size", "seeds"), [(1, (8, 9)), (2, (8, 12)), (3, (14, 2)), (4, (11,)), (8, (5,))])
 def test_models_learn_what_they_learn_from_the_whole_graph(size: int, seeds: tuple[int, ...]) -> None:
     """With dropout and attention dropout, for any number of ranks, in every mode, pruned or not."""
     ranks = [train(Solo(), seeds, 1)] if size == 1 else run_ranks(train, size, seeds, size, timeout_s=240)

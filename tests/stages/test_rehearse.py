@@ -10,7 +10,7 @@ from torch import nn
 from millrace.stages.arena import Arena, reusing
 from millrace.stages.base import Group, Phase, RankJob
 from millrace.stages.comm.gloo import Gloo
-from millrace.stages.fetch.visit import Mode, Visited, Visits, plan
+from millrace.stages.fetch.visit import UNKNOWN, Mode, Visited, Visits, plan
 from millrace.stages.kernels import cpu
 from millrace.stages.models import MODELS
 from millrace.stages.partition.sharded import Sharded, Share
@@ -98,6 +98,31 @@ def test_the_fastest_modes_that_fit_are_taken_alike_on_all_ranks() -> None:
     assert between not in (roomy, tight)
     assert fixed == ("halo", "rematerialize", "keep"), "a mode that was asked for is not changed"
     assert all(other == first for other in others)
+
+
+class Uncopied(nn.Module):
+    """Knows how many rows there are, as a user's module may."""
+
+    num_layers = 3
+
+    def layer(self, i: int, hood: object, h: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("only the rows that I know")
+
+
+def unrehearsed(group: Gloo) -> tuple[tuple[Mode, ...], int, list[str]]:
+    share, job = share_of(group, group.size)
+    said: list[str] = []
+    policy = Visited()
+    policy.fetcher(share, replace(job, tell=said.append), Uncopied())
+    return *plan(share, ("auto", "halo", "auto"), policy, group, Uncopied()), said
+
+
+def test_a_model_that_cannot_be_rehearsed_is_trained_in_the_most_frugal_modes() -> None:
+    for rank, (modes, step, said) in enumerate(run_ranks(unrehearsed, 2)):
+        assert modes == ("rematerialize", "halo", "rematerialize")
+        assert step == UNKNOWN
+        assert len(said) == (rank == 0)
+        assert all("could not be rehearsed" in s for s in said)
 
 
 def test_tensors_are_followed_until_they_are_free() -> None:
