@@ -27,7 +27,7 @@ class Exchanged:
     ranks fetch equally often.
     """
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module) -> "Exchange":
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
         """See `NeighbourhoodPolicy.fetcher`. Reads this rank's rows from `placement.features`, which holds all V, and nothing later."""
         return Exchange(placement, SharedFeatures(CountedFeatures(placement.features, job.ledger, "store"), job.group))
 

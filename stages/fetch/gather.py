@@ -20,8 +20,8 @@ from ..rows import NamedRows, torch_dtype
 class Gathered:
     """Each node's row is fetched at most once per minibatch; every block then aggregates locally."""
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module) -> "Gather":
-        """See `NeighbourhoodPolicy.fetcher`."""
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Gather":
+        """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
         return Gather(placement, CountedFeatures(placement.features, job.ledger, "store"))
 
 
