@@ -41,6 +41,7 @@ from millrace.stages.neighbourhood.base import Neighbourhood, destinations
 from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
+from millrace.storage.dataset import Split
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph
 
@@ -80,7 +81,7 @@ def train(folder: Path, model: str, threads: int) -> dict[str, float]:
     features = MemoryFeatures(np.load(folder / "training" / "features.npy"))
     labels = torch.from_numpy(np.load(folder / "training" / "labels.npy"))
     seeds = np.load(folder / "training" / "seeds.npy")[: MINIBATCHES * BATCH]
-    placement = Placement(graph, features, labels, torch.from_numpy(graph.in_degree.astype(np.float32)), seeds)
+    placement = Placement(graph, features, labels, torch.from_numpy(graph.in_degree.astype(np.float32)), Split(seeds, seeds[:0], seeds[:0]))
     bulk = NeighborSampler(FANOUT).sample(graph, SeedPlan(seeds, BATCH, MINIBATCHES, 0).request(0, 0), cpu)
     config = SAGE(hidden=HIDDEN, dropout=0.0, norm="batch" if "norm" in model else "none")
     module = Own() if model == "own" else config.build(FEATURES, CLASSES)

@@ -79,6 +79,8 @@ class Partition(_Section):
 
     method: str = "metis-work"
     """contiguous, hash, metis, or metis-work, which balances nodes and edges together."""
+    owners: str | None = None
+    """A file by ``numpy.save`` with the part of each node, in place of a method."""
 
 
 class Sar(_Section):
@@ -104,6 +106,39 @@ class Sar(_Section):
                 "mode", "expected rematerialize, keep, halo or auto, or a list of the first three, one for each layer"
             )
         return mode
+
+
+class Retexo(_Section):
+    """How ``system = "retexo"`` trains layer after layer. What is left out is as `mode` has it."""
+
+    mode: Literal["v3", "v1"] = "v3"
+    """``v3``: hidden rows are handed on, each layer with a layer norm and a head; ``v1``: an MLP first, then logits are handed on, so
+    that no raw feature leaves its owner."""
+    base: Literal["none", "mlp"] | None = None
+    """Train an MLP on the features before the first layer, or not."""
+    hands_on: Literal["hidden", "logits"] | None = None
+    """What a finished layer hands on to the next."""
+    head: Literal["normed", "linear", "none"] | None = None
+    """What a layer is trained with: layer norm and product, product, or nothing (the layer gives logits itself)."""
+    residual: bool = False
+    """Add what a layer reads of a node to what it hands on, where widths agree."""
+    select_by: Literal["val_accuracy", "val_loss"] | None = None
+    """What the best epoch of a layer is chosen by."""
+    local_steps: int | None = Field(default=None, ge=1)
+    """Steps that each client takes by itself before parameters are averaged (FedAvg); by default gradients are summed in every step."""
+    rounding: Literal["full", "fp16", "int8"] = "full"
+    """How rows are rounded before they are handed on."""
+    inductive: bool = False
+    """Train without validation and test nodes in the graph, and validate without test nodes."""
+    clients: int | Literal["ranks", "nodes"] = "ranks"
+    """Who trains and is counted: each rank, so many simulated clients, or each node as a client of its own."""
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _clients(cls, clients: Any) -> Any:
+        if clients not in ("ranks", "nodes") and (type(clients) is not int or clients < 1):
+            raise PydanticCustomError("clients", "expected a whole number, at least 1, or ranks, or nodes")
+        return clients
 
 
 class Cluster(_Section):
@@ -154,8 +189,9 @@ class Job(_Section):
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
     """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and sends the others
     what they need."""
-    system: Literal["bulk", "sar"] = "bulk"
-    """``bulk``: minibatches on samples that are drawn many at a time; ``sar``: full batch, each rank visiting the others in turn."""
+    system: Literal["bulk", "retexo", "sar"] = "bulk"
+    """``bulk``: minibatches on samples that are drawn many at a time; ``retexo``: layer after layer, one exchange for each; ``sar``: full
+    batch, each rank visiting the others in turn."""
     epochs: int = Field(default=30, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
     ranks: int = Field(default=1, ge=1)
@@ -176,6 +212,7 @@ class Job(_Section):
     train: Train = Train()
     queue: Queue = Queue()
     partition: Partition = Partition()
+    retexo: Retexo = Retexo()
     sar: Sar = Sar()
     cluster: Cluster = Cluster()
     checkpoint: CheckpointEvery = CheckpointEvery()
@@ -271,7 +308,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
         job = Job.model_validate(dict(table))
     except ValidationError as e:
         raise InputError(_sentence(e)) from None
-    if job.system == "sar":
+    if job.system in ("retexo", "sar"):
         return _without_sampler(job, table)
     model, sampler = dict(job.model), dict(job.sampler)
     layers: Any = model.get("layers")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,6 +52,8 @@ class RankReport:
     """After the last step; the same on every rank."""
     test_accuracy: float | None
     """Of the best parameters."""
+    phases: list[dict[str, Any]]
+    """See `rank.Progress.phases`."""
 
 
 def parameters_sha256(module: nn.Module) -> str:
@@ -74,6 +77,7 @@ def take_part(
     emit: Emit,
     stop: Callable[[], bool],
     clock: Clock,
+    generation: int = 0,
 ) -> RankReport:
     """Train this rank's share, from the last checkpoint in `out` if there is one.
 
@@ -88,6 +92,7 @@ def take_part(
         emit: called with this rank's events.
         stop: asked between steps.
         clock: counts this rank's seconds.
+        generation: see `RankJob.generation`.
 
     Raises:
         InputError: this processor lacks what the job wants.
@@ -112,6 +117,8 @@ def take_part(
         producer_alive=producer_alive,
         tell=lambda text: emit(Note(text)),
         num_layers=int(model.num_layers),  # pyright: ignore[reportArgumentType]
+        folder=out,
+        generation=generation,
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
     )
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
@@ -121,7 +128,8 @@ def take_part(
     trainer = Trainer(
         system, rank_job, prepared.data, outline.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
     )
-    emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", job.epochs))
+    epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
+    emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))
     try:
         with clock.measure("train"):
             progress = train_rank(trainer, clock)
@@ -152,6 +160,7 @@ def take_part(
         memory_bytes=progress.memory_bytes,
         parameters_sha256=sha256,
         test_accuracy=test,
+        phases=progress.phases,
     )
 
 
@@ -167,11 +176,10 @@ class PlacedOnce:
         """See `PartitionPolicy.partitioner`."""
         return self._policy.partitioner
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Held:
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Held | None = None) -> Held:
         """See `PartitionPolicy.place`."""
         if self._placed is None or self._placed[0] != phase.number:
-            self._placed = None  # what was there goes before its successor comes
-            self._placed = phase.number, self._policy.place(data, phase, job)
+            self._placed = phase.number, self._policy.place(data, phase, job, self._placed and self._placed[1])
         return self._placed[1]
 
 

@@ -14,13 +14,18 @@ from torch import nn
 
 from ..stages.base import Part, Placement
 from ..stages.fetch.exchange import Exchanged
+from ..stages.fetch.lazy import Lazily
 from ..stages.fetch.visit import Visited
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
+from ..stages.partition.base import Partitioner
+from ..stages.partition.boundary import WithBoundary
+from ..stages.partition.given import Given
 from ..stages.partition.registry import partitioner
 from ..stages.partition.sharded import Sharded
 from ..stages.partition.stage import open_shards
 from ..stages.random import Purpose, stream, torch_seed
+from ..stages.reduce.federated import LocalSteps
 from ..stages.sample import SAMPLERS
 from ..stages.sample.produce import Sampled
 from ..storage.dataset import Dataset
@@ -32,6 +37,7 @@ from . import systems
 from .config import SHORTHANDS, Job, build, merged, resolve
 from .datasets import GENERATED, ReadOptions, open_dataset
 from .events import Emit, Note, StageEnded, StageStarted
+from .schedule import LayerByLayer
 from .systems import System
 
 TORCH_DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -103,9 +109,14 @@ def make_system(job: Job) -> System:
     """
     if job.system == "sar":
         o = job.sar
-        cut = partitioner(job.partition.method)
-        return systems.sar(o.mode, partitioner=cut, memory_bytes=o.memory_bytes, ahead_bytes=o.ahead_bytes, prune=o.prune)
+        return systems.sar(o.mode, partitioner=_cut(job), memory_bytes=o.memory_bytes, ahead_bytes=o.ahead_bytes, prune=o.prune)
+    if job.system == "retexo":
+        return systems.retexo(partitioner=_cut(job), **job.retexo.model_dump())
     return systems.bulk(build("sampler", SAMPLERS, job.sampler))
+
+
+def _cut(job: Job) -> Partitioner:
+    return partitioner(job.partition.method) if job.partition.owners is None else Given.read(Path(job.partition.owners))
 
 
 def has_bfloat16() -> bool:
@@ -158,7 +169,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
             raise InputError(f"features is 'owned', but system '{system.name}' keeps each row where its node is trained; leave it out")
         system = replace(system, neighbourhood=Exchanged())
     outline = Outline.of(dataset)
-    make, description, name = _model(job, outline, model)
+    make, description, name = _model(job, outline, system, model)
     layers = make().num_layers
     if system.sample.num_layers not in (None, layers):
         raise InputError(
@@ -174,7 +185,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
     labels = torch.from_numpy(dataset.labels) if dataset.task == "multiclass" else torch.from_numpy(dataset.labels).to(dtype)
-    data = Placement(graph, features, labels, torch.from_numpy(graph.degree).to(dtype), dataset.split.train)
+    data = Placement(graph, features, labels, torch.from_numpy(graph.degree).to(dtype), dataset.split)
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
         "features": features_digest(dataset.features),
@@ -182,6 +193,11 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         "model": digest_record(description),
         "train": digest_record({**job.train.model_dump(exclude={"patience"}), "dtype": job.dtype, "system": system.name}),
     }
+    if decides := system.schedule.record():
+        # Finished phases are not trained again, so the epochs of each decide too.
+        fingerprint["phases"] = digest_record(
+            {**decides, "epochs": job.epochs, "reduce": repr(system.reduce), "of": repr(system.neighbourhood)}
+        )
     if system.partition.partitioner is not None:
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
         fingerprint["parts"] = f"{job.ranks} by {system.partition.partitioner!r}"
@@ -209,15 +225,21 @@ def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprin
     labels = torch.from_numpy(rows.labels)
     if outline.task == "multilabel":
         labels = labels.to(TORCH_DTYPES[job.dtype])
-    make, _, name = _model(job, outline, model)
-    return Prepared(job, outline, make_system(job), make, Part(shards, owned, features, labels, rows.split), fingerprint, name, None)
+    system = make_system(job)
+    make, _, name = _model(job, outline, system, model)
+    return Prepared(job, outline, system, make, Part(shards, owned, features, labels, rows.split), fingerprint, name, None)
 
 
-def _model(job: Job, outline: Outline, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
+def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
     """What makes the model, what describes it, and its name."""
     dtype = TORCH_DTYPES[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
     if isinstance(record, nn.Module):
+        if isinstance(system.schedule, LayerByLayer):
+            raise InputError(
+                f"the model is a module of your own, {type(record).__name__}, and system '{system.name}' must give each layer a head; "
+                "expected one of Millrace's models, such as GraphSAGE(...)"
+            )
         module = as_model(record)
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
 
@@ -230,7 +252,7 @@ def _model(job: Job, outline: Outline, model: Any) -> tuple[Callable[[], nn.Modu
 
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed, Purpose.INIT)))
-        return record.build(outline.num_features, outline.num_classes).to(dtype)
+        return system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype)
 
     return make, {"name": record.name, **vars(record)}, record.name
 
@@ -319,9 +341,20 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
     if isinstance(system, System):
         if isinstance(system.sample, Sampled):
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
-        if isinstance(system.neighbourhood, Visited) and isinstance(system.partition, Sharded):
+        if isinstance(system.partition, Sharded):
+            if not isinstance(system.partition.partitioner, Given):
+                table["partition"] = {"method": system.partition.partitioner.name}
             o = system.neighbourhood
-            mode = o.modes[0] if len(o.modes) == 1 else list(o.modes)
-            table["sar"] = {"mode": mode, "memory_bytes": o.memory_bytes, "ahead_bytes": o.ahead_bytes, "prune": system.partition.prune}
-            table["partition"] = {"method": system.partition.partitioner.name}
+            if isinstance(o, Visited):
+                mode = o.modes[0] if len(o.modes) == 1 else list(o.modes)
+                table["sar"] = {"mode": mode, "memory_bytes": o.memory_bytes, "ahead_bytes": o.ahead_bytes, "prune": system.partition.prune}
+            if isinstance(o, Lazily) and isinstance(system.schedule, LayerByLayer):
+                steps = system.reduce.steps if isinstance(system.reduce, LocalSteps) else None
+                table["retexo"] = {
+                    **vars(system.schedule.cut),
+                    "select_by": o.select_by,
+                    "inductive": isinstance(system.partition, WithBoundary) and system.partition.inductive,
+                    "local_steps": steps,
+                    "clients": system.clients,
+                }
     return resolve(table)

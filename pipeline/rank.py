@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from ..stages.arena import Arena, reusing
-from ..stages.base import Feed, Fetcher, Part, Phase, Placement, RankJob
+from ..stages.base import Feed, Fetcher, Held, Part, Phase, PhaseFetcher, Placement, RankJob, StepRules, Validation
 from ..stages.tensor_bytes import TensorBytes
-from ..stages.train import forward_backward
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
 from .clock import Clock
@@ -40,12 +39,16 @@ class Progress:
     """The state of a run between two steps; with the model and the optimiser, all that a resumed run needs."""
 
     cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    best_merit: float = -math.inf
+    """Of the phase under way, where phases have a best epoch each; likewise what follows."""
     best_accuracy: float = -1.0
     best_epoch: int = -1
     best_state: dict[str, Any] = field(default_factory=dict)
     since_best: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     """One record an epoch."""
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    """One record for each phase that is finished and had something to tell."""
     loss_sum: float = 0.0
     """Of the epoch under way, over all ranks' seeds so far."""
     loss_seeds: float = 0.0
@@ -75,10 +78,15 @@ class Trainer:
     """Asked between steps; true ends the run with a checkpoint."""
     check: bool = False
 
-    def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        """A fresh optimiser for the parameters of `module`."""
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser, as the configuration has it."""
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        return kinds[self.train.optimizer](list(module.parameters()), lr=self.train.lr, weight_decay=self.train.weight_decay)
+        return kinds[self.train.optimizer](parameters, lr=self.train.lr, weight_decay=self.train.weight_decay)
+
+    @property
+    def rules(self) -> StepRules:
+        """How a piece of work is trained on."""
+        return StepRules(self.job.seed, self.task, self.train.products, self.optimizer)
 
 
 def train_rank(trainer: Trainer, clock: Clock) -> Progress:
@@ -106,24 +114,42 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
             clock.add(name, seconds)
         if group.rank == 0:  # all are alike
             trainer.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
-    for phase in trainer.system.schedule.phases(trainer.job.epochs)[progress.cursor.phase :]:
-        _PhaseLoop(trainer, phase, progress, clock, optimizer_state).run()
-        optimizer_state = None
-        progress.cursor = Cursor(phase.number + 1, 0)
+    phases = trainer.system.schedule.phases(trainer.job.epochs, trainer.model)
+    placement: Held | None = None
+    epochs = max(p.last_epoch for p in phases)
+    for phase in phases[progress.cursor.phase :]:
+        if len(phases) > 1 and trainer.job.group.rank == 0:
+            trainer.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
+        loop = _PhaseLoop(trainer, phase, epochs, progress, clock, optimizer_state, placement)
+        loop.run()
+        loop.finish(last=phase.number + 1 == len(phases))
+        placement, optimizer_state = loop.placement, None if phase.anew else loop.optimizer.state_dict()
+        del loop
     return progress
 
 
 class _PhaseLoop:
-    def __init__(self, trainer: Trainer, phase: Phase, progress: Progress, clock: Clock, optimizer_state: dict[str, Any] | None) -> None:
-        self.t, self.phase, self.progress, self.clock = trainer, phase, progress, clock
+    def __init__(
+        self,
+        trainer: Trainer,
+        phase: Phase,
+        epochs: int,
+        progress: Progress,
+        clock: Clock,
+        optimizer_state: dict[str, Any] | None,
+        before: Held | None,
+    ) -> None:
+        """`epochs` of the whole run; `before` is the placement of the phase before this one."""
+        self.t, self.phase, self.epochs, self.progress, self.clock = trainer, phase, epochs, progress, clock
         self.module = trainer.system.schedule.begin(phase, trainer.model)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.optimizer = trainer.optimizer(self.module)
+        self.rules = trainer.rules
+        self.optimizer = trainer.system.reduce.optimizer(self.parameters, self.rules)
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
         self.per_step = trainer.job.minibatches_per_step
         with clock.measure("partition"):
-            self.placement = trainer.system.partition.place(trainer.data, phase, trainer.job)
+            self.placement = trainer.system.partition.place(trainer.data, phase, trainer.job, before)
         self.minibatches = trainer.system.sample.num_minibatches(self.placement, trainer.job)
         self.steps = -(-self.minibatches // self.per_step)
         """Optimiser steps in an epoch."""
@@ -162,6 +188,26 @@ class _PhaseLoop:
             self.clock.add("sample", self.feed.sample_s)
             self.clock.add("exchange", self.fetcher.exchange_s)
 
+    def finish(self, last: bool) -> None:
+        """What comes after the epochs of this phase; a checkpoint says that it is done, where another phase follows."""
+        progress, t = self.progress, self.t
+        if isinstance(self.fetcher, PhaseFetcher):
+            if progress.best_state and not last:
+                t.model.load_state_dict(progress.best_state)
+            waited = self.fetcher.exchange_s
+            with self.clock.measure("forward_backward"):
+                told = self.fetcher.finish(self.module)
+            self.clock.add("exchange", self.fetcher.exchange_s - waited)
+            best = {"best_epoch": progress.best_epoch, "val_accuracy": progress.best_accuracy} if progress.best_epoch >= 0 else {}
+            progress.phases.append({**told, "name": self.phase.name, "epochs": progress.cursor.step // self.steps, **best})
+        if last:
+            return
+        progress.cursor = Cursor(self.phase.number + 1, 0)
+        if self.phase.anew:
+            progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = -math.inf, -1.0, -1, 0
+            progress.best_state = {}
+        self._save(None if self.phase.anew else self.optimizer.state_dict())
+
     def _enough(self) -> bool:
         patience = self.t.train.patience
         return patience is not None and self.progress.since_best >= patience
@@ -187,7 +233,7 @@ class _PhaseLoop:
             with clock.measure("fetch"):
                 fetched = self.fetcher.fetch(work)
             with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
-                done = forward_backward(self.module, fetched, t.job.seed, t.task, t.system.reduce.weight(fetched), t.train.products)
+                done = t.system.reduce.contribute(self.module, fetched, self.rules)
             loss_sum += done.loss_sum
             seeds += done.seeds
             progress.minibatches += 1
@@ -224,15 +270,15 @@ class _PhaseLoop:
         sums = torch.tensor([progress.loss_sum, progress.loss_seeds], dtype=torch.float64)
         t.job.group.all_reduce(sums, "control")
         loss = float(sums[0] / sums[1].clamp(min=1))
-        last = epoch + 1 == t.job.epochs
+        last = epoch + 1 == self.phase.last_epoch
         accuracy, best = None, False
         every = t.train.evaluate_every
         if t.validate is not None and (last or (every and (epoch + 1) % every == 0)):
             with self.clock.measure("evaluate"):
-                accuracy = t.validate(t.model)
-            best = accuracy > progress.best_accuracy
+                seen = self._validate(t.validate)
+            accuracy, best = seen.accuracy, seen.merit > progress.best_merit
             if best:
-                progress.best_accuracy, progress.best_epoch, progress.since_best = accuracy, epoch, 0
+                progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = seen.merit, accuracy, epoch, 0
                 progress.best_state = {k: v.detach().clone() for k, v in t.model.state_dict().items()}
             else:
                 progress.since_best += 1
@@ -242,10 +288,17 @@ class _PhaseLoop:
         if accuracy is not None:
             record["val_accuracy"] = accuracy
         progress.history.append(record)
-        t.emit(EpochDone(epoch, t.job.epochs, loss, accuracy, progress.epoch_seconds, best))
+        t.emit(EpochDone(epoch, self.epochs, loss, accuracy, progress.epoch_seconds, best))
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = t.checkpoint_every.every_epochs
         self._checkpoint(last or self._enough() or (every_epochs is not None and (epoch + 1) % every_epochs == 0) or self._due_in_epoch())
+
+    def _validate(self, whole: Validate) -> Validation:
+        if isinstance(self.fetcher, PhaseFetcher):
+            with self.t.job.group.counting("evaluation"):
+                return self.fetcher.validate(self.module)
+        accuracy = whole(self.t.model)
+        return Validation(accuracy, accuracy)
 
     def _due_in_epoch(self) -> bool:
         every = self.t.checkpoint_every
@@ -260,23 +313,29 @@ class _PhaseLoop:
         if not group.any(stopping or due):
             return
         stopping = group.any(stopping)
-        if t.checkpoints is not None:
-            ledgers = self._pool()
-            if group.rank == 0:
-                state = {name: value for name, value in vars(progress).items() if name not in ("cursor", "memory_bytes")}
-                t.checkpoints.save(
-                    progress.cursor,
-                    {
-                        "model": t.model.state_dict(),
-                        "optimizer": self.optimizer.state_dict(),
-                        "progress": state,
-                        "ledgers": ledgers,
-                        "seconds": self.clock.snapshot(),
-                    },
-                )
-            self.saved_at = time.monotonic()
+        self._save(self.optimizer.state_dict())
         if stopping and progress.cursor.step < self.steps * self.phase.epochs:
             raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
+
+    def _save(self, optimizer_state: dict[str, Any] | None) -> None:
+        """Write a checkpoint; all ranks call this at the same time."""
+        t, progress = self.t, self.progress
+        if t.checkpoints is None:
+            return
+        ledgers = self._pool()
+        if t.job.group.rank == 0:
+            state = {name: value for name, value in vars(progress).items() if name not in ("cursor", "memory_bytes")}
+            t.checkpoints.save(
+                progress.cursor,
+                {
+                    "model": t.model.state_dict(),
+                    "optimizer": optimizer_state,
+                    "progress": state,
+                    "ledgers": ledgers,
+                    "seconds": self.clock.snapshot(),
+                },
+            )
+        self.saved_at = time.monotonic()
 
     def _pool(self) -> list[list[int]]:
         """Hand this rank's counts to the first one, whose progress is the run's; give every rank's ledger."""

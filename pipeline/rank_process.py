@@ -172,6 +172,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         emit=_Teller(tell),
         stop=stop.is_set,
         clock=clock,
+        generation=spec.generation,
     )
     return asdict(report)
 

@@ -73,6 +73,10 @@ class Result:
     peak_device_bytes: list[int]
     minibatches: int
     sampled_edges: int
+    phases: list[dict[str, Any]]
+    """Of systems that train a part of the model in each: what it read of other ranks, its epochs, its best one."""
+    clients: dict[str, Any] | None
+    """What simulated clients would have sent and received, in bytes; None where the ranks are the clients."""
     fingerprint: dict[str, str]
     parameters_sha256: str
     """Of the parameters after the last step."""

@@ -19,6 +19,7 @@ from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
+from .clients import told_of_clients, with_clients
 from .clock import Clock
 from .config import Job
 from .events import Emit, Note, silent
@@ -119,6 +120,8 @@ def run(
             for stale in (RESULT, MODEL):
                 (folder / stale).unlink(missing_ok=True)
         write_whole(folder / JOB, job.to_toml())
+        if prepared.system.clients != "ranks":
+            prepared = with_clients(prepared, folder)
         with _metrics(folder / METRICS, emit, resume) as told:
             if job.executor == "dask":
                 from .gang import run_on_cluster
@@ -131,7 +134,7 @@ def run(
                     reports = [_run_inline(prepared, folder, queue, samples, told, stop, clock)]
         result = _result(prepared, reports, clock.snapshot()["total"], folder)
         write_json(folder / RESULT, result.to_record())
-    if result.epochs > job.epochs:
+    if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{result.epochs} epochs had been trained before; the {job.epochs} asked for are among them"))
     return result
 
@@ -191,6 +194,8 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         peak_device_bytes=[0] * len(reports),
         minibatches=sum(r.minibatches for r in reports),
         sampled_edges=sum(r.sampled_edges for r in reports),
+        phases=first.phases,
+        clients=None if prepared.system.clients == "ranks" else told_of_clients(prepared, out, first.phases),
         fingerprint=prepared.fingerprint,
         parameters_sha256=first.parameters_sha256,
         out=str(out),

@@ -1,20 +1,57 @@
 """What is trained when."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from torch import nn
 
 from ..stages.base import Phase
+from ..stages.models.base import ModelConfig
+from ..stages.models.lazy import Lazy, Phases
 
 
 @dataclass(frozen=True)
 class Epochs:
     """One phase: the whole model, on one partitioning, for all epochs."""
 
-    def phases(self, epochs: int) -> tuple[Phase, ...]:
+    def record(self) -> dict[str, Any]:
+        """See `SchedulePolicy.record`."""
+        return {}
+
+    def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+        """See `SchedulePolicy.build`."""
+        return config.build(num_features, num_classes)
+
+    def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
         """See `SchedulePolicy.phases`."""
         return (Phase(0, 0, epochs),)
 
     def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
         """See `SchedulePolicy.begin`."""
         return model
+
+
+@dataclass(frozen=True)
+class LayerByLayer:
+    """A phase for each layer, first to last, each for all epochs with an optimiser of its own; finished layers are frozen."""
+
+    cut: Phases = field(default_factory=Phases)
+
+    def record(self) -> dict[str, Any]:
+        """See `SchedulePolicy.record`."""
+        return asdict(self.cut)
+
+    def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+        """See `SchedulePolicy.build`."""
+        return Lazy(config, num_features, num_classes, self.cut)
+
+    def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
+        """See `SchedulePolicy.phases`: each takes `epochs`."""
+        assert isinstance(model, Lazy)
+        names = [*(["an MLP on the features"] if self.cut.base == "mlp" else []), *(f"layer {i + 1}" for i in range(model.num_layers))]
+        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, anew=True) for k, name in enumerate(names))
+
+    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
+        """See `SchedulePolicy.begin`."""
+        assert isinstance(model, Lazy)
+        return model.phase(phase.number)

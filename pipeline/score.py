@@ -48,7 +48,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     """
     data = prepared.data
     if isinstance(data, Part):
-        return _together(lambda: _share_of(system, data, job), job)
+        return _together(lambda: _share_of(system, data, model, job), job)
     # Modules of the user's own may know blocks only.
     if job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
         return _together(lambda: _piece_of(prepared, job), job)
@@ -91,9 +91,9 @@ def _together(placed: Callable[[], Share], job: RankJob) -> Score:
     return lambda module, split: evaluate_together(module, *visits(), split, job.num_layers, job.group)
 
 
-def _share_of(system: System, part: Part, job: RankJob) -> Share:
+def _share_of(system: System, part: Part, model: nn.Module, job: RankJob) -> Share:
     """The share that this rank trains on."""
-    placed = system.partition.place(part, system.schedule.phases(job.epochs)[0], job)
+    placed = system.partition.place(part, system.schedule.phases(job.epochs, model)[0], job)
     assert isinstance(placed, Share)
     return placed
 

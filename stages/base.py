@@ -7,7 +7,8 @@ five policies, and at most one new file for each.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from ..storage.edge_shards import EdgeShards
 from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
+from .models.base import ModelConfig
 from .neighbourhood.base import Neighbourhood
 from .partition.base import Partitioner
 
@@ -31,6 +33,10 @@ class Phase:
     first_epoch: int
     last_epoch: int
     """Exclusive. Epochs are counted over the whole run."""
+    name: str = ""
+    """What it trains, in words."""
+    anew: bool = False
+    """Whether it has an optimiser and a best epoch of its own; the next phase then starts from the parameters of that epoch."""
 
     @property
     def epochs(self) -> int:
@@ -125,8 +131,12 @@ class Placement:
     """int64 [V] or floating [V, C]."""
     degree: Tensor
     """[V] in-degree in the whole graph (weighted: sum of weights), in the dtype of the run."""
-    seeds: npt.NDArray[np.int64]
-    """The training nodes that the seed plan cuts into minibatches."""
+    split: Split
+
+    @property
+    def seeds(self) -> npt.NDArray[np.int64]:
+        """The training nodes that the seed plan cuts into minibatches."""
+        return self.split.train
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +189,8 @@ class Fetched:
     """[num_src of hoods[0], F]; may lie in a buffer that the next fetch reuses."""
     y: Tensor
     """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
+    clients: "tuple[Fetched, ...]" = ()
+    """The same work as so many clients would have it, where clients are simulated."""
 
 
 class Feed(Protocol):
@@ -228,6 +240,10 @@ class RankJob:
     """Called with a sentence that the user should read."""
     num_layers: int = 1
     """L of the model."""
+    folder: Path | None = None
+    """Of the run, which all ranks see."""
+    generation: int = 0
+    """How often the ranks of this run have been started before."""
     needs_all_rows: bool = False
     """Whether training depends on nodes that no seed's result does, as batch normalisation over all nodes makes it."""
 
@@ -245,8 +261,8 @@ class PartitionPolicy(Protocol):
         open the whole."""
         ...
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Held:
-        """This rank's view of the data in this phase."""
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Held:
+        """This rank's view of the data in this phase; `before` is what this gave for the phase before it."""
         ...
 
 
@@ -279,6 +295,15 @@ class NeighbourhoodPolicy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Validation:
+    """How a module does on the validation nodes."""
+
+    accuracy: float
+    merit: float
+    """What the best epoch has most of."""
+
+
 class Fetcher(Protocol):
     """Turns work into `Fetched`."""
 
@@ -296,11 +321,52 @@ class Fetcher(Protocol):
         ...
 
 
+@runtime_checkable
+class PhaseFetcher(Fetcher, Protocol):
+    """A `Fetcher` of a system whose phases train parts of the model. All ranks call its methods at the same time."""
+
+    def validate(self, module: nn.Module) -> Validation:
+        """How this phase's module does on the validation nodes."""
+        ...
+
+    def finish(self, module: nn.Module) -> dict[str, Any]:
+        """Leave to the next phase what it reads, from the best parameters of this one.
+
+        Returns:
+            What there is to tell of it: plain values, the same on every rank.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class WorkDone:
+    """What a piece of work contributed."""
+
+    loss_sum: float
+    """Summed over its seeds, unweighted."""
+    seeds: int
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """How a piece of work is trained on, the same for all of a run."""
+
+    seed: int
+    task: Literal["multiclass", "multilabel"]
+    products: Literal["float32", "bfloat16"]
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    """A fresh one, as the configuration has it."""
+
+
 class ReducePolicy(Protocol):
     """How losses and gradients of one step are put together over minibatches and ranks."""
 
-    def weight(self, fetched: Fetched) -> float:
-        """Factor on the summed loss of this piece of work."""
+    def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
+        """What takes a step along the gradient that `reduce` gives."""
+        ...
+
+    def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
+        """Add what this piece of work has to say to the gradients of the module's parameters."""
         ...
 
     def statistics(self, module: nn.Module, group: Group) -> "Statistics":
@@ -336,8 +402,20 @@ class Statistics(Protocol):
 class SchedulePolicy(Protocol):
     """What is trained when."""
 
-    def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """The run's phases."""
+    def record(self) -> dict[str, Any]:
+        """Everything that decides parameters beside the number of epochs, as plain values, for fingerprints."""
+        ...
+
+    def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+        """The whole model.
+
+        Raises:
+            InputError: it cannot be trained like this.
+        """
+        ...
+
+    def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
+        """The run's phases, where the configuration says so many epochs."""
         ...
 
     def begin(self, phase: Phase, model: nn.Module) -> nn.Module:

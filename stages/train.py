@@ -1,23 +1,13 @@
 """The training stage: one piece of work in, its gradient accumulated."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Fetched
+from .base import Fetched, WorkDone
 from .random import Purpose, stream, torch_seed
-
-
-@dataclass(frozen=True)
-class WorkDone:
-    """What a piece of work contributed."""
-
-    loss_sum: float
-    """Summed over its seeds, unweighted."""
-    seeds: int
 
 
 def summed_loss(logits: Tensor, y: Tensor, task: Literal["multiclass", "multilabel"]) -> Tensor:

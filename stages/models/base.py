@@ -59,6 +59,18 @@ def as_model(module: object) -> nn.Module:
     return module
 
 
+class AggregateFirst(nn.Module, ABC):
+    """A convolution that can aggregate before it multiplies by its weights: then what it aggregates has no parameter in it."""
+
+    @abstractmethod
+    def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """[num_src, width_in] -> [num_dst, A], without parameters."""
+
+    @abstractmethod
+    def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
+        """[num_dst, A] -> [num_dst, width_out]."""
+
+
 class Stack(Model):
     """Convolutions with dropout on each one's input, and a norm and an activation between them."""
 

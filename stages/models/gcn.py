@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from ..dense import activate, linear
 from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
-from .base import ModelConfig
+from .base import AggregateFirst, ModelConfig
 
 
-class GCNConv(nn.Module):
+class GCNConv(AggregateFirst):
     """``D^-1/2 (A + I) D^-1/2 h W + b`` with D the in-degrees of the *whole* graph plus one.
 
     A self loop that is in the graph stays beside the one added here.
@@ -26,11 +26,19 @@ class GCNConv(nn.Module):
     def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
         weight = self.linear.weight
+        if aggregate_first(hood, weight.numel(), before=weight.shape[1], after=weight.shape[0]):
+            return self.combine(self.aggregate(hood, h), activation)
+        return activate(self.aggregate(hood, linear(h, weight)), self.bias, activation)
+
+    def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """See `AggregateFirst.aggregate`: the normalised sum."""
         scale = (hood.degree.to(h.dtype) + 1).rsqrt()
         here = destinations(hood, scale)
-        if aggregate_first(hood, weight.numel(), before=weight.shape[1], after=weight.shape[0]):
-            return linear(hood.sum(h, factor=scale, own=here) * here[:, None], weight, self.bias, activation)
-        return activate(hood.sum(linear(h, weight), factor=scale, own=here) * here[:, None], self.bias, activation)
+        return hood.sum(h, factor=scale, own=here) * here[:, None]
+
+    def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
+        """See `AggregateFirst.combine`."""
+        return linear(aggregated, self.linear.weight, self.bias, activation)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,18 @@
-"""GraphSAGE with the mean aggregator (Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1 and section 3.3)."""
+"""GraphSAGE with the mean and the pooling aggregator (Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, sections 3.1 and 3.3)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ...storage.errors import InputError
 from ..dense import activate, linear
 from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
-from .base import ModelConfig
+from .base import AggregateFirst, ModelConfig
 
 
-class SAGEConv(nn.Module):
+class SAGEConv(AggregateFirst):
     """``W_self h_v + W_neigh mean(h_u) + b``, without the paper's L2 normalisation."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
@@ -23,20 +24,53 @@ class SAGEConv(nn.Module):
         """[num_src, width_in] -> [num_dst, width_out]."""
         own, neighbours = self.own.weight, self.neighbours.weight
         if aggregate_first(hood, neighbours.numel(), before=neighbours.shape[1], after=neighbours.shape[0]):
-            return linear(hood.mean_beside(h), torch.cat([neighbours, own], dim=1), self.own.bias, activation)
+            return self.combine(self.aggregate(hood, h), activation)
         if hood.num_src == hood.num_dst:
             near, itself = linear(h, torch.cat([neighbours, own])).split(len(own), dim=1)
         else:
             near, itself = linear(h, neighbours), linear(destinations(hood, h), own)
         return activate(hood.mean(near) + itself, self.own.bias, activation)
 
+    def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """See `AggregateFirst.aggregate`: the mean, and the row itself beside it."""
+        return hood.mean_beside(h)
+
+    def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
+        """See `AggregateFirst.combine`."""
+        return linear(aggregated, torch.cat([self.neighbours.weight, self.own.weight], dim=1), self.own.bias, activation)
+
+
+class SAGEPoolConv(nn.Module):
+    """``W_self h_v + W_neigh max(relu(W_pool h_u + b_pool)) + b``; zeros stand for the maximum of no neighbours."""
+
+    def __init__(self, width_in: int, pool: int, width_out: int) -> None:
+        super().__init__()
+        self.pool = nn.Linear(width_in, pool)
+        self.own = nn.Linear(width_in, width_out)
+        self.neighbours = nn.Linear(pool, width_out, bias=False)
+
+    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
+        """[num_src, width_in] -> [num_dst, width_out]."""
+        most = hood.max(linear(h, self.pool.weight, self.pool.bias, "relu"))
+        own = linear(destinations(hood, h), self.own.weight)
+        return activate(linear(most, self.neighbours.weight) + own, self.own.bias, activation)
+
 
 @dataclass(frozen=True)
 class SAGE(ModelConfig):
-    """GraphSAGE, mean aggregator. Cost per layer: one aggregation, one product of twice its width; whichever is cheaper comes first."""
+    """GraphSAGE. Cost per layer: one aggregation, one product of twice its width, whichever is cheaper first; ``max`` takes one product
+    more, for all sources."""
 
     name: ClassVar[str] = "sage"
 
+    aggregator: Literal["mean", "max"] = "mean"
+    """Of the neighbours; ``max`` pools them after a product to `hidden` columns and a ReLU."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aggregator not in ("mean", "max"):
+            raise InputError(f"sage: aggregator is '{self.aggregator}'; expected mean or max")
+
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
         """See `ModelConfig.conv`."""
-        return SAGEConv(width_in, width_out)
+        return SAGEConv(width_in, width_out) if self.aggregator == "mean" else SAGEPoolConv(width_in, self.hidden, width_out)

@@ -38,7 +38,7 @@ class Halo:
         self.batch, self.view = batch, view
         self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
         """Rows from each rank."""
-        whole = view.shards[0] if len(view.shards) == 1 else _together(view, self.counts)
+        whole = view.shards[0] if len(view.shards) == 1 else together(view, self.counts)
         lists = whole.lists
         # Rows of other ranks need no names: dropout is over before they come.
         src = np.arange(lists.num_src)
@@ -50,8 +50,13 @@ class Halo:
         self.hood = BlockNeighbourhood(block, degree, names=batch.names[: view.num_src], numbers=numbers)
 
 
-def _together(view: View, counts: list[int]) -> Shard:
-    """All shards as one, with the edges of each row in the order of the rank's part, as if they had never been cut."""
+def together(view: View, counts: list[int]) -> Shard:
+    """All shards as one, with the edges of each row in the order of the rank's part, as if they had never been cut.
+
+    Args:
+        view: what is needed.
+        counts: rows from each rank; they lie behind this rank's own.
+    """
     first = view.num_src + np.cumsum(counts) - counts
     edge = np.concatenate([s.edge for s in view.shards])
     source = np.concatenate([s.lists.indices + (0 if s.rows is None else f) for s, f in zip(view.shards, first)])

@@ -11,7 +11,7 @@ class Replicated:
 
     partitioner: None = None
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Placement:
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Placement | None = None) -> Placement:
         """See `PartitionPolicy.place`."""
         assert isinstance(data, Placement)
         return data

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...storage.dataset import Split
 from ...storage.edge_shards import shard_edges
 from ...storage.errors import InputError
 from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
@@ -45,12 +44,14 @@ class Sharded:
     prune: bool = True
     """Leave out of each layer what the seeds' results do not depend on."""
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob) -> Share:
-        """See `PartitionPolicy.place`.
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> Share:
+        """See `PartitionPolicy.place`: the same in every phase.
 
         Raises:
             InputError: the whole data for several ranks; cut them into parts first.
         """
+        if before is not None:
+            return before
         part = whole_part(data, job) if isinstance(data, Placement) else data
         batch = arrange(part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group)
         return share(replace(part, features=CountedFeatures(part.features, job.ledger, "store")), batch)
@@ -71,5 +72,4 @@ def whole_part(data: Placement, job: RankJob) -> Part:
     book = RangeBook(np.array([0, data.graph.num_nodes]))
     partition = extract_partition(data.graph, book, 0)
     shards = shard_edges(partition, book, data.graph.indptr[:-1], data.graph.num_edges)
-    empty = np.empty(0, np.int64)
-    return Part(shards, partition.owned, data.features, data.labels, Split(data.seeds, empty, empty))
+    return Part(shards, partition.owned, data.features, data.labels, data.split)

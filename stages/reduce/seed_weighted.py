@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..base import Fetched, Group, Statistics
+from ..base import Fetched, Group, Statistics, StepRules, WorkDone
+from ..train import forward_backward
 from .batch_norm import GlobalBatchNorm, RunningStatistics
 
 
@@ -17,9 +18,13 @@ class SeedWeightedMean:
     the step this is the full-batch gradient (sum / all train nodes).
     """
 
-    def weight(self, fetched: Fetched) -> float:
-        """See `ReducePolicy.weight`: every seed counts the same."""
-        return 1.0
+    def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
+        """See `ReducePolicy.optimizer`: the run's."""
+        return rules.optimizer(parameters)
+
+    def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
+        """See `ReducePolicy.contribute`: every seed counts the same."""
+        return forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.products)
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
         """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""

@@ -14,6 +14,7 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch import exchange
 from millrace.stages.fetch.exchange import Exchanged, SharedFeatures
 from millrace.stages.fetch.gather import Gathered
+from millrace.storage.dataset import Split
 from millrace.storage.features import ConvertedFeatures, FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures, write_features
 from millrace.storage.graph import from_edges
 from millrace.storage.ledger import Ledger
@@ -47,7 +48,9 @@ def minibatch_of(nodes: np.ndarray, index: int) -> MiniBatch:
 def placement_of(features: FeatureStore) -> Placement:
     v = features.num_rows
     graph = from_edges(np.arange(v), np.arange(v), v)
-    return Placement(graph, features, torch.arange(v) % 7, torch.arange(v) + 1.0, np.arange(v))
+    return Placement(
+        graph, features, torch.arange(v) % 7, torch.arange(v) + 1.0, Split(np.arange(v), np.empty(0, np.int64), np.empty(0, np.int64))
+    )
 
 
 def job_of(group: Any, ledger: Ledger) -> RankJob:

@@ -162,7 +162,7 @@ def test_check_sees_bad_batches(change: Callable[[FullBatch], FullBatch]) -> Non
 
 def test_the_whole_data_are_one_part() -> None:
     case = make_case(9, 1)
-    data = Placement(case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(case.graph.in_degree), case.split.train)
+    data = Placement(case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(case.graph.in_degree), case.split)
     share = Sharded().place(data, None, job(Solo(), 2))  # type: ignore[arg-type]
     own = case.share(Solo(), 2, True)
     assert np.array_equal(share.graph.names, own.graph.names)
@@ -254,7 +254,7 @@ def learn(model: Any, run: Callable[..., Tensor], fetched: Fetched, group: Group
     policy = AllSeedsMean()
     statistics = policy.statistics(model, group)
     with statistics.minibatch(group.rank, group.size):
-        done = forward_backward(run, fetched, 7, "multilabel" if multilabel else "multiclass", policy.weight(fetched))  # type: ignore[arg-type]
+        done = forward_backward(run, fetched, 7, "multilabel" if multilabel else "multiclass", 1.0)
     statistics.finish(group.size)
     seeds = policy.reduce(list(model.parameters()), done.seeds, group)
     grads = {k: (torch.zeros_like(p) if p.grad is None else p.grad).numpy() for k, p in model.named_parameters()}

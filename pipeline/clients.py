@@ -1,0 +1,60 @@
+"""Simulated clients: who owns what, which rank simulates whom, and what each of them would have sent and received."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..stages.partition.clients import client_traffic, packed, read_traffic, write_clients
+from ..stages.partition.given import Given
+from ..stages.partition.sharded import Sharded
+from ..storage.errors import InputError
+from .prepare import Prepared
+
+
+def with_clients(prepared: Prepared, folder: Path) -> Prepared:
+    """Decide on clients, write them down in the folder of the run, and give each rank whole clients.
+
+    Raises:
+        InputError: more clients than nodes.
+    """
+    job, graph, partition = prepared.job, prepared.placement.graph, prepared.system.partition
+    assert isinstance(partition, Sharded)
+    clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
+    if isinstance(clients, int):
+        if clients > graph.num_nodes:
+            raise InputError(f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each')
+        client = partition.partitioner.assign(graph, clients, job.seed).part(nodes)
+    else:
+        client, clients = nodes.astype(np.int32), graph.num_nodes
+    write_clients(folder, client, client_traffic(graph, client, clients), prepared.fingerprint)
+    owners = Given(packed(client, clients, job.ranks).part(nodes))
+    return replace(prepared, system=replace(prepared.system, partition=replace(partition, partitioner=owners)))
+
+
+def told_of_clients(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the clients of a finished run would have sent and received, in bytes: of all rows, and of parameters.
+
+    In every round a client that has train nodes sends what it has to say to all parameters of the phase and is told the outcome; at the
+    end of a phase each client is told the best ones.
+    """
+    client, traffic = read_traffic(folder)
+    dtype = np.dtype(prepared.job.dtype).itemsize
+    row_bytes = sum(p["row_bytes"] * (p["graphs"] if p["phase"] else 1) for p in phases)
+    trains = np.zeros(len(traffic.rows_in), bool)
+    trains[client[prepared.dataset.split.train]] = True
+    best = sum(p["parameters"] for p in phases) * dtype
+    rounds = sum(p["parameters"] * p["epochs"] for p in phases) * dtype
+    return {
+        "count": len(traffic.rows_in),
+        "with_train_nodes": int(trains.sum()),
+        "rows_bytes_in": _spread(traffic.rows_in * row_bytes),
+        "rows_bytes_out": _spread(traffic.rows_out * row_bytes),
+        "parameter_bytes": _spread(best + 2 * rounds * trains),
+    }
+
+
+def _spread(values: npt.NDArray[np.int64]) -> dict[str, float]:
+    return {"total": int(values.sum()), "median": float(np.median(values)), "max": int(values.max())}

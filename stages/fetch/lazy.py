@@ -1,0 +1,227 @@
+"""Fetch for training layer after layer (RETEXO): rows of other ranks come once for each phase, and lie still while it is trained.
+
+At the end of a phase every rank computes what its own rows hand on, in evaluation mode, and one all-to-all brings each rank the rows of
+others that its edges read. Both are written down, stamped with the phase and with a digest of the parameters that made them: a resumed
+run goes on from there, and rows of anything else are refused.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ...storage.errors import InputError, RunError
+from ...storage.fingerprint import digest_arrays
+from ...storage.phase_rows import open_phase_rows, write_phase_rows
+from ..base import Fetched, RankJob, Validation
+from ..evaluate import evaluating, quotient, tally
+from ..full_batch import FullBatch
+from ..models.lazy import Phase, Still
+from ..partition.boundary import BoundaryShare
+from ..partition.clients import open_clients
+from ..rounding import Payload, decode, encode, rounded, row_bytes
+from ..train import summed_loss
+
+IdArray = npt.NDArray[np.int64]
+PHASES = "phases"
+"""The folder of the rows that phases read, in that of the run."""
+ROWS_AT_ONCE = 1 << 16
+"""Rows that are computed together at the end of a phase."""
+
+
+@dataclass(frozen=True)
+class Lazily:
+    """Rows of other ranks are exchanged once before each phase that reads neighbours."""
+
+    select_by: Literal["val_accuracy", "val_loss"] = "val_accuracy"
+    """What the best epoch of a phase has most, or least, of."""
+    clients: bool = False
+    """Whether the work is cut up by clients, for policies that train each of them by itself."""
+
+    def fetcher(self, placement: BoundaryShare, job: RankJob, module: nn.Module) -> "LazyRows":
+        """See `NeighbourhoodPolicy.fetcher`.
+
+        Raises:
+            StoreError: rows that the phase before was to leave are lacking, damaged, or of other parameters.
+        """
+        assert isinstance(module, Phase)
+        client = None if not self.clients else open_clients(_folder(job), placement.graph.names)
+        return LazyRows(self, placement, job, module, client)
+
+
+class LazyRows:
+    """What one phase reads on one rank. See `Fetcher` and `PhaseFetcher`."""
+
+    def __init__(self, policy: Lazily, share: BoundaryShare, job: RankJob, module: Phase, client: npt.NDArray[np.integer] | None) -> None:
+        """
+        Args:
+            policy: how.
+            share: of this rank.
+            job: of this rank.
+            module: what the phase trains.
+            client: [N], the client of each row, where they are simulated.
+        """
+        self._policy, self._share, self._job, self._client = policy, share, job, client
+        self._edges = share.boundary
+        self.exchange_s = 0.0
+        """See `Fetcher.exchange_s`."""
+        self._rounding: Payload = module.model.phases.rounding
+        self._rows = self._opened(module)
+
+    def fetch(self, work: FullBatch) -> Fetched:
+        """See `Fetcher.fetch`."""
+        return replace(self._work, epoch=work.epoch, clients=tuple(replace(c, epoch=work.epoch) for c in self._work.clients))
+
+    def idle(self) -> None:
+        """See `Fetcher.idle`: there is work for every rank."""
+
+    def validate(self, module: nn.Module) -> Validation:
+        """See `PhaseFetcher.validate`: over the rows that the phase reads, so nothing but counts is exchanged."""
+        assert isinstance(module, Phase)
+        with evaluating(module):
+            logits, y = module.logits(self._validation), self._share.labels[self._share.splits["val"]]
+            loss = float(summed_loss(logits, y, "multiclass" if y.ndim == 1 else "multilabel"))
+        sums = torch.cat([tally(logits, y), torch.tensor([loss, len(y)], dtype=torch.float64)])
+        self._job.group.all_reduce(sums, "control")
+        accuracy = quotient(sums[:2])
+        return Validation(accuracy, accuracy if self._policy.select_by == "val_accuracy" else -float(sums[2] / sums[3].clamp(min=1)))
+
+    def finish(self, module: nn.Module) -> dict[str, Any]:
+        """See `PhaseFetcher.finish`: the rows that the next phase reads, exchanged and written down."""
+        assert isinstance(module, Phase)
+        model, group = module.model, self._job.group
+        told: dict[str, Any] = {
+            "phase": module.number,
+            "parameters": sum(p.numel() for p in module.parameters()),
+            "graphs": len(self._edges.graphs),
+            "remote_rows": 0,
+            "width": model.phase_widths[module.number],
+            "row_bytes": 0,
+        }
+        if module.passes_messages:
+            remote = torch.tensor([float(sum(self._edges.counts))], dtype=torch.float64)
+            group.all_reduce(remote, "control")
+            told["remote_rows"] = int(remote)
+            told["row_bytes"] = row_bytes(told["width"], self._rounding, self._job.dtype)
+        if module.last:
+            return told
+        after = model.phase(module.number + 1)
+        if not group.any(not _stands(self._path(after), self._fingerprint(after))):
+            return told  # an earlier life of the run got that far
+        with evaluating(module):
+            own = {name: rounded(self._handed_on(module, name), self._rounding) for name in self._edges.graphs}
+        arrays = {}
+        for name, rows in own.items():
+            arrays[name] = rows.numpy()
+            arrays[f"{name}-remote"] = self._exchanged(rows, after.number).numpy()
+        self._write(after, arrays)
+        return told
+
+    @cached_property
+    def _work(self) -> Fetched:
+        seeds = np.arange(self._share.graph.num_seeds)
+        whole = self._fetched(seeds, 0)
+        if self._client is None:
+            return whole
+        of = self._client[seeds]
+        clients = tuple(self._fetched(np.flatnonzero(of == c), int(c)) for c in np.unique(of))
+        return replace(whole, clients=clients)
+
+    def _fetched(self, rows: IdArray, index: int) -> Fetched:
+        still = self._still("train", rows)
+        hoods: Any = (still,)
+        return Fetched(0, index, hoods, still.h, self._share.labels[torch.from_numpy(rows)])
+
+    @cached_property
+    def _validation(self) -> Still:
+        return self._still("val", self._share.splits["val"].numpy())
+
+    def _still(self, graph: str, rows: IdArray) -> Still:
+        graph = graph if graph in self._edges.graphs else "whole"
+        module = self._module
+        hood, src = self._edges.graphs[graph].around(rows, module.passes_messages)
+        return module.still(hood, self._rows[graph][torch.from_numpy(src)])
+
+    def _handed_on(self, module: Phase, graph: str) -> Tensor:
+        n = self._share.graph.whole.num_dst
+        pieces = [module.hand_on(self._still(graph, rows)) for rows in _pieces(n)]
+        return torch.cat(pieces) if pieces else module.hand_on(self._still(graph, np.arange(0)))
+
+    def _exchanged(self, own: Tensor, phase: int) -> Tensor:
+        """Rows of other ranks, for `phase`: [N, D] -> [B, D]."""
+        self._agree(phase)
+        start = time.perf_counter()
+        told = self._edges.ask(encode(own, self._rounding), "activations" if phase else "features", self._job.group)
+        self.exchange_s += time.perf_counter() - start
+        return decode(told, self._rounding, own.dtype)
+
+    def _agree(self, phase: int) -> None:
+        """Refuse to exchange with a rank that is elsewhere."""
+        group, generation = self._job.group, self._job.generation
+        mine = torch.tensor([phase, generation])
+        for rank, theirs in enumerate(group.all_to_all([mine] * group.size, "control", None)):
+            if theirs.tolist() != mine.tolist():
+                raise RunError(
+                    f"rank {rank} hands on rows for phase {int(theirs[0])} (start {int(theirs[1])} of the run), but rank {group.rank} "
+                    f"expects those for phase {phase} (start {generation}); end all of them and go on with --resume"
+                )
+
+    def _opened(self, module: Phase) -> dict[str, Tensor]:
+        """What the phase reads of each graph, [N + B, D]."""
+        self._module = module
+        graphs, path = self._edges.graphs, self._path(module)
+        if module.number == 0:
+            x = self._share.x
+            if not module.passes_messages:
+                # Raw features stay with their owner.
+                return dict.fromkeys(graphs, x)
+            x = rounded(x, self._rounding)
+            fingerprint = self._fingerprint(module)
+            if self._job.group.any(not _stands(path, fingerprint)):
+                self._write(module, {"remote": self._exchanged(x, 0).numpy()})
+            remote = torch.from_numpy(open_phase_rows(path, fingerprint).read("remote"))
+            return dict.fromkeys(graphs, torch.cat([x, remote]))
+        store = open_phase_rows(path, self._fingerprint(module))
+        return {name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))]) for name in graphs}
+
+    def _write(self, module: Phase, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        write_phase_rows(self._path(module), self._fingerprint(module), self._job.generation, arrays)
+        # Nobody goes on before all rows stand: a run that ends now is resumed from them, or from before all of them.
+        self._job.group.any(False)
+
+    def _path(self, module: Phase) -> Path:
+        return _folder(self._job) / PHASES / f"phase-{module.number}" / f"rank-{self._job.group.rank:04d}"
+
+    def _fingerprint(self, module: Phase) -> dict[str, str]:
+        return {
+            "phase": str(module.number),
+            "parameters": module.digest_before(),
+            "rows": digest_arrays(rows=self._edges.names),
+            "rounding": self._rounding,
+        }
+
+
+def _pieces(count: int) -> Iterator[IdArray]:
+    for first in range(0, count, ROWS_AT_ONCE):
+        yield np.arange(first, min(first + ROWS_AT_ONCE, count))
+
+
+def _stands(path: Path, fingerprint: dict[str, str]) -> bool:
+    """Whether rows are there. Raises StoreError: they are of something else."""
+    if not path.exists():
+        return False
+    open_phase_rows(path, fingerprint)
+    return True
+
+
+def _folder(job: RankJob) -> Path:
+    if job.folder is None:
+        raise InputError("training layer after layer writes rows down; expected the folder of a run")
+    return job.folder

@@ -1,0 +1,195 @@
+"""A model whose layers are trained one after the other: RETEXO (Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053).
+
+A *phase* trains one convolution with a head of its own on the labels, on rows that the finished phases gave and that no longer change.
+What a phase hands on, in evaluation mode and from its best parameters, is what the next one aggregates. All phases together are an
+ordinary `Model`: evaluated, saved and fine-tuned like any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...storage.fingerprint import digest_arrays, digest_record
+from ..dense import linear
+from ..dropout import dropout
+from ..neighbourhood.base import Neighbourhood, destinations
+from ..rounding import Payload, rounded
+from .base import ACTIVATIONS, NORMS, AggregateFirst, ModelConfig, Stack
+
+
+@dataclass(frozen=True)
+class Phases:
+    """How a model is cut into phases. The defaults are v3 of the paper; `V1` is its first version."""
+
+    base: Literal["none", "mlp"] = "none"
+    """``mlp``: the first phase trains two products on the features and passes no message, so no raw feature leaves its owner."""
+    hands_on: Literal["hidden", "logits"] = "hidden"
+    """What the next phase aggregates: the row before the head, or the logits."""
+    head: Literal["normed", "linear", "none"] = "normed"
+    """What a phase adds to its convolution to reach the classes: a layer norm and a product; a product; or nothing, where the
+    convolution gives the logits itself. Where hidden rows are handed on, the last convolution gives the logits in any case."""
+    residual: bool = False
+    """Add what a phase reads of a node to what it hands on, wherever the widths agree; the last phase adds nothing."""
+    rounding: Payload = "full"
+    """How rows are rounded before anyone reads them."""
+
+
+V1 = Phases(base="mlp", hands_on="logits", head="linear")
+
+
+@dataclass(frozen=True, eq=False)
+class Still:
+    """What a phase reads, which does not change while it is trained."""
+
+    hood: Neighbourhood
+    h: Tensor
+    """[num_src, D]."""
+    aggregated: Tensor | None = None
+    """[num_dst, A], where the convolution can aggregate first. Clean: dropout comes after it."""
+
+
+class Lazy(Stack):
+    """L convolutions, each with its head, and perhaps an MLP before them."""
+
+    def __init__(self, config: ModelConfig, num_features: int, num_classes: int, phases: Phases) -> None:
+        """
+        Args:
+            config: gives convolutions, hidden width, dropout, norm (layer norm where the head wants one and it names none), activation.
+            num_features: F.
+            num_classes: C.
+            phases: how it is cut.
+        """
+        hidden, layers = config.hidden, config.layers
+        hands_on = hidden if phases.hands_on == "hidden" else num_classes
+        base = phases.base == "mlp"
+        widths = [num_features if not base else hands_on, *[hands_on] * (layers - 1)]
+        direct = [phases.head == "none" or (phases.hands_on == "hidden" and i == layers - 1) for i in range(layers)]
+        # A convolution knows by its number whether it is the last, whose heads are averaged.
+        numbers = [layers - 1 if d else max(0, min(i, layers - 2)) for i, d in enumerate(direct)]
+        convs = [config.conv(n, width, num_classes if d else hidden) for n, width, d in zip(numbers, widths, direct)]
+        norm = "layer" if phases.head == "normed" and config.norm == "none" else config.norm
+        super().__init__(convs, [], config.dropout, "none", config.activation)
+        self.norms = nn.ModuleList(nn.Identity() if d else NORMS[norm](hidden) for d in direct)
+        self.heads = nn.ModuleList(nn.Identity() if d else nn.Linear(hidden, num_classes) for d in direct)
+        self.base = nn.ModuleList([nn.Linear(num_features, hidden), nn.Linear(hidden, num_classes)] if base else [])
+        self.phases = phases
+        self.phase_widths = [*([num_features] if base else []), *widths]
+        """What each phase reads of a node."""
+
+    def __len__(self) -> int:
+        """Phases."""
+        return len(self.phase_widths)
+
+    def phase(self, number: int) -> "Phase":
+        """What phase `number` trains; it shares its parameters with this model."""
+        return Phase(self, number)
+
+    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+        """See `Model.layer`: what the phase of this convolution hands on, or the logits of the last."""
+        phases = [self.phase(k) for k in range(len(self))][-self.num_layers :]
+        if i == 0 and len(self) > self.num_layers:
+            h = self.phase(0).of_rows(h)
+        elif i == 0:
+            h = self._rounded(h)
+        still = Still(hood, h)
+        return phases[i].logits(still) if i == self.num_layers - 1 else self._rounded(phases[i].hand_on(still))
+
+    def _rounded(self, h: Tensor) -> Tensor:
+        # Rounding has no gradient; training end to end sends rows in full.
+        return h if self.training else rounded(h, self.phases.rounding)
+
+
+class Phase(nn.Module):
+    """One phase of a `Lazy` model: `logits` is trained, `hand_on` is what is left to the next."""
+
+    def __init__(self, model: Lazy, number: int) -> None:
+        super().__init__()
+        self._all = (model,)  # in a tuple, so that its parameters are not this module's
+        self.number = number
+        i = number - (len(model) - model.num_layers)
+        self.last = number == len(model) - 1
+        self.conv: nn.Module | None = model.convs[i] if i >= 0 else None
+        self.norm = model.norms[i] if i >= 0 else nn.Identity()
+        self.head = model.heads[i] if i >= 0 else model.base[1]
+        self.inner: nn.Module | None = None if i >= 0 else model.base[0]
+        self.train(model.training)
+
+    @property
+    def model(self) -> Lazy:
+        """The whole."""
+        return self._all[0]
+
+    @property
+    def passes_messages(self) -> bool:
+        """Whether it reads neighbours."""
+        return self.conv is not None
+
+    def still(self, hood: Neighbourhood, h: Tensor) -> Still:
+        """What can be computed once for the whole phase, from rows [num_src, D]."""
+        if isinstance(self.conv, AggregateFirst):
+            with torch.no_grad():
+                return Still(hood, h, self.conv.aggregate(hood, h))
+        return Still(hood, h)
+
+    def forward(self, stills: Sequence[Still], h: Tensor) -> Tensor:
+        """Logits [num_dst, C] of the one element of `stills`."""
+        return self.logits(stills[0])
+
+    def logits(self, still: Still) -> Tensor:
+        """[num_dst, C]."""
+        if isinstance(self.head, nn.Identity):
+            z = self._convolved(still, "none")
+            return z if self.last else self._residual(z, still)
+        logits = linear(self._hidden(still), self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
+        return logits if self.last or self.model.phases.hands_on == "hidden" else self._residual(logits, still)
+
+    def hand_on(self, still: Still) -> Tensor:
+        """[num_dst, hidden] or [num_dst, C], not yet rounded."""
+        if self.model.phases.hands_on == "logits":
+            return self.logits(still)
+        return self._hidden(still)
+
+    def of_rows(self, h: Tensor) -> Tensor:
+        """`hand_on` of the phase without neighbours, rounded outside training: [n, F] -> [n, hidden or C]."""
+        assert self.inner is not None
+        out = self._from_inner(h, None)
+        if self.model.phases.hands_on == "logits":
+            out = linear(out, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
+        return self.model._rounded(out)  # pyright: ignore[reportPrivateUsage]
+
+    def digest_before(self) -> str:
+        """Of the parameters that made the rows which this phase reads."""
+        earlier = [self.model.phase(k).state_dict() for k in range(self.number)]
+        return digest_record({str(k): digest_arrays(**{n: v.numpy() for n, v in state.items()}) for k, state in enumerate(earlier)})
+
+    def _hidden(self, still: Still) -> Tensor:
+        activation = self.model.activation
+        if self.inner is not None:
+            return self._from_inner(destinations(still.hood, still.h), still.hood)
+        if isinstance(self.norm, nn.Identity):
+            hidden = self._convolved(still, activation)
+        else:
+            hidden = ACTIVATIONS[activation](self.norm(self._convolved(still, "none")))
+        return hidden if self.model.phases.hands_on == "logits" else self._residual(hidden, still)
+
+    def _from_inner(self, h: Tensor, hood: Neighbourhood | None) -> Tensor:
+        names = None if hood is None or hood.names is None else hood.names[: len(h)]
+        h = dropout(h, self.model.dropout, self.training, names)
+        return linear(h, self.inner.weight, self.inner.bias, self.model.activation)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
+
+    def _convolved(self, still: Still, activation: str) -> Tensor:
+        assert self.conv is not None
+        names, p = still.hood.names, self.model.dropout
+        if still.aggregated is not None:
+            # After the aggregate: before it, one mask would be frozen for all rounds.
+            kept = dropout(still.aggregated, p, self.training, None if names is None else names[: still.hood.num_dst])
+            return self.conv.combine(kept, activation)  # pyright: ignore[reportCallIssue]
+        return self.conv(still.hood, dropout(still.h, p, self.training, names), activation)
+
+    def _residual(self, z: Tensor, still: Still) -> Tensor:
+        if not self.model.phases.residual or self.inner is not None or still.h.shape[1] != z.shape[1]:
+            return z
+        return z + destinations(still.hood, still.h)

@@ -1,0 +1,60 @@
+"""Parts that someone else has decided on."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.errors import InputError
+from ...storage.fingerprint import digest_arrays
+from ...storage.graph import Graph
+from ...storage.partition_book import TableBook
+from .base import check_parts
+
+
+@dataclass(frozen=True)
+class Given:
+    """An owner for each node, as given: departments, hospitals, countries, or what another program has computed."""
+
+    owners: npt.NDArray[np.integer] = field(repr=False, compare=False)
+    """int [V], parts in [0, P)."""
+    digest: str = ""
+    """Of the owners; computed where it is left out."""
+
+    name = "given"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.digest or digest_arrays(owners=self.owners))
+
+    @classmethod
+    def read(cls, path: Path) -> "Given":
+        """The owners in a file that ``numpy.save`` wrote.
+
+        Raises:
+            InputError: it cannot be read, or holds no whole numbers.
+        """
+        try:
+            owners = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as e:
+            raise InputError(
+                f"partition.owners: {path} cannot be read ({e}); expected a file by numpy.save with an owner for each node"
+            ) from None
+        if not isinstance(owners, np.ndarray) or owners.ndim != 1 or owners.dtype.kind not in "iu":
+            shown = f"{owners.dtype}{list(owners.shape)}" if isinstance(owners, np.ndarray) else "several arrays"
+            raise InputError(f"partition.owners: {path} holds {shown}; expected a vector of whole numbers, an owner for each node")
+        return cls(owners)
+
+    def assign(self, graph: Graph, parts: int, seed: int) -> TableBook:
+        """See `Partitioner.assign`.
+
+        Raises:
+            InputError: there are not as many owners as nodes, or one is no part.
+        """
+        parts = check_parts(parts)
+        if len(self.owners) != graph.num_nodes:
+            raise InputError(f"{len(self.owners)} owners are given for {graph.num_nodes} nodes; give one for each")
+        if len(self.owners) and (self.owners.min() < 0 or self.owners.max() >= parts):
+            seen = f"[{self.owners.min()}, {self.owners.max()}]"
+            raise InputError(f"owners lie in {seen}, but there are {parts} parts, from 0 on: give as many ranks or clients")
+        return TableBook(self.owners.astype(np.int32), parts)

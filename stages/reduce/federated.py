@@ -1,0 +1,58 @@
+"""Clients that train by themselves for some steps before their parameters are averaged: FedAvg (McMahan et al., AISTATS 2017)."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ..arena import Arena, reusing
+from ..base import Fetched, StepRules, WorkDone
+from ..train import forward_backward
+from .seed_weighted import AllSeedsMean
+
+
+@dataclass(frozen=True)
+class LocalSteps(AllSeedsMean):
+    """Every client starts from the common parameters and takes `steps` steps on its own seeds; the common ones become the mean of what
+    the clients arrive at, weighted by their seeds.
+
+    What a client has moved is handed on as a gradient, which one step of size one subtracts (Reddi et al., ICLR 2021, section 2): a round
+    costs one all-reduce, as a step with summed gradients does. Clients keep no state between rounds. A rank with no clients is one.
+    """
+
+    steps: int = 1
+
+    def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
+        """See `ReducePolicy.optimizer`: takes the mean itself; the run's optimiser works at the clients."""
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
+        """See `ReducePolicy.contribute`: what the clients of this rank have moved, times their seeds."""
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        start = [p.detach().clone() for p in parameters]
+        moved = [torch.zeros_like(p) for p in start]
+        loss_sum, seeds, arena = 0.0, 0, Arena()
+        for client in fetched.clients or (fetched,):
+            count = len(client.y)
+            if not count:
+                continue
+            local = rules.optimizer(parameters)
+            for step in range(self.steps):
+                with reusing(arena):
+                    work = replace(client, index=client.index * self.steps + step)
+                    done = forward_backward(module, work, rules.seed, rules.task, 1.0, rules.products)
+                for p in parameters:
+                    if p.grad is not None:
+                        p.grad.div_(count)
+                local.step()
+                local.zero_grad(set_to_none=True)
+                arena.step()
+                if step == 0:  # at the common parameters, as a step with summed gradients tells it
+                    loss_sum, seeds = loss_sum + done.loss_sum, seeds + done.seeds
+            with torch.no_grad():
+                for p, before, total in zip(parameters, start, moved):
+                    total.add_(before - p, alpha=count)
+                    p.copy_(before)
+        for p, total in zip(parameters, moved):
+            p.grad = total
+        return WorkDone(loss_sum, seeds)

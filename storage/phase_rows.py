@@ -1,0 +1,39 @@
+"""The rows that one phase of layer-by-layer training reads on one rank: its own, and those that it was told by others.
+
+A store for each phase and rank. Its fingerprint says which phase, and which parameters made the rows: rows of an earlier try, or of
+another run, are refused by name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from .errors import StoreError
+from .store import Rows, Store, open_store, write_store
+
+KIND = "phase-rows"
+
+
+def write_phase_rows(path: Path, fingerprint: Mapping[str, str], generation: int, arrays: Mapping[str, Rows]) -> None:
+    """Write the rows, in place of any that are there.
+
+    Args:
+        path: the folder to make.
+        fingerprint: of what made them.
+        generation: how often the ranks of the run had been started before.
+        arrays: [n, D] each.
+    """
+    write_store(path, KIND, fingerprint=fingerprint, meta={"generation": generation}, arrays=arrays, overwrite=True)
+
+
+def open_phase_rows(path: Path, fingerprint: Mapping[str, str]) -> Store:
+    """Open the rows at `path`.
+
+    Raises:
+        StoreError: absent, damaged, or made by other parameters or for another phase, which it names.
+    """
+    if not path.exists():
+        raise StoreError(f"{path} is lacking: the rows that this phase reads were removed; start the run again in another folder")
+    try:
+        return open_store(path, KIND, fingerprint=fingerprint)
+    except StoreError as e:
+        raise StoreError(f"stale or damaged rows of an exchange: {e}; start the run again in another folder") from e
