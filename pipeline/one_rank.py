@@ -45,6 +45,8 @@ class RankReport:
     sampled_edges: int
     seconds: dict[str, float]
     bytes: dict[str, dict[str, int]]
+    waits: dict[str, dict[str, int]]
+    """Messages that were waited for one after the other, by channel and kind."""
     peak_rss_bytes: int
     memory_bytes: dict[str, int]
     """See `rank.Progress.memory_bytes`."""
@@ -156,6 +158,7 @@ def take_part(
         sampled_edges=progress.sampled_edges,
         seconds=clock.snapshot(),
         bytes=ledger.as_record(),
+        waits=ledger.waits(),
         peak_rss_bytes=peak_rss_bytes(),
         memory_bytes=progress.memory_bytes,
         parameters_sha256=sha256,

@@ -67,6 +67,8 @@ class Result:
     """By stage, largest over ranks; parts that overlap need not add up. ``per_epoch`` is a list."""
     bytes: dict[str, Any]
     """Payload by kind (see `storage.ledger`)."""
+    waits: dict[str, dict[str, int]]
+    """Messages that the first rank waited for one after the other, likewise: what latency is paid for."""
     peak_rss_bytes: list[int]
     memory_bytes: list[dict[str, int]]
     """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later steps reuse."""

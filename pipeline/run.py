@@ -189,6 +189,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         best_epoch=first.best_epoch,
         seconds=seconds,
         bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},
+        waits=first.waits,
         peak_rss_bytes=[r.peak_rss_bytes for r in reports],
         memory_bytes=[r.memory_bytes for r in reports],
         peak_device_bytes=[0] * len(reports),

@@ -1,4 +1,4 @@
-"""The ledger: measured payload bytes, by channel and kind."""
+"""The ledger: measured payload bytes, by channel and kind, and how often a message was waited for."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,33 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bytes = {(channel, kind): 0 for channel, kinds in KINDS.items() for kind in kinds}
+        self._waits = dict(self._bytes)
 
-    def add(self, channel: str, kind: str, num_bytes: int) -> None:
-        """Count `num_bytes` >= 0 more of `kind` over `channel`."""
+    def add(self, channel: str, kind: str, num_bytes: int, waits: int = 0) -> None:
+        """Count `num_bytes` >= 0 more of `kind` over `channel`.
+
+        Args:
+            channel: a key of `KINDS`.
+            kind: of that channel.
+            num_bytes: that this process has sent.
+            waits: messages that it had to wait for, one after the other, before it could go on: what latency is paid for.
+        """
         key = (channel, kind)
         assert key in self._bytes, f"the ledger knows no {key}; it counts {KINDS}"
         assert num_bytes >= 0, f"{num_bytes} bytes of {key}: bytes only add up"
         with self._lock:
             self._bytes[key] += int(num_bytes)
+            self._waits[key] += waits
 
     def get(self, channel: str, kind: str) -> int:
         """Bytes of `kind` over `channel` so far."""
         with self._lock:
             return self._bytes[channel, kind]
+
+    def waits(self) -> dict[str, dict[str, int]]:
+        """Messages that were waited for, by channel and kind, zeros included."""
+        with self._lock:
+            return {channel: {kind: self._waits[channel, kind] for kind in kinds} for channel, kinds in KINDS.items()}
 
     def as_record(self) -> dict[str, dict[str, int]]:
         """Bytes by channel and kind, zeros included, as ``result.json`` holds them."""
@@ -45,12 +59,15 @@ class Ledger:
                 self.add(channel, kind, num_bytes)
 
     def counts(self) -> list[int]:
-        """Every counter, in the order of `KINDS`: what a checkpoint keeps and `restore` takes."""
+        """Every counter, bytes and then waits in the order of `KINDS`: what a checkpoint keeps and `restore` takes."""
         with self._lock:
-            return [self._bytes[channel, kind] for channel, kinds in KINDS.items() for kind in kinds]
+            return [table[channel, kind] for table in (self._bytes, self._waits) for channel, kinds in KINDS.items() for kind in kinds]
 
     def restore(self, counts: Sequence[int]) -> None:
         """Go back to earlier `counts`, in place of what was counted since."""
         keys = [(channel, kind) for channel, kinds in KINDS.items() for kind in kinds]
+        # Checkpoints of earlier versions have no waits.
+        waits = counts[len(keys) :] or [0] * len(keys)
         with self._lock:
-            self._bytes = dict(zip(keys, counts, strict=True))
+            self._bytes = dict(zip(keys, counts[: len(keys)], strict=True))
+            self._waits = dict(zip(keys, waits, strict=True))

@@ -32,6 +32,9 @@ class Gloo:
     all_to_all    the bytes of the parts for other ranks, and 8 (P-1) of ``control`` if sizes travel
     swap          the bytes of the part
     ============  =====================================================================================================
+
+    Messages that it counts as waited for, one after the other: 2 (P-1) for all_reduce, log2 P for broadcast, one for the others and one
+    more for sizes.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Gloo:
             return
         with self._speaking("all_reduce"):
             self._group.allreduce([flat]).wait()
-        self._ledger.add(self._channel, kind, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size))
+        self._ledger.add(self._channel, kind, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1))
 
     def any(self, flag: bool) -> bool:
         """See `Group.any`. One round to all others: sooner there than a ring of 2 (P-1) hops."""
@@ -113,7 +116,7 @@ class Gloo:
         options.rootRank = source
         with self._speaking("broadcast"):
             self._group.broadcast([flat], options).wait()
-        self._ledger.add(self._channel, kind, flat.nbytes * broadcast_sends(self.rank, self.size, source))
+        self._ledger.add(self._channel, kind, flat.nbytes * broadcast_sends(self.rank, self.size, source), (self.size - 1).bit_length())
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         """See `Group.all_to_all`. Parts that lie one after the other, as those of ``Tensor.split`` do, are not copied first."""
@@ -130,7 +133,7 @@ class Gloo:
             self._group.alltoall_base(
                 heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent]
             ).wait()
-        self._ledger.add(self._channel, kind, sum(p.nbytes for p in sent))
+        self._ledger.add(self._channel, kind, sum(p.nbytes for p in sent), min(1, self.size - 1))
         return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "_Swap":
@@ -139,7 +142,7 @@ class Gloo:
         with self._speaking(f"sending to rank {to}"):
             sent = self._group.send([part], to, tag) if part.numel() else None
             received = self._group.recv([into], source, tag) if into.numel() else None
-        self._ledger.add(self._channel, kind, part.nbytes)
+        self._ledger.add(self._channel, kind, part.nbytes, min(1, into.numel()))
         return _Swap(self, sent, received, part, into)
 
     def wait(self, work: Any, what: str) -> None:
@@ -160,7 +163,7 @@ class Gloo:
         heard = torch.empty_like(sent)
         with self._speaking(name):
             self._group.alltoall_base(heard, sent, [], []).wait()
-        self._ledger.add(self._channel, "control", sent.itemsize * (self.size - 1))
+        self._ledger.add(self._channel, "control", sent.itemsize * (self.size - 1), min(1, self.size - 1))
         return heard
 
     @contextmanager

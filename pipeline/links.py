@@ -1,0 +1,44 @@
+"""What a run would take over other links: its measured bytes and waits, under a bandwidth and a latency."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Link:
+    """What each rank is connected by."""
+
+    bandwidth: float
+    """Bytes a second, each way."""
+    latency_s: float
+    """From one rank to another, one way."""
+
+
+LINKS: dict[str, Link] = {
+    "data centre": Link(25e9 / 8, 50e-6),
+    "wan": Link(1e9 / 8, 30e-3),
+    "edge": Link(20e6 / 8, 40e-3),
+    "proximity": Link(1e6 / 8, 10e-3),
+}
+"""Typical ones: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth. Round numbers, not measurements."""
+
+
+def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "network") -> dict[str, float]:
+    """What the messages of a finished run would take over a link, by kind.
+
+    The rank that sends most of a kind sets the pace for it, and every message that is waited for costs a latency. Kinds do not overlap:
+    this is exact for systems that exchange and train in turns, and an upper bound for those that do both at once.
+
+    Args:
+        result: ``result.json``.
+        link: the same for all ranks.
+        channel: ``network`` for training, ``evaluation`` for evaluation.
+    """
+    per_rank, waits = result["bytes"]["per_rank"], result["waits"][channel]
+    return {kind: max(rank[channel][kind] for rank in per_rank) / link.bandwidth + count * link.latency_s for kind, count in waits.items()}
+
+
+def predicted_seconds(result: Mapping[str, Any], link: Link) -> float:
+    """The whole run over a link: what it took where messages cost next to nothing, and what they would cost there."""
+    return result["seconds"]["total"] + sum(sum(network_seconds(result, link, c).values()) for c in ("network", "evaluation"))
