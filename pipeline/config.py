@@ -130,6 +130,9 @@ class Retexo(_Section):
     """How rows are rounded before they are handed on."""
     inductive: bool = False
     """Train without validation and test nodes in the graph, and validate without test nodes."""
+    folds: int = Field(default=0, ge=0, le=100)
+    """Where logits are handed on: train each layer so many times more, without one fold of the train nodes each, and hand on of every
+    train node what a training without its label has found. 0: not so."""
     clients: int | Literal["ranks", "nodes"] = "ranks"
     """Who trains and is counted: each rank, so many simulated clients, or each node as a client of its own."""
 
@@ -205,6 +208,8 @@ class Job(_Section):
     """Sampling kernels: compiled, or the literal matrix formulation (slow)."""
     check: bool = False
     """Prove the invariants of every message on the way."""
+    start_from: str | None = None
+    """The folder of a finished run whose parameters training begins with, such as one by ``retexo`` that ``sar`` is to tune end to end."""
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "sage"})
     """``name`` and the options of that model."""
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})

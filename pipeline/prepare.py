@@ -37,6 +37,7 @@ from . import systems
 from .config import SHORTHANDS, Job, build, merged, resolve
 from .datasets import GENERATED, ReadOptions, open_dataset
 from .events import Emit, Note, StageEnded, StageStarted
+from .run_folder import MODEL
 from .schedule import LayerByLayer
 from .systems import System
 
@@ -193,6 +194,8 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         "model": digest_record(description),
         "train": digest_record({**job.train.model_dump(exclude={"patience"}), "dtype": job.dtype, "system": system.name}),
     }
+    if job.start_from is not None:
+        fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
     if decides := system.schedule.record():
         # Finished phases are not trained again, so the epochs of each decide too.
         fingerprint["phases"] = digest_record(
@@ -245,16 +248,44 @@ def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Call
 
         def again() -> nn.Module:
             module.load_state_dict(initial)
-            return module.to(dtype)
+            return _started(module.to(dtype), job)
 
         name = type(record).__name__
         return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
 
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed, Purpose.INIT)))
-        return system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype)
+        return _started(system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job)
 
     return make, {"name": record.name, **vars(record)}, record.name
+
+
+def _started(model: nn.Module, job: Job) -> nn.Module:
+    """The model with the parameters that it is to begin with.
+
+    Raises:
+        InputError: no finished run there, or one of another model.
+    """
+    if job.start_from is None:
+        return model
+    path, own = Path(job.start_from) / MODEL, model.state_dict()
+    try:
+        given = torch.load(path, weights_only=True)
+    except Exception as e:
+        reason = "there is no such file" if isinstance(e, FileNotFoundError) else " ".join(str(e).split())[:200]
+        raise InputError(f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run") from None
+    # The heads of a model that was trained layer after layer are not part of the network that they have trained.
+    beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
+    other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
+    if beyond or other:
+        k = (other or beyond)[0]
+        seen, wanted = (list(state[k].shape) if k in state else "nothing" for state in (given, own))
+        raise InputError(
+            f"start_from: {path} is of another model: it has {seen} for '{k}', and the model here {wanted}; give this run the same model "
+            'options (after retexo: model.norm = "layer")'
+        )
+    model.load_state_dict({k: given[k] for k in own})
+    return model
 
 
 def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, str]:

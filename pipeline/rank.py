@@ -141,7 +141,7 @@ class _PhaseLoop:
     ) -> None:
         """`epochs` of the whole run; `before` is the placement of the phase before this one."""
         self.t, self.phase, self.epochs, self.progress, self.clock = trainer, phase, epochs, progress, clock
-        self.module = trainer.system.schedule.begin(phase, trainer.model)
+        self.module = trainer.system.schedule.begin(phase, trainer.model, progress.cursor.step > 0)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.rules = trainer.rules
         self.optimizer = trainer.system.reduce.optimizer(self.parameters, self.rules)

@@ -101,6 +101,8 @@ def run(
     check_run_folder(folder, resume)
     # The folder's job.toml must find the data again, from wherever it is read.
     job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})
+    if job.start_from is not None:
+        job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
     if not isinstance(dataset, Dataset):
         dataset = open_data(job, dataset, emit)
     dataset.check()

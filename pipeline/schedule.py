@@ -26,7 +26,7 @@ class Epochs:
         """See `SchedulePolicy.phases`."""
         return (Phase(0, 0, epochs),)
 
-    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
+    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
         """See `SchedulePolicy.begin`."""
         return model
 
@@ -49,9 +49,13 @@ class LayerByLayer:
         """See `SchedulePolicy.phases`: each takes `epochs`."""
         assert isinstance(model, Lazy)
         names = [*(["an MLP on the features"] if self.cut.base == "mlp" else []), *(f"layer {i + 1}" for i in range(model.num_layers))]
-        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, anew=True) for k, name in enumerate(names))
+        told = [names[k] if fold is None else f"{names[k]}, without fold {fold + 1} of {self.cut.folds}" for k, fold in model.rounds]
+        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, anew=True) for k, name in enumerate(told))
 
-    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
+    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
         """See `SchedulePolicy.begin`."""
         assert isinstance(model, Lazy)
-        return model.phase(phase.number)
+        module = model.phase(*model.rounds[phase.number])
+        if self.cut.folds and not resumed:
+            module.begin_again()
+        return module

@@ -91,6 +91,7 @@ def retexo(
     local_steps: int | None = None,
     rounding: Payload = "full",
     inductive: bool = False,
+    folds: int = 0,
     clients: Clients = "ranks",
 ) -> System:
     """Lazy message passing: layer after layer, with one exchange of rows for each (RETEXO; Kolluri et al., arXiv 2302.13053).
@@ -109,15 +110,19 @@ def retexo(
         local_steps: steps that each client takes by itself before parameters are averaged; None: gradients are summed in every step.
         rounding: of rows that are handed on.
         inductive: train without validation and test nodes in the graph.
+        folds: hand on, of each train node, logits from a training without its fold of the labels.
         clients: who trains and is counted: the ranks, so many simulated clients, or each node.
 
     Raises:
         InputError: hidden rows cannot be handed on where the layer gives logits.
     """
     preset = V1 if mode == "v1" else Phases()
-    cut = Phases(base or preset.base, hands_on or preset.hands_on, head or preset.head, residual, rounding)
+    cut = Phases(base or preset.base, hands_on or preset.hands_on, head or preset.head, residual, rounding, folds)
     if cut.head == "none" and cut.hands_on == "hidden":
         raise InputError('retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.hands_on = "logits" with it')
+    if folds and cut.hands_on == "hidden":
+        told = f"retexo.folds is {folds}, but hidden rows of different trainings have nothing in common"
+        raise InputError(f'{told}; use retexo.hands_on = "logits" with it')
     chosen = select_by or ("val_loss" if mode == "v1" else "val_accuracy")
     return System(
         "retexo",

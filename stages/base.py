@@ -418,6 +418,6 @@ class SchedulePolicy(Protocol):
         """The run's phases, where the configuration says so many epochs."""
         ...
 
-    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
-        """The module that this phase trains."""
+    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+        """The module that this phase trains; `resumed`: the model holds what an earlier life of the run had reached in it."""
         ...

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     SPLIT = 5
     PARTITION = 6
     DATA = 7
+    FOLD = 8
 
 
 def mix(z: Words) -> Words:

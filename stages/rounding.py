@@ -40,7 +40,8 @@ def decode(rows: Tensor, payload: Payload, dtype: torch.dtype) -> Tensor:
         return rows.contiguous().view(dtype)
     if payload == "fp16":
         return rows.contiguous().view(torch.float16).to(dtype)
-    steps, scale = rows[:, :-SCALE_BYTES], rows[:, -SCALE_BYTES:].contiguous().view(torch.float32)
+    # A copy even where the bytes lie in one piece: they may begin anywhere.
+    steps, scale = rows[:, :-SCALE_BYTES], rows[:, -SCALE_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     return steps.contiguous().view(torch.int8).to(dtype) * scale.to(dtype)
 
 

@@ -26,6 +26,7 @@ from ..full_batch import FullBatch
 from ..models.lazy import Phase, Still
 from ..partition.boundary import BoundaryShare
 from ..partition.clients import open_clients
+from ..random import Purpose, node_words, stream
 from ..rounding import Payload, decode, encode, rounded, row_bytes
 from ..train import summed_loss
 
@@ -73,6 +74,7 @@ class LazyRows:
         self.exchange_s = 0.0
         """See `Fetcher.exchange_s`."""
         self._rounding: Payload = module.model.phases.rounding
+        self._folds = module.model.phases.folds
         self._rows = self._opened(module)
 
     def fetch(self, work: FullBatch) -> Fetched:
@@ -110,13 +112,18 @@ class LazyRows:
             group.all_reduce(remote, "control")
             told["remote_rows"] = int(remote)
             told["row_bytes"] = row_bytes(told["width"], self._rounding, self._job.dtype)
+        if module.fold is not None:
+            self._keep_fold(module)
+            return {**told, "remote_rows": 0, "row_bytes": 0, "fold": module.fold}
         if module.last:
             return told
         after = model.phase(module.number + 1)
         if not group.any(not _stands(self._path(after), self._fingerprint(after))):
             return told  # an earlier life of the run got that far
         with evaluating(module):
-            own = {name: rounded(self._handed_on(module, name), self._rounding) for name in self._edges.graphs}
+            own = {
+                name: rounded(self._out_of_fold(module, name, self._handed_on(module, name)), self._rounding) for name in self._edges.graphs
+            }
         arrays = {}
         for name, rows in own.items():
             arrays[name] = rows.numpy()
@@ -127,6 +134,8 @@ class LazyRows:
     @cached_property
     def _work(self) -> Fetched:
         seeds = np.arange(self._share.graph.num_seeds)
+        if self._module.fold is not None:
+            seeds = seeds[self._fold_of(seeds) != self._module.fold]
         whole = self._fetched(seeds, 0)
         if self._client is None:
             return whole
@@ -153,6 +162,27 @@ class LazyRows:
         n = self._share.graph.whole.num_dst
         pieces = [module.hand_on(self._still(graph, rows)) for rows in _pieces(n)]
         return torch.cat(pieces) if pieces else module.hand_on(self._still(graph, np.arange(0)))
+
+    def _fold_of(self, rows: IdArray) -> IdArray:
+        """The fold of each of these rows: a function of the node, wherever it lies."""
+        words = node_words(stream(self._job.seed, Purpose.FOLD), self._share.graph.names[rows])
+        return ((words >> np.uint64(32)) % np.uint64(max(1, self._folds))).astype(np.int64)
+
+    def _keep_fold(self, module: Phase) -> None:
+        """Write down what the left-out train nodes are handed on as."""
+        seeds = np.arange(self._share.graph.num_seeds)
+        seeds = seeds[self._fold_of(seeds) == module.fold]
+        with evaluating(module):
+            arrays = {name: module.hand_on(self._still(name, seeds)).numpy() for name in self._edges.graphs}
+        self._write(module, arrays, module.fold)
+
+    def _out_of_fold(self, module: Phase, graph: str, own: Tensor) -> Tensor:
+        """What a phase hands on, with the rows of train nodes from where their labels were not seen."""
+        seeds = np.arange(self._share.graph.num_seeds)
+        for fold in range(self._folds):
+            store = open_phase_rows(self._path(module, fold), self._fingerprint(module, fold))
+            own[torch.from_numpy(seeds[self._fold_of(seeds) == fold])] = torch.from_numpy(store.read(graph))
+        return own
 
     def _exchanged(self, own: Tensor, phase: int) -> Tensor:
         """Rows of other ranks, for `phase`: [N, D] -> [B, D]."""
@@ -187,21 +217,24 @@ class LazyRows:
             if self._job.group.any(not _stands(path, fingerprint)):
                 self._write(module, {"remote": self._exchanged(x, 0).numpy()})
             remote = torch.from_numpy(open_phase_rows(path, fingerprint).read("remote"))
-            return dict.fromkeys(graphs, torch.cat([x, remote]))
+            return dict.fromkeys(graphs, torch.cat([x, remote]) if len(remote) else x)
         store = open_phase_rows(path, self._fingerprint(module))
         return {name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))]) for name in graphs}
 
-    def _write(self, module: Phase, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        write_phase_rows(self._path(module), self._fingerprint(module), self._job.generation, arrays)
+    def _write(self, module: Phase, arrays: dict[str, npt.NDArray[Any]], fold: int | None = None) -> None:
+        write_phase_rows(self._path(module, fold), self._fingerprint(module, fold), self._job.generation, arrays)
         # Nobody goes on before all rows stand: a run that ends now is resumed from them, or from before all of them.
         self._job.group.any(False)
 
-    def _path(self, module: Phase) -> Path:
-        return _folder(self._job) / PHASES / f"phase-{module.number}" / f"rank-{self._job.group.rank:04d}"
+    def _path(self, module: Phase, fold: int | None = None) -> Path:
+        """Of the rows that a phase reads, or of what one of its folds has found."""
+        name = "" if fold is None else f"fold-{fold}-"
+        return _folder(self._job) / PHASES / f"phase-{module.number}" / f"{name}rank-{self._job.group.rank:04d}"
 
-    def _fingerprint(self, module: Phase) -> dict[str, str]:
+    def _fingerprint(self, module: Phase, fold: int | None = None) -> dict[str, str]:
         return {
             "phase": str(module.number),
+            "fold": "none" if fold is None else str(fold),
             "parameters": module.digest_before(),
             "rows": digest_arrays(rows=self._edges.names),
             "rounding": self._rounding,

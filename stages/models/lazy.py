@@ -35,6 +35,9 @@ class Phases:
     """Add what a phase reads of a node to what it hands on, wherever the widths agree; the last phase adds nothing."""
     rounding: Payload = "full"
     """How rows are rounded before anyone reads them."""
+    folds: int = 0
+    """K: train each phase K times more, each time without one fold of the train nodes, whose logits are then handed on from there: what
+    a phase hands on of a train node has not seen its label (stacking: Wolpert, Neural Networks 1992). 0: not so."""
 
 
 V1 = Phases(base="mlp", hands_on="logits", head="linear")
@@ -46,7 +49,7 @@ class Still:
 
     hood: Neighbourhood
     h: Tensor
-    """[num_src, D]."""
+    """[num_src, D]; empty where only the aggregate is needed."""
     aggregated: Tensor | None = None
     """[num_dst, A], where the convolution can aggregate first. Clean: dropout comes after it."""
 
@@ -78,14 +81,22 @@ class Lazy(Stack):
         self.phases = phases
         self.phase_widths = [*([num_features] if base else []), *widths]
         """What each phase reads of a node."""
+        # Each fold begins where the phase itself does.
+        self._initial = {k: v.clone() for k, v in self.state_dict().items()} if phases.folds else {}
 
     def __len__(self) -> int:
         """Phases."""
         return len(self.phase_widths)
 
-    def phase(self, number: int) -> "Phase":
-        """What phase `number` trains; it shares its parameters with this model."""
-        return Phase(self, number)
+    def phase(self, number: int, fold: int | None = None) -> "Phase":
+        """What phase `number` trains, without one fold or with all; it shares its parameters with this model."""
+        return Phase(self, number, fold)
+
+    @property
+    def rounds(self) -> list[tuple[int, int | None]]:
+        """Every (phase, fold left out or None) in the order of training. The last phase hands nothing on and has no folds."""
+        folds = range(self.phases.folds)
+        return [(k, fold) for k in range(len(self)) for fold in (*(folds if k < len(self) - 1 else ()), None)]
 
     def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`: what the phase of this convolution hands on, or the logits of the last."""
@@ -105,11 +116,13 @@ class Lazy(Stack):
 class Phase(nn.Module):
     """One phase of a `Lazy` model: `logits` is trained, `hand_on` is what is left to the next."""
 
-    def __init__(self, model: Lazy, number: int) -> None:
+    def __init__(self, model: Lazy, number: int, fold: int | None = None) -> None:
         super().__init__()
+        self.fold = fold
         self._all = (model,)  # in a tuple, so that its parameters are not this module's
         self.number = number
         i = number - (len(model) - model.num_layers)
+        self._place = i
         self.last = number == len(model) - 1
         self.conv: nn.Module | None = model.convs[i] if i >= 0 else None
         self.norm = model.norms[i] if i >= 0 else nn.Identity()
@@ -127,12 +140,20 @@ class Phase(nn.Module):
         """Whether it reads neighbours."""
         return self.conv is not None
 
+    def begin_again(self) -> None:
+        """Forget what an earlier fold has learnt."""
+        prefix = "base." if self.inner is not None else tuple(f"{part}.{self._place}." for part in ("convs", "norms", "heads"))
+        own = {k: v for k, v in self.model._initial.items() if k.startswith(prefix)}  # pyright: ignore[reportPrivateUsage]
+        self.model.load_state_dict({**self.model.state_dict(), **own})
+
     def still(self, hood: Neighbourhood, h: Tensor) -> Still:
         """What can be computed once for the whole phase, from rows [num_src, D]."""
-        if isinstance(self.conv, AggregateFirst):
-            with torch.no_grad():
-                return Still(hood, h, self.conv.aggregate(hood, h))
-        return Still(hood, h)
+        if not isinstance(self.conv, AggregateFirst):
+            return Still(hood, h)
+        with torch.no_grad():
+            aggregated = self.conv.aggregate(hood, h)
+        # The rows themselves are then only needed to be added.
+        return Still(hood, h if self.model.phases.residual else h[:0].clone(), aggregated)
 
     def forward(self, stills: Sequence[Still], h: Tensor) -> Tensor:
         """Logits [num_dst, C] of the one element of `stills`."""

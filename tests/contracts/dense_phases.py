@@ -1,0 +1,227 @@
+"""RETEXO on dense matrices: one process, autograd, and nothing of Millrace but the numbers that its parameters begin with.
+
+Written from sections 1A and 1B of what the project knows of the paper (arXiv 2302.13053 and its authors' code), with the coefficients of
+the whole graph in place of those of its pieces.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+F64 = torch.float64
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": torch.nn.functional.elu, "none": lambda h: h}
+
+
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """A graph: what each edge counts, and how many edges there are, [V, V], a row for each destination."""
+
+    A: Tensor
+    N: Tensor
+
+    @classmethod
+    def of(cls, src: Any, dst: Any, weight: Any, n: int, present: Any = None) -> "Matrices":
+        """The subgraph that `present` nodes induce; absent nodes stay as rows without edges."""
+        A, N = torch.zeros(2, n, n, dtype=F64)
+        for e, (u, v) in enumerate(zip(src, dst)):
+            if present is None or (present[u] and present[v]):
+                A[v, u] += 1.0 if weight is None else float(weight[e])
+                N[v, u] += 1
+        return cls(A, N)
+
+
+def convolve(kind: str, p: Mapping[str, Tensor], g: Matrices, h: Tensor) -> Tensor:
+    """The published formula of one convolution: gcn, sage, sage-max or gat."""
+    eye = torch.eye(len(h), dtype=F64)
+    if kind == "gcn":
+        d = (g.A.sum(1) + 1) ** -0.5
+        return torch.diag(d) @ (g.A + eye) @ torch.diag(d) @ h @ p["linear.weight"].T + p["bias"]
+    if kind == "gat":
+        heads, width = p["a_src"].shape
+        z = (h @ p["linear.weight"].T).view(-1, heads, width)
+        e = torch.nn.functional.leaky_relu((z * p["a_dst"]).sum(-1)[:, None] + (z * p["a_src"]).sum(-1)[None], 0.2)
+        alpha = (g.N + eye)[..., None] * torch.exp(e - e.detach().amax(1, keepdim=True))
+        out = torch.einsum("vuh,uhd->vhd", alpha / alpha.sum(1, keepdim=True), z)
+        return (out.flatten(1) if len(p["bias"]) == heads * width else out.mean(1)) + p["bias"]
+    if kind == "sage":
+        near = torch.diag(torch.where(g.A.sum(1) > 0, 1 / g.A.sum(1), 0.0)) @ g.A @ h
+    else:
+        pooled = torch.relu(h @ p["pool.weight"].T + p["pool.bias"])
+        rows = [pooled[g.N[v] > 0].amax(0) if g.N[v].any() else torch.zeros(pooled.shape[1], dtype=F64) for v in range(len(h))]
+        near = torch.stack(rows)
+    return h @ p["own.weight"].T + p["own.bias"] + near @ p["neighbours.weight"].T
+
+
+def as_sent(h: Tensor, rounding: str) -> Tensor:
+    """Rows as their readers see them."""
+    if rounding == "full":
+        return h
+    a = h.detach().numpy()
+    if rounding == "fp16":
+        return torch.from_numpy(np.clip(a, -65504, 65504).astype(np.float16).astype(np.float64))
+    out = np.zeros_like(a)
+    for i, row in enumerate(a):
+        scale = np.float64(np.float32(np.abs(row).max(initial=0)) / np.float32(127))
+        if scale > 0:
+            out[i] = np.clip(np.rint(row / scale), -127, 127) * scale
+    return torch.from_numpy(out)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the model is cut; see `Phases`."""
+
+    kind: str
+    layers: int
+    base: bool
+    hands_on: str
+    head: str
+    residual: bool
+    rounding: str
+    activation: str
+    norm: str = "none"
+    """``batch`` in place of the layer norm."""
+
+
+@dataclass
+class Outcome:
+    """What training has come to."""
+
+    losses: list[float] = field(default_factory=list)
+    best_epochs: list[int] = field(default_factory=list)
+    rows: list[dict[str, Tensor]] = field(default_factory=list)
+    """What each phase has read, by graph."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of the last phase, all nodes, on the graph that it is validated on."""
+
+
+class Dense:
+    """A model of phases over dense matrices."""
+
+    def __init__(self, cut: Cut, state: Mapping[str, Tensor]) -> None:
+        self.cut = cut
+        self.p = {k: v.detach().clone() for k, v in state.items()}
+        self.phases = ["base"] * cut.base + [str(i) for i in range(cut.layers)]
+
+    def prefixes(self, k: int) -> tuple[str, ...]:
+        name = self.phases[k]
+        return ("base.",) if name == "base" else (f"convs.{name}.", f"norms.{name}.", f"heads.{name}.")
+
+    def parameters(self, k: int) -> dict[str, Tensor]:
+        """Of one phase."""
+        return {n: v for n, v in self.p.items() if n.startswith(self.prefixes(k)) and "running" not in n and "tracked" not in n}
+
+    def outputs(self, k: int, g: Matrices, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Logits and hidden rows of phase k; where `rows` are given, a batch norm is in training and sees those."""
+        c, name, p, act = self.cut, self.phases[k], self.p, ACTIVATIONS[self.cut.activation]
+        last = k == len(self.phases) - 1
+        if name == "base":
+            hidden = act(x @ p["base.0.weight"].T + p["base.0.bias"])
+            return hidden @ p["base.1.weight"].T + p["base.1.bias"], hidden
+        prefix = f"convs.{name}."
+        z = convolve(c.kind, {n.removeprefix(prefix): v for n, v in p.items() if n.startswith(prefix)}, g, x)
+
+        def plus(y: Tensor) -> Tensor:
+            return y + x if c.residual and not last and y.shape == x.shape else y
+
+        if c.head == "none" or (c.hands_on == "hidden" and last):
+            return plus(z), None
+        hidden = act(self.normed(name, z, rows)) if c.head == "normed" else act(z)
+        hidden = plus(hidden) if c.hands_on == "hidden" else hidden
+        logits = hidden @ p[f"heads.{name}.weight"].T + p[f"heads.{name}.bias"]
+        return (plus(logits) if c.hands_on == "logits" else logits), hidden
+
+    def normed(self, name: str, z: Tensor, rows: Tensor | None) -> Tensor:
+        weight, bias = self.p[f"norms.{name}.weight"], self.p[f"norms.{name}.bias"]
+        if self.cut.norm != "batch":
+            return (z - z.mean(1, keepdim=True)) / torch.sqrt(z.var(1, unbiased=False, keepdim=True) + 1e-5) * weight + bias
+        mean, var = (self.p[f"norms.{name}.running_{what}"] for what in ("mean", "var"))
+        if rows is not None:
+            seen = z[rows]
+            for running, new in ((mean, seen.mean(0)), (var, seen.var(0))):
+                running.copy_(0.9 * running + 0.1 * new.detach())
+            mean, var = seen.mean(0), seen.var(0, unbiased=False)
+        return (z - mean) / torch.sqrt(var + 1e-5) * weight + bias
+
+    def handed_on(self, k: int, g: Matrices, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits, hidden = self.outputs(k, g, x)
+        out = logits if self.cut.hands_on == "logits" else hidden
+        assert out is not None
+        return as_sent(out, self.cut.rounding)
+
+    def infer(self, g: Matrices, x: Tensor) -> Tensor:
+        """Logits of all nodes, from nothing but features."""
+        h = x if self.cut.base else as_sent(x, self.cut.rounding)
+        for k in range(len(self.phases) - 1):
+            h = self.handed_on(k, g, h)
+        with torch.no_grad():
+            return self.outputs(len(self.phases) - 1, g, h)[0]
+
+
+def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Summed over rows."""
+    if y.ndim == 1:
+        return -torch.log_softmax(logits, 1)[torch.arange(len(y)), y].sum()
+    log = torch.nn.functional.logsigmoid
+    return -(y * log(logits) + (1 - y) * log(-logits)).mean(1).sum() if len(y) else logits.sum() * 0
+
+
+def merit_of(logits: Tensor, y: Tensor, select_by: str) -> float:
+    if select_by == "val_loss":
+        return -float(loss_of(logits, y)) / len(y)
+    if y.ndim == 1:
+        return float((logits.argmax(1) == y).double().mean())
+    said, true = logits > 0, y > 0.5
+    total = int(said.sum() + true.sum())
+    return 2 * int((said & true).sum()) / total if total else 0.0
+
+
+def train(
+    dense: Dense,
+    graphs: dict[str, Matrices],
+    x: Tensor,
+    y: Tensor,
+    split: Mapping[str, Tensor],
+    epochs: int,
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+    select_by: str,
+) -> Outcome:
+    """Phase after phase. `graphs` has ``train`` and ``val``, which may be the same."""
+    done = Outcome()
+    rows = dict.fromkeys(graphs, x if dense.cut.base else as_sent(x, dense.cut.rounding))
+    for k in range(len(dense.phases)):
+        done.rows.append(rows)
+        leaves = [v.requires_grad_() for v in dense.parameters(k).values()]
+        step = optimizer(leaves)
+        best, best_epoch, best_p = -np.inf, -1, {n: v.detach().clone() for n, v in dense.p.items()}
+        for epoch in range(epochs):
+            step.zero_grad()
+            ids = split["train"]
+            if len(ids):
+                loss = loss_of(dense.outputs(k, graphs["train"], rows["train"], ids)[0][ids], y[ids]) / len(ids)
+                loss.backward()
+                for leaf in leaves:
+                    leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                step.step()
+            done.losses.append(float(loss) if len(ids) else 0.0)
+            if len(split["val"]):
+                with torch.no_grad():
+                    merit = merit_of(dense.outputs(k, graphs["val"], rows["val"])[0][split["val"]], y[split["val"]], select_by)
+                if merit > best:
+                    best, best_epoch, best_p = merit, k * epochs + epoch, {n: v.detach().clone() for n, v in dense.p.items()}
+        if best_epoch < 0:
+            best_p = {n: v.detach().clone() for n, v in dense.p.items()}
+        done.best_epochs.append(best_epoch)
+        dense.p = best_p
+        if k + 1 < len(dense.phases):
+            rows = {name: dense.handed_on(k, g, rows[name]) for name, g in graphs.items()}
+    with torch.no_grad():
+        done.logits = dense.outputs(len(dense.phases) - 1, graphs["val"], rows["val"])[0]
+    done.state = dense.p
+    return done

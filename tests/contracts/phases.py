@@ -1,0 +1,179 @@
+"""Training layer after layer by ranks that are threads: the loop itself, and what it leaves behind."""
+
+import copy
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from millrace.pipeline.clock import Clock
+from millrace.pipeline.config import CheckpointEvery, Train
+from millrace.pipeline.rank import Progress, Trainer, train_rank
+from millrace.pipeline.systems import System
+from millrace.stages.base import Fetched, Group, RankJob, StepRules, WorkDone
+from millrace.stages.base import Phase as Stretch
+from millrace.stages.fetch.lazy import PHASES
+from millrace.stages.models.base import ModelConfig
+from millrace.stages.models.lazy import Lazy
+from millrace.stages.partition.boundary import BoundaryShare, Edges, WithBoundary
+from millrace.stages.reduce.federated import LocalSteps
+from millrace.stages.reduce.seed_weighted import AllSeedsMean
+from millrace.storage.phase_rows import KIND
+from millrace.storage.store import open_store
+from millrace.tests.contracts.full_batch import C, Case, job
+from millrace.tests.contracts.threads import ThreadGroup, run_threads
+
+IdArray = npt.NDArray[np.int64]
+_TORCH = threading.Lock()
+
+
+class _OneAtATime:
+    """Threads share torch's generator, which processes do not."""
+
+    def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
+        if any(isinstance(m, nn.BatchNorm1d) for m in module.modules()):  # these wait for each other
+            return super().contribute(module, fetched, rules)  # type: ignore[misc]
+        with _TORCH:
+            return super().contribute(module, fetched, rules)  # type: ignore[misc]
+
+
+class _Mean(_OneAtATime, AllSeedsMean):
+    pass
+
+
+class _Local(_OneAtATime, LocalSteps):
+    pass
+
+
+@dataclass(frozen=True)
+class _Kept(WithBoundary):
+    """Tells what it has placed."""
+
+    shares: list[BoundaryShare] = field(default_factory=list)
+
+    def place(self, data: Any, phase: Stretch, job: RankJob, before: Any = None) -> BoundaryShare:
+        self.shares.append(super().place(data, phase, job, before))
+        return self.shares[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """One rank of a run that is over."""
+
+    progress: Progress
+    model: Lazy
+    """With the best parameters."""
+    share: BoundaryShare
+    ledger: dict[str, dict[str, int]]
+    folder: Path
+    rank: int
+
+    def edges(self, graph: str = "whole") -> Edges:
+        return self.share.boundary.graphs[graph]
+
+    def rows(self, phase: int, graph: str = "whole") -> Tensor:
+        """What a phase has read, [N + B, D], or [N, F] where it passes no messages."""
+        if phase == 0:
+            if len(self.model) > self.model.num_layers:
+                return self.share.x
+            raise AssertionError("the features of phase 0 are rounded where they are read")
+        store = open_store(self.folder / PHASES / f"phase-{phase}" / f"rank-{self.rank:04d}", KIND)
+        return torch.cat([torch.from_numpy(store.read(graph)), torch.from_numpy(store.read(f"{graph}-remote"))])
+
+    def logits(self) -> Tensor:
+        """Of the last phase from what it has read, [N, C]."""
+        last = self.model.phase(len(self.model) - 1).eval()
+        hood, src = self.edges().around(np.arange(len(self.share.graph.names)))
+        with torch.no_grad():
+            return last.logits(last.still(hood, self.rows(last.number)[torch.from_numpy(src)]))
+
+
+def initial(config: ModelConfig, system: System, num_features: int, seed: int = 5) -> Lazy:
+    """A model all of whose parameters matter, also those that begin as zeros or ones."""
+    torch.manual_seed(seed)
+    model = system.schedule.build(config, num_features, C).double()
+    assert isinstance(model, Lazy)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.5)
+    return model
+
+
+def system_for_threads(system: System) -> System:
+    """The same system for ranks that are threads."""
+    own, reduce = system.partition, system.reduce
+    assert isinstance(own, WithBoundary)
+    kept = _Kept(own.partitioner, own.prune, own.inductive)
+    return replace(system, partition=kept, reduce=_Local(reduce.steps) if isinstance(reduce, LocalSteps) else _Mean())
+
+
+def train_ranks(
+    case: Case,
+    system: System,
+    model: Lazy,
+    epochs: int,
+    train: Train,
+    look: Callable[[Trained], Any] = lambda t: t,
+    folder: Path | None = None,
+    before: Callable[[RankJob], None] = lambda job: None,
+) -> list[Any]:
+    """What ``look(trained)`` sees on each rank, while the folder of the run is still there.
+
+    Args:
+        case: a part for each rank.
+        system: RETEXO, in any variant.
+        model: the parameters to begin with; it is not changed.
+        epochs: of each phase.
+        train: how.
+        look: at a rank of the finished run.
+        folder: of the run, by default one that is removed afterwards.
+        before: called on every rank before it trains.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory() as made:
+            return train_ranks(case, system, model, epochs, train, look, Path(made), before)
+    task = "multilabel" if case.labels.ndim == 2 else "multiclass"
+
+    def rank(group: ThreadGroup) -> Any:
+        mine, own = copy.deepcopy(model), system_for_threads(system)
+        of = replace(job(as_group(group), mine.num_layers), seed=7, epochs=epochs, folder=folder)
+        before(of)
+        trainer = Trainer(
+            own,
+            of,
+            case.part(group.rank),
+            task,
+            mine,
+            train,
+            None,
+            CheckpointEvery(),
+            (lambda _: 0.0) if len(case.split.val) else None,
+            lambda event: None,
+            lambda: False,
+        )
+        progress = train_rank(trainer, Clock())
+        if progress.best_state:
+            mine.load_state_dict(progress.best_state)
+        assert isinstance(own.partition, _Kept)
+        return look(Trained(progress, mine.eval(), own.partition.shares[0], group.ledger.as_record(), folder, group.rank))
+
+    return run_threads(rank, case.parts)
+
+
+def as_group(group: ThreadGroup) -> Group:
+    return group
+
+
+def gathered(case: Case, pieces: list[tuple[IdArray, Tensor]]) -> Tensor:
+    """Rows of all nodes, from (names, rows) of each rank."""
+    found = torch.full((case.graph.num_nodes, *pieces[0][1].shape[1:]), torch.nan, dtype=pieces[0][1].dtype)
+    for names, rows in pieces:
+        found[torch.from_numpy(names)] = rows
+    assert not found.isnan().any()
+    return found
