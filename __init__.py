@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.queues import open_queue
     from millrace.pipeline.result import Result
     from millrace.pipeline.run import run
-    from millrace.pipeline.systems import System, bulk, retexo, sar
+    from millrace.pipeline.systems import System, bulk, grappa, retexo, sar
     from millrace.stages.evaluate import infer
     from millrace.stages.models import GAT, GCN, GIN
     from millrace.stages.models import SAGE as GraphSAGE
@@ -47,6 +47,7 @@ _HOMES = {
     "run": "pipeline.run",
     "System": "pipeline.systems",
     "bulk": "pipeline.systems",
+    "grappa": "pipeline.systems",
     "retexo": "pipeline.systems",
     "sar": "pipeline.systems",
     "infer": "stages.evaluate",
@@ -104,6 +105,7 @@ __all__ = [
     "from_networkx",
     "from_pyg",
     "from_scipy",
+    "grappa",
     "infer",
     "open_dataset",
     "open_queue",

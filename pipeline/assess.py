@@ -8,7 +8,7 @@ from ..stages.evaluate import evaluate
 from ..storage.errors import InputError
 from .config import read_toml, resolve
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
-from .prepare import load_model, open_data, prepare
+from .prepare import load_model, open_data, placed, prepare
 from .run_folder import JOB, MODEL
 
 
@@ -30,7 +30,8 @@ def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
         raise InputError(f"{run} holds a run that has not finished (no {MODEL}); go on with it by `millrace run --resume --out {run}`")
     job = resolve(read_toml(run / JOB))
     data = open_data(job, dataset, emit)
-    prepared = prepare(job, data)
+    # The parameters are in the run's own folder; the one that training began from may be gone.
+    prepared = prepare(placed(job).model_copy(update={"start_from": None}), data)
     model = load_model(run / MODEL, prepared)
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {prepared.model_name} on {data.name}"))

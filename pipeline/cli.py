@@ -131,7 +131,7 @@ def _print_result(result: Any, as_json: bool) -> None:
 def run(
     job: JobFile = None,
     dataset: DatasetFlag = None,
-    system: Annotated[str | None, typer.Option(help="bulk | retexo | sar")] = None,
+    system: Annotated[str | None, typer.Option(help="bulk | grappa | retexo | sar")] = None,
     model: Annotated[str | None, typer.Option(help="sage | gcn | gat | gin")] = None,
     hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.")] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model.")] = None,

@@ -14,18 +14,27 @@ from ..storage.errors import InputError
 from .prepare import Prepared
 
 
-def with_clients(prepared: Prepared, folder: Path) -> Prepared:
-    """Decide on clients, write them down in the folder of the run, and give each rank whole clients.
+def refuse_owners(prepared: Prepared) -> None:
+    """Refuse clients or owners that do not fit the graph, before anything is written.
 
     Raises:
-        InputError: more clients than nodes.
+        InputError: more clients than nodes, or owners that are no ranks or clients.
     """
+    graph, clients, cut = prepared.placement.graph, prepared.system.clients, prepared.system.partition.partitioner
+    if isinstance(clients, int) and clients > graph.num_nodes:
+        raise InputError(f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each')
+    if isinstance(cut, Given):
+        if clients == "nodes":
+            raise InputError('owners are given, but retexo.clients is "nodes", so that each node is its own; leave one of them out')
+        cut.assign(graph, prepared.job.ranks if clients == "ranks" else clients, prepared.job.seed)
+
+
+def with_clients(prepared: Prepared, folder: Path) -> Prepared:
+    """Decide on clients, write them down in the folder of the run, and give each rank whole clients."""
     job, graph, partition = prepared.job, prepared.placement.graph, prepared.system.partition
     assert isinstance(partition, Sharded)
     clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
     if isinstance(clients, int):
-        if clients > graph.num_nodes:
-            raise InputError(f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each')
         client = partition.partitioner.assign(graph, clients, job.seed).part(nodes)
     else:
         client, clients = nodes.astype(np.int32), graph.num_nodes

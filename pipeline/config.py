@@ -108,6 +108,26 @@ class Sar(_Section):
         return mode
 
 
+class Grappa(_Section):
+    """What each rank sees under ``system = "grappa"``, and how it makes up for what it does not see."""
+
+    sweep: Literal["sweep", "fixed", "none"] = "sweep"
+    """Which chunk lies beside a rank's own: every other one in turn, always the next, or none."""
+    every: int = Field(default=50, ge=1)
+    """Epochs until the next one (a super-epoch)."""
+    halo: Literal[0, 1] = 1
+    """1: nodes one hop outside are seen too, so that seeds have all their neighbours; 0: not so."""
+    correction: Literal["none", "batch", "node", "hops", "edge"] = "batch"
+    """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage, or that of its tree), for each
+    message (the inverse of how often its source is there), or none."""
+    hops: int = Field(default=2, ge=1)
+    """How far correction ``hops`` looks."""
+    shrink: Literal["none", "constant", "empirical", "james-stein", "ess"] = "none"
+    """How a minibatch's weight is drawn towards the mean one: by `strength`, by its noise, by James-Stein, or so far that the effective
+    sample size is at least `strength` of the seeds."""
+    strength: float = Field(default=0.5, gt=0, le=1)
+
+
 class Retexo(_Section):
     """How ``system = "retexo"`` trains layer after layer. What is left out is as `mode` has it."""
 
@@ -192,9 +212,9 @@ class Job(_Section):
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
     """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and sends the others
     what they need."""
-    system: Literal["bulk", "retexo", "sar"] = "bulk"
-    """``bulk``: minibatches on samples that are drawn many at a time; ``retexo``: layer after layer, one exchange for each; ``sar``: full
-    batch, each rank visiting the others in turn."""
+    system: Literal["bulk", "grappa", "retexo", "sar"] = "bulk"
+    """``bulk``: minibatches on samples that are drawn many at a time; ``grappa``: isolated ranks that send gradients only; ``retexo``:
+    layer after layer, one exchange for each; ``sar``: full batch, each rank visiting the others in turn."""
     epochs: int = Field(default=30, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
     ranks: int = Field(default=1, ge=1)
@@ -217,6 +237,7 @@ class Job(_Section):
     train: Train = Train()
     queue: Queue = Queue()
     partition: Partition = Partition()
+    grappa: Grappa = Grappa()
     retexo: Retexo = Retexo()
     sar: Sar = Sar()
     cluster: Cluster = Cluster()
@@ -315,6 +336,13 @@ def resolve(table: Mapping[str, Any]) -> Job:
         raise InputError(_sentence(e)) from None
     if job.system in ("retexo", "sar"):
         return _without_sampler(job, table)
+    if job.system == "grappa" and (job.queue.kind != "memory" or job.queue.location is not None):
+        raise InputError("configuration key 'queue.kind' is 'zarr', but under system 'grappa' each rank samples for itself; leave it out")
+    if job.system == "grappa" and job.train.minibatches_per_step not in (None, job.ranks):
+        raise InputError(
+            f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system 'grappa' each of the "
+            f"{job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
+        )
     model, sampler = dict(job.model), dict(job.sampler)
     layers: Any = model.get("layers")
     known = {f.name for f in dataclasses.fields(_registered("sampler", SAMPLERS, sampler))}

@@ -10,7 +10,7 @@ class Link:
     """What each rank is connected by."""
 
     bandwidth: float
-    """Bytes a second, each way."""
+    """Bytes of payload a second, each way. The headers of TCP and Ethernet take another twentieth of a link."""
     latency_s: float
     """From one rank to another, one way."""
 
@@ -27,8 +27,10 @@ LINKS: dict[str, Link] = {
 def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "network") -> dict[str, float]:
     """What the messages of a finished run would take over a link, by kind.
 
-    The rank that sends most of a kind sets the pace for it, and every message that is waited for costs a latency. Kinds do not overlap:
-    this is exact for systems that exchange and train in turns, and an upper bound for those that do both at once.
+    The rank that sends most of a kind sets the pace for it, and every message that is waited for costs a round trip, for it is sent when
+    the receiver has said that it is ready. Kinds do not overlap: systems that exchange and train in turns come near this, those that do
+    both at once may need less. What TCP loses while it finds out how fast a link is comes on top: little for few large messages, about
+    as much as the round trips for large ones that are far apart.
 
     Args:
         result: ``result.json``.
@@ -36,7 +38,9 @@ def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "netwo
         channel: ``network`` for training, ``evaluation`` for evaluation.
     """
     per_rank, waits = result["bytes"]["per_rank"], result["waits"][channel]
-    return {kind: max(rank[channel][kind] for rank in per_rank) / link.bandwidth + count * link.latency_s for kind, count in waits.items()}
+    return {
+        kind: max(rank[channel][kind] for rank in per_rank) / link.bandwidth + 2 * count * link.latency_s for kind, count in waits.items()
+    }
 
 
 def predicted_seconds(result: Mapping[str, Any], link: Link) -> float:

@@ -19,6 +19,7 @@ from ..stages.base import Group, Held, Part, PartitionPolicy, Phase, Placement, 
 from ..stages.kernels import cpu, reference
 from ..stages.partition.base import Partitioner
 from ..storage.checkpoint import CheckpointStore
+from ..storage.fingerprint import digest_record
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clock import Clock
@@ -121,6 +122,7 @@ def take_part(
         num_layers=int(model.num_layers),  # pyright: ignore[reportArgumentType]
         folder=out,
         generation=generation,
+        fingerprint=digest_record(prepared.fingerprint),
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
     )
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))

@@ -11,22 +11,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..stages.base import Part, Placement
 from ..stages.fetch.exchange import Exchanged
-from ..stages.fetch.lazy import Lazily
 from ..stages.fetch.visit import Visited
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
 from ..stages.partition.base import Partitioner
-from ..stages.partition.boundary import WithBoundary
 from ..stages.partition.given import Given
 from ..stages.partition.registry import partitioner
-from ..stages.partition.sharded import Sharded
-from ..stages.partition.stage import open_shards
 from ..stages.random import Purpose, stream, torch_seed
 from ..stages.reduce.federated import LocalSteps
 from ..stages.sample import SAMPLERS
+from ..stages.sample.local import Local
 from ..stages.sample.produce import Sampled
 from ..storage.dataset import Dataset
 from ..storage.dataset_store import features_place
@@ -34,10 +32,11 @@ from ..storage.errors import InputError, StoreError
 from ..storage.features import ConvertedFeatures, FeatureStore
 from ..storage.fingerprint import digest_arrays, digest_record, graph_fingerprint
 from . import systems
+from .begin_from import begun
 from .config import SHORTHANDS, Job, build, merged, resolve
 from .datasets import GENERATED, ReadOptions, open_dataset
 from .events import Emit, Note, StageEnded, StageStarted
-from .run_folder import MODEL
+from .parts import Parts
 from .schedule import LayerByLayer
 from .systems import System
 
@@ -113,7 +112,15 @@ def make_system(job: Job) -> System:
         return systems.sar(o.mode, partitioner=_cut(job), memory_bytes=o.memory_bytes, ahead_bytes=o.ahead_bytes, prune=o.prune)
     if job.system == "retexo":
         return systems.retexo(partitioner=_cut(job), **job.retexo.model_dump())
-    return systems.bulk(build("sampler", SAMPLERS, job.sampler))
+    sampler = build("sampler", SAMPLERS, job.sampler)
+    if job.system == "grappa":
+        return systems.grappa(sampler, partitioner=_cut(job), **job.grappa.model_dump())
+    return systems.bulk(sampler)
+
+
+def placed(job: Job) -> Job:
+    """The job where nothing is to be cut: a file of owners, which may be gone or out of reach, is not read."""
+    return job.model_copy(update={"partition": job.partition.model_copy(update={"owners": None})})
 
 
 def _cut(job: Job) -> Partitioner:
@@ -178,9 +185,11 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         )
     if isinstance(system.neighbourhood, Visited):
         system.neighbourhood.for_layers(int(layers))  # pyright: ignore[reportArgumentType]
+    if isinstance(system.reduce, LocalSteps) and any(isinstance(m, _BatchNorm) for m in make().modules()):
+        raise InputError("retexo.local_steps is given, but clients that train by themselves share no batch normalisation; use another norm")
     dtype = TORCH_DTYPES[job.dtype]
     graph = dataset.graph
-    if isinstance(system.sample, Sampled):
+    if isinstance(system.sample, Sampled | Local):
         system.sample.sampler.check(graph)
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
@@ -196,11 +205,11 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     }
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
-    if decides := system.schedule.record():
-        # Finished phases are not trained again, so the epochs of each decide too.
-        fingerprint["phases"] = digest_record(
-            {**decides, "epochs": job.epochs, "reduce": repr(system.reduce), "of": repr(system.neighbourhood)}
-        )
+    if decides := system.schedule.record(job.epochs):
+        policies = {"reduce": repr(system.reduce), "neighbourhood": repr(system.neighbourhood), "partition": repr(system.partition)}
+        # Inductive training leaves the test nodes out of the graph, so which they are decides too.
+        absent = {"test": digest_arrays(test=dataset.split.test)} if getattr(system.partition, "inductive", False) else {}
+        fingerprint["phases"] = digest_record({**decides, **policies, **absent, "clients": system.clients})
     if system.partition.partitioner is not None:
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
         fingerprint["parts"] = f"{job.ranks} by {system.partition.partitioner!r}"
@@ -221,16 +230,10 @@ def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprin
     Raises:
         StoreError: the part is damaged.
     """
-    shards, owned, rows = open_shards(folder, rank)
-    features: FeatureStore = rows.features
-    if features.dtype != np.dtype(job.dtype):
-        features = ConvertedFeatures(features, job.dtype)
-    labels = torch.from_numpy(rows.labels)
-    if outline.task == "multilabel":
-        labels = labels.to(TORCH_DTYPES[job.dtype])
-    system = make_system(job)
+    system = make_system(placed(job))
     make, _, name = _model(job, outline, system, model)
-    return Prepared(job, outline, system, make, Part(shards, owned, features, labels, rows.split), fingerprint, name, None)
+    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel")
+    return Prepared(job, outline, system, make, parts.part(rank), fingerprint, name, None)
 
 
 def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
@@ -248,44 +251,16 @@ def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Call
 
         def again() -> nn.Module:
             module.load_state_dict(initial)
-            return _started(module.to(dtype), job)
+            return begun(module.to(dtype), job)
 
         name = type(record).__name__
         return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
 
     def make() -> nn.Module:
         torch.manual_seed(torch_seed(stream(job.seed, Purpose.INIT)))
-        return _started(system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job)
+        return begun(system.schedule.build(record, outline.num_features, outline.num_classes).to(dtype), job)
 
     return make, {"name": record.name, **vars(record)}, record.name
-
-
-def _started(model: nn.Module, job: Job) -> nn.Module:
-    """The model with the parameters that it is to begin with.
-
-    Raises:
-        InputError: no finished run there, or one of another model.
-    """
-    if job.start_from is None:
-        return model
-    path, own = Path(job.start_from) / MODEL, model.state_dict()
-    try:
-        given = torch.load(path, weights_only=True)
-    except Exception as e:
-        reason = "there is no such file" if isinstance(e, FileNotFoundError) else " ".join(str(e).split())[:200]
-        raise InputError(f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run") from None
-    # The heads of a model that was trained layer after layer are not part of the network that they have trained.
-    beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
-    other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
-    if beyond or other:
-        k = (other or beyond)[0]
-        seen, wanted = (list(state[k].shape) if k in state else "nothing" for state in (given, own))
-        raise InputError(
-            f"start_from: {path} is of another model: it has {seen} for '{k}', and the model here {wanted}; give this run the same model "
-            'options (after retexo: model.norm = "layer")'
-        )
-    model.load_state_dict({k: given[k] for k in own})
-    return model
 
 
 def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, str]:
@@ -370,22 +345,10 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
     if system is not None:
         table["system"] = system if isinstance(system, str) else system.name
     if isinstance(system, System):
-        if isinstance(system.sample, Sampled):
+        if isinstance(system.sample, Sampled | Local):
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
-        if isinstance(system.partition, Sharded):
-            if not isinstance(system.partition.partitioner, Given):
-                table["partition"] = {"method": system.partition.partitioner.name}
-            o = system.neighbourhood
-            if isinstance(o, Visited):
-                mode = o.modes[0] if len(o.modes) == 1 else list(o.modes)
-                table["sar"] = {"mode": mode, "memory_bytes": o.memory_bytes, "ahead_bytes": o.ahead_bytes, "prune": system.partition.prune}
-            if isinstance(o, Lazily) and isinstance(system.schedule, LayerByLayer):
-                steps = system.reduce.steps if isinstance(system.reduce, LocalSteps) else None
-                table["retexo"] = {
-                    **vars(system.schedule.cut),
-                    "select_by": o.select_by,
-                    "inductive": isinstance(system.partition, WithBoundary) and system.partition.inductive,
-                    "local_steps": steps,
-                    "clients": system.clients,
-                }
+        if system.partition.partitioner is not None and not isinstance(system.partition.partitioner, Given):
+            table["partition"] = {"method": system.partition.partitioner.name}
+        if system.options:
+            table[system.name] = dict(system.options)
     return resolve(table)

@@ -86,7 +86,7 @@ class Trainer:
     @property
     def rules(self) -> StepRules:
         """How a piece of work is trained on."""
-        return StepRules(self.job.seed, self.task, self.train.products, self.optimizer)
+        return StepRules(self.job.seed, self.task, self.train.products, self.job.group, self.optimizer)
 
 
 def train_rank(trainer: Trainer, clock: Clock) -> Progress:
@@ -107,7 +107,8 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         trainer.model.load_state_dict(state["model"])
         optimizer_state = state["optimizer"]
         group = trainer.job.group
-        for name, value in state["progress"].items():
+        # Checkpoints of earlier versions know no merit but the accuracy.
+        for name, value in {"best_merit": state["progress"]["best_accuracy"], **state["progress"]}.items():
             setattr(progress, name, 0 if name in POOLED and group.rank else value)
         trainer.job.ledger.restore(state["ledgers"][group.rank])
         for name, seconds in state["seconds"].items():
@@ -194,10 +195,11 @@ class _PhaseLoop:
         if isinstance(self.fetcher, PhaseFetcher):
             if progress.best_state and not last:
                 t.model.load_state_dict(progress.best_state)
-            waited = self.fetcher.exchange_s
-            with self.clock.measure("forward_backward"):
-                told = self.fetcher.finish(self.module)
-            self.clock.add("exchange", self.fetcher.exchange_s - waited)
+            waited, start = self.fetcher.exchange_s, time.perf_counter()
+            told = self.fetcher.finish(self.module)
+            waited = self.fetcher.exchange_s - waited
+            self.clock.add("exchange", waited)
+            self.clock.add("forward_backward", time.perf_counter() - start - waited)
             best = {"best_epoch": progress.best_epoch, "val_accuracy": progress.best_accuracy} if progress.best_epoch >= 0 else {}
             progress.phases.append({**told, "name": self.phase.name, "epochs": progress.cursor.step // self.steps, **best})
         if last:
@@ -218,7 +220,7 @@ class _PhaseLoop:
         self.module.train()
         # Gradients of the last step go back to the arena.
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum, seeds = 0.0, 0
+        loss_sum, seeds, weight = 0.0, 0, 0.0
         first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)
         # Every rank goes through as many rounds: fetching may be something that all of them do together.
         for index in range(first + group.rank, last + -(last - first) % group.size + group.rank, group.size):
@@ -236,10 +238,11 @@ class _PhaseLoop:
                 done = t.system.reduce.contribute(self.module, fetched, self.rules)
             loss_sum += done.loss_sum
             seeds += done.seeds
+            weight += done.seeds if done.weight is None else done.weight
             progress.minibatches += 1
             progress.sampled_edges += work.num_edges
         with clock.measure("reduce"):
-            total = t.system.reduce.reduce(self.parameters, seeds, group)
+            total = t.system.reduce.reduce(self.parameters, weight, group)
             self.statistics.finish(last - first)
         if total:
             with clock.measure("forward_backward"):

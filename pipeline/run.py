@@ -19,7 +19,7 @@ from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
-from .clients import told_of_clients, with_clients
+from .clients import refuse_owners, told_of_clients, with_clients
 from .clock import Clock
 from .config import Job
 from .events import Emit, Note, silent
@@ -103,12 +103,16 @@ def run(
     job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})
     if job.start_from is not None:
         job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
+    if (owners := job.partition.owners) is not None:
+        partition = job.partition.model_copy(update={"owners": str(Path(owners).expanduser().resolve())})
+        job = job.model_copy(update={"partition": partition})
     if not isinstance(dataset, Dataset):
         dataset = open_data(job, dataset, emit)
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
     # What cannot be is refused before anything is written.
     refuse_samples(prepared, samples)
+    refuse_owners(prepared)
     if not prepared.outline.splits["train"]:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
     queue = open_samples(prepared, samples) if samples is not None else None

@@ -104,7 +104,9 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         except InputError:
             raise e from None
         now = _flat(job.model_dump(mode="json"))
-        differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(FREE)]
+        # Finished layers are not trained again, so there their epochs decide.
+        free = tuple(k for k in FREE if k != "epochs" or job.system != "retexo")
+        differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(free)]
         for name in ("model.name", "sampler.name"):
             if name in differing:  # then its options differ of course
                 differing = [k for k in differing if k == name or k.partition(".")[0] != name.partition(".")[0]]

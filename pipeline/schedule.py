@@ -14,7 +14,7 @@ from ..stages.models.lazy import Lazy, Phases
 class Epochs:
     """One phase: the whole model, on one partitioning, for all epochs."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self, epochs: int) -> dict[str, Any]:
         """See `SchedulePolicy.record`."""
         return {}
 
@@ -32,14 +32,39 @@ class Epochs:
 
 
 @dataclass(frozen=True)
+class SuperEpochs:
+    """The whole model for all epochs, with what each rank sees laid out anew after so many of them."""
+
+    every: int = 50
+    """Epochs in a super-epoch."""
+
+    def record(self, epochs: int) -> dict[str, Any]:
+        """See `SchedulePolicy.record`."""
+        return {"super_epoch": self.every}
+
+    def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+        """See `SchedulePolicy.build`."""
+        return config.build(num_features, num_classes)
+
+    def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
+        """See `SchedulePolicy.phases`."""
+        firsts = range(0, epochs, self.every)
+        return tuple(Phase(t, first, min(first + self.every, epochs), f"super-epoch {t + 1}") for t, first in enumerate(firsts))
+
+    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+        """See `SchedulePolicy.begin`."""
+        return model
+
+
+@dataclass(frozen=True)
 class LayerByLayer:
     """A phase for each layer, first to last, each for all epochs with an optimiser of its own; finished layers are frozen."""
 
     cut: Phases = field(default_factory=Phases)
 
-    def record(self) -> dict[str, Any]:
-        """See `SchedulePolicy.record`."""
-        return asdict(self.cut)
+    def record(self, epochs: int) -> dict[str, Any]:
+        """See `SchedulePolicy.record`: finished phases are not trained again, so the epochs of each decide too."""
+        return {**asdict(self.cut), "epochs": epochs}
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
         """See `SchedulePolicy.build`."""

@@ -17,7 +17,7 @@ from ..stages.fetch.visit import AHEAD_BYTES, Visits
 from ..stages.full_batch import arrange
 from ..stages.models.base import Stack
 from ..stages.partition.contiguous import Contiguous
-from ..stages.partition.sharded import Share, share
+from ..stages.partition.sharded import Sharded, Share, share
 from ..storage.dataset import Split
 from ..storage.edge_shards import shard_edges
 from ..storage.features import CountedFeatures, MemoryFeatures
@@ -48,7 +48,8 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     """
     data = prepared.data
     if isinstance(data, Part):
-        return _together(lambda: _share_of(system, data, model, job), job)
+        trains_on_it = isinstance(prepared.system.partition, Sharded)
+        return _together(lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, job), job)
     # Modules of the user's own may know blocks only.
     if job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
         return _together(lambda: _piece_of(prepared, job), job)
@@ -96,6 +97,12 @@ def _share_of(system: System, part: Part, model: nn.Module, job: RankJob) -> Sha
     placed = system.partition.place(part, system.schedule.phases(job.epochs, model)[0], job)
     assert isinstance(placed, Share)
     return placed
+
+
+def _all_of(part: Part, job: RankJob) -> Share:
+    """The rank's own part, where it trains on something else."""
+    with job.group.counting("evaluation"):
+        return share(part, arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group))
 
 
 def _piece_of(prepared: Prepared, job: RankJob) -> Share:

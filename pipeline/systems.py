@@ -1,28 +1,32 @@
 """Training systems: each is a frozen record of five policies."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from ..stages.base import NeighbourhoodPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
 from ..stages.fetch.gather import Gathered
+from ..stages.fetch.isolated import Correction, Covered
 from ..stages.fetch.lazy import Lazily
 from ..stages.fetch.visit import AHEAD_BYTES, Mode, Visited
 from ..stages.models.lazy import V1, Phases
 from ..stages.partition.base import Partitioner
 from ..stages.partition.boundary import WithBoundary
+from ..stages.partition.chunks import Chunks, Sweep
 from ..stages.partition.metis import MetisWork
 from ..stages.partition.replicated import Replicated
 from ..stages.partition.sharded import Sharded
+from ..stages.reduce.corrected import CoverageCorrected, Shrink
 from ..stages.reduce.federated import LocalSteps
 from ..stages.reduce.seed_weighted import AllSeedsMean, SeedWeightedMean
 from ..stages.rounding import Payload
 from ..stages.sample.base import Sampler
 from ..stages.sample.full import Whole
+from ..stages.sample.local import Local
 from ..stages.sample.neighbor import NeighborSampler
 from ..stages.sample.produce import Sampled
 from ..storage.errors import InputError
-from .schedule import Epochs, LayerByLayer
+from .schedule import Epochs, LayerByLayer, SuperEpochs
 
 Clients = int | Literal["ranks", "nodes"]
 
@@ -37,8 +41,13 @@ class System:
     neighbourhood: NeighbourhoodPolicy
     reduce: ReducePolicy
     schedule: SchedulePolicy
-    clients: Clients = "ranks"
-    """Who is simulated by the ranks: themselves, so many clients, or a client for each node."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What it was asked for beside sampler and partitioner, as its section of the configuration has it."""
+
+    @property
+    def clients(self) -> Clients:
+        """Who is simulated by the ranks: themselves, so many clients, or a client for each node."""
+        return self.options.get("clients", "ranks")
 
 
 def bulk(sampler: Sampler | None = None) -> System:
@@ -76,6 +85,51 @@ def sar(
         Visited(modes, memory_bytes, ahead_bytes),
         AllSeedsMean(),
         Epochs(),
+        {"mode": mode if isinstance(mode, str) else list(mode), "memory_bytes": memory_bytes, "ahead_bytes": ahead_bytes, "prune": prune},
+    )
+
+
+def grappa(
+    sampler: Sampler | None = None,
+    *,
+    partitioner: Partitioner | None = None,
+    sweep: Sweep = "sweep",
+    every: int = 50,
+    halo: int = 1,
+    correction: Correction = "batch",
+    hops: int = 2,
+    shrink: Shrink = "none",
+    strength: float = 0.5,
+) -> System:
+    """Isolated ranks that send each other gradients only (Grappa; Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872).
+
+    Args:
+        sampler: draws minibatches within what a rank sees.
+        partitioner: cuts the graph into a chunk for each rank, by default METIS with nodes and edges balanced together.
+        sweep: which other chunk a rank sees beside its own: each in turn, always the next, or none.
+        every: epochs until the next one.
+        halo: 1: see the nodes one hop outside too.
+        correction: how missing neighbours are made up for.
+        hops: how far ``hops`` looks.
+        shrink: how the weight of a rank's minibatch is drawn towards that of all.
+        strength: see `stages.reduce.corrected.CoverageCorrected`.
+    """
+    return System(
+        "grappa",
+        Chunks(partitioner or MetisWork(), sweep, halo),
+        Local(sampler or NeighborSampler()),
+        Covered(correction, hops),
+        CoverageCorrected(correction == "batch", shrink, strength),
+        SuperEpochs(every),
+        {
+            "sweep": sweep,
+            "every": every,
+            "halo": halo,
+            "correction": correction,
+            "hops": hops,
+            "shrink": shrink,
+            "strength": strength,
+        },
     )
 
 
@@ -114,7 +168,7 @@ def retexo(
         clients: who trains and is counted: the ranks, so many simulated clients, or each node.
 
     Raises:
-        InputError: hidden rows cannot be handed on where the layer gives logits.
+        InputError: hidden rows cannot be handed on where the layer gives logits, or with folds; or there is only one fold.
     """
     preset = V1 if mode == "v1" else Phases()
     cut = Phases(base or preset.base, hands_on or preset.hands_on, head or preset.head, residual, rounding, folds)
@@ -123,6 +177,8 @@ def retexo(
     if folds and cut.hands_on == "hidden":
         told = f"retexo.folds is {folds}, but hidden rows of different trainings have nothing in common"
         raise InputError(f'{told}; use retexo.hands_on = "logits" with it')
+    if folds == 1:
+        raise InputError("retexo.folds is 1, so its one training has no train nodes left; use at least 2, or 0 for none")
     chosen = select_by or ("val_loss" if mode == "v1" else "val_accuracy")
     return System(
         "retexo",
@@ -131,5 +187,5 @@ def retexo(
         Lazily(chosen, clients=clients != "ranks" and local_steps is not None),
         AllSeedsMean() if local_steps is None else LocalSteps(local_steps),
         LayerByLayer(cut),
-        clients,
+        {**asdict(cut), "mode": mode, "select_by": chosen, "local_steps": local_steps, "inductive": inductive, "clients": clients},
     )

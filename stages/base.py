@@ -152,6 +152,20 @@ class Part:
     """int64 [N] or floating [N, C]."""
     split: Split
     """Local ids."""
+    peers: "Peers | None" = None
+    """The other parts, for policies that look at them."""
+
+
+class Peers(Protocol):
+    """The parts of all ranks, in the stores that all of them can read."""
+
+    def part(self, number: int) -> Part:
+        """A whole part."""
+        ...
+
+    def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+        """[N, F] features of a part's nodes, and [N], the sum of their in-edges' weights in the whole graph."""
+        ...
 
 
 class Held(Protocol):
@@ -189,6 +203,8 @@ class Fetched:
     """[num_src of hoods[0], F]; may lie in a buffer that the next fetch reuses."""
     y: Tensor
     """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
+    weight: Tensor | None = None
+    """float64 [B], what each seed counts; None: all the same."""
     clients: "tuple[Fetched, ...]" = ()
     """The same work as so many clients would have it, where clients are simulated."""
 
@@ -244,6 +260,8 @@ class RankJob:
     """Of the run, which all ranks see."""
     generation: int = 0
     """How often the ranks of this run have been started before."""
+    fingerprint: str = ""
+    """A digest of everything that decides the parameters of this run."""
     needs_all_rows: bool = False
     """Whether training depends on nodes that no seed's result does, as batch normalisation over all nodes makes it."""
 
@@ -345,6 +363,8 @@ class WorkDone:
     loss_sum: float
     """Summed over its seeds, unweighted."""
     seeds: int
+    weight: float | None = None
+    """What its seeds count together; None: each one."""
 
 
 @dataclass(frozen=True)
@@ -354,6 +374,7 @@ class StepRules:
     seed: int
     task: Literal["multiclass", "multilabel"]
     products: Literal["float32", "bfloat16"]
+    group: Group
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     """A fresh one, as the configuration has it."""
 
@@ -378,11 +399,11 @@ class ReducePolicy(Protocol):
 
         Args:
             parameters: their `.grad` holds the sum over this rank's seeds (None counts as zero).
-            count: this rank's seeds in the step.
+            count: what this rank's seeds in the step count.
             group: the ranks.
 
         Returns:
-            Seeds over all ranks. Zero: there was nothing to learn from, skip the step.
+            The same over all ranks. Zero: there was nothing to learn from, skip the step.
         """
         ...
 
@@ -402,8 +423,8 @@ class Statistics(Protocol):
 class SchedulePolicy(Protocol):
     """What is trained when."""
 
-    def record(self) -> dict[str, Any]:
-        """Everything that decides parameters beside the number of epochs, as plain values, for fingerprints."""
+    def record(self, epochs: int) -> dict[str, Any]:
+        """Everything that decides parameters beside how long the last phase goes on, as plain values, for fingerprints."""
         ...
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:

@@ -10,8 +10,15 @@ from .base import Fetched, WorkDone
 from .random import Purpose, stream, torch_seed
 
 
-def summed_loss(logits: Tensor, y: Tensor, task: Literal["multiclass", "multilabel"]) -> Tensor:
-    """Cross entropy (multi-class, y int64 [B]) or binary cross entropy averaged over classes (multi-label, y [B, C]), summed over seeds."""
+def summed_loss(logits: Tensor, y: Tensor, task: Literal["multiclass", "multilabel"], weights: Tensor | None = None) -> Tensor:
+    """Cross entropy (multi-class, y int64 [B]) or binary cross entropy averaged over classes (multi-label, y [B, C]), summed over seeds,
+    times the weights [B] of those if there are any."""
+    if weights is not None:
+        if task == "multiclass":
+            losses = F.cross_entropy(logits, y, reduction="none")
+        else:
+            losses = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(1)
+        return losses @ weights.to(losses.dtype)
     if task == "multiclass":
         return F.cross_entropy(logits, y, reduction="sum")
     return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / max(1, y.shape[1])
@@ -24,6 +31,7 @@ def forward_backward(
     task: Literal["multiclass", "multilabel"],
     weight: float,
     products: Literal["float32", "bfloat16"] = "float32",
+    weights: Tensor | None = None,
 ) -> WorkDone:
     """Run the model on one piece of work and add the gradient of its weighted summed loss to the parameters.
 
@@ -37,6 +45,8 @@ def forward_backward(
     with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
         logits = model(fetched.hoods, fetched.h)
     logits = logits[: len(fetched.y)]
-    loss = summed_loss(logits.float() if logits.dtype == torch.bfloat16 else logits, fetched.y, task)
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    loss = summed_loss(logits, fetched.y, task, weights)
     (loss * weight if weight != 1.0 else loss).backward()
-    return WorkDone(float(loss.detach()), len(fetched.y))
+    told = loss if weights is None else summed_loss(logits.detach(), fetched.y, task)
+    return WorkDone(float(told.detach()), len(fetched.y))

@@ -13,7 +13,7 @@ from .store import Rows, Store, open_store, write_store
 KIND = "phase-rows"
 
 
-def write_phase_rows(path: Path, fingerprint: Mapping[str, str], generation: int, arrays: Mapping[str, Rows]) -> None:
+def write_phase_rows(path: Path, fingerprint: Mapping[str, str], generation: int, arrays: Mapping[str, Rows], sent_bytes: int = 0) -> None:
     """Write the rows, in place of any that are there.
 
     Args:
@@ -21,8 +21,11 @@ def write_phase_rows(path: Path, fingerprint: Mapping[str, str], generation: int
         fingerprint: of what made them.
         generation: how often the ranks of the run had been started before.
         arrays: [n, D] each.
+        sent_bytes: what this rank had sent of their kind in all once it had them.
     """
-    write_store(path, KIND, fingerprint=fingerprint, meta={"generation": generation}, arrays=arrays, overwrite=True)
+    write_store(
+        path, KIND, fingerprint=fingerprint, meta={"generation": generation, "sent_bytes": sent_bytes}, arrays=arrays, overwrite=True
+    )
 
 
 def open_phase_rows(path: Path, fingerprint: Mapping[str, str]) -> Store:

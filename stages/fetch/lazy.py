@@ -17,9 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ...storage.errors import InputError, RunError
-from ...storage.fingerprint import digest_arrays
-from ...storage.phase_rows import open_phase_rows, write_phase_rows
+from ...storage.errors import RunError
 from ..base import Fetched, RankJob, Validation
 from ..evaluate import evaluating, quotient, tally
 from ..full_batch import FullBatch
@@ -29,10 +27,9 @@ from ..partition.clients import open_clients
 from ..random import Purpose, node_words, stream
 from ..rounding import Payload, decode, encode, rounded, row_bytes
 from ..train import summed_loss
+from .phase_store import PhaseStore, kind
 
 IdArray = npt.NDArray[np.int64]
-PHASES = "phases"
-"""The folder of the rows that phases read, in that of the run."""
 ROWS_AT_ONCE = 1 << 16
 """Rows that are computed together at the end of a phase."""
 
@@ -53,7 +50,7 @@ class Lazily:
             StoreError: rows that the phase before was to leave are lacking, damaged, or of other parameters.
         """
         assert isinstance(module, Phase)
-        client = None if not self.clients else open_clients(_folder(job), placement.graph.names)
+        client = None if not self.clients else open_clients(job.folder or Path(), placement.graph.names)
         return LazyRows(self, placement, job, module, client)
 
 
@@ -75,6 +72,7 @@ class LazyRows:
         """See `Fetcher.exchange_s`."""
         self._rounding: Payload = module.model.phases.rounding
         self._folds = module.model.phases.folds
+        self._store = PhaseStore(job, self._edges.names)
         self._rows = self._opened(module)
 
     def fetch(self, work: FullBatch) -> Fetched:
@@ -118,17 +116,16 @@ class LazyRows:
         if module.last:
             return told
         after = model.phase(module.number + 1)
-        if not group.any(not _stands(self._path(after), self._fingerprint(after))):
-            return told  # an earlier life of the run got that far
+        if self._store.stand(after, replaceable=True):
+            return told
         with evaluating(module):
-            own = {
-                name: rounded(self._out_of_fold(module, name, self._handed_on(module, name)), self._rounding) for name in self._edges.graphs
-            }
+            found = {name: self._handed_on(module, name) for name in self._edges.graphs}
+            own = {name: rounded(self._out_of_fold(module, name, rows), self._rounding) for name, rows in found.items()}
         arrays = {}
         for name, rows in own.items():
             arrays[name] = rows.numpy()
-            arrays[f"{name}-remote"] = self._exchanged(rows, after.number).numpy()
-        self._write(after, arrays)
+            arrays[f"{name}-remote"] = self._exchanged(rows, after).numpy()
+        self._store.write(after, arrays)
         return told
 
     @cached_property
@@ -140,7 +137,7 @@ class LazyRows:
         if self._client is None:
             return whole
         of = self._client[seeds]
-        clients = tuple(self._fetched(np.flatnonzero(of == c), int(c)) for c in np.unique(of))
+        clients = tuple(self._fetched(seeds[of == c], int(c)) for c in np.unique(of))
         return replace(whole, clients=clients)
 
     def _fetched(self, rows: IdArray, index: int) -> Fetched:
@@ -174,21 +171,21 @@ class LazyRows:
         seeds = seeds[self._fold_of(seeds) == module.fold]
         with evaluating(module):
             arrays = {name: module.hand_on(self._still(name, seeds)).numpy() for name in self._edges.graphs}
-        self._write(module, arrays, module.fold)
+        self._store.write(module, arrays, module.fold)
 
     def _out_of_fold(self, module: Phase, graph: str, own: Tensor) -> Tensor:
         """What a phase hands on, with the rows of train nodes from where their labels were not seen."""
         seeds = np.arange(self._share.graph.num_seeds)
         for fold in range(self._folds):
-            store = open_phase_rows(self._path(module, fold), self._fingerprint(module, fold))
-            own[torch.from_numpy(seeds[self._fold_of(seeds) == fold])] = torch.from_numpy(store.read(graph))
+            found = torch.from_numpy(self._store.read(module, fold).read(graph))
+            own[torch.from_numpy(seeds[self._fold_of(seeds) == fold])] = found
         return own
 
-    def _exchanged(self, own: Tensor, phase: int) -> Tensor:
+    def _exchanged(self, own: Tensor, phase: Phase) -> Tensor:
         """Rows of other ranks, for `phase`: [N, D] -> [B, D]."""
-        self._agree(phase)
+        self._agree(phase.number)
         start = time.perf_counter()
-        told = self._edges.ask(encode(own, self._rounding), "activations" if phase else "features", self._job.group)
+        told = self._edges.ask(encode(own, self._rounding), kind(phase), self._job.group)
         self.exchange_s += time.perf_counter() - start
         return decode(told, self._rounding, own.dtype)
 
@@ -206,55 +203,21 @@ class LazyRows:
     def _opened(self, module: Phase) -> dict[str, Tensor]:
         """What the phase reads of each graph, [N + B, D]."""
         self._module = module
-        graphs, path = self._edges.graphs, self._path(module)
+        graphs = self._edges.graphs
         if module.number == 0:
             x = self._share.x
             if not module.passes_messages:
                 # Raw features stay with their owner.
                 return dict.fromkeys(graphs, x)
             x = rounded(x, self._rounding)
-            fingerprint = self._fingerprint(module)
-            if self._job.group.any(not _stands(path, fingerprint)):
-                self._write(module, {"remote": self._exchanged(x, 0).numpy()})
-            remote = torch.from_numpy(open_phase_rows(path, fingerprint).read("remote"))
+            if not self._store.stand(module):
+                self._store.write(module, {"remote": self._exchanged(x, module).numpy()})
+            remote = torch.from_numpy(self._store.read(module).read("remote"))
             return dict.fromkeys(graphs, torch.cat([x, remote]) if len(remote) else x)
-        store = open_phase_rows(path, self._fingerprint(module))
+        store = self._store.read(module)
         return {name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))]) for name in graphs}
-
-    def _write(self, module: Phase, arrays: dict[str, npt.NDArray[Any]], fold: int | None = None) -> None:
-        write_phase_rows(self._path(module, fold), self._fingerprint(module, fold), self._job.generation, arrays)
-        # Nobody goes on before all rows stand: a run that ends now is resumed from them, or from before all of them.
-        self._job.group.any(False)
-
-    def _path(self, module: Phase, fold: int | None = None) -> Path:
-        """Of the rows that a phase reads, or of what one of its folds has found."""
-        name = "" if fold is None else f"fold-{fold}-"
-        return _folder(self._job) / PHASES / f"phase-{module.number}" / f"{name}rank-{self._job.group.rank:04d}"
-
-    def _fingerprint(self, module: Phase, fold: int | None = None) -> dict[str, str]:
-        return {
-            "phase": str(module.number),
-            "fold": "none" if fold is None else str(fold),
-            "parameters": module.digest_before(),
-            "rows": digest_arrays(rows=self._edges.names),
-            "rounding": self._rounding,
-        }
 
 
 def _pieces(count: int) -> Iterator[IdArray]:
     for first in range(0, count, ROWS_AT_ONCE):
         yield np.arange(first, min(first + ROWS_AT_ONCE, count))
-
-
-def _stands(path: Path, fingerprint: dict[str, str]) -> bool:
-    """Whether rows are there. Raises StoreError: they are of something else."""
-    if not path.exists():
-        return False
-    open_phase_rows(path, fingerprint)
-    return True
-
-
-def _folder(job: RankJob) -> Path:
-    if job.folder is None:
-        raise InputError("training layer after layer writes rows down; expected the folder of a run")
-    return job.folder

@@ -49,7 +49,7 @@ class Still:
 
     hood: Neighbourhood
     h: Tensor
-    """[num_src, D]; empty where only the aggregate is needed."""
+    """[num_src, D]; fewer, or none, where the aggregate has all that is needed of them."""
     aggregated: Tensor | None = None
     """[num_dst, A], where the convolution can aggregate first. Clean: dropout comes after it."""
 
@@ -81,8 +81,11 @@ class Lazy(Stack):
         self.phases = phases
         self.phase_widths = [*([num_features] if base else []), *widths]
         """What each phase reads of a node."""
-        # Each fold begins where the phase itself does.
-        self._initial = {k: v.clone() for k, v in self.state_dict().items()} if phases.folds else {}
+        self.begin_here()
+
+    def begin_here(self) -> None:
+        """Let every fold of a phase begin where the phase itself does: at the parameters of now."""
+        self._initial = {k: v.clone() for k, v in self.state_dict().items()} if self.phases.folds else {}
 
     def __len__(self) -> int:
         """Phases."""
@@ -152,8 +155,8 @@ class Phase(nn.Module):
             return Still(hood, h)
         with torch.no_grad():
             aggregated = self.conv.aggregate(hood, h)
-        # The rows themselves are then only needed to be added.
-        return Still(hood, h if self.model.phases.residual else h[:0].clone(), aggregated)
+        # Of the rows themselves those of the destinations may be added; of the others nothing is needed any more.
+        return Still(hood, h[: hood.num_dst if self.model.phases.residual else 0].clone(), aggregated)
 
     def forward(self, stills: Sequence[Still], h: Tensor) -> Tensor:
         """Logits [num_dst, C] of the one element of `stills`."""

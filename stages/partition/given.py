@@ -25,6 +25,9 @@ class Given:
     name = "given"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.owners, np.ndarray) or self.owners.ndim != 1 or self.owners.dtype.kind not in "iu":
+            shown = f"{self.owners.dtype}{list(self.owners.shape)}" if isinstance(self.owners, np.ndarray) else type(self.owners).__name__
+            raise InputError(f"owners are {shown}; expected a vector of whole numbers, an owner for each node")
         object.__setattr__(self, "digest", self.digest or digest_arrays(owners=self.owners))
 
     @classmethod
@@ -40,10 +43,10 @@ class Given:
             raise InputError(
                 f"partition.owners: {path} cannot be read ({e}); expected a file by numpy.save with an owner for each node"
             ) from None
-        if not isinstance(owners, np.ndarray) or owners.ndim != 1 or owners.dtype.kind not in "iu":
-            shown = f"{owners.dtype}{list(owners.shape)}" if isinstance(owners, np.ndarray) else "several arrays"
-            raise InputError(f"partition.owners: {path} holds {shown}; expected a vector of whole numbers, an owner for each node")
-        return cls(owners)
+        try:
+            return cls(owners)
+        except InputError as e:
+            raise InputError(f"partition.owners: {path}: {e}") from None
 
     def assign(self, graph: Graph, parts: int, seed: int) -> TableBook:
         """See `Partitioner.assign`.

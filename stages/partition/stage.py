@@ -167,6 +167,21 @@ def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64]
     return open_edge_shards(folder / "shards", fingerprint=whole.fingerprint), owned, _open_rows(folder, whole)
 
 
+def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+    """What other parts may want of the nodes of part `part`: their features, and the sum of their in-edges' weights.
+
+    Raises:
+        StoreError: see `open_part`.
+    """
+    folder, whole = _opened(out, part)
+    partition = open_partition(folder / "graph", fingerprint=whole.fingerprint)
+    degree = partition.in_degree.astype(np.float64)
+    if partition.edge_weight is not None:
+        rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
+        degree = np.bincount(rows, partition.edge_weight.astype(np.float64), minlength=partition.num_owned)
+    return _open_rows(folder, whole).features, degree.astype(np.float64)
+
+
 def _opened(out: Path, part: int) -> tuple[Path, Store]:
     """The folder of a part, and the store that it belongs to."""
     whole = open_store(Path(out), KIND)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..arena import Arena, reusing
 from ..base import Fetched, StepRules, WorkDone
 from ..train import forward_backward
 from .seed_weighted import AllSeedsMean
@@ -31,22 +30,20 @@ class LocalSteps(AllSeedsMean):
         parameters = [p for p in module.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         moved = [torch.zeros_like(p) for p in start]
-        loss_sum, seeds, arena = 0.0, 0, Arena()
+        loss_sum, seeds = 0.0, 0
         for client in fetched.clients or (fetched,):
             count = len(client.y)
             if not count:
                 continue
             local = rules.optimizer(parameters)
             for step in range(self.steps):
-                with reusing(arena):
-                    work = replace(client, index=client.index * self.steps + step)
-                    done = forward_backward(module, work, rules.seed, rules.task, 1.0, rules.products)
+                work = replace(client, index=client.index * self.steps + step)
+                done = forward_backward(module, work, rules.seed, rules.task, 1.0, rules.products)
                 for p in parameters:
                     if p.grad is not None:
                         p.grad.div_(count)
                 local.step()
                 local.zero_grad(set_to_none=True)
-                arena.step()
                 if step == 0:  # at the common parameters, as a step with summed gradients tells it
                     loss_sum, seeds = loss_sum + done.loss_sum, seeds + done.seeds
             with torch.no_grad():

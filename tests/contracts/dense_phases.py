@@ -62,7 +62,8 @@ def as_sent(h: Tensor, rounding: str) -> Tensor:
         return h
     a = h.detach().numpy()
     if rounding == "fp16":
-        return torch.from_numpy(np.clip(a, -65504, 65504).astype(np.float16).astype(np.float64))
+        # By way of float32, as torch goes.
+        return torch.from_numpy(np.clip(a, -65504, 65504).astype(np.float32).astype(np.float16).astype(np.float64))
     out = np.zeros_like(a)
     for i, row in enumerate(a):
         scale = np.float64(np.float32(np.abs(row).max(initial=0)) / np.float32(127))
@@ -85,6 +86,7 @@ class Cut:
     activation: str
     norm: str = "none"
     """``batch`` in place of the layer norm."""
+    folds: int = 0
 
 
 @dataclass
@@ -148,18 +150,19 @@ class Dense:
             mean, var = seen.mean(0), seen.var(0, unbiased=False)
         return (z - mean) / torch.sqrt(var + 1e-5) * weight + bias
 
-    def handed_on(self, k: int, g: Matrices, x: Tensor) -> Tensor:
+    def unrounded(self, k: int, g: Matrices, x: Tensor) -> Tensor:
+        """What phase k hands on."""
         with torch.no_grad():
             logits, hidden = self.outputs(k, g, x)
         out = logits if self.cut.hands_on == "logits" else hidden
         assert out is not None
-        return as_sent(out, self.cut.rounding)
+        return out
 
     def infer(self, g: Matrices, x: Tensor) -> Tensor:
         """Logits of all nodes, from nothing but features."""
         h = x if self.cut.base else as_sent(x, self.cut.rounding)
         for k in range(len(self.phases) - 1):
-            h = self.handed_on(k, g, h)
+            h = as_sent(self.unrounded(k, g, h), self.cut.rounding)
         with torch.no_grad():
             return self.outputs(len(self.phases) - 1, g, h)[0]
 
@@ -182,6 +185,36 @@ def merit_of(logits: Tensor, y: Tensor, select_by: str) -> float:
     return 2 * int((said & true).sum()) / total if total else 0.0
 
 
+Step = Callable[[list[Tensor], Callable[[Tensor], Tensor], Tensor], float]
+"""``step(leaves, summed_loss, ids)`` takes one step of one round on these train nodes, and says the mean loss before it."""
+
+
+def together(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Callable[[list[Tensor]], Step]:
+    """One gradient of all train nodes a round."""
+
+    def begin(leaves: list[Tensor]) -> Step:
+        taken = optimizer(leaves)
+
+        def step(leaves: list[Tensor], loss_of_ids: Callable[[Tensor], Tensor], ids: Tensor) -> float:
+            if not len(ids):
+                return 0.0
+            taken.zero_grad()
+            loss = loss_of_ids(ids) / len(ids)
+            descend(loss, leaves)
+            taken.step()
+            return float(loss.detach())
+
+        return step
+
+    return begin
+
+
+def descend(loss: Tensor, leaves: list[Tensor]) -> None:
+    """Gradients, zeros where nothing depends on a leaf."""
+    for leaf, grad in zip(leaves, torch.autograd.grad(loss, leaves, allow_unused=True)):
+        leaf.grad = torch.zeros_like(leaf) if grad is None else grad
+
+
 def train(
     dense: Dense,
     graphs: dict[str, Matrices],
@@ -189,39 +222,74 @@ def train(
     y: Tensor,
     split: Mapping[str, Tensor],
     epochs: int,
-    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+    begin: Callable[[list[Tensor]], Step],
     select_by: str,
+    fold_of: Tensor | None = None,
 ) -> Outcome:
-    """Phase after phase. `graphs` has ``train`` and ``val``, which may be the same."""
-    done = Outcome()
+    """Phase after phase.
+
+    Args:
+        dense: the model; left with the best parameters.
+        graphs: ``train`` and ``val``, which may be the same.
+        x: [V, F].
+        y: [V] or [V, C].
+        split: ids of train, val.
+        epochs: of each training.
+        begin: makes what takes steps, anew for each training.
+        select_by: val_accuracy or val_loss.
+        fold_of: [V], where there are folds.
+    """
+    done, start, last = Outcome(), dict(dense.p), len(dense.phases) - 1
     rows = dict.fromkeys(graphs, x if dense.cut.base else as_sent(x, dense.cut.rounding))
-    for k in range(len(dense.phases)):
+    for k in range(last + 1):
         done.rows.append(rows)
-        leaves = [v.requires_grad_() for v in dense.parameters(k).values()]
-        step = optimizer(leaves)
-        best, best_epoch, best_p = -np.inf, -1, {n: v.detach().clone() for n, v in dense.p.items()}
-        for epoch in range(epochs):
-            step.zero_grad()
+        kept: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in graphs}
+        for fold in [*range(dense.cut.folds if k < last else 0), None]:
+            dense.p = {n: start[n].detach().clone() if n.startswith(dense.prefixes(k)) else v for n, v in dense.p.items()}
             ids = split["train"]
-            if len(ids):
-                loss = loss_of(dense.outputs(k, graphs["train"], rows["train"], ids)[0][ids], y[ids]) / len(ids)
-                loss.backward()
-                for leaf in leaves:
-                    leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-                step.step()
-            done.losses.append(float(loss) if len(ids) else 0.0)
-            if len(split["val"]):
-                with torch.no_grad():
-                    merit = merit_of(dense.outputs(k, graphs["val"], rows["val"])[0][split["val"]], y[split["val"]], select_by)
-                if merit > best:
-                    best, best_epoch, best_p = merit, k * epochs + epoch, {n: v.detach().clone() for n, v in dense.p.items()}
-        if best_epoch < 0:
-            best_p = {n: v.detach().clone() for n, v in dense.p.items()}
-        done.best_epochs.append(best_epoch)
-        dense.p = best_p
-        if k + 1 < len(dense.phases):
-            rows = {name: dense.handed_on(k, g, rows[name]) for name, g in graphs.items()}
+            left_out = ids[:0] if fold is None or fold_of is None else ids[fold_of[ids] == fold]
+            _train_once(dense, k, graphs, rows, y, ids[~torch.isin(ids, left_out)], split["val"], epochs, begin, select_by, done)
+            if fold is not None:
+                for name, g in graphs.items():
+                    kept[name].append((left_out, dense.unrounded(k, g, rows[name])[left_out]))
+        if k < last:
+            found = {name: dense.unrounded(k, g, rows[name]) for name, g in graphs.items()}
+            for name, pieces in kept.items():
+                for at, instead in pieces:
+                    found[name][at] = instead
+            rows = {name: as_sent(h, dense.cut.rounding) for name, h in found.items()}
     with torch.no_grad():
-        done.logits = dense.outputs(len(dense.phases) - 1, graphs["val"], rows["val"])[0]
+        done.logits = dense.outputs(last, graphs["val"], rows["val"])[0]
     done.state = dense.p
     return done
+
+
+def _train_once(
+    dense: Dense,
+    k: int,
+    graphs: dict[str, Matrices],
+    rows: dict[str, Tensor],
+    y: Tensor,
+    ids: Tensor,
+    val: Tensor,
+    epochs: int,
+    begin: Callable[[list[Tensor]], Step],
+    select_by: str,
+    done: Outcome,
+) -> None:
+    leaves = [v.requires_grad_() for v in dense.parameters(k).values()]
+    step = begin(leaves)
+    best, best_epoch, best_p = -np.inf, -1, None
+    for _ in range(epochs):
+        done.losses.append(step(leaves, lambda at: loss_of(dense.outputs(k, graphs["train"], rows["train"], ids)[0][at], y[at]), ids))
+        if len(val):
+            with torch.no_grad():
+                merit = merit_of(dense.outputs(k, graphs["val"], rows["val"])[0][val], y[val], select_by)
+            if merit > best:
+                best, best_epoch, best_p = merit, len(done.losses) - 1, _frozen(dense.p)
+    done.best_epochs.append(best_epoch)
+    dense.p = best_p or _frozen(dense.p)
+
+
+def _frozen(p: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: v.detach().clone() for n, v in p.items()}

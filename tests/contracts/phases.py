@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -17,20 +16,23 @@ from millrace.pipeline.clock import Clock
 from millrace.pipeline.config import CheckpointEvery, Train
 from millrace.pipeline.rank import Progress, Trainer, train_rank
 from millrace.pipeline.systems import System
-from millrace.stages.base import Fetched, Group, RankJob, StepRules, WorkDone
+from millrace.stages.base import Fetched, RankJob, StepRules, WorkDone
 from millrace.stages.base import Phase as Stretch
-from millrace.stages.fetch.lazy import PHASES
+from millrace.stages.fetch.phase_store import PHASES
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.lazy import Lazy
 from millrace.stages.partition.boundary import BoundaryShare, Edges, WithBoundary
 from millrace.stages.reduce.federated import LocalSteps
 from millrace.stages.reduce.seed_weighted import AllSeedsMean
+from millrace.stages.rounding import rounded
 from millrace.storage.phase_rows import KIND
 from millrace.storage.store import open_store
 from millrace.tests.contracts.full_batch import C, Case, job
 from millrace.tests.contracts.threads import ThreadGroup, run_threads
 
-IdArray = npt.NDArray[np.int64]
+MEMORY = Path("/dev/shm")
+"""Where files do not wait for a disk, on systems that have it."""
+RUN_SEED = 7
 _TORCH = threading.Lock()
 
 
@@ -79,20 +81,18 @@ class Trained:
         return self.share.boundary.graphs[graph]
 
     def rows(self, phase: int, graph: str = "whole") -> Tensor:
-        """What a phase has read, [N + B, D], or [N, F] where it passes no messages."""
-        if phase == 0:
-            if len(self.model) > self.model.num_layers:
-                return self.share.x
-            raise AssertionError("the features of phase 0 are rounded where they are read")
+        """What a phase that passes messages has read, [N + B, D]."""
         store = open_store(self.folder / PHASES / f"phase-{phase}" / f"rank-{self.rank:04d}", KIND)
+        if phase == 0:
+            return torch.cat([rounded(self.share.x, self.model.phases.rounding), torch.from_numpy(store.read("remote"))])
         return torch.cat([torch.from_numpy(store.read(graph)), torch.from_numpy(store.read(f"{graph}-remote"))])
 
-    def logits(self) -> Tensor:
+    def logits(self, graph: str = "whole") -> Tensor:
         """Of the last phase from what it has read, [N, C]."""
         last = self.model.phase(len(self.model) - 1).eval()
-        hood, src = self.edges().around(np.arange(len(self.share.graph.names)))
+        hood, src = self.edges(graph).around(np.arange(len(self.share.graph.names)))
         with torch.no_grad():
-            return last.logits(last.still(hood, self.rows(last.number)[torch.from_numpy(src)]))
+            return last.logits(last.still(hood, self.rows(last.number, graph)[torch.from_numpy(src)]))
 
 
 def initial(config: ModelConfig, system: System, num_features: int, seed: int = 5) -> Lazy:
@@ -102,6 +102,7 @@ def initial(config: ModelConfig, system: System, num_features: int, seed: int = 
     assert isinstance(model, Lazy)
     for p in model.parameters():
         nn.init.normal_(p, std=0.5)
+    model.begin_here()
     return model
 
 
@@ -121,7 +122,7 @@ def train_ranks(
     train: Train,
     look: Callable[[Trained], Any] = lambda t: t,
     folder: Path | None = None,
-    before: Callable[[RankJob], None] = lambda job: None,
+    change: Callable[[RankJob], RankJob] = lambda job: job,
 ) -> list[Any]:
     """What ``look(trained)`` sees on each rank, while the folder of the run is still there.
 
@@ -133,17 +134,17 @@ def train_ranks(
         train: how.
         look: at a rank of the finished run.
         folder: of the run, by default one that is removed afterwards.
-        before: called on every rank before it trains.
+        change: gives each rank's job as it is to be.
     """
     if folder is None:
-        with tempfile.TemporaryDirectory() as made:
-            return train_ranks(case, system, model, epochs, train, look, Path(made), before)
+        with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:
+            return train_ranks(case, system, model, epochs, train, look, Path(made), change)
     task = "multilabel" if case.labels.ndim == 2 else "multiclass"
 
     def rank(group: ThreadGroup) -> Any:
+        torch.set_num_threads(1)  # of this thread: there is little to compute, and there are many of them
         mine, own = copy.deepcopy(model), system_for_threads(system)
-        of = replace(job(as_group(group), mine.num_layers), seed=7, epochs=epochs, folder=folder)
-        before(of)
+        of = change(replace(job(group, mine.num_layers), seed=RUN_SEED, epochs=epochs, folder=folder, ledger=group.ledger))
         trainer = Trainer(
             own,
             of,
@@ -164,16 +165,3 @@ def train_ranks(
         return look(Trained(progress, mine.eval(), own.partition.shares[0], group.ledger.as_record(), folder, group.rank))
 
     return run_threads(rank, case.parts)
-
-
-def as_group(group: ThreadGroup) -> Group:
-    return group
-
-
-def gathered(case: Case, pieces: list[tuple[IdArray, Tensor]]) -> Tensor:
-    """Rows of all nodes, from (names, rows) of each rank."""
-    found = torch.full((case.graph.num_nodes, *pieces[0][1].shape[1:]), torch.nan, dtype=pieces[0][1].dtype)
-    for names, rows in pieces:
-        found[torch.from_numpy(names)] = rows
-    assert not found.isnan().any()
-    return found

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from millrace.stages.models import MODELS, gat, gcn, sage
-from millrace.stages.models.base import Model, ModelConfig, Stack, as_model
+from millrace.stages.models.base import AggregateFirst, Model, ModelConfig, Stack, as_model
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.gin import GIN
@@ -30,6 +30,7 @@ CONFIGS = [
     GCN(hidden=3, layers=3, dropout=0, norm="batch"),
     GAT(hidden=6, layers=2, dropout=0, heads=3),
     GIN(hidden=6, layers=2, dropout=0, activation="none"),
+    SAGE(hidden=6, layers=2, dropout=0, aggregator="max"),
 ]
 
 
@@ -77,6 +78,11 @@ def dense_layer(conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
     if kind == "SAGEConv":
         mean = torch.nan_to_num(A / A.sum(1, keepdim=True), 0.0)
         return h[:n] @ p["own.weight"].T + p["own.bias"] + mean @ h @ p["neighbours.weight"].T
+    if kind == "SAGEPoolConv":
+        pooled = torch.relu(h @ p["pool.weight"].T + p["pool.bias"])
+        rows = [pooled[N[v] > 0].amax(0) if N[v].any() else torch.zeros(pooled.shape[1], dtype=F64) for v in range(n)]
+        most = torch.stack(rows) if n else pooled[:0]
+        return h[:n] @ p["own.weight"].T + p["own.bias"] + most @ p["neighbours.weight"].T
     if kind == "GCNConv":
         d = 1 / torch.sqrt(hood.degree + 1)
         return d[:n, None] * (A + own) * d @ h @ p["linear.weight"].T + p["bias"]
@@ -155,7 +161,14 @@ def test_attention_dropout_acts_in_training_only() -> None:
     assert torch.equal(model(hoods, h), model(hoods, h))
 
 
-ONE_LAYER = [SAGE(layers=1), GCN(layers=1), GIN(layers=1, hidden=3), GAT(layers=1, heads=2), GAT(layers=2, hidden=4, heads=2)]
+ONE_LAYER = [
+    SAGE(layers=1),
+    SAGE(layers=1, hidden=3, aggregator="max"),
+    GCN(layers=1),
+    GIN(layers=1, hidden=3),
+    GAT(layers=1, heads=2),
+    GAT(layers=2, hidden=4, heads=2),
+]
 
 
 @given(case=blocks(), config=st.sampled_from(ONE_LAYER), first=st.booleans(), activation=st.sampled_from(["none", "relu", "elu"]))
@@ -186,6 +199,26 @@ def test_either_order_equals_the_dense_formula_on_any_block(
         assert_close(a, b)
     for a, b in zip(torch.autograd.grad((constant * grad).sum() + nothing, parameters), expected[1:], strict=True):
         assert_close(a, b)
+
+
+@given(case=blocks(), config=st.sampled_from([SAGE(layers=1), GCN(layers=1)]), activation=st.sampled_from(["none", "relu", "elu"]))
+@settings(deadline=None, max_examples=40)
+def test_what_aggregates_first_does_so_without_parameters(case: tuple[Block, Tensor], config: ModelConfig, activation: str) -> None:
+    block, degree = case
+    hood, conv = BlockNeighbourhood(block, degree), config.conv(0, 4, 5).double()
+    assert isinstance(conv, AggregateFirst)
+    h = torch.randn(block.num_src, 4, dtype=F64)
+    aggregated = conv.aggregate(hood, h)
+    assert not aggregated.requires_grad and len(aggregated) == block.num_dst
+    for parameter in conv.parameters():
+        nn.init.normal_(parameter)
+    assert torch.equal(conv.aggregate(hood, h), aggregated)
+    assert_close(conv.combine(aggregated, activation), conv(hood, h, activation))
+
+
+def test_what_has_parameters_before_the_aggregate_does_not_aggregate_first() -> None:
+    for config in (GAT(layers=1), SAGE(layers=1, aggregator="max")):
+        assert not isinstance(config.conv(0, 4, 8), AggregateFirst)
 
 
 def test_sampled_blocks_are_aggregated_first_and_whole_graphs_on_the_narrower_side() -> None:
@@ -252,6 +285,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "did you mean 'relu'": lambda: GIN(activation="rellu"),
     "take hidden=256": lambda: GAT(hidden=250, heads=8),
     "heads is 0": lambda: GAT(heads=0),
+    "aggregator is 'sum'; expected mean or max": lambda: SAGE(aggregator="sum"),  # type: ignore[arg-type]
     "attention_dropout is 2": lambda: GAT(attention_dropout=2),
     "0 features and 3 classes": lambda: SAGE().build(0, 3),
     "1 blocks for a model of 2 layers": lambda: GCN(layers=2).build(3, 2)([whole_graph(make_graph(False))], torch.ones(12, 3)),

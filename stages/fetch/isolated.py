@@ -1,0 +1,91 @@
+"""Fetch within what one rank sees, with the weight of each seed: how much of its neighbourhood is there."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from ...storage.minibatch import Block, MiniBatch
+from ..base import Fetched, RankJob
+from ..partition.chunks import Isolated
+from .gather import Gather
+
+Correction = Literal["none", "batch", "node", "hops", "edge"]
+"""How missing neighbours are made up for: not at all; a weight for each rank's minibatch, its seeds' mean coverage; a weight for each seed,
+its coverage; the same over several hops; or a weight for each message, the inverse of how often its source is there."""
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Rows come from this rank's memory; seeds and messages are weighed as the correction has it."""
+
+    correction: Correction = "batch"
+    hops: int = 2
+    """For ``hops``: how many are looked at."""
+
+    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module) -> "CoveredGather":
+        """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
+        return CoveredGather(placement, self)
+
+
+class CoveredGather(Gather):
+    """`Gather` with weights."""
+
+    def __init__(self, placement: Isolated, policy: Covered) -> None:
+        """
+        Args:
+            placement: of this rank.
+            policy: how.
+        """
+        super().__init__(placement, placement.features)
+        self._isolated, self._policy = placement, policy
+        self._coverage = placement.coverage.numpy()
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        """See `Fetcher.fetch`."""
+        if self._policy.correction == "edge":
+            work = replace(work, blocks=tuple(self._inverse(b) for b in work.blocks))
+        fetched = super().fetch(work)
+        if self._policy.correction in ("none", "edge"):
+            return fetched
+        hops = self._policy.hops if self._policy.correction == "hops" else 1
+        return replace(fetched, weight=torch.from_numpy(seed_weights(work.blocks, self._coverage, hops)))
+
+    def _inverse(self, block: Block) -> Block:
+        """Horvitz and Thompson: a message counts the inverse of the probability with which its source is there, given the base chunk."""
+        place = self._isolated
+        kept = np.diff(block.indptr)
+        rows = np.repeat(np.arange(block.num_dst), kept)
+        present = place.graph.in_degree[block.src[: block.num_dst]]
+        source, base = block.src[block.indices], place.num_base
+        swept = (block.src[rows] < base) & (source >= base) & (source < place.num_visible) & (place.num_visible == place.graph.num_nodes)
+        weight = np.where(swept, 1 / place.inclusion, 1.0) * (present / np.maximum(kept, 1))[rows]
+        own = 1.0 if block.weight is None else block.weight / (present / np.maximum(kept, 1))[rows]
+        return replace(block, weight=(weight * own).astype(np.float32))
+
+
+def seed_weights(blocks: tuple[Block, ...], coverage: npt.NDArray[np.float64], hops: int) -> npt.NDArray[np.float64]:
+    """float64 [B], the product of the coverages of all nodes that each seed's tree expands within so many hops.
+
+    The likelihood ratio of the full graph's sampling to the isolated one, cut off at one draw a node and after `hops`: one hop leaves a
+    seed's own coverage.
+
+    Args:
+        blocks: of a minibatch, outermost first.
+        coverage: [V].
+        hops: at least 1; more than there are layers are all of them.
+    """
+    with np.errstate(divide="ignore"):
+        logs = np.log(coverage)
+    hops = min(hops, len(blocks))
+    deepest = blocks[-hops]
+    total = logs[deepest.src[: deepest.num_dst]]
+    for block in blocks[len(blocks) - hops + 1 :]:
+        rows = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
+        below = np.bincount(rows, np.where(np.isneginf(total), 0, total)[block.indices], minlength=block.num_dst)
+        blocked = np.bincount(rows, np.isneginf(total)[block.indices], minlength=block.num_dst) > 0
+        total = np.where(blocked, -np.inf, logs[block.src[: block.num_dst]] + below)
+    return np.exp(total)

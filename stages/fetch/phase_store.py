@@ -1,0 +1,94 @@
+"""Where the rows lie that phases read on one rank, between the phase that makes them and the one that reads them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.errors import InputError, StoreError
+from ...storage.fingerprint import digest_arrays
+from ...storage.phase_rows import open_phase_rows, write_phase_rows
+from ...storage.store import Store
+from ..base import RankJob
+from ..models.lazy import Phase
+
+PHASES = "phases"
+"""The folder of all of them, in that of the run."""
+
+
+class PhaseStore:
+    """One rank's rows by phase. What is read was made by this run, for this phase, with the parameters that the model has now."""
+
+    def __init__(self, job: RankJob, rows: npt.NDArray[np.int64]) -> None:
+        """
+        Args:
+            job: of this rank.
+            rows: int64 [N + B], the nodes, this rank's first.
+        """
+        if job.folder is None:
+            raise InputError("training layer after layer writes rows down; expected the folder of a run")
+        self._job, self._folder, self._rows = job, job.folder / PHASES, digest_arrays(rows=rows)
+
+    def read(self, phase: Phase, fold: int | None = None) -> Store:
+        """The rows that a phase reads, or what one of its folds has found.
+
+        Raises:
+            StoreError: they are lacking, damaged, or of something else, which it names.
+        """
+        return open_phase_rows(self._path(phase, fold), self._fingerprint(phase, fold))
+
+    def write(self, phase: Phase, arrays: dict[str, npt.NDArray[Any]], fold: int | None = None) -> None:
+        """Write them down, in place of any that are there. All ranks call this at the same time."""
+        sent = self._job.ledger.get("network", kind(phase))
+        write_phase_rows(self._path(phase, fold), self._fingerprint(phase, fold), self._job.generation, arrays, sent)
+        # Nobody goes on before all rows stand: a run that ends now is resumed from them, or from before all of them.
+        self._job.group.any(False)
+
+    def stand(self, phase: Phase, *, replaceable: bool = False) -> bool:
+        """Whether an earlier life of the run left the rows of a phase on every rank; then what they took is counted.
+
+        All ranks call this at the same time.
+
+        Args:
+            phase: whose rows.
+            replaceable: rows of something else are as good as none, for they are about to be made.
+
+        Raises:
+            StoreError: see `read`.
+        """
+        found = None
+        if self._path(phase, None).exists():
+            try:
+                found = self.read(phase)
+            except StoreError:
+                if not replaceable:
+                    raise
+        if self._job.group.any(found is None):
+            return False
+        assert found is not None
+        # That life may have ended before a checkpoint held its ledger.
+        ledger = self._job.ledger
+        missed = found.meta["sent_bytes"] - ledger.get("network", kind(phase))
+        if missed > 0:
+            ledger.add("network", kind(phase), missed, 1)
+        return True
+
+    def _path(self, phase: Phase, fold: int | None) -> Path:
+        name = "" if fold is None else f"fold-{fold}-"
+        return self._folder / f"phase-{phase.number}" / f"{name}rank-{self._job.group.rank:04d}"
+
+    def _fingerprint(self, phase: Phase, fold: int | None) -> dict[str, str]:
+        return {
+            "run": self._job.fingerprint,
+            "phase": str(phase.number),
+            "fold": "none" if fold is None else str(fold),
+            "parameters": phase.digest_before(),
+            "rows": self._rows,
+            "rounding": phase.model.phases.rounding,
+        }
+
+
+def kind(phase: Phase) -> str:
+    """What the ledger counts the rows under that a phase reads."""
+    return "activations" if phase.number else "features"

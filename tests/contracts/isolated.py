@@ -1,0 +1,147 @@
+"""Chunks that are cut in memory, and the ranks of an isolated run as threads, or as processes without a cluster."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from millrace.pipeline.clock import Clock
+from millrace.pipeline.config import CheckpointEvery, Train, resolve
+from millrace.pipeline.events import silent
+from millrace.pipeline.one_rank import take_part
+from millrace.pipeline.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.rank import Interrupted, Progress, Trainer, train_rank
+from millrace.pipeline.systems import System
+from millrace.stages.base import Part, Phase, RankJob
+from millrace.stages.kernels import reference
+from millrace.stages.partition.chunks import Chunks, Isolated
+from millrace.stages.partition.stage import partition_dataset
+from millrace.storage.dataset import Dataset
+from millrace.storage.features import MemoryFeatures
+from millrace.tests.contracts.full_batch import Case, job
+from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.threads import ThreadGroup, run_threads
+
+EPOCHS = 100
+"""Of a run whose phases take one epoch each."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """As much of a `Group` as who looks at chunks asks for."""
+
+    rank: int
+    size: int
+
+
+def weighted_degree(case: Case) -> npt.NDArray[np.float64]:
+    """[V], sum of the weights of each node's in-edges."""
+    graph = case.graph
+    weight = np.ones(graph.num_edges) if graph.edge_weight is None else graph.edge_weight.astype(np.float64)
+    return np.array([weight[a:b].sum() for a, b in zip(graph.indptr, graph.indptr[1:])])
+
+
+@dataclass(frozen=True)
+class CasePeers:
+    """See `Peers`. Remembers which parts were opened."""
+
+    case: Case
+    opened: list[int] = field(default_factory=list)
+    damaged: int | None = None
+    """A part that cannot be opened."""
+
+    def part(self, number: int) -> Part:
+        self.opened.append(number)
+        if number == self.damaged:
+            raise OSError(f"part {number} is damaged")
+        return self.own(number)
+
+    def own(self, number: int) -> Part:
+        """The part that a rank opens first."""
+        return replace(self.case.part(number), peers=self)
+
+    def rows(self, number: int) -> tuple[MemoryFeatures, npt.NDArray[np.float64]]:
+        owned = self.case.book.owned(number)
+        return MemoryFeatures(self.case.x[owned]), weighted_degree(self.case)[owned]
+
+
+def placed(case: Case, policy: Chunks, rank: int, super_epoch: int = 0, before: Isolated | None = None, peers: Any = None) -> Isolated:
+    """What a rank of the case sees."""
+    peers = peers or CasePeers(case)
+    of = replace(job(Seat(rank, case.parts), 1), epochs=EPOCHS)  # pyright: ignore[reportArgumentType]
+    return policy.place(peers.own(rank), Phase(super_epoch, super_epoch, super_epoch + 1), of, before)
+
+
+def names(case: Case, place: Isolated) -> list[int]:
+    """The node of the case that each row is, told by its features."""
+    known = {row.tobytes(): v for v, row in enumerate(case.x)}
+    assert len(known) == len(case.x)
+    return [known[row.tobytes()] for row in place.features.gather(np.arange(place.graph.num_nodes))]
+
+
+def train_threads(
+    case: Case, system: System, model: nn.Module, epochs: int, train: Train, *, seed: int = 7, bulk_size: int = 2
+) -> list[tuple[Progress, nn.Module, ThreadGroup]]:
+    """What each rank of the case ends with. `model` is not changed; it must not use torch's generator, which threads share."""
+
+    def rank(group: ThreadGroup) -> Any:
+        torch.set_num_threads(1)
+        mine: Any = copy.deepcopy(model)
+        of = job(group, mine.num_layers)
+        of = replace(of, seed=seed, epochs=epochs, batch_size=train.batch_size, bulk_size=bulk_size, kernel=reference, ledger=group.ledger)
+        task = "multilabel" if case.labels.ndim == 2 else "multiclass"
+        part = CasePeers(case).own(group.rank)
+        trainer = Trainer(
+            system, of, part, task, mine, train, None, CheckpointEvery(), None, silent, lambda: False, check=True
+        )  # fmt: skip
+        return train_rank(trainer, Clock()), mine, group
+
+    return run_threads(rank, case.parts)
+
+
+def train_processes(dataset: Dataset, out: Path, table: Mapping[str, Any], stop_after: int | None = None) -> list[dict[str, Any]] | None:
+    """Train as ``millrace run`` would, from the last checkpoint in `out` if there is one.
+
+    Args:
+        dataset: what to train on.
+        out: the folder of the run.
+        table: the configuration.
+        stop_after: ask the ranks to stop after so many steps.
+
+    Returns:
+        The report of each rank; None if they were asked to stop.
+    """
+    table = {"system": "grappa", "threads": 1, **table}
+    job = resolve(table)
+    out.mkdir(parents=True, exist_ok=True)
+    prepared = prepare(job, dataset)
+    cut = prepared.system.partition.partitioner
+    assert cut is not None
+    partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed)
+    reports = run_ranks(_rank, job.ranks, table, Outline.of(dataset), out, prepared.fingerprint, stop_after, timeout_s=240)
+    assert all((r is None) == (stop_after is not None) for r in reports), "stopped, or not"
+    return None if stop_after is not None else reports
+
+
+def _rank(group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], stop_after: int | None) -> Any:
+    prepared = prepare_part(resolve(table), outline, out / "parts", group.rank, fingerprint)
+    asked = iter(range(1, 1 << 30))
+    try:
+        report = take_part(
+            prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True, emit=silent,
+            stop=lambda: next(asked) == stop_after, clock=Clock(),
+        )  # fmt: skip
+    except Interrupted:
+        return None
+    return asdict(report)
+
+
+def as_job(group: ThreadGroup, **changes: Any) -> RankJob:
+    """A rank's job with these values."""
+    return replace(job(group, 1), ledger=group.ledger, **changes)

@@ -1,0 +1,103 @@
+"""The ranks of a run that trains layer after layer, as processes of this machine without a cluster: they start in no time, and can be
+killed at any instruction."""
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from millrace.pipeline import one_rank
+from millrace.pipeline.clients import with_clients
+from millrace.pipeline.clock import Clock
+from millrace.pipeline.config import resolve
+from millrace.pipeline.events import silent
+from millrace.pipeline.prepare import Outline, prepare, prepare_part
+from millrace.stages.fetch import lazy, phase_store
+from millrace.stages.partition.stage import partition_dataset
+from millrace.storage.dataset import Dataset
+from millrace.storage.errors import PeerLostError
+from millrace.storage.store import write_store
+from millrace.tests.contracts.gang import run_ranks
+
+Instant = tuple[str, int]
+"""``("epoch", n)``: in the n-th piece of work; ``("rows", n)`` and ``("after rows", n)``: while it writes down the n-th rows, or once it
+has; n counts from 0 in each life of a rank."""
+
+
+def train_phases(dataset: Dataset, out: Path, table: Mapping[str, Any], kill: Instant | None = None) -> list[dict[str, Any]] | None:
+    """Train as ``millrace run`` would, from the last checkpoint in `out` if there is one.
+
+    Args:
+        dataset: what to train on.
+        out: the folder of the run.
+        table: the configuration.
+        kill: when rank 1 is to be killed.
+
+    Returns:
+        The report of each rank; None once rank 1 was killed.
+    """
+    job = resolve({"system": "retexo", "threads": 1, **table})
+    out.mkdir(parents=True, exist_ok=True)
+    prepared = prepare(job, dataset)
+    if prepared.system.clients != "ranks":
+        prepared = with_clients(prepared, out)
+    cut = prepared.system.partition.partitioner
+    assert cut is not None
+    partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed)
+    reports = run_ranks(_rank, job.ranks, dict(table), Outline.of(dataset), out, prepared.fingerprint, kill, mortal=(1,) if kill else ())
+    assert all((r is None) == (kill is not None) for r in reports), "killed, or not"
+    return None if kill else reports
+
+
+def _rank(group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], kill: Instant | None) -> Any:
+    prepared = prepare_part(
+        resolve({"system": "retexo", "threads": 1, **table}), outline, out / "parts", group.rank, fingerprint
+    )  # fmt: skip
+    if kill is not None and group.rank == 1:
+        _arm(*kill)
+    try:
+        report = one_rank.take_part(
+            prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True,
+            emit=silent, stop=lambda: False, clock=Clock(),
+        )  # fmt: skip
+    except PeerLostError:
+        if kill is None:
+            raise
+        return None
+    return asdict(report)
+
+
+def _arm(what: str, number: int) -> None:
+    """Have this process kill itself."""
+    calls = iter(range(1 << 30))
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if what == "epoch":
+        fetch = lazy.LazyRows.fetch
+
+        def fetched(self: Any, work: Any) -> Any:
+            if next(calls) == number:
+                die()
+            return fetch(self, work)
+
+        lazy.LazyRows.fetch = fetched
+        return
+    write = phase_store.write_phase_rows
+
+    def written(path: Path, *rest: Any) -> None:
+        due = next(calls) == number
+        if due and what == "rows":
+            # What a writer leaves that is killed before it commits: its folder under another name.
+            write_store(path.with_name(f".writing-{path.name}"), "half", fingerprint={}, meta={}, arrays={"x": torch.zeros(3).numpy()})
+            die()
+        write(path, *rest)
+        if due:
+            die()
+
+    phase_store.write_phase_rows = written

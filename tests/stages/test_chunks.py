@@ -1,0 +1,390 @@
+"""What an isolated rank sees of the graph, and how it makes up for the rest, against what the graph itself says."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from millrace.stages.base import Phase, Placement
+from millrace.stages.fetch.isolated import Covered, seed_weights
+from millrace.stages.kernels import reference
+from millrace.stages.partition.chunks import Chunks, Isolated, variable_chunk
+from millrace.stages.sample.base import BulkRequest
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.dataset import Split
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.graph import from_edges
+from millrace.storage.minibatch import Block, MiniBatch
+from millrace.tests.contracts.full_batch import Case, F, job, make_case
+from millrace.tests.contracts.isolated import EPOCHS, CasePeers, Seat, names, placed, weighted_degree
+
+CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4]), st.booleans())
+SWEEPS = ("sweep", "fixed", "none")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Of torch's own: matrices here are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# --- which chunk lies beside the base chunk ---
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 16])
+def test_a_sweep_visits_every_ordered_pair_once(ranks: int) -> None:
+    for start in (0, 3 * (ranks - 1)):
+        seen = Counter((p, variable_chunk("sweep", p, ranks, start + t)) for p in range(ranks) for t in range(ranks - 1))
+        assert seen == Counter(itertools.permutations(range(ranks), 2))
+    for t in range(ranks):
+        assert sorted(variable_chunk("sweep", p, ranks, t) for p in range(ranks)) == list(range(ranks)), "each is seen by one"  # type: ignore[type-var]
+
+
+def test_other_schedules() -> None:
+    for t in range(5):
+        assert [variable_chunk("fixed", p, 4, t) for p in range(4)] == [1, 2, 3, 0]
+        assert [variable_chunk("none", p, 4, t) for p in range(4)] == [None] * 4
+        assert {variable_chunk(s, 0, 1, t) for s in SWEEPS} == {None}
+
+
+# --- what is there ---
+
+
+def edges(graph: Any, name: Any = None) -> Counter[tuple[int, int, float]]:
+    """(destination, source, weight) of each edge, by name."""
+    weight = np.ones(graph.num_edges) if graph.edge_weight is None else graph.edge_weight
+    dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    name = range(graph.num_nodes) if name is None else name
+    return Counter((name[v], name[u], w) for v, u, w in zip(dst.tolist(), graph.indices.tolist(), weight.tolist()))
+
+
+@given(case=CASES, halo=st.sampled_from([0, 1]), sweep=st.sampled_from(SWEEPS), later=st.integers(0, 4))
+@example(case=make_case(0, 3), halo=1, sweep="sweep", later=1)
+@example(case=make_case(11, 3), halo=0, sweep="sweep", later=1)
+@example(case=make_case(11, 4), halo=1, sweep="none", later=0)
+@settings(deadline=None, max_examples=25)
+def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: Any, later: int) -> None:
+    whole, total, seeds = edges(case.graph), weighted_degree(case), []
+    for rank in range(case.parts):
+        place = placed(case, Chunks(sweep=sweep, halo=halo), rank, later)
+        place.graph.check()
+        name, other = names(case, place), variable_chunk(sweep, rank, case.parts, later)
+        base, visible = name[: place.num_base], name[: place.num_visible]
+        assert base == np.flatnonzero(case.part_of == rank).tolist()
+        assert visible == base + ([] if other is None else np.flatnonzero(case.part_of == other).tolist())
+        among = set(visible)
+        kept = Counter({(v, u, w): k for (v, u, w), k in whole.items() if v in among and (halo or u in among)})
+        assert edges(place.graph, name) == kept
+        outside = name[place.num_visible :]
+        assert len(set(outside)) == len(outside)
+        assert set(outside) == {u for _, u, _ in kept} - among
+        assert not place.graph.in_degree[place.num_visible :].any()
+
+        assert place.degree.dtype == torch.float64
+        assert place.degree.tolist() == total[name].tolist(), "in the whole graph"
+        assert torch.equal(place.labels[: len(visible)], case.labels[torch.tensor(visible, dtype=torch.int64)])
+        assert place.labels.shape[1:] == case.labels.shape[1:]
+        assert not place.labels[len(visible) :].any()
+        for which in ("train", "val", "test"):
+            local = getattr(place.split, which)
+            assert [name[i] for i in local] == [v for v in base if v in set(getattr(case.split, which).tolist())]
+        seeds += [name[i] for i in place.seeds]
+
+        for i, v in enumerate(name):
+            into = {(u, w): k for (d, u, w), k in whole.items() if d == v and u != v}
+            here = {(u, w): k for (u, w), k in into.items() if (v, u, w) in kept}
+            if i < place.num_visible:
+                want = sum(here.values()) / sum(into.values()) if into else 1.0
+                assert not halo or want == 1
+            else:
+                want = 0.0 if total[v] else 1.0
+            assert float(place.coverage[i]) == want, (i, v)
+    assert sorted(seeds) == case.split.train.tolist(), "each train node is a seed of one rank"
+
+
+def test_one_rank_sees_the_whole_graph() -> None:
+    case = make_case(0, 1)
+    whole = Placement(case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(weighted_degree(case)), case.split)
+    place = Chunks().place(whole, Phase(0, 0, 1), job(Seat(0, 1), 1))  # pyright: ignore[reportArgumentType]
+    assert all(getattr(place, name) is getattr(whole, name) for name in ("graph", "features", "labels", "degree", "split"))
+    assert (place.num_base, place.num_visible) == (case.graph.num_nodes,) * 2
+    assert torch.equal(place.coverage, torch.ones(case.graph.num_nodes, dtype=torch.float64))
+
+
+def test_the_ledger_counts_what_is_read() -> None:
+    case = make_case(0, 3)
+    of = job(Seat(1, 3), 1)  # pyright: ignore[reportArgumentType]
+    peers = CasePeers(case)
+    place = Chunks().place(peers.own(1), Phase(0, 0, of.epochs), of)
+    rows = place.graph.num_nodes
+    assert rows > place.num_visible, "there are halo nodes"
+    record = of.ledger.as_record()
+    assert record["store"]["features"] == rows * F * 8
+    assert record["store"]["graph"] == sum(case.part(p).shards.nbytes for p in (1, 2))
+    assert not sum(record["network"].values())
+
+
+# --- from one super-epoch to the next ---
+
+
+def same(a: Isolated, b: Isolated) -> None:
+    """Bit for bit."""
+    for name in ("indptr", "indices", "edge_weight"):
+        x, y = getattr(a.graph, name), getattr(b.graph, name)
+        assert (x is None) == (y is None)
+        assert x is None or (x.dtype == y.dtype and x.tobytes() == y.tobytes()), name
+    assert names_of(a).tobytes() == names_of(b).tobytes()
+    for name in ("labels", "degree", "coverage"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    for name in ("num_base", "num_visible", "inclusion", "variable"):
+        assert getattr(a, name) == getattr(b, name), name
+    assert all(np.array_equal(getattr(a.split, s), getattr(b.split, s)) for s in ("train", "val", "test"))
+
+
+def names_of(place: Isolated) -> np.ndarray:
+    return place.features.gather(np.arange(place.graph.num_nodes))
+
+
+@pytest.mark.parametrize("halo", [0, 1])
+def test_the_next_chunk_is_loaded_ahead(halo: int) -> None:
+    case, policy, rank = make_case(8, 4), Chunks(halo=halo), 1
+    peers, before = CasePeers(case), None
+    for t in range(5):
+        place = placed(case, policy, rank, t, before, peers)
+        assert place.ahead is not None
+        place.ahead.result()
+        assert peers.opened == [variable_chunk("sweep", rank, 4, s) for s in range(t + 2)], "each once, and the next one already"
+        same(place, placed(case, policy, rank, t))
+        assert before is None or place.base is before.base
+        before = place
+
+
+def test_nothing_is_loaded_for_after_the_end() -> None:
+    case = make_case(8, 4)
+    peers = CasePeers(case)
+    assert placed(case, Chunks(), 0, EPOCHS - 1, None, peers).ahead is None
+    assert peers.opened == [variable_chunk("sweep", 0, 4, EPOCHS - 1)]
+
+
+@pytest.mark.parametrize(("sweep", "parts"), [("sweep", 2), ("fixed", 3), ("none", 3)])
+def test_a_chunk_that_stays_is_not_read_again(sweep: Any, parts: int) -> None:
+    case = make_case(8, parts)
+    peers, policy = CasePeers(case), Chunks(sweep=sweep)
+    first = placed(case, policy, 0, 0, None, peers)
+    assert placed(case, policy, 0, 1, first, peers) is first
+    assert peers.opened == ([] if sweep == "none" else [1])
+
+
+def test_going_on_in_the_middle_of_a_sweep() -> None:
+    """A resumed run has no chunk of the phase before it."""
+    case, policy = make_case(8, 4), Chunks()
+    before = None
+    for t in range(3):
+        before = placed(case, policy, 2, t, before)
+    assert before is not None
+    same(before, placed(case, policy, 2, 2))
+
+
+def test_a_chunk_that_cannot_be_loaded_is_told_when_it_is_needed() -> None:
+    case = make_case(8, 4)
+    peers = CasePeers(case, damaged=2)
+    first = placed(case, Chunks(), 0, 0, None, peers)
+    with pytest.raises(OSError, match="part 2 is damaged"):
+        placed(case, Chunks(), 0, 1, first, peers)
+
+
+# --- weights of seeds ---
+
+
+def sampled(place: Isolated, seeds: Any, fanout: tuple[int, ...], expand: Any = "new") -> MiniBatch:
+    sampler = NeighborSampler(fanout, expand=expand)
+    return sampler.sample(place.graph, BulkRequest(3, 0, 0, 0, (np.asarray(seeds, np.int64),)), reference).minibatches[0]
+
+
+def fetched(place: Isolated, work: MiniBatch, policy: Covered) -> Any:
+    return policy.fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)  # pyright: ignore[reportArgumentType]
+
+
+def tree_weight(blocks: Any, coverage: Any, position: int, hops: int) -> float:
+    """Of the tree that grows from one destination of the last block."""
+    block = blocks[-1]
+    own = float(coverage[block.src[position]])
+    if hops == 1 or len(blocks) == 1:
+        return own
+    below = block.indices[block.indptr[position] : block.indptr[position + 1]]
+    return own * prod(tree_weight(blocks[:-1], coverage, int(u), hops - 1) for u in below)
+
+
+@given(case=CASES, halo=st.sampled_from([0, 1]), expand=st.sampled_from(["new", "all"]), fanout=st.sampled_from([(2, 2, 2), (-1, 1, 2)]))
+@example(case=make_case(3, 3), halo=0, expand="new", fanout=(2, 2, 2))
+@settings(deadline=None, max_examples=25)
+def test_weights_of_seeds_against_the_trees(case: Case, halo: int, expand: Any, fanout: Any) -> None:
+    for rank in range(case.parts):
+        place = placed(case, Chunks(halo=halo), rank)
+        # Nodes of the variable chunk too: without a halo, these lack more.
+        work = sampled(place, np.random.default_rng(rank).permutation(place.num_visible), fanout, expand)
+        coverage = place.coverage.numpy()
+        for hops in (1, 2, 3, 4):
+            want = [tree_weight(work.blocks, coverage, i, hops) for i in range(place.num_visible)]
+            got = seed_weights(work.blocks, coverage, hops)
+            assert got.dtype == np.float64
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=0)
+            assert torch.equal(fetched(place, work, Covered("hops", hops)).weight, torch.from_numpy(got))
+        for correction in ("batch", "node"):
+            np.testing.assert_allclose(fetched(place, work, Covered(correction)).weight, coverage[work.seeds], rtol=1e-14, atol=0)
+        assert fetched(place, work, Covered("none")).weight is fetched(place, work, Covered("edge")).weight is None
+
+
+def test_a_blocked_node_takes_its_tree_out() -> None:
+    """Seeds 0, 1 and 2, of which the first two see node 3, which sees nothing of its own neighbours."""
+    nodes = np.arange(4)
+    inner = Block(3, nodes, np.array([0, 2, 3, 3]), np.array([2, 3, 3], np.int32))
+    outer = Block(4, nodes, np.array([0, 0, 0, 1, 1]), np.array([0], np.int32))
+    coverage = np.array([0.5, 0.25, 0.75, 0.0])
+    assert seed_weights((outer, inner), coverage, 1).tolist() == pytest.approx([0.5, 0.25, 0.75])
+    assert seed_weights((outer, inner), coverage, 2).tolist() == pytest.approx([0.0, 0.0, 0.75])
+    assert len(seed_weights((Block(0, nodes[:0], np.zeros(1, np.int64), np.empty(0, np.int32)),), coverage, 1)) == 0
+
+
+def tree(v: int, a: int | None, b: int | None) -> tuple[Block, Block]:
+    """Blocks of the tree in which v has drawn a, and a has drawn b; local ids."""
+    src = list(dict.fromkeys(x for x in (v, a, b) if x is not None))
+    at = {x: i for i, x in enumerate(src)}
+    middle = src[: len({v, a} - {None})]
+    drawn = [] if a is None else [at[a]]
+    inner = Block(1, np.array(middle), np.array([0, len(drawn)]), np.array(drawn, np.int32))
+    deeper = drawn + ([] if b is None else [at[b]])
+    indptr = [0, len(drawn), len(deeper)][: len(middle) + 1]
+    return Block(len(middle), np.array(src), np.array(indptr), np.array(deeper, np.int32)), inner
+
+
+def test_weighted_trees_are_unbiased_over_all_chunkings() -> None:
+    """Of any function of a sampled tree: over every map of nodes to chunks, both super-epochs of a sweep, and every tree that isolated
+    sampling can draw, the mean of W f is what sampling from the whole graph gives. W is the weight of the tree over the chance that all
+    of it is seen. Without weights it is not."""
+    neighbours = {0: [1, 2, 3], 1: [0, 2], 2: [0, 1, 3], 3: [0, 2]}
+    n, parts = len(neighbours), 3
+    dst, src = np.array([(v, u) for v, into in neighbours.items() for u in into]).T
+    rng = np.random.default_rng(4)
+    graph, f = from_edges(src, dst, n), rng.normal(size=(n, n, n, 2)) + np.arange(n)[:, None]
+    none = np.empty(0, np.int64)
+    everything = Case(graph, np.zeros(n, np.int64), parts, Split(np.arange(n), none, none), rng.normal(size=(n, F)), torch.zeros(n).long())
+    want = [np.mean([np.mean([f[v, a, b] for b in neighbours[a]], 0) for a in neighbours[v]], 0) for v in range(n)]
+    got, plain, seen = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n)
+    chance = 1 / parts**n / (parts - 1)
+    for part_of in itertools.product(range(parts), repeat=n):
+        case = replace(everything, part_of=np.array(part_of))
+        for rank, t in itertools.product(set(part_of), range(parts - 1)):
+            place = placed(case, Chunks(halo=0), rank, t)
+            name, coverage = names(case, place), place.coverage.numpy()
+            here = [place.graph.indices[i:j].tolist() for i, j in zip(place.graph.indptr, place.graph.indptr[1:])]
+            for v in range(place.num_base):
+                if not here[v]:
+                    assert seed_weights(tree(v, None, None), coverage, 2)[0] == 0
+                reached = []
+                for a in here[v]:
+                    if not here[a]:
+                        assert seed_weights(tree(v, a, None), coverage, 2)[0] == 0
+                    for b in here[a]:
+                        others = {v, a, b} - {v}
+                        weight = seed_weights(tree(v, a, b), coverage, 2)[0] / (2 / parts) ** len(others)
+                        value = f[name[v], name[a], name[b]]
+                        got[name[v]] += chance / len(here[v]) / len(here[a]) * weight * value
+                        reached.append((value, 1 / len(here[v]) / len(here[a])))
+                if reached:
+                    values, odds = zip(*reached)
+                    plain[name[v]] += chance * np.average(values, 0, odds)
+                    seen[name[v]] += chance
+    assert np.abs(got - want).max() < 1e-12
+    assert np.abs(plain / seen[:, None] - want).max() > 1e-3
+
+
+# --- weights of messages ---
+
+
+def sums(place: Isolated, correction: Any) -> np.ndarray:
+    """Of the features of all in-neighbours, [num_base, F], by full local neighbourhoods."""
+    work = sampled(place, np.arange(place.num_base), (-1,))
+    h = torch.from_numpy(place.features.gather(work.nodes))
+    return fetched(place, work, Covered(correction)).hoods[-1].sum(h).numpy()
+
+
+def whole_sums(case: Case, rank: int) -> np.ndarray:
+    total = np.zeros_like(case.x)
+    for (v, u, w), k in edges(case.graph).items():
+        total[v] += k * w * case.x[u]
+    return total[case.part_of == rank]
+
+
+@given(case=st.builds(make_case, st.integers(0, 10**6), st.sampled_from([2, 3, 4])))
+@example(case=make_case(3, 4))
+@settings(deadline=None, max_examples=25)
+def test_over_a_sweep_weighted_messages_add_up_to_the_whole_sum(case: Case) -> None:
+    """In expectation over the variable chunk, for one and the same base chunk."""
+    for rank in range(case.parts):
+        each = [sums(placed(case, Chunks(halo=0), rank, t), "edge") for t in range(case.parts - 1)]
+        np.testing.assert_allclose(np.mean(each, 0), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
+        # With a halo all of them are there already.
+        np.testing.assert_allclose(sums(placed(case, Chunks(), rank), "edge"), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
+
+
+def test_without_weights_they_do_not() -> None:
+    """Where features tell the chunks apart, a mean over what is there is another one."""
+    case = make_case(3 + 8, 4)
+    assert case.graph.edge_weight is not None
+    case = replace(case, graph=replace(case.graph, edge_weight=None), x=case.x + 2.0 * case.part_of[:, None])
+    off = [
+        np.mean([sums(placed(case, Chunks(halo=0), rank, t), "none") for t in range(3)], 0) - whole_sums(case, rank) for rank in range(4)
+    ]
+    assert np.abs(np.concatenate(off)).max() > 0.1
+
+
+def test_a_halo_that_happens_to_be_empty_is_no_lack() -> None:
+    """Chunk 2 has nothing to do with the others: what a rank with a halo sees has no halo nodes, and lacks nothing."""
+    rng = np.random.default_rng(0)
+    graph = from_edges([1, 0, 2, 3, 3], [0, 1, 3, 2, 0], 6)
+    none = np.empty(0, np.int64)
+    case = Case(graph, np.array([0, 0, 1, 1, 2, 2]), 3, Split(np.arange(6), none, none), rng.normal(size=(6, F)), torch.zeros(6).long())
+    for t in range(2):
+        np.testing.assert_allclose(sums(placed(case, Chunks(), 0, t), "edge"), whole_sums(case, 0), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("seed", "replaced"), [(19, False), (8, False), (19, True)])
+def test_a_message_counts_for_the_edges_that_were_not_drawn(seed: int, replaced: bool) -> None:
+    """(P - 1 from the variable chunk into the base chunk) x (present / drawn) x the edge's own weight."""
+    case = make_case(seed, 3)
+    place = placed(case, Chunks(halo=0), int(np.argmax(np.bincount(case.part_of))))
+    sampler = NeighborSampler((3, 3), expand="all", replace=replaced, edge_ids=True)
+    request = BulkRequest(3, 0, 0, 0, (np.arange(place.num_visible),))
+    work = sampler.sample(place.graph, request, reference).minibatches[0]
+    for block, hood in zip(work.blocks, fetched(place, work, Covered("edge")).hoods):
+        drawn = np.diff(block.indptr)
+        dst, source = np.repeat(block.src[: block.num_dst], drawn), block.src[block.indices]
+        swept = (dst < place.num_base) & (source >= place.num_base)
+        assert swept.any() and not swept.all()
+        want = np.where(swept, 2, 1) * place.graph.in_degree[dst] / np.repeat(drawn, drawn)
+        if place.graph.edge_weight is not None:
+            want = want * place.graph.edge_weight[block.edge_id]
+        np.testing.assert_allclose(hood.weight, want, rtol=1e-6)
+
+
+def test_rows_and_degrees_are_those_of_this_rank() -> None:
+    case = make_case(0, 3)
+    place = placed(case, Chunks(), 0)
+    work = sampled(place, place.seeds, (2, 2))
+    got = fetched(place, work, Covered())
+    name = names(case, place)
+    assert torch.equal(got.y, case.labels[[name[i] for i in work.seeds]])
+    assert got.hoods[0].degree.tolist() == weighted_degree(case)[[name[i] for i in work.nodes]].tolist()

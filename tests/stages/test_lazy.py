@@ -1,0 +1,446 @@
+"""Training layer after layer: what ranks learn, hand on and send, against dense matrices and against each other."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from millrace.pipeline.config import Train
+from millrace.pipeline.systems import System, retexo
+from millrace.stages.base import Fetched, RankJob
+from millrace.stages.models.base import ModelConfig
+from millrace.stages.models.gat import GAT
+from millrace.stages.models.gcn import GCN
+from millrace.stages.models.lazy import Lazy
+from millrace.stages.models.sage import SAGE
+from millrace.stages.neighbourhood.block import whole_graph
+from millrace.stages.partition.boundary import ABSENT
+from millrace.stages.partition.metis import MetisWork
+from millrace.stages.random import Purpose, node_words, stream
+from millrace.stages.train import forward_backward
+from millrace.storage.dataset import Split
+from millrace.storage.errors import InputError, RunError
+from millrace.storage.graph import from_edges
+from millrace.tests.contracts.dense_phases import Cut, Dense, Matrices, Outcome, together, train
+from millrace.tests.contracts.full_batch import C, Case, F, make_case
+from millrace.tests.contracts.phases import RUN_SEED, Trained, initial, train_ranks
+
+F64 = torch.float64
+CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8]), st.booleans())
+CONFIGS: dict[str, ModelConfig] = {
+    "gcn": GCN(hidden=6, dropout=0.0),
+    "sage": SAGE(hidden=6, dropout=0.0),
+    "sage-max": SAGE(hidden=4, dropout=0.0, aggregator="max", activation="elu"),
+    "gat": GAT(hidden=6, heads=2, dropout=0.0),
+}
+CUTS: dict[str, dict[str, Any]] = {
+    "v3": {},
+    "v3 after an MLP": {"base": "mlp", "residual": True},
+    "v3 without norm": {"head": "linear", "residual": True, "select_by": "val_loss"},
+    "v1": {"mode": "v1"},
+    "v1, residual": {"mode": "v1", "residual": True},
+    "v1, folds": {"mode": "v1", "folds": 2},
+    "logits of a normed head": {"hands_on": "logits", "residual": True},
+    "logits of the layer": {"hands_on": "logits", "head": "none", "residual": True},
+    "logits of the layer, from an MLP": {"mode": "v1", "head": "none"},
+}
+EPOCHS = 3
+LEARNING = {"sgd": Train(optimizer="sgd", lr=0.2, weight_decay=0.01), "adam": Train(optimizer="adam", lr=0.005, weight_decay=0.01)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Of torch's own: matrices here are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model cut into phases, and how it is trained."""
+
+    kind: str
+    layers: int
+    cut: str
+    rounding: str = "full"
+    optimizer: str = "sgd"
+    inductive: bool = False
+
+    @property
+    def config(self) -> ModelConfig:
+        return replace(CONFIGS[self.kind], layers=self.layers)
+
+    @property
+    def system(self) -> System:
+        return retexo(**CUTS[self.cut], rounding=self.rounding, inductive=self.inductive)  # type: ignore[arg-type]
+
+    def model(self) -> Lazy:
+        return initial(self.config, self.system, F)
+
+    def dense(self, state: Mapping[str, Tensor], norm: str = "none") -> Dense:
+        options: dict[str, Any] = {"base": "none", "hands_on": "hidden", "head": "normed"}
+        if CUTS[self.cut].get("mode") == "v1":
+            options = {"base": "mlp", "hands_on": "logits", "head": "linear"}
+        options |= {k: v for k, v in CUTS[self.cut].items() if k in options}
+        rest = {"residual": CUTS[self.cut].get("residual", False), "folds": CUTS[self.cut].get("folds", 0)}
+        base = options.pop("base") == "mlp"
+        return Dense(
+            Cut(self.kind, self.layers, base, **options, **rest, rounding=self.rounding, activation=self.config.activation, norm=norm),
+            state,
+        )
+
+    @property
+    def select_by(self) -> str:
+        cut = CUTS[self.cut]
+        return cut.get("select_by", "val_loss" if cut.get("mode") == "v1" else "val_accuracy")
+
+
+TRIALS = st.builds(
+    Trial,
+    st.just("gcn"),
+    st.sampled_from([2, 1, 3]),
+    st.sampled_from(list(CUTS)),
+    st.sampled_from(["full", "fp16", "int8"]),
+    st.sampled_from(list(LEARNING)),
+)
+
+
+def matrices(case: Case, absent: tuple[str, ...] = ()) -> Matrices:
+    graph, present = case.graph, np.ones(case.graph.num_nodes, bool)
+    for split in absent:
+        present[getattr(case.split, split)] = False
+    dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    return Matrices.of(graph.indices, dst, graph.edge_weight, graph.num_nodes, present)
+
+
+def optimizer_of(name: str) -> Any:
+    rules = LEARNING[name]
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    return lambda leaves: kind(leaves, lr=rules.lr, weight_decay=rules.weight_decay)
+
+
+def folds_of(case: Case, folds: int) -> Tensor:
+    words = node_words(stream(RUN_SEED, Purpose.FOLD), np.arange(case.graph.num_nodes))
+    return torch.from_numpy(((words >> np.uint64(32)) % np.uint64(max(1, folds))).astype(np.int64))
+
+
+def wanted(case: Case, trial: Trial, dense: Dense) -> Outcome:
+    if trial.inductive:
+        graphs = {"train": matrices(case, ("val", "test")), "val": matrices(case, ("test",))}
+    else:
+        graphs = dict.fromkeys(("train", "val"), matrices(case))
+    ids = {name: torch.from_numpy(getattr(case.split, name)) for name in ("train", "val")}
+    begin = together(optimizer_of(trial.optimizer))
+    return train(dense, graphs, torch.from_numpy(case.x), case.labels, ids, EPOCHS, begin, trial.select_by, folds_of(case, dense.cut.folds))
+
+
+def close(got: Any, want: Any, what: str) -> None:
+    np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-10, atol=1e-10, err_msg=what)
+
+
+def chain(model: Lazy, case: Case) -> list[Tensor]:
+    """Every layer's result over the whole graph, as evaluation computes it."""
+    hood, h, found = whole_graph(case.graph, F64), torch.from_numpy(case.x), []
+    with torch.no_grad():
+        for i in range(model.num_layers):
+            h = model.layer(i, hood, h)
+            found.append(h)
+    return found
+
+
+def check(case: Case, trial: Trial, dense: Dense, ranks: list[dict[str, Any]]) -> None:
+    want, first = wanted(case, trial, dense), ranks[0]
+    model: Lazy = first["model"]
+    close(first["losses"], want.losses, f"{trial}: losses")
+    assert first["best_epochs"] == want.best_epochs, trial
+    assert want.state.keys() == model.state_dict().keys()
+    for rank in ranks:
+        names = torch.from_numpy(rank["names"])
+        for name, value in rank["model"].state_dict().items():
+            close(value, want.state[name], f"{trial}: {name}")
+        for (k, graph), rows in rank["rows"].items():
+            close(rows, want.rows[k][graph if trial.inductive else "val"][names], f"{trial}: what phase {k} reads of {graph}")
+        close(rank["logits"], want.logits[names[: len(rank["logits"])]], f"{trial}: logits")
+    x, whole = torch.from_numpy(case.x), matrices(case)
+    close(chain(model, case)[-1], dense.infer(whole, x), f"{trial}: inference")
+
+
+def seen(t: Trained) -> dict[str, Any]:
+    phases = [p for p in t.progress.phases if "fold" not in p]
+    graphs = list(t.share.boundary.graphs)
+    return {
+        "losses": [h["train_loss"] for h in t.progress.history],
+        "best_epochs": [p.get("best_epoch", -1) for p in t.progress.phases],
+        "phases": phases,
+        "model": t.model,
+        "names": t.share.boundary.names,
+        "owned": len(t.share.graph.names),
+        "rows": {(k, graph): t.rows(k, graph) for k in range(len(t.model) > t.model.num_layers, len(t.model)) for graph in graphs},
+        "logits": t.logits(graphs[-1]),
+        "bytes": t.ledger["network"],
+        "counts": t.share.boundary.counts,
+    }
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@given(case=CASES, trial=TRIALS)
+@example(case=make_case(1, 8), trial=Trial("", 2, "v3"))
+@example(case=make_case(2, 4), trial=Trial("", 2, "v3 after an MLP", "int8"))
+@example(case=make_case(5, 4), trial=Trial("", 3, "v1, residual", "fp16"))
+@example(case=make_case(11, 2), trial=Trial("", 2, "v1, folds", "int8", "adam"))
+@settings(deadline=None, max_examples=4)
+def test_ranks_learn_what_dense_matrices_learn(kind: str, case: Case, trial: Trial) -> None:
+    """Losses, best epochs, parameters, rows handed on to every rank and its boundary, logits, and inference on the whole graph."""
+    trial = replace(trial, kind=kind)
+    model = trial.model()
+    dense = trial.dense(model.state_dict())
+    ranks = train_ranks(case, trial.system, model, EPOCHS, LEARNING[trial.optimizer], seen)
+    check(case, trial, dense, ranks)
+    parameters = [sum(v.numel() for v in dense.parameters(k).values()) for k in range(len(dense.phases))]
+    assert [p["parameters"] for p in ranks[0]["phases"]] == parameters
+
+
+@given(case=CASES, trial=TRIALS, kind=st.sampled_from(list(CONFIGS)))
+@example(case=make_case(8, 4), trial=Trial("", 2, "v3", "int8"), kind="gcn")
+@example(case=make_case(11, 2), trial=Trial("", 2, "v1, folds"), kind="sage")
+@settings(deadline=None, max_examples=4)
+def test_inductive_training_is_training_on_the_induced_subgraphs(case: Case, trial: Trial, kind: str) -> None:
+    """Validation and test nodes are not there in training, test nodes not in validation: neither as neighbours nor in degrees."""
+    trial = replace(trial, kind=kind, inductive=True)
+    model = trial.model()
+    ranks = train_ranks(case, trial.system, model, EPOCHS, LEARNING[trial.optimizer], seen)
+    check(case, trial, trial.dense(model.state_dict()), ranks)
+    assert ABSENT == {"train": ("val", "test"), "val": ("test",)}
+
+
+def larger(parts: int, method: str, seed: int = 4) -> Case:
+    """40 nodes in four groups; a few of them train, some have no edges."""
+    rng = np.random.default_rng(seed)
+    n = 40
+    src, dst = rng.integers(0, n, 160), rng.integers(0, n - 4, 160)
+    near = rng.random(160) < np.where(src % 4 == dst % 4, 1.0, 0.3)
+    graph = from_edges(src[near], dst[near], n, edge_weight=rng.choice([0.5, 1.0, 2.0], near.sum()))
+    role = rng.choice(4, n, p=[0.4, 0.2, 0.2, 0.2])
+    split = Split(*(np.flatnonzero(role == r) for r in range(3)))
+    x, labels = rng.normal(size=(n, F)), torch.from_numpy(rng.integers(0, C, n))
+    part = MetisWork().assign(graph, parts, 1).part(np.arange(n)) if method == "metis" else rng.integers(0, parts, n)
+    return Case(graph, part.astype(np.int64), parts, split, x, labels)
+
+
+DROPPING: dict[str, ModelConfig] = {
+    "gcn": GCN(hidden=6, layers=2, dropout=0.4),
+    "sage": SAGE(hidden=6, layers=3, dropout=0.3),
+    "sage-max": SAGE(hidden=6, layers=2, dropout=0.4, aggregator="max"),
+    "gat": GAT(hidden=6, layers=2, heads=2, dropout=0.3, attention_dropout=0.4),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cut"), [("gcn", "v3"), ("sage", "v1"), ("sage-max", "v3 after an MLP"), ("gat", "v3"), ("gat", "v1, folds")]
+)
+def test_parts_do_not_matter_with_dropout_either(kind: str, cut: str) -> None:
+    """Masks of rows and of attention belong to nodes and edges, not to where they lie."""
+    system = retexo(**CUTS[cut])
+    model = initial(DROPPING[kind], system, F)
+    whole, *others = [
+        train_ranks(larger(*how), system, model, EPOCHS, LEARNING["adam"], seen)
+        for how in ((1, "random"), (2, "random"), (4, "random"), (4, "metis"))
+    ]
+    still = replace(DROPPING[kind], dropout=0.0, **({"attention_dropout": 0.0} if kind == "gat" else {}))
+    without = initial(still, system, F)
+    plain = train_ranks(larger(1, "random"), system, without, EPOCHS, LEARNING["adam"], seen)[0]
+    assert np.abs(np.subtract(plain["losses"], whole[0]["losses"])).min() > 1e-6, "something was dropped"
+    names = np.argsort(whole[0]["names"])
+    for ranks in others:
+        for rank in ranks:
+            close(rank["losses"], whole[0]["losses"], "losses")
+            for name, value in rank["model"].state_dict().items():
+                close(value, whole[0]["model"].state_dict()[name], name)
+            close(rank["logits"], whole[0]["logits"][names][rank["names"][: rank["owned"]]], "logits")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("inductive", [False, True])
+def test_a_batch_norm_in_the_head_is_over_all_train_nodes(size: int, inductive: bool) -> None:
+    trial = Trial("gcn", 2, "v3", inductive=inductive)
+    model = initial(replace(trial.config, norm="batch"), trial.system, F)
+    case = larger(size, "random")
+    ranks = train_ranks(case, trial.system, model, EPOCHS, LEARNING["sgd"], seen)
+    dense = trial.dense(model.state_dict(), norm="batch")
+    for name in list(dense.p):
+        if "tracked" in name:
+            dense.p[name] += ranks[0]["best_epochs"][0] + 1
+    check(case, trial, dense, ranks)
+
+
+@given(case=CASES, trial=TRIALS, kind=st.sampled_from(list(CONFIGS)), inductive=st.booleans())
+@example(case=larger(4, "random"), trial=Trial("", 3, "v3"), kind="gcn", inductive=False)
+@example(case=larger(4, "random"), trial=Trial("", 3, "v1", "int8"), kind="gat", inductive=True)
+@settings(deadline=None, max_examples=6)
+def test_one_exchange_for_each_layer_takes_the_rows_of_the_boundary_and_no_more(
+    case: Case, trial: Trial, kind: str, inductive: bool
+) -> None:
+    trial = replace(trial, kind=kind, inductive=inductive)
+    system, model = trial.system, trial.model()
+    ranks = train_ranks(case, system, model, 1, LEARNING["sgd"], seen)
+    boundary = case.remote_rows(np.ones(case.graph.num_nodes, bool))
+    assert sum(sum(r["counts"]) for r in ranks) == boundary
+    cut = trial.dense({}).cut
+    after = trial.config.hidden if cut.hands_on == "hidden" else C
+    widths = [*([] if cut.base else [F]), *[after] * (cut.layers - (not cut.base))]
+    per_row = [{"full": 8 * w, "fp16": 2 * w, "int8": w + 4}[cut.rounding] for w in widths]
+    features = 0 if cut.base else boundary * per_row[0]
+    handed_on = boundary * sum(per_row[not cut.base :]) * (2 if inductive else 1)
+    sent = {kind: sum(r["bytes"][kind] for r in ranks) for kind in ("features", "activations")}
+    assert sent == {"features": features, "activations": handed_on}
+    for r in ranks:
+        told = r["phases"]
+        assert [p["phase"] for p in told] == list(range(cut.layers + cut.base))
+        assert [(p["remote_rows"], p["row_bytes"]) for p in told] == [*[(0, 0)] * cut.base, *((boundary, b) for b in per_row)]
+        assert sum(p["remote_rows"] * p["row_bytes"] * (p["graphs"] if p["phase"] else 1) for p in told) == features + handed_on
+
+
+@pytest.mark.parametrize("rounding", ["full", "fp16", "int8"])
+@pytest.mark.parametrize(("kind", "cut"), [("gcn", "v3"), ("sage", "v1, residual"), ("gat", "v3 after an MLP")])
+def test_layers_over_the_whole_graph_give_what_phases_have_handed_on(kind: str, cut: str, rounding: str) -> None:
+    """Evaluation and inference know of no phases; rows on disk and logits of training are theirs, rounded or not."""
+    trial = Trial(kind, 3, cut, rounding)
+    case = larger(2, "random")
+    ranks = train_ranks(case, trial.system, trial.model(), EPOCHS, LEARNING["sgd"], seen)
+    computed = chain(ranks[0]["model"], case)
+    base = len(ranks[0]["model"]) - 3
+    for rank in ranks:
+        names = torch.from_numpy(rank["names"])
+        for i, h in enumerate(computed[:-1]):
+            close(rank["rows"][base + i + 1, "whole"], h[names], f"layer {i}")
+        close(rank["logits"], computed[-1][names[: rank["owned"]]], "logits")
+        if base:
+            first = ranks[0]["model"].phase(0).eval().of_rows(torch.from_numpy(case.x))
+            close(rank["rows"][1, "whole"], first.detach()[names], "the MLP")
+
+
+def phase_of(kind: str, dropout: float) -> tuple[Any, Any, Tensor]:
+    """The first phase of a model, what it aggregates over, and its rows."""
+    case = larger(1, "random")
+    model = initial(replace(DROPPING[kind], dropout=dropout), retexo("v3"), F)
+    return model.phase(0).train(), whole_graph(case.graph, F64), torch.from_numpy(case.x)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage"])
+def test_the_aggregate_is_kept_clean_and_dropout_is_fresh_every_epoch(kind: str) -> None:
+    """One mask that was applied before the aggregate would stay for all rounds."""
+    module, hood, x = phase_of(kind, 0.5)
+    still = module.still(hood, x)
+    clean = module.conv.aggregate(hood, x)
+    y = torch.zeros(hood.num_dst, dtype=torch.int64)
+    masks, losses = [], []
+    for epoch in range(4):
+        fetched = Fetched(epoch, 0, (still,), still.h, y)  # type: ignore[arg-type]
+        losses.append(forward_backward(module, fetched, 1, "multiclass", 1.0).loss_sum)
+        seen_rows = []
+        combine = module.conv.combine
+        module.conv.combine = lambda rows, activation="none", seen_rows=seen_rows, combine=combine: (
+            seen_rows.append(rows),
+            combine(rows, activation),
+        )[1]
+        assert forward_backward(module, fetched, 1, "multiclass", 1.0).loss_sum == losses[-1], "an epoch can be repeated"
+        del module.conv.combine
+        (rows,) = seen_rows
+        kept = rows != 0
+        close(rows[kept], 2 * clean[kept], "what is kept is doubled")
+        assert 0.3 < float(kept[clean != 0].double().mean()) < 0.7
+        masks.append(kept)
+    assert len(set(losses)) == 4
+    assert all(not torch.equal(a, b) for a, b in zip(masks, masks[1:]))
+    assert torch.equal(still.aggregated, clean)
+    with torch.no_grad():
+        close(module.eval().logits(still), module.logits(module.still(hood, x)), "evaluation")
+
+
+@pytest.mark.parametrize("kind", ["sage-max", "gat"])
+def test_what_has_parameters_before_the_aggregate_is_not_aggregated_beforehand(kind: str) -> None:
+    module, hood, x = phase_of(kind, 0.5)
+    still = module.still(hood, x)
+    assert still.aggregated is None and torch.equal(still.h, x)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_nodes_without_edges_learn_and_are_handed_on(kind: str) -> None:
+    """A train node and a part of nodes without edges count in the loss, and have rows of their own in the next phase."""
+    case = make_case(2, 2)
+    case = replace(case, split=Split(np.arange(case.graph.num_nodes), case.split.val, case.split.test))
+    assert case.graph.num_edges == 0
+    trial = Trial(kind, 2, "v3")
+    ranks = train_ranks(case, trial.system, trial.model(), EPOCHS, LEARNING["sgd"], seen)
+    rows = torch.cat([r["rows"][1, "whole"] for r in ranks])
+    assert len(rows) == case.graph.num_nodes and (rows.abs().sum(1) > 0).all()
+    check(case, trial, trial.dense(trial.model().state_dict()), ranks)
+
+
+def test_ranks_that_are_elsewhere_are_not_exchanged_with() -> None:
+    case, trial = larger(2, "random"), Trial("gcn", 2, "v3")
+
+    def late(job: RankJob) -> RankJob:
+        return replace(job, generation=job.group.rank)
+
+    with pytest.raises(RunError, match=r"rank \d hands on rows for phase 0 \(start \d of the run\), but rank \d expects those for phase 0"):
+        train_ranks(case, trial.system, trial.model(), 1, LEARNING["sgd"], change=late)
+
+
+def test_without_a_folder_nothing_can_be_written_down() -> None:
+    with pytest.raises(InputError, match="expected the folder of a run"):
+        train_ranks(
+            larger(1, "random"),
+            retexo("v3"),
+            Trial("gcn", 2, "v3").model(),
+            1,
+            LEARNING["sgd"],
+            change=lambda job: replace(job, folder=None),
+        )
+
+
+def test_the_degree_of_a_remote_row_is_that_of_the_whole_graph() -> None:
+    case = larger(4, "random")
+    degree = whole_graph(case.graph, F64).degree.numpy()
+    for rank in train_ranks(case, retexo("v3"), Trial("gcn", 1, "v3").model(), 1, LEARNING["sgd"], lambda t: t.share.boundary):
+        assert sum(rank.counts) > 0
+        close(rank.graphs["whole"].degree, degree[rank.names], "degrees")
+
+
+@pytest.mark.parametrize("cut", ["v3", "v1"])
+def test_a_model_of_phases_can_be_tuned_end_to_end(cut: str) -> None:
+    """Gradients reach every convolution; heads that were thrown away take none; rows are not rounded on the way."""
+    trial = Trial("gcn", 3, cut, "int8")
+    model, case = trial.model().train(), larger(1, "random")
+    hood, x = whole_graph(case.graph, F64), torch.from_numpy(case.x)
+    full = Trial("gcn", 3, cut).dense(model.state_dict())
+    close(model([hood] * 3, x).detach(), full.infer(matrices(case), x), "logits")
+    model([hood] * 3, x).square().sum().backward()
+    without = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    assert without == ({f"heads.{i}.{w}" for i in (0, 1) for w in ("weight", "bias")} if cut == "v3" else set())
+
+
+def test_shapes_are_those_of_the_paper() -> None:
+    """v3: F -> d -> .. -> d -> C, a head of d x C for each layer but the last; v1: an MLP, then layers on C logits."""
+
+    def shapes(cut: str) -> dict[str, list[int]]:
+        state = Trial("sage", 3, cut).model().state_dict()
+        return {n: list(v.shape) for n, v in state.items() if n.endswith("weight")}
+
+    d = 6
+    v3, v1 = shapes("v3"), shapes("v1")
+    assert [v3[f"convs.{i}.own.weight"] for i in range(3)] == [[d, F], [d, d], [C, d]]
+    assert [v3.get(f"heads.{i}.weight") for i in range(3)] == [[C, d], [C, d], None]
+    assert [v3.get(f"norms.{i}.weight") for i in range(3)] == [[d], [d], None]
+    assert [v1[f"base.{i}.weight"] for i in range(2)] == [[d, F], [C, d]]
+    assert [v1[f"convs.{i}.own.weight"] for i in range(3)] == [[d, C]] * 3
+    assert [v1[f"heads.{i}.weight"] for i in range(3)] == [[C, d]] * 3
+    assert not any(n.startswith("norms") for n in v1)
