@@ -4,7 +4,8 @@
 
 A *cell* is a dataset, a model and a variant. End to end is ``sar`` on one rank, which is plain full-batch training; ``e2e-norm`` is the
 same with a layer norm between layers, which RETEXO v3 has and the backbone alone has not. Every cell gets the same search: each pair of
-the dataset's `lrs` and of `DROPOUTS` is run once with the seed `TUNING_SEED`, and the pair with the best validation accuracy goes on to the seeds 0, 1, ...
+the dataset's `lrs` and of `DROPOUTS` is run once with the seed `TUNING_SEED`, and the pair with the best validation accuracy goes on to
+the seeds 0, 1, ...
 Variants that only change how rows travel (``v3-fp16``, ``v3-int8``, ``v3-nodes``) take the pair that v3 found.
 
 Epochs are those of the whole model end to end, and of each layer for RETEXO. Two layers, Adam, the parameters of the best validation

@@ -72,7 +72,7 @@ def train(rows: list[Tensor], group: Group, frozen_input: bool = False) -> list[
 def train_rank(group: Group, frozen_input: bool) -> tuple[list[dict[str, Tensor]], int, int]:
     ledger: Any = group._ledger  # pyright: ignore[reportAttributeAccessIssue]
     seen = train([rows_of(step, group.size)[group.rank] for step in range(STEPS)], group, frozen_input)
-    return seen, ledger.get("network", "activations"), sum(ledger.counts())
+    return seen, ledger.get("network", "activations"), sum(sum(kinds.values()) for kinds in ledger.as_record().values())
 
 
 @pytest.mark.parametrize(("size", "frozen_input"), [(2, False), (3, False), (4, True)])

@@ -44,9 +44,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (np.array([0.0, 1.0]), r"holds float64\[2\]; expected a vector of whole numbers"),
-        (np.array([[0, 1]]), r"holds int64\[1, 2\]"),
-        (np.array([True, False]), r"holds bool\[2\]"),
+        (np.array([0.0, 1.0]), r"owners are float64\[2\]; expected a vector of whole numbers"),
+        (np.array([[0, 1]]), r"owners are int64\[1, 2\]"),
+        (np.array([True, False]), r"owners are bool\[2\]"),
         (np.array(["a"]), "expected a vector of whole numbers"),
         (b"", "cannot be read"),
         (b"no numbers", "cannot be read"),
@@ -69,7 +69,11 @@ def test_a_damaged_file_and_an_archive_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:200])
     np.savez(tmp_path / "many.npz", a=np.arange(3))
     np.save(tmp_path / "objects.npy", np.array([None, 1], object))
-    for name, told in (("cut.npy", "cannot be read"), ("many.npz", "holds several arrays"), ("objects.npy", "cannot be read")):
+    for name, told in (
+        ("cut.npy", "cannot be read"),
+        ("many.npz", "owners are NpzFile; expected a vector"),
+        ("objects.npy", "cannot be read"),
+    ):
         with pytest.raises(InputError, match=told):
             Given.read(tmp_path / name)
 
@@ -87,3 +91,11 @@ def test_owners_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="parts is 0"):
         Given(np.array([0, 0, 0])).assign(graph, 0, 0)
     assert Given(np.array([], np.int64)).assign(from_edges([], [], 0), 3, 0).num_parts == 3
+
+
+@pytest.mark.parametrize(
+    ("owners", "told"), [([0, 1], "owners are list"), (np.zeros(2), r"owners are float64\[2\]"), (np.array(1), r"owners are int64\[\]")]
+)
+def test_owners_of_a_python_caller_are_checked_too(owners: object, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        Given(owners)  # type: ignore[arg-type]
