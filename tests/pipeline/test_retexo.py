@@ -147,7 +147,9 @@ def test_a_fresh_process_evaluates_what_was_saved(digits):
     )
     assert done.returncode == 0, done.stderr
     accuracy = json.loads(done.stdout)["accuracy"]
-    assert (accuracy["val"], accuracy["test"]) == (digits.record["val_accuracy"], digits.record["test_accuracy"])
+    # Another number of threads rounds logits otherwise, and after three epochs some lie that near to each other.
+    for split in ("val", "test"):
+        assert accuracy[split] == pytest.approx(digits.record[f"{split}_accuracy"], abs=0.005)
     code, said, err = command("inspect", digits.out, "--json")
     assert (code, json.loads(said)["system"]) == (0, "retexo"), err
 

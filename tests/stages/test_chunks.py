@@ -197,6 +197,11 @@ def test_going_on_in_the_middle_of_a_sweep() -> None:
     same(before, placed(case, policy, 2, 2))
 
 
+def test_a_chunk_that_was_loaded_for_another_super_epoch_is_not_used() -> None:
+    case, policy = make_case(8, 4), Chunks()
+    same(placed(case, policy, 0, 2, placed(case, policy, 0, 0)), placed(case, policy, 0, 2))
+
+
 def test_a_chunk_that_cannot_be_loaded_is_told_when_it_is_needed() -> None:
     case = make_case(8, 4)
     peers = CasePeers(case, damaged=2)
