@@ -185,7 +185,12 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         )
     if isinstance(system.neighbourhood, Visited):
         system.neighbourhood.for_layers(int(layers))  # pyright: ignore[reportArgumentType]
-    if isinstance(system.reduce, LocalSteps) and any(isinstance(m, _BatchNorm) for m in make().modules()):
+    normed = any(isinstance(m, _BatchNorm) for m in make().modules())
+    if isinstance(system.sample, Local) and normed and job.ranks > 1:
+        raise InputError(
+            f"the model normalises batches, but under system '{system.name}' a rank may have none in a step of the others; use another norm"
+        )
+    if isinstance(system.reduce, LocalSteps) and normed:
         raise InputError("retexo.local_steps is given, but clients that train by themselves share no batch normalisation; use another norm")
     dtype = TORCH_DTYPES[job.dtype]
     graph = dataset.graph
