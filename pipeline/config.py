@@ -336,8 +336,6 @@ def resolve(table: Mapping[str, Any]) -> Job:
         raise InputError(_sentence(e)) from None
     if job.system in ("retexo", "sar"):
         return _without_sampler(job, table)
-    if job.system == "grappa" and (job.queue.kind != "memory" or job.queue.location is not None):
-        raise InputError("configuration key 'queue.kind' is 'zarr', but under system 'grappa' each rank samples for itself; leave it out")
     if job.system == "grappa" and job.queue != Queue(bulk_size=job.queue.bulk_size):
         raise InputError("section 'queue' is given, but under system 'grappa' each rank samples for itself: only queue.bulk_size is used")
     if job.system == "grappa" and job.train.minibatches_per_step not in (None, job.ranks):

@@ -33,6 +33,18 @@ def test_generated_graphs_are_functions_of_their_text(text):
     assert_simple_symmetric(matrix(a))
 
 
+def test_digits_have_the_nearest_neighbours_by_distance_and_then_by_id():
+    d = open_dataset("digits")
+    x = (d.features.gather(np.arange(d.num_nodes)) * 16).astype(np.int64)
+    pairs = set()
+    for v in range(d.num_nodes):
+        far = ((x - x[v]) ** 2).sum(1)
+        nearest = [u for _, u in sorted((int(f), u) for u, f in enumerate(far) if u != v)[:10]]
+        pairs |= {(v, u) for u in nearest} | {(u, v) for u in nearest}
+    dst = np.repeat(np.arange(d.num_nodes), d.graph.in_degree)
+    assert set(zip(d.graph.indices.tolist(), dst.tolist())) == pairs
+
+
 def test_digits():
     d = open_dataset("digits")
     assert (d.num_nodes, d.features.num_features, d.num_classes) == (1797, 64, 10)

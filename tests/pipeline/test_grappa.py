@@ -1,11 +1,8 @@
 """Runs of system `grappa`: isolated ranks that send each other gradients, what they send, and that going on does not show."""
 
-import contextlib
 import copy
-import io
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +16,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline import cli
 from millrace.pipeline.config import Train, read_toml, resolve
 from millrace.pipeline.prepare import configure, make_system
 from millrace.pipeline.rank import Interrupted
@@ -43,6 +39,7 @@ from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.local import QUIET, Local, nothing
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
+from millrace.tests.contracts.command import command
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.isolated import as_job, names, placed, train_processes, train_threads
 from millrace.tests.contracts.threads import ThreadGroup, run_threads
@@ -78,18 +75,6 @@ def store(dataset, tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "store"
     mr.write_dataset(path, dataset)
     return path
-
-
-def command(*words):
-    """(exit code, standard output, standard error) of ``millrace`` in this process."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["millrace", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
-            cli.main()
-    finally:
-        sys.argv = before
-    return left.value.code, out.getvalue(), err.getvalue()
 
 
 # --- one rank ---
@@ -187,7 +172,7 @@ def test_records_become_the_configuration():
 @pytest.mark.parametrize(
     ("options", "phrase"),
     [
-        ({"queue": {"kind": "zarr"}}, "'queue.kind' is 'zarr', but under system 'grappa' each rank samples for itself"),
+        ({"queue": {"kind": "zarr"}}, "under system 'grappa' each rank samples for itself: only queue.bulk_size is used"),
         ({"minibatches_per_step": 2}, "'train.minibatches_per_step' is 2, but under system 'grappa' each of the 1 ranks"),
         ({"grappa": {"sweep": "fresh"}}, "'grappa.sweep' is 'fresh': input should be 'sweep', 'fixed' or 'none'"),
         ({"grappa": {"correction": "nodes"}}, "'grappa.correction' is 'nodes'"),

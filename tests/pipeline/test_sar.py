@@ -1,11 +1,8 @@
 """Full-batch training on a cluster gives what one rank gives, whoever holds what, and counts what it sends."""
 
-import contextlib
 import hashlib
-import io
 import json
 import shutil
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,13 +10,13 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline import cli
 from millrace.pipeline.config import read_toml, resolve
 from millrace.pipeline.prepare import Outline, configure, prepare_part
 from millrace.pipeline.rank import Interrupted
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part, partition_dataset
+from millrace.tests.contracts.command import command
 
 NODES, WIDTH, EPOCHS, ITEM = 300, 4, 3, 8
 """Features, hidden units and classes are all of one width, so that the bytes of a layer do not hang on what it computes first."""
@@ -64,18 +61,6 @@ def assert_trained_alike(run, other):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.linalg.vector_norm(a[name] - b[name]) <= 1e-11 * torch.linalg.vector_norm(b[name]), name
-
-
-def command(*words):
-    """(exit code, standard output, standard error) of ``millrace`` in this process."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["millrace", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
-            cli.main()
-    finally:
-        sys.argv = before
-    return left.value.code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")
