@@ -77,10 +77,25 @@ class Queue(_Section):
 class Partition(_Section):
     """How the graph is cut into one part for each rank, by systems whose ranks hold parts."""
 
-    method: str = "metis-work"
-    """contiguous, hash, metis, or metis-work, which balances nodes and edges together."""
+    method: str | None = None
+    """contiguous, hash, metis, or metis-work, which balances nodes and edges together and is the default; blocks of rows are contiguous."""
     owners: str | None = None
     """A file by ``numpy.save`` with the part of each node, in place of a method."""
+
+
+class Bulk(_Section):
+    """Who holds what under ``system = "bulk"`` with several ranks."""
+
+    topology: Literal["replicated", "partitioned"] = "replicated"
+    """``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their features."""
+    replication: int = Field(default=1, ge=1)
+    """c: how many ranks hold each block, of a partitioned topology or of owned features. It divides the ranks."""
+    hot: float = Field(default=0.0, ge=0, le=1)
+    """The share of all feature rows that each rank keeps of the other ranks', where features are owned or the topology is partitioned."""
+    hot_by: Literal["samples", "degree"] = "samples"
+    """What is hot: what the rank's own minibatches of the first epoch need most often, or what the most in-neighbour lists hold."""
+    ahead_bytes: int = Field(default=256 << 20, ge=0)
+    """Rows of other ranks that may lie ready or be under way before they are needed; 0: fetching waits for training and training for it."""
 
 
 class Sar(_Section):
@@ -237,6 +252,7 @@ class Job(_Section):
     train: Train = Train()
     queue: Queue = Queue()
     partition: Partition = Partition()
+    bulk: Bulk = Bulk()
     grappa: Grappa = Grappa()
     retexo: Retexo = Retexo()
     sar: Sar = Sar()
@@ -334,6 +350,9 @@ def resolve(table: Mapping[str, Any]) -> Job:
         job = Job.model_validate(dict(table))
     except ValidationError as e:
         raise InputError(_sentence(e)) from None
+    if job.partition.method is None:
+        method = "contiguous" if job.system == "bulk" and job.bulk.topology == "partitioned" else "metis-work"
+        job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": method})})
     if job.system in ("retexo", "sar"):
         return _without_sampler(job, table)
     if job.system == "grappa" and job.queue != Queue(bulk_size=job.queue.bulk_size):
@@ -387,7 +406,7 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
             raise InputError(
                 f"configuration key 'train.{key}' is {given}, but system '{job.system}' takes all train nodes in one step; leave it out"
             )
-    if (method := job.partition.method) not in PARTITIONERS:
+    if (method := str(job.partition.method)) not in PARTITIONERS:
         known = list(PARTITIONERS)
         raise InputError(f"configuration key 'partition.method' is '{method}'; expected {', '.join(known)}{nearest(method, known)}")
     record = build("model", MODELS, job.model)

@@ -131,17 +131,17 @@ class _Gang:
         partitioner = prepared.system.partition.partitioner
         if partitioner is None:
             return None
-        dataset, folder = prepared.dataset, self.out / PARTS
-        self.emit(StageStarted("partition", f"cutting {dataset.name} into {job.ranks} parts by {partitioner.name}", job.ranks))
+        dataset, folder, parts = prepared.dataset, self.out / PARTS, job.ranks // prepared.system.replication
+        self.emit(StageStarted("partition", f"cutting {dataset.name} into {parts} parts by {partitioner.name}", parts))
         report = partition_dataset(
             dataset,
             partitioner,
-            job.ranks,
+            parts,
             folder,
             job.seed,
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
-            write_parts=lambda parts, fingerprint: parts_by(
-                self.client, folder, self.dataset, dataset.name, self.features, parts, fingerprint
+            write_parts=lambda numbers, fingerprint: parts_by(
+                self.client, folder, self.dataset, dataset.name, self.features, numbers, fingerprint
             ),
         )
         self.emit(StageEnded("partition", report.seconds))
@@ -252,7 +252,7 @@ class _Generation:
             port=gang.store.port,
             threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
             # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
-            environment=_allocator(job.cluster.keep_freed_bytes) if gang.prepared.has_minibatches else {},
+            environment=_allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {},
         )
         # Pinned and never tried again by Dask: ranks start together or not at all.
         return gang.client.submit(

@@ -51,6 +51,8 @@ class RankReport:
     peak_rss_bytes: int
     memory_bytes: dict[str, int]
     """See `rank.Progress.memory_bytes`."""
+    fetched: dict[str, int]
+    """See `rank.Progress.fetched`."""
     parameters_sha256: str
     """After the last step; the same on every rank."""
     test_accuracy: float | None
@@ -163,6 +165,7 @@ def take_part(
         waits=ledger.waits(),
         peak_rss_bytes=peak_rss_bytes(),
         memory_bytes=progress.memory_bytes,
+        fetched=progress.fetched,
         parameters_sha256=sha256,
         test_accuracy=test,
         phases=progress.phases,

@@ -13,7 +13,7 @@ from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.queue_object import is_url, queue_at
 from ..storage.queue_zarr import ZarrQueue
-from .config import Job
+from .config import Bulk, Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
 from .one_rank import KERNELS
 from .prepare import make_system, open_data, sample_fingerprint
@@ -40,7 +40,8 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     """
     start = time.perf_counter()
     dataset = open_data(job, None, emit)
-    system = make_system(job)
+    # The minibatches are the same ones, whoever holds the graph.
+    system = make_system(job.model_copy(update={"bulk": Bulk()}))
     if not isinstance(system.sample, Sampled):
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
     system.sample.sampler.check(dataset.graph)

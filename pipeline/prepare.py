@@ -19,12 +19,15 @@ from ..stages.fetch.visit import Visited
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
 from ..stages.partition.base import Partitioner
+from ..stages.partition.blocks import Blocks, Grid
+from ..stages.partition.contiguous import Contiguous
 from ..stages.partition.given import Given
 from ..stages.partition.registry import partitioner
 from ..stages.random import Purpose, stream, torch_seed
 from ..stages.reduce.federated import LocalSteps
 from ..stages.sample import SAMPLERS
 from ..stages.sample.local import Local
+from ..stages.sample.partitioned import SampledByOwners
 from ..stages.sample.produce import Sampled
 from ..storage.dataset import Dataset
 from ..storage.dataset_store import features_place
@@ -94,6 +97,11 @@ class Prepared:
         """Whether the system trains on sampled minibatches, which a queue holds."""
         return isinstance(self.system.sample, Sampled)
 
+    @property
+    def frees_steps(self) -> bool:
+        """Whether each step frees memory that the next one takes again."""
+        return isinstance(self.system.sample, Sampled | SampledByOwners)
+
 
 def features_digest(features: FeatureStore) -> str:
     """A digest of shape, dtype and up to 4096 evenly spaced rows: a changed matrix is noticed without reading all of it."""
@@ -115,7 +123,24 @@ def make_system(job: Job) -> System:
     sampler = build("sampler", SAMPLERS, job.sampler)
     if job.system == "grappa":
         return systems.grappa(sampler, partitioner=_cut(job), **job.grappa.model_dump())
-    return systems.bulk(sampler)
+    features = "owned" if job.features == "owned" else "shared"
+    system = systems.bulk(sampler, features=features, partitioner=_blocks(job), **job.bulk.model_dump())
+    if isinstance(system.sample, SampledByOwners):
+        system = replace(system, sample=replace(system.sample, max_bytes=job.queue.max_bytes))
+    return system
+
+
+def _blocks(job: Job) -> Partitioner | None:
+    """What cuts a partitioned topology: contiguous, unless the configuration says otherwise, which is then refused."""
+    if job.bulk.topology == "replicated" or ("method" not in job.partition.model_fields_set and job.partition.owners is None):
+        return None
+    cut = _cut(job)
+    if not isinstance(cut, Contiguous):
+        raise InputError(
+            f'partition.method is "{cut.name}", but blocks of rows under bulk.topology = "partitioned" are contiguous; use '
+            'partition.method = "contiguous", or leave it out'
+        )
+    return cut
 
 
 def placed(job: Job) -> Job:
@@ -124,7 +149,7 @@ def placed(job: Job) -> Job:
 
 
 def _cut(job: Job) -> Partitioner:
-    return partitioner(job.partition.method) if job.partition.owners is None else Given.read(Path(job.partition.owners))
+    return partitioner(str(job.partition.method)) if job.partition.owners is None else Given.read(Path(job.partition.owners))
 
 
 def has_bfloat16() -> bool:
@@ -173,9 +198,10 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     refuse_what_is_missing(job)
     system = system or make_system(job)
     if job.features == "owned":
-        if not isinstance(system.sample, Sampled):
+        if not isinstance(system.sample, Sampled | SampledByOwners):
             raise InputError(f"features is 'owned', but system '{system.name}' keeps each row where its node is trained; leave it out")
-        system = replace(system, neighbourhood=Exchanged())
+        if not isinstance(system.neighbourhood, Exchanged):
+            system = replace(system, neighbourhood=Exchanged())
     outline = Outline.of(dataset)
     make, description, name = _model(job, outline, system, model)
     layers = make().num_layers
@@ -194,8 +220,12 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         raise InputError("retexo.local_steps is given, but clients that train by themselves share no batch normalisation; use another norm")
     dtype = TORCH_DTYPES[job.dtype]
     graph = dataset.graph
-    if isinstance(system.sample, Sampled | Local):
+    if isinstance(system.sample, Sampled | Local | SampledByOwners):
         system.sample.sampler.check(graph)
+    if isinstance(system.partition, Blocks) or isinstance(system.neighbourhood, Exchanged):
+        _ = Grid(job.ranks, system.options.get("replication", 1))
+    if system.name == "bulk":
+        _refuse_what_bulk_ignores(job, system)
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
@@ -217,8 +247,23 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         fingerprint["phases"] = digest_record({**decides, **policies, **absent, "clients": system.clients})
     if system.partition.partitioner is not None:
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
-        fingerprint["parts"] = f"{job.ranks} by {system.partition.partitioner!r}"
+        fingerprint["parts"] = f"{job.ranks // system.replication} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
+
+
+def _refuse_what_bulk_ignores(job: Job, system: System) -> None:
+    """Raises InputError for options that do not go with who holds what."""
+    partitioned = 'bulk.topology is "partitioned"'
+    if isinstance(system.sample, SampledByOwners):
+        if job.kernel == "reference":
+            raise InputError(f'kernel is "reference", which samples from a whole graph, but {partitioned}; leave kernel out')
+        if job.queue.kind == "zarr":
+            raise InputError(f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out')
+    elif not isinstance(system.neighbourhood, Exchanged):
+        for name in ("replication", "hot"):
+            if system.options.get(name) != systems.bulk().options[name]:
+                told = f"bulk.{name} is {system.options[name]}, but every rank has all features"
+                raise InputError(f'{told}; use features = "owned" or bulk.topology = "partitioned" with it')
 
 
 def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprint: dict[str, str], *, model: Any = None) -> Prepared:
@@ -238,7 +283,7 @@ def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprin
     system = make_system(placed(job))
     make, _, name = _model(job, outline, system, model)
     parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel")
-    return Prepared(job, outline, system, make, parts.part(rank), fingerprint, name, None)
+    return Prepared(job, outline, system, make, parts.part(rank // system.replication), fingerprint, name, None)
 
 
 def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
@@ -350,7 +395,7 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
     if system is not None:
         table["system"] = system if isinstance(system, str) else system.name
     if isinstance(system, System):
-        if isinstance(system.sample, Sampled | Local):
+        if isinstance(system.sample, Sampled | Local | SampledByOwners):
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
         if system.partition.partitioner is not None and not isinstance(system.partition.partitioner, Given):
             table["partition"] = {"method": system.partition.partitioner.name}

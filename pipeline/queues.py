@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..stages.sample.partitioned import SampledByOwners
 from ..storage.errors import InputError
 from ..storage.minibatch import Bulk, MiniBatch
 from ..storage.queue import MemoryQueue, MinibatchQueue
@@ -93,6 +94,9 @@ def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
 
 def refuse_samples(prepared: Prepared, samples: str | Path | None) -> None:
     """Refuse sampled minibatches for a system that trains on none."""
+    if samples is not None and isinstance(prepared.system.sample, SampledByOwners):
+        told = f'--samples is {samples}, but bulk.topology is "partitioned", which is for ranks that sample'
+        raise InputError(f'{told}; use features = "owned" in its place')
     if samples is not None and not prepared.has_minibatches:
         raise InputError(f"--samples is {samples}, but system '{prepared.system.name}' trains on no minibatches; leave it out")
 

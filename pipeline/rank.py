@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..stages.arena import Arena, reusing
-from ..stages.base import Feed, Fetcher, Held, Part, Phase, PhaseFetcher, Placement, RankJob, StepRules, Validation
+from ..stages.base import Feed, Fetcher, FetchesAhead, Held, Part, Phase, PhaseFetcher, Placement, RankJob, StepRules, Validation
 from ..stages.tensor_bytes import TensorBytes
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
@@ -55,6 +55,8 @@ class Progress:
     epoch_seconds: float = 0.0
     minibatches: int = 0
     sampled_edges: int = 0
+    fetched: dict[str, int] = field(default_factory=dict)
+    """What `FetchesAhead.told` says, of this life of the run."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """Of this process: the graph, all features wherever they lie, and the buffers of a step."""
 
@@ -168,7 +170,10 @@ class _PhaseLoop:
         epoch += self.phase.first_epoch
         if epoch >= self.phase.last_epoch or self._enough():
             return
-        self.feed: Feed = self.t.system.sample.feed(self.placement, self.phase, self.t.job, (epoch, step * self.per_step))
+        first = epoch, step * self.per_step
+        self.feed: Feed = self.t.system.sample.feed(self.placement, self.phase, self.t.job, first)
+        if isinstance(self.fetcher, FetchesAhead):
+            self.feed = self.fetcher.ahead(self.feed, self.t.system.sample, self.phase, first)
         try:
             while epoch < self.phase.last_epoch and not self._enough():
                 for s in range(step, self.steps):
@@ -188,6 +193,8 @@ class _PhaseLoop:
             self.feed.close()
             self.clock.add("sample", self.feed.sample_s)
             self.clock.add("exchange", self.fetcher.exchange_s)
+            if isinstance(self.fetcher, FetchesAhead):
+                self.progress.fetched = self.fetcher.told
 
     def finish(self, last: bool) -> None:
         """What comes after the epochs of this phase; a checkpoint says that it is done, where another phase follows."""
@@ -327,7 +334,7 @@ class _PhaseLoop:
             return
         ledgers = self._pool()
         if t.job.group.rank == 0:
-            state = {name: value for name, value in vars(progress).items() if name not in ("cursor", "memory_bytes")}
+            state = {name: value for name, value in vars(progress).items() if name not in ("cursor", "memory_bytes", "fetched")}
             t.checkpoints.save(
                 progress.cursor,
                 {

@@ -72,6 +72,9 @@ class Result:
     peak_rss_bytes: list[int]
     memory_bytes: list[dict[str, int]]
     """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later steps reuse."""
+    hot_rows: list[dict[str, int]] | None
+    """For each rank, where rows of others travel: hot ``rows`` that it keeps, rows of others that minibatches ``asked`` for, the ``hits``
+    among them, and ``saved_bytes``. None where no rows travel."""
     peak_device_bytes: list[int]
     minibatches: int
     sampled_edges: int

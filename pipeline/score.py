@@ -16,6 +16,7 @@ from ..stages.evaluate_together import evaluate_together
 from ..stages.fetch.visit import AHEAD_BYTES, Visits
 from ..stages.full_batch import arrange
 from ..stages.models.base import Stack
+from ..stages.partition.blocks import Grid
 from ..stages.partition.contiguous import Contiguous
 from ..stages.partition.sharded import Sharded, Share, share
 from ..storage.dataset import Split
@@ -49,6 +50,10 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     data = prepared.data
     if isinstance(data, Part):
         trains_on_it = isinstance(prepared.system.partition, Sharded)
+        if prepared.system.replication > 1:
+            # Each grid column has all rows, and finds the same.
+            grid = Grid(job.group.size, prepared.system.replication)
+            job = replace(job, group=grid.among(job.group, "evaluation"))
         return _together(lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, job), job)
     # Modules of the user's own may know blocks only.
     if job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):

@@ -5,14 +5,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..stages.base import NeighbourhoodPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
+from ..stages.fetch.exchange import AHEAD_BYTES as AHEAD_ROWS_BYTES
+from ..stages.fetch.exchange import Exchanged
 from ..stages.fetch.gather import Gathered
+from ..stages.fetch.hot import HotBy
 from ..stages.fetch.isolated import Correction, Covered
 from ..stages.fetch.lazy import Lazily
 from ..stages.fetch.visit import AHEAD_BYTES, Mode, Visited
 from ..stages.models.lazy import V1, Phases
 from ..stages.partition.base import Partitioner
+from ..stages.partition.blocks import Blocks
 from ..stages.partition.boundary import WithBoundary
 from ..stages.partition.chunks import Chunks, Sweep
+from ..stages.partition.contiguous import Contiguous
 from ..stages.partition.metis import MetisWork
 from ..stages.partition.replicated import Replicated
 from ..stages.partition.sharded import Sharded
@@ -24,6 +29,7 @@ from ..stages.sample.base import Sampler
 from ..stages.sample.full import Whole
 from ..stages.sample.local import Local
 from ..stages.sample.neighbor import NeighborSampler
+from ..stages.sample.partitioned import SampledByOwners
 from ..stages.sample.produce import Sampled
 from ..storage.errors import InputError
 from .schedule import Epochs, LayerByLayer, SuperEpochs
@@ -45,17 +51,51 @@ class System:
     """What it was asked for beside sampler and partitioner, as its section of the configuration has it."""
 
     @property
+    def replication(self) -> int:
+        """c, how many ranks open each part."""
+        return self.options.get("replication", 1) if self.partition.partitioner is not None else 1
+
+    @property
     def clients(self) -> Clients:
         """Who is simulated by the ranks: themselves, so many clients, or a client for each node."""
         return self.options.get("clients", "ranks")
 
 
-def bulk(sampler: Sampler | None = None) -> System:
+def bulk(
+    sampler: Sampler | None = None,
+    *,
+    topology: Literal["replicated", "partitioned"] = "replicated",
+    replication: int = 1,
+    hot: float = 0.0,
+    hot_by: HotBy = "samples",
+    ahead_bytes: int = AHEAD_ROWS_BYTES,
+    features: Literal["shared", "owned"] = "shared",
+    partitioner: Partitioner | None = None,
+) -> System:
     """Minibatch training on samples that are drawn many at a time (Tripathy, Yelick, Buluc, MLSys 2024).
 
-    The topology is replicated; features are fetched per minibatch; gradients are the mean over the seeds of a step.
+    Gradients are the mean over the seeds of a step. Minibatches are the same ones, whoever holds what.
+
+    Args:
+        sampler: draws minibatches.
+        topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their features, and
+            those who own a row draw in it.
+        replication: c: how many ranks hold each block, of a partitioned topology or of owned features.
+        hot: the share of all rows that a rank keeps of the others' where features are owned.
+        hot_by: what is hot: what the rank's own minibatches name most, or what the most in-neighbour lists hold.
+        ahead_bytes: rows of others that may lie ready or be under way before they are needed.
+        features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends the others what they need. Those of a
+            partitioned topology are owned.
+        partitioner: cuts a partitioned topology into contiguous blocks, by default with nodes and edges balanced together.
     """
-    return System("bulk", Replicated(), Sampled(sampler or NeighborSampler()), Gathered(), SeedWeightedMean(), Epochs())
+    drawn = sampler or NeighborSampler()
+    options = {"topology": topology, "replication": replication, "hot": hot, "hot_by": hot_by, "ahead_bytes": ahead_bytes}
+    exchanged = Exchanged(replication, hot, hot_by, ahead_bytes)
+    if topology == "partitioned":
+        blocks = Blocks(replication, partitioner or Contiguous())
+        return System("bulk", blocks, SampledByOwners(drawn), exchanged, SeedWeightedMean(), Epochs(), options)
+    fetch = exchanged if features == "owned" else Gathered()
+    return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options)
 
 
 def sar(

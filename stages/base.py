@@ -4,7 +4,7 @@ The loop (`pipeline.rank`) calls these and nothing else, so it never asks which 
 five policies, and at most one new file for each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,17 @@ class Group(Protocol):
     @property
     def size(self) -> int:
         """P, the number of ranks."""
+        ...
+
+    def sub(self, name: str, ranks: Sequence[int]) -> "Group":
+        """A group of its own among some of these ranks, for another thread or for a smaller circle.
+
+        Exactly those ranks call this, at the same time. It counts in the same ledger, and closes with this group.
+
+        Args:
+            name: what else there is on the same ranks has another.
+            ranks: ascending, this one among them.
+        """
         ...
 
     def counting(self, channel: str) -> AbstractContextManager[None]:
@@ -137,6 +148,10 @@ class Placement:
     def seeds(self) -> npt.NDArray[np.int64]:
         """The training nodes that the seed plan cuts into minibatches."""
         return self.split.train
+
+    def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
+        """Labels of training nodes."""
+        return self.labels[torch.from_numpy(seeds.astype(np.int64))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +368,24 @@ class PhaseFetcher(Fetcher, Protocol):
         Returns:
             What there is to tell of it: plain values, the same on every rank.
         """
+        ...
+
+
+@runtime_checkable
+class FetchesAhead(Fetcher, Protocol):
+    """A `Fetcher` that works ahead of the training. All ranks call its methods at the same time."""
+
+    def ahead(self, feed: Feed, sample: "SamplePolicy", phase: Phase, first: tuple[int, int]) -> Feed:
+        """Start to fetch what `feed` gives, from (epoch, index) `first`.
+
+        Returns:
+            The feed to train from; it closes the other.
+        """
+        ...
+
+    @property
+    def told(self) -> dict[str, int]:
+        """How much of what was needed was there already: plain counts."""
         ...
 
 

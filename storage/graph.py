@@ -52,8 +52,9 @@ class Graph:
         """float64 [V], the sum of each node's in-edge weights; without weights, the in-degree."""
         if self.edge_weight is None:
             return self.in_degree.astype(np.float64)
-        running = np.concatenate([[0.0], np.cumsum(self.edge_weight, dtype=np.float64)])
-        return running[self.indptr[1:]] - running[self.indptr[:-1]]
+        # Row by row: the sum of a row must not depend on which other rows are here.
+        rows = np.repeat(np.arange(self.num_nodes, dtype=index_dtype(self.num_nodes)), self.in_degree)
+        return np.bincount(rows, self.edge_weight, minlength=self.num_nodes).astype(np.float64, copy=False)
 
     @property
     def nbytes(self) -> int:

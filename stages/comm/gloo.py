@@ -1,7 +1,7 @@
 """Ranks that talk over TCP, through the gloo backend of torch.distributed."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -68,6 +68,8 @@ class Gloo:
         """
         assert 0 <= rank < size
         self.rank, self.size = rank, size
+        self._store, self._host = store, host
+        self._subs: list[Gloo] = []
         self._ledger = ledger
         self._channel = "network"
         self._timeout_s = timeout_s
@@ -83,6 +85,13 @@ class Gloo:
             self._group: Any = backend(store, rank, size, options)
             # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the others.
             self._group.barrier().wait()
+
+    def sub(self, name: str, ranks: Sequence[int]) -> "Gloo":
+        """See `Group.sub`."""
+        store = dist.PrefixStore(f"sub/{name}/{ranks[0]}", self._store)  # pyright: ignore[reportPrivateImportUsage]
+        own = Gloo(store, list(ranks).index(self.rank), len(ranks), self._ledger, timeout_s=self._timeout_s, host=self._host)
+        self._subs.append(own)
+        return own
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:
@@ -155,6 +164,8 @@ class Gloo:
 
     def close(self) -> None:
         """Close the connections; ranks that still talk to this one get an error. May be called twice."""
+        for sub in self._subs:
+            sub.close()
         if self._watch is not None:
             self._watch.close()
         if self._group is not None:

@@ -1,5 +1,6 @@
 """A group of one."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
@@ -12,6 +13,10 @@ class Solo:
 
     rank = 0
     size = 1
+
+    def sub(self, name: str, ranks: Sequence[int]) -> "Solo":
+        """The only rank has no other groups."""
+        return self
 
     def counting(self, channel: str) -> AbstractContextManager[None]:
         """Nothing is counted."""

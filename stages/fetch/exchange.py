@@ -1,5 +1,13 @@
-"""Fetch with features that the ranks own between them: each row lies in the memory of one rank, and travels to those that ask for it."""
+"""Fetch with features that the ranks own between them, ahead of the training that reads them.
 
+Each row lies in the memory of one rank of a grid column, and travels to those that ask for it. A thread of each rank fetches the rows of
+the next minibatches while the last ones are trained on: a *unit* is the minibatches of this rank in a few steps, whose rows are asked for
+once, however many of them name it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,121 +16,249 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ...storage.features import CountedFeatures, FeatureStore, FloatArray
+from ...storage.features import CountedFeatures
+from ...storage.minibatch import MiniBatch
 from ...storage.partition_book import RangeBook
-from ..arena import empty
-from ..base import Group, Placement, RankJob
-from ..rows import NamedRows, torch_dtype
+from ..base import Feed, Fetched, Phase, Placement, RankJob
+from ..comm.lockstep import Lockstep
+from ..kernels.owner_cpu import Numbering
+from ..partition.blocks import BlockRows, Grid
+from ..rows import NamedRows
+from ..sample.partitioned import SampledByOwners
+from ..sample.produce import QueueFeed, Sampled
 from .gather import Gather
+from .hot import HotBy, choose
+from .owned_rows import Collected, OwnedRows
 
-LOAD_BYTES = 64 << 20
-"""Rows are loaded in slices of about this size, since a store may hold a second copy of what it converts."""
+AHEAD_BYTES = 256 << 20
+MOST_STEPS = 8
+"""Of a unit."""
+WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Rank r keeps rows [V r // P, V (r+1) // P) in memory, read once from the store, and serves them to the others.
+    """The rank in row i of the grid keeps block i of the rows in memory, read once, and serves them to its column."""
 
-    For each minibatch, ids and then rows travel once from rank to rank. A rank without work takes part with `Fetcher.idle`: all
-    ranks fetch equally often.
-    """
+    replication: int = 1
+    """c: how many ranks hold each block."""
+    hot: float = 0.0
+    """The share of all rows that each rank keeps of the others', chosen before the run."""
+    hot_by: HotBy = "samples"
+    """What is hot: what the rank's own minibatches of the first epoch name most, or what the most in-neighbour lists hold."""
+    ahead_bytes: int = AHEAD_BYTES
+    """Rows that may lie ready or be under way before they are needed; 0: nothing is fetched before the last step has ended."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
-        """See `NeighbourhoodPolicy.fetcher`. Reads this rank's rows from `placement.features`, which holds all V, and nothing later."""
-        return Exchange(placement, SharedFeatures(CountedFeatures(placement.features, job.ledger, "store"), job.group))
+        """See `NeighbourhoodPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
+        grid = Grid(job.group.size, self.replication)
+        group = grid.among(job.group, "rows")
+        if isinstance(placement, BlockRows):
+            book, degree, first = placement.book, placement.degree, 0
+        else:
+            book = RangeBook(placement.features.num_rows * np.arange(grid.blocks + 1, dtype=np.int64) // grid.blocks)
+            degree, first = None, int(book.offsets[group.rank])
+        features = CountedFeatures(placement.features, job.ledger, "store")
+        return Exchange(self, placement, job, OwnedRows(features, first, book, group, degree))
 
 
 class Exchange(Gather):
     """`Gather` over rows that other ranks own."""
 
-    def __init__(self, placement: Placement, features: "SharedFeatures") -> None:
-        """See `Gather`."""
-        super().__init__(placement, features)
-        self._shared = features
+    def __init__(self, policy: Exchanged, placement: Placement, job: RankJob, owned: OwnedRows) -> None:
+        """See `Exchanged.fetcher`."""
+        super().__init__(placement, placement.features)
+        self._policy, self._job, self._owned = policy, job, owned
+        self._ahead: RowsAhead | None = None
 
-    def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        # In the order in which they came: what reads them finds them through their places.
-        arrived, place = self._shared.collect(nodes)
-        return NamedRows(arrived, place)
+    def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> "RowsAhead":
+        """See `FetchesAhead.ahead`."""
+        assert isinstance(feed, QueueFeed) and isinstance(sample, Sampled | SampledByOwners)
+        job, policy, placement = self._job, self._policy, self._placement
+        if policy.hot and self._owned.group.size > 1:
+            count = int(policy.hot * self._owned.book.num_nodes)
+
+            def previewed() -> Iterator[npt.NDArray[np.integer]]:
+                # The samples of any epoch are known before it begins.
+                return (m.nodes for m in sample.preview(placement, job, first[0]))  # pyright: ignore[reportArgumentType]
+
+            self._owned.keep(choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed))
+        total = sample.num_minibatches(placement, job)  # pyright: ignore[reportArgumentType]
+        self._ahead = RowsAhead(feed, self._owned, job, total, phase.last_epoch, first, policy.ahead_bytes)
+        return self._ahead
+
+    @property
+    def exchange_s(self) -> float:
+        """See `Fetcher.exchange_s`: of the thread that fetches."""
+        return self._ahead.exchange_s if self._ahead else 0.0
+
+    @property
+    def told(self) -> dict[str, int]:
+        """See `FetchesAhead.told`."""
+        owned = self._owned
+        saved = owned.hits.hits * owned.row_bytes
+        return {"rows": len(owned.hot.ids), "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        """See `Fetcher.fetch`: waits for the rows of `work`, if they are not there yet."""
+        assert self._ahead is not None
+        rows, place, degree = self._ahead.rows(work)
+        return self._fetched(work, NamedRows(rows, place), degree)
 
     def idle(self) -> None:
-        """See `Fetcher.idle`: answers what the others ask for."""
-        self._shared.collect(np.empty(0, np.int64))
+        """See `Fetcher.idle`: the thread answers what others ask for."""
 
 
-class SharedFeatures:
-    """V rows of F features, of which each rank holds its own. A `FeatureStore`, but all ranks gather together, and in step.
+class _Unit:
+    """The minibatches of this rank in a few steps of an epoch."""
 
-    The ledger counts, as sent by this rank: the bytes of rows under ``features``; 8 for each id, and 8 (P-1) for their numbers, under
-    ``control``. Own rows never travel.
+    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
+        self.epoch, self.first_step, self.last_step = epoch, first_step, last_step
+        self.minibatches: dict[int, MiniBatch] | None = None
+        self.got: Collected | None = None
+        self.places: dict[int, npt.NDArray[np.integer]] = {}
+        """By minibatch, of its nodes among the ids of the unit; none for a unit of one minibatch."""
+        self.bytes = 0
+
+
+class RowsAhead:
+    """A `Feed` whose minibatches have their rows on the way.
+
+    A unit is fetched as soon as there is room for it, and whatever the room when all steps before it have been trained: no rank needs
+    it earlier, and then all ranks do.
     """
 
-    def __init__(self, features: FeatureStore, group: Group) -> None:
+    def __init__(
+        self, feed: QueueFeed, owned: OwnedRows, job: RankJob, minibatches: int, last_epoch: int, first: tuple[int, int], ahead_bytes: int
+    ) -> None:
         """
         Args:
-            features: all V rows; this rank's are read here. Not kept.
-            group: the ranks.
-
-        Raises:
-            StoreError: the store is damaged.
+            feed: of this rank's minibatches.
+            owned: rows, and whom to ask for the others.
+            job: of this rank.
+            minibatches: of an epoch, over all ranks.
+            last_epoch: exclusive.
+            first: (epoch, index) to begin with.
+            ahead_bytes: see `Exchanged`.
         """
-        self._group = group
-        self._book = RangeBook(features.num_rows * np.arange(group.size + 1, dtype=np.int64) // group.size)
-        first, end = (int(i) for i in self._book.offsets[group.rank : group.rank + 2])
-        self._own = np.empty((end - first, features.num_features), features.dtype)
-        step = max(1, LOAD_BYTES // max(1, features.num_features * features.dtype.itemsize))
-        for at in range(first, end, step):
-            ids = np.arange(at, min(at + step, end))
-            features.gather(ids, out=self._own[at - first : at - first + len(ids)])
+        self._feed, self._owned, self._job, self._minibatches, self._ahead_bytes = feed, owned, job, minibatches, ahead_bytes
+        self._per_step = job.minibatches_per_step
+        self._steps = -(-minibatches // self._per_step)
+        self._changed = threading.Condition()
+        self._units: list[_Unit] = []
+        self._trained = first[0] * self._steps + first[1] // self._per_step
+        """Steps that have been trained, over all epochs."""
+        self._last_bytes = 0
+        self.exchange_s = 0.0
+        self._first, self._last_epoch = (first[0], first[1] // self._per_step), last_epoch
+        self._together = 0
+        self._thread = Lockstep("fetching rows", owned.group, self._plan(), self._has_room, self._load, self._notify)
+        self._thread.start()
+
+    def _plan(self) -> Iterator[_Unit]:
+        """All units in order. The first is of one step; how much that takes decides about the others."""
+        for epoch in range(self._first[0], self._last_epoch):
+            step = self._first[1] if epoch == self._first[0] else 0
+            while step < self._steps:
+                last = min(step + max(1, self._together), self._steps)
+                yield _Unit(epoch, step, last)
+                step = last
+
+    def _has_room(self, unit: _Unit) -> bool:
+        with self._changed:
+            if self._trained >= unit.epoch * self._steps + unit.first_step:
+                return True
+            return sum(u.bytes for u in self._units) + self._last_bytes <= self._ahead_bytes and self._ahead_bytes > 0
+
+    def _indices(self, unit: _Unit) -> list[int]:
+        first, last = unit.first_step * self._per_step, min(unit.last_step * self._per_step, self._minibatches)
+        return [i for i in range(first, last) if self._job.is_mine(i)]
+
+    def _load(self, unit: _Unit) -> None:
+        """Wait for a unit's minibatches, and fetch their rows."""
+        with self._changed:
+            self._units.append(unit)
+        self._feed.expect(unit.epoch, min(unit.last_step * self._per_step, self._minibatches) - 1)
+        work = {i: self._feed.get(unit.epoch, i) for i in self._indices(unit)}
+        with self._changed:
+            unit.minibatches = work
+            self._changed.notify_all()
+        start = time.perf_counter()
+        got = self._owned.collect(self._united(unit, list(work.values())))
+        self.exchange_s += time.perf_counter() - start
+        with self._changed:
+            unit.got, unit.bytes = got, got.rows.nbytes
+            self._last_bytes = unit.bytes
+            self._changed.notify_all()
+        if not self._together:
+            self._together = self._agree(unit.bytes)
+
+    def _united(self, unit: _Unit, work: list[MiniBatch]) -> npt.NDArray[np.integer]:
+        """The nodes of some minibatches, each once."""
+        if len(work) < 2:
+            return work[0].nodes if work else np.empty(0, np.int64)
+        nodes = Numbering(work[0].nodes, work[0].nodes.dtype)
+        for m in work[1:]:
+            nodes.add(m.nodes)
+        for m in work:
+            place = np.empty(len(m.nodes), np.int32)
+            nodes.places(m.nodes, place)
+            unit.places[m.index] = place
+        return nodes.nodes
+
+    def _agree(self, num_bytes: int) -> int:
+        """Steps of a unit: as many as let two units fit, on the rank whose minibatches are largest."""
+        most = 1 if self._feed.stored else MOST_STEPS
+        table = torch.zeros(self._owned.group.size, dtype=torch.int64)
+        table[self._owned.group.rank] = num_bytes
+        self._owned.group.all_reduce(table, "control")
+        return max(1, min(most, self._ahead_bytes // (2 * max(1, int(table.max())))))
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait(self, epoch: int, index: int, ready: Callable[[_Unit], bool]) -> _Unit:
+        """The unit of a minibatch, once it is ready."""
+        step = index // self._per_step
+        with self._changed:
+            while True:
+                if self._thread.error is not None:
+                    self._thread.check()
+                for unit in self._units:
+                    if unit.epoch == epoch and unit.first_step <= step < unit.last_step and ready(unit):
+                        return unit
+                self._changed.wait(WAIT_S)
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+        unit = self._wait(epoch, index, lambda u: u.minibatches is not None)
+        assert unit.minibatches is not None
+        return unit.minibatches[index]
+
+    def rows(self, work: MiniBatch) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer], Tensor | None]:
+        """Rows, the place of each node's among them, and the nodes' degrees, for a minibatch that `get` gave."""
+        unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
+        got, among = unit.got, unit.places.get(work.index)
+        assert got is not None
+        if among is None:
+            return got.rows, got.place, got.degree
+        return got.rows, got.place[among], None if got.degree is None else got.degree[torch.from_numpy(among).long()]
+
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`: `index` is the last of a step."""
+        with self._changed:
+            self._trained = epoch * self._steps + index // self._per_step + 1
+            self._units = [u for u in self._units if u.epoch * self._steps + u.last_step > self._trained]
+        self._feed.release(epoch, index)
+        self._thread.look()
 
     @property
-    def num_rows(self) -> int:
-        """See `FeatureStore.num_rows`."""
-        return self._book.num_nodes
+    def sample_s(self) -> float:
+        """See `Feed.sample_s`."""
+        return self._feed.sample_s
 
-    @property
-    def num_features(self) -> int:
-        """See `FeatureStore.num_features`."""
-        return self._own.shape[1]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """See `FeatureStore.dtype`."""
-        return self._own.dtype
-
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
-        """See `FeatureStore.gather` and `collect`."""
-        arrived, place = self.collect(ids)
-        return np.take(arrived, place, axis=0, out=out, mode="clip")
-
-    def collect(self, ids: npt.NDArray[np.integer]) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Rows of `ids` in the order in which they came, and the place of each: ``rows[place]`` is what `gather` gives.
-
-        Every rank calls this at the same time, with ids of its own or none.
-
-        Raises:
-            IndexError: an id is out of range.
-            PeerLostError: a peer is gone.
-        """
-        group, rank = self._group, self._group.rank
-        owner = self._book.part(ids)
-        # Own rows come after those of all others, so that what travels lies in one piece. Two-byte keys are sorted in linear time.
-        source = np.where(owner == rank, group.size, owner).astype(np.uint16)
-        order = np.argsort(source, kind="stable")
-        counts = np.bincount(source, minlength=group.size + 1).tolist()
-        local = torch.from_numpy((ids - self._book.offsets[owner])[order])
-        *wanted, own = local.split(counts)
-        asked = group.all_to_all(wanted, "control")
-
-        width, dtype = self.num_features, torch_dtype(self.dtype)
-        answers = empty((sum(len(a) for a in asked), width), dtype).split([len(a) for a in asked])
-        arrived = empty((len(ids), width), dtype)
-        *into, mine = arrived.split(counts)
-        for rows, out_rows in zip([*asked, own], [*answers, mine]):
-            # Checked where they were asked for; mode="clip" skips the buffering that mode="raise" needs with `out`.
-            np.take(self._own, rows.numpy(), axis=0, out=out_rows.numpy(), mode="clip")
-        group.all_to_all(list(answers), "features", into)
-
-        place = np.empty(len(ids), np.int64)
-        place[order] = np.arange(len(ids))
-        return arrived.numpy(), place
+    def close(self) -> None:
+        """See `Feed.close`. All ranks do, after the same step."""
+        self._thread.close()
+        self._feed.close()

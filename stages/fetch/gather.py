@@ -41,11 +41,15 @@ class Gather:
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
+        return self._fetched(work, self._rows(work.nodes))
+
+    def _fetched(self, work: MiniBatch, h: Tensor, degrees: Tensor | None = None) -> Fetched:
+        """With the rows of all nodes, and their degrees if they are known."""
         data, nodes = self._placement, work.nodes
         # Most layers ask for no degrees, and those of all sources are as many random reads as a small gather.
-        degree = cache(lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))])
+        degree = cache(lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees)
         hoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
-        return Fetched(work.epoch, work.index, hoods, self._rows(nodes), data.labels[torch.from_numpy(work.seeds.astype(np.int64))])
+        return Fetched(work.epoch, work.index, hoods, h, data.labels_of(work.seeds))
 
     def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         features = self._features

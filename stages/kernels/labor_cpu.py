@@ -48,7 +48,7 @@ def _smallest(sources, lo, hi, key, s, words, best, place):
 
 
 @njit(**_JIT)
-def _hop(indptr, sources, nodes, first, end, s, poisson, key, row_ends, positions, e):
+def draw_hop(indptr, sources, nodes, first, end, s, poisson, key, row_ends, positions, e):
     """Sample rows nodes[first:end], appending to `positions` from e on. Stops before a row that might not fit."""
     words = np.empty(PIECE, np.uint64)
     best, place = np.empty(max(s, 1), np.uint64), np.empty(max(s, 1), np.int64)
@@ -131,7 +131,7 @@ def _sample(
         row, first = begin, e
         row_ends = take("row_ends", n + 1, np.int64, keep=begin + 1)
         while True:
-            row, e = _hop(graph.indptr, graph.indices, nodes, row, n, s, poisson, key, row_ends, positions, e)
+            row, e = draw_hop(graph.indptr, graph.indices, nodes, row, n, s, poisson, key, row_ends, positions, e)
             if row == n:
                 break
             positions = take("positions", doubled(len(positions), e + int(graph.in_degree[nodes[row]])), np.int64, keep=e)

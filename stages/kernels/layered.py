@@ -72,9 +72,9 @@ def fraction_bits(num_nodes: int) -> int:
     return min(40, 62 - num_nodes.bit_length())
 
 
-def weight_scale(edge_weight: npt.NDArray[np.float32]) -> float:
-    """What turns edge weights into integers of at most 26 bits, and the self loop's weight 1 too."""
-    return (1 << race.WEIGHT_BITS) / max(float(edge_weight.max(initial=0.0)), 1.0)
+def weight_scale(heaviest: float) -> float:
+    """What turns edge weights up to `heaviest` into integers of at most 26 bits, and the self loop's weight 1 too."""
+    return (1 << race.WEIGHT_BITS) / max(heaviest, 1.0)
 
 
 def integers(weight: npt.NDArray[np.floating], scale: float) -> npt.NDArray[np.int64]:

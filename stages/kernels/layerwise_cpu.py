@@ -69,7 +69,7 @@ def _renumber(edges, local, out):
 
 
 @njit(**JIT)
-def _add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass):
+def add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass):
     """P at the sources of a block, from its edges and the loops of its rows."""
     own = np.int64(1) if weight is None else integer(1.0, scale)
     mass[:] = 0
@@ -83,7 +83,7 @@ def _add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, val
 
 
 @njit(**JIT)
-def _weigh(indptr, sums, nodes, n, row_ends, indices, weighted, values, factor, scaled, out):
+def weigh(indptr, sums, nodes, n, row_ends, indices, weighted, values, factor, scaled, out):
     for i in range(n):
         total = 0.0
         for e in range(row_ends[i], row_ends[i + 1]):
@@ -196,11 +196,11 @@ class _Layers:
         if self.every_row:
             mass = self.rates.everywhere[0][nodes[:m]]
         else:
-            _add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass)
+            add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass)
         # `normalise` of the reference multiplies by the inverse, and so does this.
         factor = factors(self.debias, mass.astype(np.float64) * (1.0 / total), nodes[:m], n, drawn)
         out = np.empty(e, np.float32)
-        _weigh(indptr, self.rates.sums, nodes, n, row_ends, indices, weight is not None, values, factor, same_scale(self.debias), out)
+        weigh(indptr, self.rates.sums, nodes, n, row_ends, indices, weight is not None, values, factor, same_scale(self.debias), out)
         return row_ends, indices, out
 
 

@@ -30,7 +30,7 @@ class SquaredWeights:
     def of(cls, graph: Graph) -> "SquaredWeights":
         """From the edge weights, or ones."""
         V, E = graph.num_nodes, graph.num_edges
-        scale = 1.0 if graph.edge_weight is None else weight_scale(graph.edge_weight)
+        scale = 1.0 if graph.edge_weight is None else weight_scale(float(graph.edge_weight.max(initial=0.0)))
         a = np.ones(E, np.int64) if graph.edge_weight is None else integers(graph.edge_weight, scale)
         own = integers(np.ones(V), scale)
         row = np.repeat(np.arange(V), graph.in_degree)

@@ -82,14 +82,14 @@ def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64]) -> npt.ND
     return out
 
 
-def quantised(weights: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+def quantised(weights: npt.NDArray[np.floating], largest: float | None = None) -> npt.NDArray[np.int64]:
     """Non-negative weights as integers in [0, 2**26], the largest at 2**26; a positive weight is at least 1.
 
-    One IEEE multiplication and one rounding to nearest each, so the same everywhere.
+    One IEEE multiplication and one rounding to nearest each, so the same everywhere. `largest` of all weights, where these are some.
     """
     w = np.asarray(weights, np.float64)
-    largest = w.max(initial=0.0)
-    if largest == 0:
+    heaviest = float(w.max(initial=0.0)) if largest is None else largest
+    if heaviest == 0:
         return np.zeros(len(w), np.int64)
-    q = np.rint(w * ((1 << WEIGHT_BITS) / largest)).astype(np.int64)
+    q = np.rint(w * ((1 << WEIGHT_BITS) / heaviest)).astype(np.int64)
     return np.where(w > 0, np.maximum(q, 1), 0)

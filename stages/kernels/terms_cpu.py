@@ -98,8 +98,8 @@ def row_prefix(indptr, mass, one, nodes, n, prefix):
 
 
 @njit(inline="always")
-def _column(indptr, sources, weight, degree, scale, one, v, rest):
-    """The column of the term of row v in which `rest` lies."""
+def column(indptr, sources, weight, degree, scale, one, v, rest, own):
+    """The column of the term of row v in which `rest` lies; `own` is that of its loop."""
     lo, hi = indptr[v], indptr[v + 1]
     if weight is None:
         d = hi - lo + 1
@@ -111,7 +111,7 @@ def _column(indptr, sources, weight, degree, scale, one, v, rest):
             if rest < 0:
                 break
             at += 1
-    return np.int64(v) if at >= hi else np.int64(sources[at])
+    return np.int64(own) if at >= hi else np.int64(sources[at])
 
 
 @njit(**JIT)
@@ -131,7 +131,7 @@ def throw_darts(indptr, sources, weight, degree, scale, one, nodes, n, prefix, w
                 a = m
             else:
                 b = m
-        u = np.int64(a) if nodes is None else _column(indptr, sources, weight, degree, scale, one, nodes[a], x - prefix[a])
+        u = np.int64(a) if nodes is None else column(indptr, sources, weight, degree, scale, one, nodes[a], x - prefix[a], nodes[a])
         if repeats or has(drawn, u) == _U(0):
             out[found] = u
             found += 1
@@ -143,15 +143,34 @@ def throw_darts(indptr, sources, weight, degree, scale, one, nodes, n, prefix, w
     return found, j
 
 
+@njit(**JIT)
+def _throw(word, first, total, out):
+    for i in range(len(out)):
+        out[i] = below(mixed(word + _U(first + i + 1) * _GOLDEN), total)
+
+
+def throw(word: np.uint64, first: int, count: int, total: int) -> npt.NDArray[np.int64]:
+    """Where darts `first` to ``first + count`` of a stream land below `total`: int64 [count]."""
+    out = np.empty(count, np.int64)
+    _throw(word, first, total, out)
+    return out
+
+
 class Rates:
     """What the weights of a graph are in fixed point: made once per graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, num_nodes: int | None = None, heaviest: float | None = None) -> None:
+        """
+        Args:
+            graph: all rows, or some.
+            num_nodes: V, where `graph` is only some rows.
+            heaviest: the largest edge weight of the whole graph, likewise.
+        """
         weight = graph.edge_weight
-        self.one = 2.0 ** fraction_bits(graph.num_nodes)
+        self.one = 2.0 ** fraction_bits(graph.num_nodes if num_nodes is None else num_nodes)
         self.scale, self.degree, self.mass, self.sums = 1.0, None, None, None
         if weight is not None:
-            self.scale = weight_scale(weight)
+            self.scale = weight_scale(float(weight.max(initial=0.0)) if heaviest is None else heaviest)
             self.degree, self.mass = np.empty(graph.num_nodes, np.int64), np.empty(graph.num_nodes, np.int64)
             self.sums = np.empty(graph.num_nodes)
             _row_tables(graph.indptr, weight, self.scale, self.one, self.degree, self.mass, self.sums)

@@ -3,15 +3,21 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Bulk
+from ...storage.minibatch import Bulk, MiniBatch
 from ..random import Purpose, permutation, stream
+
+if TYPE_CHECKING:
+    from ..kernels.owner_cpu import Drawn
+    from ..kernels.sampled import NeighborSample
+    from ..partition.blocks import BlockRows
+    from .owners import Owners
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +75,84 @@ class Sampler(Protocol):
             kernel: a module of `stages.kernels` (`cpu`, `reference`): same names, same bits.
             workspace: buffers to reuse from bulk to bulk; owned by one thread.
         """
+        ...
+
+    def sample_by_owners(self, owners: "Owners", request: BulkRequest) -> Bulk:
+        """What `sample` draws, bit by bit, where rows lie with several ranks. All of them call this at the same time.
+
+        Args:
+            owners: this rank's rows, and the way to the others.
+            request: of this rank's minibatches; it may have none.
+        """
+        ...
+
+
+class NodeWise(Sampler, Protocol):
+    """A sampler that draws for each row by itself, so that whoever owns the row can do it."""
+
+    @property
+    def fanout(self) -> tuple[int, ...]:
+        """Edges of a row in each hop, at most; -1: all."""
+        ...
+
+    @property
+    def expand(self) -> str:
+        """``new``: only newly found nodes are rows of the next hop; ``all``: every node so far."""
+        ...
+
+    @property
+    def edge_ids(self) -> bool:
+        """Whether edges keep their place in the graph's edge arrays."""
+        ...
+
+    def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
+        """uint64 [k, L], the random stream of each minibatch and hop."""
+        ...
+
+    def draw(
+        self,
+        block: "BlockRows",
+        rows: npt.NDArray[np.int64],
+        splits: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+        fanout: int,
+        ascending: bool,
+    ) -> "Drawn":
+        """One hop's edges of local rows, [n], which `splits` cuts by minibatch; see `kernels.owner_cpu.draw_rows`."""
+        ...
+
+    def sends_weights(self, graph: Graph) -> bool:
+        """Whether `weigh` has something to say."""
+        ...
+
+    def weigh(
+        self,
+        graph: Graph,
+        rows: npt.NDArray[np.integer],
+        kept: npt.NDArray[np.integer],
+        positions: npt.NDArray[np.int64] | None,
+        fanout: npt.NDArray[np.int64] | int = 0,
+    ) -> npt.NDArray[np.float32] | None:
+        """`Block.weight` of the edges that were drawn for some rows, float32 [e].
+
+        Args:
+            graph: that the rows are of.
+            rows: [n].
+            kept: [n], edges of each.
+            positions: int64 [e], where they lie in the graph's edge arrays; None where nothing asks.
+            fanout: of all rows, or [n] of each.
+        """
+        ...
+
+    def minibatch(
+        self,
+        request: BulkRequest,
+        i: int,
+        s: "NeighborSample",
+        weight: Sequence[npt.NDArray[np.float32] | None],
+        ids: Sequence[npt.NDArray[np.int64] | None],
+    ) -> MiniBatch:
+        """Minibatch `i` of the request from its sample, with weights and places of the edges of each of its lists."""
         ...
 
 

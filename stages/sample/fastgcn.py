@@ -16,3 +16,8 @@ class FastGCNSampler(LayerwiseSampler):
     """
 
     name: ClassVar[str] = "fastgcn"
+
+    @property
+    def every_row(self) -> bool:
+        """See `LayerwiseSampler.every_row`."""
+        return True

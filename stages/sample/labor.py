@@ -1,5 +1,6 @@
 """Layer-neighbour sampling (LABOR-0; Balin and Catalyurek, NeurIPS 2023), in bulk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,9 +10,12 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
+from ..kernels.owner_cpu import Drawn, draw_labor
 from ..kernels.sampled import NeighborSample
+from ..partition.blocks import BlockRows
 from .base import BulkRequest
 from .neighbor import NeighborSampler
+from .owners import Owners, draw_node_wise
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,16 @@ class LaborSampler:
         """L."""
         return len(self.fanout)
 
+    @property
+    def expand(self) -> str:
+        """See `NodeWise.expand`."""
+        return "new"
+
+    @property
+    def edge_ids(self) -> bool:
+        """See `NodeWise.edge_ids`."""
+        return False
+
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         return {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
@@ -54,29 +68,66 @@ class LaborSampler:
         """See `Sampler.sample`."""
         # One hop's streams serve all hops.
         keys = request.keys(1)[:, 0]
-        samples = kernel.labor(graph, request.seeds, keys, self.fanout, poisson=self.poisson, workspace=workspace)
-        minibatches = (
-            MiniBatch(
-                request.epoch,
-                request.indices[i],
-                nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, self._weight(graph, s)),
-                nested=True,
-            )
-            for i, s in enumerate(samples)
-        )
-        return Bulk(request.epoch, request.number, tuple(minibatches))
-
-    def _weight(self, graph: Graph, s: NeighborSample) -> npt.NDArray[np.float32] | None:
-        if not self.poisson and graph.edge_weight is None:
-            return None
-        assert s.positions is not None
-        kept = np.diff(s.indptr)
-        degree = graph.in_degree[s.nodes[: len(kept)]]
-        if self.poisson:
+        made = []
+        for i, s in enumerate(kernel.labor(graph, request.seeds, keys, self.fanout, poisson=self.poisson, workspace=workspace)):
             fanout = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
+            kept = np.diff(s.indptr)
+            made.append(self.minibatch(request, i, s, [self.weigh(graph, s.nodes[: len(kept)], kept, s.positions, fanout)], []))
+        return Bulk(request.epoch, request.number, tuple(made))
+
+    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
+        """See `Sampler.sample_by_owners`."""
+        return draw_node_wise(owners, self, request)
+
+    def minibatch(
+        self,
+        request: BulkRequest,
+        i: int,
+        s: NeighborSample,
+        weight: Sequence[npt.NDArray[np.float32] | None],
+        ids: Sequence[npt.NDArray[np.int64] | None],
+    ) -> MiniBatch:
+        """See `NodeWise.minibatch`."""
+        blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0])
+        return MiniBatch(request.epoch, request.indices[i], blocks, nested=True)
+
+    def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
+        """See `NodeWise.streams`."""
+        return np.repeat(request.keys(1), self.num_layers, axis=1)
+
+    def draw(
+        self,
+        block: BlockRows,
+        rows: npt.NDArray[np.int64],
+        splits: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+        fanout: int,
+        ascending: bool,
+    ) -> Drawn:
+        """See `NodeWise.draw`."""
+        return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson)
+
+    def sends_weights(self, graph: Graph) -> bool:
+        """See `NodeWise.sends_weights`."""
+        return self.poisson or graph.edge_weight is not None
+
+    def weigh(
+        self,
+        graph: Graph,
+        rows: npt.NDArray[np.integer],
+        kept: npt.NDArray[np.integer],
+        positions: npt.NDArray[np.int64] | None,
+        fanout: npt.NDArray[np.int64] | int = 0,
+    ) -> npt.NDArray[np.float32] | None:
+        """See `NodeWise.weigh`."""
+        if not self.sends_weights(graph):
+            return None
+        assert positions is not None
+        degree = graph.in_degree[rows]
+        if self.poisson:
             # The inclusion probability is fanout / degree, to 2^-32.
-            scale = np.where(fanout < 0, 1.0, np.maximum(degree / fanout, 1.0))
+            scale = np.where(np.asarray(fanout) < 0, 1.0, np.maximum(degree / fanout, 1.0))
         else:
             scale = degree / np.maximum(kept, 1)
-        a = 1.0 if graph.edge_weight is None else graph.edge_weight[s.positions]
+        a = 1.0 if graph.edge_weight is None else graph.edge_weight[positions]
         return (a * np.repeat(scale, kept)).astype(np.float32)

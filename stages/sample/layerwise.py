@@ -8,6 +8,8 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..kernels.layered import DEBIAS
 from .base import BulkRequest
+from .owners import Owners
+from .owners_layerwise import draw_layer_wise
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class LayerwiseSampler:
         """L."""
         return len(self.sizes)
 
+    @property
+    def every_row(self) -> bool:
+        """Whether probabilities come from all V rows, or from those of the minibatch."""
+        return False
+
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         return {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
@@ -45,5 +52,11 @@ class LayerwiseSampler:
         """See `Sampler.sample`."""
         draw = getattr(kernel, self.name)
         samples = draw(graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias, workspace=workspace)
+        minibatches = (MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples))
+        return Bulk(request.epoch, request.number, tuple(minibatches))
+
+    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
+        """See `Sampler.sample_by_owners`."""
+        samples = draw_layer_wise(owners, request.seeds, request.keys(self.num_layers), self.sizes, self.debias, self.every_row)
         minibatches = (MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples))
         return Bulk(request.epoch, request.number, tuple(minibatches))

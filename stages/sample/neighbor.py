@@ -1,5 +1,6 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
@@ -10,9 +11,12 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ..kernels.owner_cpu import Drawn, draw_rows
 from ..kernels.race import quantised
-from ..kernels.sampled import EdgeList, NeighborSample
+from ..kernels.sampled import NeighborSample
+from ..partition.blocks import BlockRows
 from .base import BulkRequest
+from .owners import Owners, draw_node_wise
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,25 @@ class NeighborSampler:
             keep_positions=weights is not None or self.edge_ids,
             workspace=workspace,
         )
-        return Bulk(request.epoch, request.number, tuple(self._minibatch(graph, request, i, s) for i, s in enumerate(samples)))
+        made = []
+        for i, m in enumerate(samples):
+            weight = [self.weigh(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.positions) for e in m.lists]
+            made.append(self.minibatch(request, i, m, weight, [e.positions if self.edge_ids else None for e in m.lists]))
+        return Bulk(request.epoch, request.number, tuple(made))
 
-    def _minibatch(self, graph: Graph, request: BulkRequest, i: int, s: NeighborSample) -> MiniBatch:
-        weight = [self._weight(graph, s.nodes, edges) for edges in s.lists]
-        ids = [edges.positions if self.edge_ids else None for edges in s.lists]
+    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
+        """See `Sampler.sample_by_owners`."""
+        return draw_node_wise(owners, self, request)
+
+    def minibatch(
+        self,
+        request: BulkRequest,
+        i: int,
+        s: NeighborSample,
+        weight: Sequence[npt.NDArray[np.float32] | None],
+        ids: Sequence[npt.NDArray[np.int64] | None],
+    ) -> MiniBatch:
+        """See `NodeWise.minibatch`."""
         if self.expand == "new":
             blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0], ids[0])
         else:
@@ -93,26 +111,54 @@ class NeighborSampler:
             )
         return MiniBatch(request.epoch, request.indices[i], blocks, nested=self.expand == "new")
 
-    def _weight(self, graph: Graph, nodes: npt.NDArray[np.integer], edges: EdgeList) -> npt.NDArray[np.float32] | None:
+    def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
+        """See `NodeWise.streams`."""
+        return request.keys(self.num_layers)
+
+    def draw(
+        self,
+        block: BlockRows,
+        rows: npt.NDArray[np.int64],
+        splits: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+        fanout: int,
+        ascending: bool,
+    ) -> Drawn:
+        """See `NodeWise.draw`."""
+        probability = _exact_weights(block.graph, block.heaviest) if self.weighted else None
+        return draw_rows(
+            block.graph, block.first, rows, splits, keys, fanout, replace=self.replace, probability=probability, ascending=ascending
+        )
+
+    def sends_weights(self, graph: Graph) -> bool:
+        """See `NodeWise.sends_weights`."""
+        return graph.edge_weight is not None
+
+    def weigh(
+        self,
+        graph: Graph,
+        rows: npt.NDArray[np.integer],
+        kept: npt.NDArray[np.integer],
+        positions: npt.NDArray[np.int64] | None,
+        fanout: npt.NDArray[np.int64] | int = 0,
+    ) -> npt.NDArray[np.float32] | None:
+        """See `NodeWise.weigh`."""
         if graph.edge_weight is None:
             return None
-        kept = np.diff(edges.indptr)
-        rows = nodes[: len(kept)]
         if self.weighted:
-            total = graph.degree[rows]
-            return np.repeat(total / np.maximum(kept, 1), kept).astype(np.float32)
+            return np.repeat(graph.degree[rows] / np.maximum(kept, 1), kept).astype(np.float32)
         # An edge of a uniformly sampled row stands for degree/kept edges of its kind (Horvitz-Thompson).
         scale = graph.in_degree[rows] / np.maximum(kept, 1)
-        assert edges.positions is not None
-        return (graph.edge_weight[edges.positions] * np.repeat(scale, kept)).astype(np.float32)
+        assert positions is not None
+        return (graph.edge_weight[positions] * np.repeat(scale, kept)).astype(np.float32)
 
 
 # Of the graph, not of the sampler: kept for as long as the graph is.
 _exact: WeakKeyDictionary[Graph, npt.NDArray[np.int64]] = WeakKeyDictionary()
 
 
-def _exact_weights(graph: Graph) -> npt.NDArray[np.int64]:
+def _exact_weights(graph: Graph, largest: float | None = None) -> npt.NDArray[np.int64]:
     if graph not in _exact:
         assert graph.edge_weight is not None
-        _exact[graph] = quantised(graph.edge_weight)
+        _exact[graph] = quantised(graph.edge_weight, largest)
     return _exact[graph]

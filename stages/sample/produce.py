@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,6 +124,14 @@ class Sampled:
         """See `SamplePolicy.num_minibatches`."""
         return self.plan(placement, job).num_minibatches
 
+    def preview(self, placement: Placement, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
+        """This rank's minibatches of an epoch, beside the feed."""
+        plan = replace(self.plan(placement, job), takes=job.is_mine)
+        for number in range(plan.num_bulks):
+            request = plan.request(epoch, number)
+            if request.seeds:
+                yield from self.sampler.sample(placement.graph, request, job.kernel).minibatches
+
     def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "QueueFeed":
         """See `SamplePolicy.feed`."""
         plan = self.plan(placement, job)
@@ -174,6 +182,14 @@ class QueueFeed:
                     ) from None
                 if time.monotonic() >= give_up:
                     raise
+
+    def expect(self, epoch: int, index: int) -> None:
+        """Everything up to and including that minibatch will be asked for, here or on other ranks, before more is released."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether whoever samples keeps to a bound that knows nothing of what is expected."""
+        return self._queue.stored
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`."""

@@ -1,0 +1,86 @@
+"""A thread that does numbered pieces of work together with the same thread of other ranks, ahead of who needs them."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from ...storage.errors import MillraceError, RunError
+from ..base import Group
+
+T = TypeVar("T")
+LOOK_S = 1.0
+"""A waiting thread looks up this often, should nobody have told it."""
+JOIN_S = 60.0
+
+
+class Lockstep(Generic[T]):
+    """All ranks do the same pieces in the same order; each begins one when it has room for it.
+
+    A rank must find room for a piece, sooner or later, without anybody having done it: else ranks wait for each other in a ring.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        pieces: Iterator[T],
+        has_room: Callable[[T], bool],
+        do: Callable[[T], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            name: of the thread.
+            group: for this thread alone.
+            pieces: of work, the same on every rank.
+            has_room: whether this rank may begin a piece; asked again after each `look`.
+            do: does it; may talk over the group.
+            failed: called when the thread has ended by an error.
+        """
+        self._group, self._pieces, self._has_room, self._do, self._failed = group, pieces, has_room, do, failed
+        self._changed = threading.Condition()
+        self._closing = False
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """There may be room now."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if an error did: of a kind that tells a lost peer from a fault here."""
+        e = self.error
+        if isinstance(e, MillraceError):
+            raise type(e)(*e.args) from e
+        if e is not None:
+            raise RunError(f"{self._thread.name} failed: {type(e).__name__}: {e}") from e
+
+    def close(self) -> None:
+        """End the thread. All ranks do, after the same piece; a rank that ends by an error waits for nobody. May be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if sys.exception() is None and self._thread.is_alive():
+            self._thread.join(JOIN_S)
+            if self._thread.is_alive():
+                raise RunError(f"{self._thread.name} did not stop within {JOIN_S:g} s")
+
+    def _run(self) -> None:
+        try:
+            for piece in self._pieces:
+                with self._changed:
+                    while not self._closing and not self._has_room(piece):
+                        self._changed.wait(LOOK_S)
+                # One that ends must not leave the others waiting in the next piece.
+                if self._group.any(self._closing):
+                    return
+                self._do(piece)
+        except BaseException as e:
+            self.error = e
+            self._failed()
