@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ from distributed import Client, as_completed
 from ..stages.partition.quality import PartCounts
 from ..stages.partition.stage import write_part
 from ..storage.dataset import Dataset
+from ..storage.dataset_store import open_stored
 from ..storage.errors import RunError
 from ..storage.partition_book import open_book
 from ..storage.store import remove_tree
 from .cluster import opened
 from .config import Job
 from .events import Emit
-from .shared_data import open_shared, share
+from .shared_data import share
 
 
 def parts_on_cluster(job: Job, dataset: Dataset, out: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit) -> Iterator[Any]:
@@ -32,19 +32,15 @@ def parts_on_cluster(job: Job, dataset: Dataset, out: Path, parts: list[int], fi
     """
     if not parts:
         return
-    path, features = share(job, dataset, out)
+    path, _ = share(job, dataset, out)
     with _removed(path, made=path.parent == out.resolve()), opened(job, emit, min(job.cluster.producers, len(parts))) as client:
-        yield from parts_by(client, out, path, dataset.name, features, parts, fingerprint)
+        yield from parts_by(client, out, path, parts, fingerprint)
 
 
-def parts_by(
-    client: Client, out: Path, dataset: Path, name: str, features: str, parts: list[int], fingerprint: dict[str, str]
-) -> Iterator[Any]:
+def parts_by(client: Client, out: Path, dataset: Path, parts: list[int], fingerprint: dict[str, str]) -> Iterator[Any]:
     """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_data.share`)."""
     batch = f"partition-{uuid.uuid4().hex[:8]}"
-    futures = [
-        client.submit(_write, str(out), str(dataset), name, features, part, fingerprint, key=(batch, part), pure=False) for part in parts
-    ]
+    futures = [client.submit(_write, str(out), str(dataset), part, fingerprint, key=(batch, part), pure=False) for part in parts]
     for future in as_completed(futures):
         try:
             yield future.result()
@@ -64,10 +60,5 @@ def _removed(path: Path, made: bool) -> Iterator[None]:
             remove_tree(path)
 
 
-def _write(out: str, dataset: str, name: str, features: str, part: int, fingerprint: dict[str, str]) -> tuple[int, PartCounts]:
-    return part, write_part(Path(out), _opened(dataset, name, features), open_book(Path(out) / "book"), part, fingerprint)
-
-
-@lru_cache(maxsize=1)
-def _opened(dataset: str, name: str, features: str) -> Dataset:
-    return open_shared(Path(dataset), name, features)
+def _write(out: str, dataset: str, part: int, fingerprint: dict[str, str]) -> tuple[int, PartCounts]:
+    return part, write_part(Path(out), open_stored(Path(dataset)), open_book(Path(out) / "book"), part, fingerprint)

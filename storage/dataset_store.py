@@ -1,6 +1,7 @@
 """A dataset as one committed store: graph, labels, split and features. Features may stay on disk when it is opened."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -11,7 +12,7 @@ from .dataset import Dataset, Split
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
-from .graph import Graph
+from .graph import Graph, TakenRows, edges_of_rows
 from .store import Rows, Store, committed_folder, open_store, write_arrays, write_manifest
 
 KIND = "dataset"
@@ -139,6 +140,72 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
         StoreError: there is no dataset's store.
     """
     return "mapped" if open_store(Path(path), KIND).meta["features_format"] == "npy" else "zarr"
+
+
+class StoredGraph:
+    """The graph of a dataset's store, read as rows are taken from it. See `storage.partition.RowSource`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.num_nodes = store.array("indptr").shape[0] - 1
+        self.num_edges = store.array("indices").shape[0]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
+        """Some rows, ascending. Holds these rows and a piece of an array; of rows that are no range, `indptr` too.
+
+        Raises:
+            StoreError: the store is damaged.
+        """
+        store, n = self._store, len(rows)
+        if n and rows[-1] - rows[0] == n - 1:
+            indptr = store.piece("indptr", slice(int(rows[0]), int(rows[-1]) + 2))
+            edges = slice(int(indptr[0]), int(indptr[-1]))
+            arrays = [store.piece(name, edges) if name in store else None for name in ("indices", "edge_weight", "edge_id")]
+            assert arrays[0] is not None
+            return TakenRows(indptr - indptr[0], indptr[:-1], arrays[0], arrays[1], arrays[2])
+        whole = store.read("indptr")
+        starts = whole[rows]
+        indptr, edges = edges_of_rows(starts, whole[rows + 1] - starts)
+        indices = self._gather("indices", edges)
+        assert indices is not None
+        return TakenRows(indptr, starts, indices, self._gather("edge_weight", edges), self._gather("edge_id", edges))
+
+    def _gather(self, name: str, edges: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:
+        """The values at ascending positions, piece by piece."""
+        if name not in self._store:
+            return None
+        dtype = self._store.array(name).dtype
+        out, step = np.empty(len(edges), dtype), PIECE_BYTES // dtype.itemsize
+        for first in range(0, self.num_edges, step):
+            i, j = np.searchsorted(edges, (first, first + step))
+            if i < j:
+                out[i:j] = self._store.piece(name, slice(first, first + step))[edges[i:j] - first]
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class StoredDataset:
+    """A dataset's store whose graph and features stay on disk."""
+
+    graph: StoredGraph
+    features: FeatureStore
+    labels: npt.NDArray[np.generic]
+    split: Split
+
+
+def open_stored(path: Path) -> StoredDataset:
+    """Open a dataset that `write_dataset` wrote, but leave graph and features where they are.
+
+    Raises:
+        StoreError: the store is absent, incomplete or damaged.
+    """
+    store = open_store(Path(path), KIND)
+    return StoredDataset(
+        StoredGraph(store),
+        _open_features(store, features_place(path)),
+        store.read("labels"),
+        Split(store.read("train"), store.read("val"), store.read("test")),
+    )
 
 
 def open_dataset_store(path: Path, features: FeaturesPlace = "memory") -> Dataset:

@@ -20,6 +20,27 @@ def index_dtype(num_values: int) -> np.dtype:
 
 
 @dataclass(frozen=True, eq=False)
+class TakenRows:
+    """In-neighbour lists of n rows of a graph, in the graph's own order."""
+
+    indptr: npt.NDArray[np.int64]
+    """int64 [n+1]."""
+    first_edge: npt.NDArray[np.int64]
+    """int64 [n], where the row's edges begin in the whole graph's edge arrays."""
+    indices: IntArray
+    """[e], source nodes."""
+    edge_weight: npt.NDArray[np.float32] | None
+    edge_id: npt.NDArray[np.int64] | None
+
+
+def edges_of_rows(starts: npt.NDArray[np.int64], degree: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """``indptr`` of rows that begin at `starts`, and the positions of their edges."""
+    indptr = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(degree, out=indptr[1:])
+    return indptr, np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], degree)
+
+
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A directed graph as in-neighbour lists: ``indices[indptr[v]:indptr[v+1]]`` are the sources of the edges into v."""
 
@@ -55,6 +76,15 @@ class Graph:
         # Row by row: the sum of a row must not depend on which other rows are here.
         rows = np.repeat(np.arange(self.num_nodes, dtype=index_dtype(self.num_nodes)), self.in_degree)
         return np.bincount(rows, self.edge_weight, minlength=self.num_nodes).astype(np.float64, copy=False)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
+        """Some rows, ascending."""
+        starts = self.indptr[rows]
+        indptr, edges = edges_of_rows(starts, self.in_degree[rows])
+        weight, ids = self.edge_weight, self.edge_id
+        return TakenRows(
+            indptr, starts, self.indices[edges], None if weight is None else weight[edges], None if ids is None else ids[edges]
+        )
 
     @property
     def nbytes(self) -> int:

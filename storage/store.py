@@ -291,9 +291,13 @@ class Store:
         Raises:
             StoreError: absent, incomplete, or a chunk fails its checksum.
         """
+        return self.piece(name, slice(None))
+
+    def piece(self, name: str, rows: slice) -> npt.NDArray[Any]:
+        """Some rows of the array `name`; only the Zarr chunks that hold them are read. Raises StoreError like `read`."""
         z = self.array(name)
         try:
-            return np.asarray(z[...])
+            return np.asarray(z[rows])
         except Exception as e:
             raise StoreError(f"{self.path}: array '{name}' is damaged ({e}); make the store again") from e
 

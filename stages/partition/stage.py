@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.dataset import Dataset, Split
+from ...storage.dataset_store import StoredDataset
 from ...storage.edge_shards import KIND as SHARDS_KIND
 from ...storage.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
 from ...storage.partition import KIND as GRAPH_KIND
-from ...storage.partition import Partition, extract_partition, open_partition, write_partition
+from ...storage.partition import Partition, cut_partition, open_partition, write_partition
 from ...storage.partition_book import RangeBook, TableBook, open_book, write_book
 from ...storage.store import MANIFEST, Store, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
 from .base import Partitioner, check_parts
@@ -128,14 +129,19 @@ def partition_dataset(
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
 
 
-def write_part(out: Path, dataset: Dataset, book: RangeBook | TableBook, part: int, fingerprint: dict[str, str]) -> PartCounts:
-    """Extract one part and write it; parts of one call of `partition_dataset` may be written by several processes at once."""
-    partition = extract_partition(dataset.graph, book, part)
+def write_part(
+    out: Path, dataset: Dataset | StoredDataset, book: RangeBook | TableBook, part: int, fingerprint: dict[str, str]
+) -> PartCounts:
+    """Extract one part and write it; parts of one call of `partition_dataset` may be written by several processes at once.
+
+    Of a dataset on disk no more of the graph is in memory than the part.
+    """
+    partition, first_edge = cut_partition(dataset.graph, book, part)
     counts = count_part(partition, train_per_part(book, dataset.split.train)[part])
     folder = _folder(out, part)
     sweep_leftovers(folder)
     write_partition(folder / "graph", partition, fingerprint=fingerprint, overwrite=True)
-    shards = shard_edges(partition, book, dataset.graph.indptr[partition.owned], dataset.graph.num_edges)
+    shards = shard_edges(partition, book, first_edge, dataset.graph.num_edges)
     write_edge_shards(folder / "shards", shards, fingerprint=fingerprint, overwrite=True)
     _write_rows(folder / "rows", dataset, partition.owned, counts, fingerprint)
     return counts
@@ -213,7 +219,9 @@ def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
         return None
 
 
-def _write_rows(path: Path, dataset: Dataset, owned: npt.NDArray[np.int64], counts: PartCounts, fingerprint: dict[str, str]) -> None:
+def _write_rows(
+    path: Path, dataset: Dataset | StoredDataset, owned: npt.NDArray[np.int64], counts: PartCounts, fingerprint: dict[str, str]
+) -> None:
     local = {name: np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64) for name in SPLITS}
     arrays = {"features": _OwnedFeatures(dataset.features, owned), "labels": dataset.labels[owned], **local}
     write_store(path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True)

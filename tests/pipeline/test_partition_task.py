@@ -50,4 +50,4 @@ def test_what_cannot_be_is_refused(tmp_path, key):
 def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):
     """The workers find no dataset."""
     with Client(scheduler) as client, pytest.raises(mr.RunError, match=r"^partitioning failed: StoreError: .*none.*--resume"):
-        list(parts_by(client, tmp_path, tmp_path / "none", "none", "memory", [0, 1], {}))
+        list(parts_by(client, tmp_path, tmp_path / "none", [0, 1], {}))
