@@ -1,6 +1,7 @@
 """Ranks that talk over TCP, through the gloo backend of torch.distributed."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -70,6 +71,7 @@ class Gloo:
         self.rank, self.size = rank, size
         self._store, self._host = store, host
         self._subs: list[Gloo] = []
+        self._times: Counter[str] = Counter()
         self._ledger = ledger
         self._channel = "network"
         self._timeout_s = timeout_s
@@ -88,7 +90,10 @@ class Gloo:
 
     def sub(self, name: str, ranks: Sequence[int]) -> "Gloo":
         """See `Group.sub`."""
-        store = dist.PrefixStore(f"sub/{name}/{ranks[0]}", self._store)  # pyright: ignore[reportPrivateImportUsage]
+        # What an earlier group of that name has left in the store is none of this one's.
+        place = "/".join([name, *map(str, ranks)])
+        self._times[place] += 1
+        store = dist.PrefixStore(f"sub/{place}/{self._times[place]}", self._store)  # pyright: ignore[reportPrivateImportUsage]
         own = Gloo(store, list(ranks).index(self.rank), len(ranks), self._ledger, timeout_s=self._timeout_s, host=self._host)
         self._subs.append(own)
         return own

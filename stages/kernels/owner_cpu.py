@@ -13,18 +13,23 @@ import numpy.typing as npt
 from numba import njit
 
 from ...storage.graph import Graph
+from ..random import GOLDEN as _GOLDEN
 from ..random import NODE
 from .draw_cpu import sample_rows, sample_uniform
+from .intrinsics import prefetch
 from .labor_cpu import draw_hop
 from .race import log2_table
 from .terms_cpu import JIT, column, integer, square
 from .threads import get_num_threads, parallel
-from .words_cpu import mixed
 
 IdArray = npt.NDArray[np.int64]
 Common = tuple[Any, Any, Any, Any, Any, Any]
 _U = np.uint64
 EMPTY = -1
+AHEAD = 16
+"""Ids between the one that is looked up and the one whose slot is asked for."""
+GROWTH = 4
+"""Times as many nodes as there are fit a table that is made anew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +38,10 @@ class Drawn:
 
     kept: IdArray
     """int64 [n], edges of each row."""
-    positions: IdArray
-    """int64 [e], where they lie in the edge arrays of the block."""
+    sources: npt.NDArray[np.integer]
+    """[e], global ids."""
+    positions: IdArray | None
+    """int64 [e], where they lie in the edge arrays of the block, if that was asked for."""
 
 
 def draw_rows(
@@ -48,6 +55,7 @@ def draw_rows(
     replace: bool = False,
     probability: npt.NDArray[np.int64] | None = None,
     ascending: bool = False,
+    keep_positions: bool = True,
 ) -> Drawn:
     """What `sample_cpu.neighbor` draws for these rows in one hop.
 
@@ -61,10 +69,11 @@ def draw_rows(
         replace: see `sample_reference.neighbor`; likewise `probability`, int64 [e] of the block.
         probability: see there.
         ascending: whether ids ascend within each segment: rows are then walked in step.
+        keep_positions: also say where the edges lie.
     """
     m, lengths = len(keys), np.diff(splits)
     if not len(rows):
-        return Drawn(np.empty(0, np.int64), np.empty(0, np.int64))
+        return Drawn(np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64))
     degree = graph.in_degree
     if not replace and fanout > 64:
         # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
@@ -74,15 +83,15 @@ def draw_rows(
     np.add.at(room, np.repeat(np.arange(m), lengths), most)
     width, need = int(lengths.max()), max(1, int(room.max()))
     nodes = np.zeros((m, width), np.int64)
-    inside = np.arange(width) < lengths[:, None]
-    nodes[inside] = rows
+    for row, a, b in zip(nodes, splits, splits[1:]):
+        row[: b - a] = rows[a:b]
     # A draw is keyed by the node's global id, of which the kernels know the local part.
     with np.errstate(over="ignore"):
         keys = keys + _U(first) * NODE
     begin, edge_end = np.zeros(m, np.int64), np.zeros(m, np.int64)
-    ends, positions = np.zeros((m, width + 1), np.int64), np.empty((m, need), np.int64)
+    ends, positions = np.zeros((m, width + 1), np.int64), np.empty((m, need if keep_positions else 1), np.int64)
     edges = np.empty((m, need), graph.indices.dtype)
-    walk = (nodes, begin, lengths, fanout, replace, keys, ends, edges, positions, True, edge_end, ascending)
+    walk = (nodes, begin, lengths, fanout, replace, keys, ends, edges, positions, keep_positions, edge_end, ascending)
     threads = max(1, min(m, get_num_threads()))
     spans = [(m * t // threads, m * (t + 1) // threads) for t in range(threads)]
     if fanout >= 0 and probability is None:
@@ -91,7 +100,9 @@ def draw_rows(
         weight = np.empty(0, np.int64) if probability is None else probability
         race = (log2_table(), int(degree.max(initial=0)) if replace else 0)
         parallel(sample_rows, [(a, b, graph.indptr, graph.indices, weight, *walk, *race) for a, b in spans])
-    return Drawn(np.diff(ends, axis=1)[inside], positions[np.arange(need) < edge_end[:, None]])
+    kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
+    sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
+    return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)
 
 
 def draw_labor(graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[np.uint64], fanout: int, poisson: bool) -> Drawn:
@@ -107,52 +118,73 @@ def draw_labor(graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[n
         parts[q] = np.diff(ends), positions[:e]
 
     parallel(segment, [(q,) for q in range(len(keys))])
-    none = np.empty(0, np.int64)
-    return Drawn(np.concatenate([none, *(p[0] for p in parts)]), np.concatenate([none, *(p[1] for p in parts)]))
+    kept, positions = (np.concatenate([np.empty(0, np.int64), *(p[i] for p in parts)]) for i in (0, 1))
+    return Drawn(kept, graph.indices[positions], positions)
 
 
 @njit(inline="always")
-def _slot(table, u):
-    """Where u is in a table of 2^b entries, or where it would be."""
-    at = np.int64(mixed(_U(u) * NODE) & _U(len(table) - 1))
+def _first_slot(u, shift):
+    return np.int64((_U(u) * _GOLDEN) >> shift) << 1
+
+
+@njit(inline="always")
+def _slot(table, u, shift):
+    """Where u is, or where it would be. A table holds pairs of id and place, side by side, so that one is one miss."""
+    at = _first_slot(u, shift)
     while table[at] != EMPTY and table[at] != u:
-        at = (at + 1) & (len(table) - 1)
+        at = (at + 2) & (len(table) - 1)
     return at
 
 
 @njit(**JIT)
-def _fill(table, place, nodes):
+def _fill(table, shift, nodes):
     for i in range(len(nodes)):
-        at = _slot(table, np.int64(nodes[i]))
+        if i + AHEAD < len(nodes):
+            prefetch(table, _first_slot(nodes[i + AHEAD], shift))
+        at = _slot(table, np.int64(nodes[i]), shift)
         table[at] = nodes[i]
-        place[at] = i
+        table[at + 1] = i
 
 
 @njit(**JIT)
-def _find_new(table, place, sources, found):
-    """Put sources into the table; those that were not there go to `found`, without a place."""
-    n = 0
-    for e in range(len(sources)):
+def _find_new(table, shift, sources, e, found, n, most):
+    """Put sources from e on into the table; those that were not there go to `found`. Stops where `most` have been found."""
+    end = len(sources)
+    while e < end and n < most:
+        if e + AHEAD < end:
+            prefetch(table, _first_slot(sources[e + AHEAD], shift))
         u = np.int64(sources[e])
-        at = _slot(table, u)
+        at = _slot(table, u, shift)
         if table[at] == EMPTY:
             table[at] = u
-            place[at] = EMPTY
             found[n] = u
             n += 1
-    return n
+        e += 1
+    return e, n
 
 
 @njit(**JIT)
-def _place_new(table, place, new, first):
+def _place_new(table, shift, new, first):
     for i in range(len(new)):
-        place[_slot(table, np.int64(new[i]))] = first + i
+        if i + AHEAD < len(new):
+            prefetch(table, _first_slot(new[i + AHEAD], shift))
+        table[_slot(table, np.int64(new[i]), shift) + 1] = first + i
 
 
 @njit(**JIT)
-def _look_up(table, place, sources, out):
+def _look_up(table, shift, sources, out):
     for e in range(len(sources)):
-        out[e] = place[_slot(table, np.int64(sources[e]))]
+        if e + AHEAD < len(sources):
+            prefetch(table, _first_slot(sources[e + AHEAD], shift))
+        out[e] = table[_slot(table, np.int64(sources[e]), shift) + 1]
+
+
+def _table(nodes: npt.NDArray[np.integer], room: int) -> tuple[npt.NDArray[np.int64], np.uint64]:
+    """A table with `nodes` in it, at most half full when there are `room` of them; and what makes a slot of a hash."""
+    bits = max(4, (2 * max(room, len(nodes))).bit_length())
+    table, shift = np.full(2 << bits, EMPTY, np.int64), _U(64 - bits)
+    _fill(table, shift, nodes)
+    return table, shift
 
 
 class Numbering:
@@ -165,29 +197,25 @@ class Numbering:
             dtype: of ids.
         """
         self.nodes = np.asarray(seeds).astype(dtype)
-        self._table, self._place = np.empty(0, np.int64), np.empty(0, np.int32)
-        self._room(0)
-
-    def _room(self, more: int) -> None:
-        """A table that is at most half full when `more` nodes have come."""
-        need = 2 * (len(self.nodes) + more) + 1
-        if len(self._table) < need:
-            size = 1 << max(4, need.bit_length())
-            self._table, self._place = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
-            _fill(self._table, self._place, self.nodes)
+        self._table, self._shift = _table(self.nodes, GROWTH * len(self.nodes))
 
     def add(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
         """Append those of `sources` that are not there yet, ascending, and give them."""
-        self._room(len(sources))
-        found = np.empty(len(sources), self.nodes.dtype)
-        new = np.sort(found[: _find_new(self._table, self._place, sources, found)])
-        _place_new(self._table, self._place, new, len(self.nodes))
+        found, e, n, known = np.empty(len(sources), self.nodes.dtype), 0, 0, len(self.nodes)
+        while True:
+            # A pair takes two entries, and half of the pairs stay empty.
+            e, n = _find_new(self._table, self._shift, sources, e, found, n, len(self._table) // 4 - known)
+            if e == len(sources):
+                break
+            self._table, self._shift = _table(np.concatenate([self.nodes, found[:n]]), GROWTH * (known + n))
+        new = np.sort(found[:n])
+        _place_new(self._table, self._shift, new, known)
         self.nodes = np.concatenate([self.nodes, new])
         return new
 
     def places(self, sources: npt.NDArray[np.integer], out: npt.NDArray[np.int32]) -> None:
         """Where each of `sources` is; all of them must be there."""
-        _look_up(self._table, self._place, sources, out)
+        _look_up(self._table, self._shift, sources, out)
 
 
 @njit(**JIT)
@@ -236,19 +264,19 @@ def resolve(common: Common, first: int, rows: IdArray, rests: IdArray, dtype: np
 
 
 @njit(**JIT)
-def _extract(indptr, sources, weight, nodes, table, place, rows, at, first, counts, out, values):
+def _extract(indptr, sources, weight, table, shift, rows, first, counts, out, values):
     e = 0
     for i in range(len(rows)):
         v, begin = rows[i] - first, e
         for edge in range(indptr[v], indptr[v + 1]):
             u = np.int64(sources[edge])
-            slot = _slot(table, u)
-            if table[slot] == u:
-                out[e] = place[slot]
+            at = _slot(table, u, shift)
+            if table[at] == u:
+                out[e] = table[at + 1]
                 if weight is not None:
                     values[e] = weight[edge]
                 e += 1
-        counts[at + i] = e - begin
+        counts[i] = e - begin
     return e
 
 
@@ -266,13 +294,11 @@ def extract(
     Returns:
         int32 [rows], edges of each; int32 [e], places in `nodes`; float32 [e], weights, or nothing for an unweighted graph.
     """
-    size = 1 << max(4, (2 * len(nodes) + 1).bit_length())
-    table, place = np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
-    _fill(table, place, nodes)
+    table, shift = _table(nodes, len(nodes))
     room = int(graph.in_degree[rows - first].sum())
     counts, out = np.empty(len(rows), np.int32), np.empty(room, np.int32)
     values = np.empty(0 if graph.edge_weight is None else room, np.float32)
-    e = _extract(graph.indptr, graph.indices, graph.edge_weight, nodes, table, place, rows, 0, first, counts, out, values)
+    e = _extract(graph.indptr, graph.indices, graph.edge_weight, table, shift, rows, first, counts, out, values)
     return counts, out[:e], values[:e]
 
 

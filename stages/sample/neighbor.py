@@ -127,7 +127,16 @@ class NeighborSampler:
         """See `NodeWise.draw`."""
         probability = _exact_weights(block.graph, block.heaviest) if self.weighted else None
         return draw_rows(
-            block.graph, block.first, rows, splits, keys, fanout, replace=self.replace, probability=probability, ascending=ascending
+            block.graph,
+            block.first,
+            rows,
+            splits,
+            keys,
+            fanout,
+            replace=self.replace,
+            probability=probability,
+            ascending=ascending,
+            keep_positions=self.edge_ids or block.graph.edge_weight is not None,
         )
 
     def sends_weights(self, graph: Graph) -> bool:

@@ -204,12 +204,13 @@ def _answer(owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: int,
     all_rows, lengths = np.concatenate(rows), np.concatenate(counts)
     splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     drawn = sampler.draw(block, all_rows, splits, np.concatenate(keys), fanout, ascending)
-    values: list[npt.NDArray[Any]] = [block.graph.indices[drawn.positions]]
+    values: list[npt.NDArray[Any]] = [drawn.sources]
     if sampler.sends_weights(block.graph):
         weight = sampler.weigh(block.graph, all_rows, drawn.kept, drawn.positions, fanout)
         assert weight is not None
         values.append(weight)
     if sampler.edge_ids:
+        assert drawn.positions is not None
         values.append(drawn.positions + block.first_edge)
     edge_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(drawn.kept)])
     answers, at = [], 0

@@ -1,5 +1,14 @@
-"""Features owned by ranks: the rows that a direct gather gives, from the rank that has them."""
+"""Features owned by ranks: the rows that a direct gather gives, from the rank that has them, and ahead of the step that needs them."""
 
+import os
+import threading
+import time
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -7,100 +16,154 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.arena import Arena, reusing
-from millrace.stages.base import Placement, RankJob
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.base import FetchesAhead, Phase, Placement, RankJob
+from millrace.stages.comm.gloo import Gloo, ring_bytes
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch import exchange
-from millrace.stages.fetch.exchange import Exchanged, SharedFeatures
-from millrace.stages.fetch.gather import Gathered
+from millrace.stages.fetch import owned_rows
+from millrace.stages.fetch.exchange import MOST_STEPS, Exchanged
+from millrace.stages.fetch.owned_rows import SPARE, OwnedRows
+from millrace.stages.kernels import cpu
+from millrace.stages.partition.blocks import BlockRows, Grid
+from millrace.stages.rows import NamedRows
+from millrace.stages.sample.base import Sampler, SeedPlan
+from millrace.stages.sample.ladies import LadiesSampler
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.stages.sample.partitioned import SampledByOwners
+from millrace.stages.sample.produce import Sampled
 from millrace.storage.dataset import Split
+from millrace.storage.errors import InputError, MillraceError, StoreError
 from millrace.storage.features import ConvertedFeatures, FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures, write_features
-from millrace.storage.graph import from_edges
+from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
-from millrace.storage.minibatch import Block, MiniBatch
+from millrace.storage.minibatch import MiniBatch
+from millrace.storage.partition_book import RangeBook
+from millrace.storage.queue import MemoryQueue
 from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.isolated import Seat
 
-CASES = ((1, 3, np.float32), (2, 1, np.float64), (5, 4, np.float32), (97, 8, np.float64), (500, 3, np.float32), (6, 0, np.float32))
-"""V, F and type; fewer rows than ranks, too."""
-ROUNDS = 6
+# --- rows that ranks hold between them ---
+
+CASES = (
+    (1, 3, np.float32, True), (2, 1, np.float64, False), (5, 4, np.float32, True), (97, 8, np.float64, True), (500, 3, np.float32, False),
+    (6, 0, np.float32, True), (0, 2, np.float32, True),
+)  # fmt: skip
+"""V, F, type, and whether degrees travel too; fewer rows than ranks, and none."""
+RANKS = 4
+GRIDS = (1, 2, 4)
+"""c."""
+ROUNDS, KEEP_AT = 8, 4
+"""Times that ranks ask, and the one before which hot rows are chosen."""
+Case = tuple[int, int, Any, bool]
 
 
 def all_rows(num_rows: int, num_features: int, dtype: Any) -> np.ndarray:
     return np.random.default_rng(num_rows).random((num_rows, num_features)).astype(dtype)
 
 
-def nodes_of(rank: int, number: int, num_rows: int) -> np.ndarray | None:
-    """Distinct ids that a rank asks for in a round: none, one, some or all of them; None in a round that it sits out."""
+def degrees(num_rows: int, dtype: Any) -> np.ndarray:
+    return np.random.default_rng([num_rows, 1]).random(num_rows).astype(dtype)
+
+
+def nodes_of(rank: int, number: int, num_rows: int) -> np.ndarray:
+    """Distinct ids that a rank asks for in a round: none, the first, one, some or all of them."""
     rng = np.random.default_rng([rank, number, num_rows])
-    wanted = rng.choice([-1, 0, 1, num_rows // 2, num_rows])
-    return None if wanted < 0 else rng.permutation(num_rows)[:wanted].astype(rng.choice([np.int32, np.int64]))
+    wanted = int(rng.choice([0, 1, num_rows // 2, num_rows]))
+    ids = np.zeros(min(1, num_rows), np.int64) if (rank + number) % 5 == 0 else rng.permutation(num_rows)[:wanted]
+    return ids.astype([np.int32, np.int64][number % 2])
 
 
-def minibatch_of(nodes: np.ndarray, index: int) -> MiniBatch:
-    """The first half are seeds, and each other node sends to one of them."""
-    seeds = -(-len(nodes) // 2)
-    sources = np.arange(seeds, len(nodes), dtype=np.int32)
-    indptr = np.minimum(np.arange(seeds + 1), len(sources)).astype(np.int32)
-    return MiniBatch(0, index, (Block(seeds, nodes, indptr, sources),), nested=True).check()
+def book_of(num_rows: int, blocks: int) -> RangeBook:
+    """Uneven, with an empty block where there are more than two."""
+    cuts = np.sort(np.random.default_rng([num_rows, blocks]).integers(0, num_rows + 1, blocks - 1))
+    if blocks > 2:
+        cuts[1] = cuts[0]
+    return RangeBook(np.concatenate([[0], cuts, [num_rows]]).astype(np.int64)).check()
 
 
-def placement_of(features: FeatureStore) -> Placement:
-    v = features.num_rows
-    graph = from_edges(np.arange(v), np.arange(v), v)
-    return Placement(
-        graph, features, torch.arange(v) % 7, torch.arange(v) + 1.0, Split(np.arange(v), np.empty(0, np.int64), np.empty(0, np.int64))
-    )
+def hot_of(rank: int, place: int, book: RangeBook) -> np.ndarray:
+    """A third of the rows that the block at `place` has not."""
+    rng = np.random.default_rng([rank, book.num_nodes, 2])
+    ids = np.arange(book.num_nodes)
+    return ids[(book.part(ids) != place) & (rng.random(len(ids)) < 1 / 3)]
 
 
-def job_of(group: Any, ledger: Ledger) -> RankJob:
-    return RankJob(seed=0, batch_size=1, bulk_size=1, epochs=1, dtype=torch.float32, kernel=None, group=group, ledger=ledger)
+def sent(ledger: Ledger, channel: str = "network") -> dict[str, int]:
+    return ledger.as_record()[channel].copy()
 
 
-def fetch(group: Gloo) -> list[dict[str, Any]]:
-    found = []
-    for case in CASES:
-        ledger = group._ledger = Ledger()
-        placement = placement_of(MemoryFeatures(all_rows(*case)))
-        direct = Gathered().fetcher(placement, job_of(group, Ledger()), torch.nn.Identity())
-        shared = Exchanged().fetcher(placement, job_of(group, ledger), torch.nn.Identity())
-        wrong = []
-        for number in range(ROUNDS):
-            nodes = nodes_of(group.rank, number, case[0])
-            if nodes is None:
-                shared.idle()
-                continue
-            work = minibatch_of(nodes, number)
-            a, b = direct.fetch(work), shared.fetch(work)
-            same_hoods = all(torch.equal(x.degree, y.degree) for x, y in zip(a.hoods, b.hoods, strict=True))
-            if not (same_hoods and a.h.dtype == b.h.dtype and torch.equal(a.h, b.h) and torch.equal(a.y, b.y) and b.index == number):
-                wrong.append((case, number))
-        found.append({"wrong": wrong, **{f"{c} {k}": ledger.get(c, k) for c, k in NAMES}})
+def collect(group: Gloo) -> dict[str, Any]:
+    """Ask for rows as the cases say, and hold on to some of what comes."""
+    found: dict[str, Any] = {}
+    for c in GRIDS:
+        grid = Grid(group.size, c)
+        column = grid.among(group, f"grid of {c}")
+        for case in CASES:
+            v, f, dtype, with_degree = case
+            x, degree, book = all_rows(v, f, dtype), degrees(v, dtype), book_of(v, grid.blocks)
+            lo, hi = (int(book.offsets[column.rank + i]) for i in (0, 1))
+            # A rank's store may hold the whole or its block alone.
+            whole = (v + c) % 2 == 0
+            store = MemoryFeatures(x) if whole else MemoryFeatures(x[lo:hi].copy())
+            owned = OwnedRows(store, lo if whole else 0, book, column, torch.from_numpy(degree[lo:hi]) if with_degree else None)
+            before, held, wrong, hits = sent(group._ledger), deque(maxlen=3), [], []
+            for number in range(ROUNDS):
+                if number == KEEP_AT:
+                    hits.append((owned.hits.asked, owned.hits.hits))
+                    owned.keep(hot_of(group.rank, column.rank, book))
+                ids = nodes_of(group.rank, number, v)
+                got = owned.collect(ids)
+                good = (
+                    got.rows.shape == (len(ids), f)
+                    and got.rows.dtype == dtype
+                    and np.array_equal(np.sort(got.place), np.arange(len(ids)))
+                    and np.array_equal(got.rows[got.place], x[ids])
+                    and (got.degree is not None) == with_degree
+                    and (got.degree is None or np.array_equal(got.degree.numpy(), degree[ids]))
+                )
+                held.append((ids, got))
+                good = good and all(np.array_equal(g.rows[g.place], x[i]) for i, g in held)
+                if not good:
+                    wrong.append(number)
+            hits.append((owned.hits.asked, owned.hits.hits))
+            after = sent(group._ledger)
+            nbytes = (hi - lo + len(hot_of(group.rank, column.rank, book))) * f * np.dtype(dtype).itemsize
+            found[f"c={c} {case}"] = {
+                "wrong": wrong, "hits": hits, "kept": owned.nbytes == nbytes, **{k: after[k] - before[k] for k in after},
+            }  # fmt: skip
     return found
 
 
-NAMES = (("network", "features"), ("network", "control"), ("store", "features"))
-
-
-def expected_bytes(rank: int, size: int, num_rows: int, num_features: int, dtype: Any) -> dict[str, int]:
-    """Counted from the ids that are asked for, without the class under test."""
-    row = num_features * np.dtype(dtype).itemsize
-    blocks = [set(range(num_rows * r // size, num_rows * (r + 1) // size)) for r in range(size)]
-    asked = [[set(() if n is None else n.tolist()) for n in (nodes_of(r, i, num_rows) for i in range(ROUNDS))] for r in range(size)]
-    served = sum(len(blocks[rank] & ids) for r in range(size) if r != rank for ids in asked[r])
-    missing = sum(len(ids - blocks[rank]) for ids in asked[rank])
+def due_of(rank: int, c: int, case: Case) -> dict[str, Any]:
+    """Counted from sets of ids, without the classes under test but the grid's own arithmetic."""
+    v, f, dtype, with_degree = case
+    itemsize = np.dtype(dtype).itemsize
+    column = [r for r in range(RANKS) if r % c == rank % c]
+    book = book_of(v, RANKS // c)
+    blocks = {r: set(range(int(book.offsets[i]), int(book.offsets[i + 1]))) for i, r in enumerate(column)}
+    hot = {r: set(hot_of(r, i, book).tolist()) for i, r in enumerate(column)}
+    rounds = [{r: set(nodes_of(r, i, v).tolist()) for r in column} for i in range(ROUNDS)]
+    wanted = [{r: ids - blocks[r] - (hot[r] if i >= KEEP_AT else set()) for r, ids in of.items()} for i, of in enumerate(rounds)]
+    wanted.append(hot)
+    served = sum(len(of[r] & blocks[rank]) for of in wanted for r in column if r != rank)
+    asked = [len(of[rank] - blocks[rank]) for of in rounds]
     return {
-        "network features": served * row,
-        "network control": 8 * missing + 8 * (size - 1) * ROUNDS,
-        "store features": len(blocks[rank]) * row,
+        "wrong": [],
+        "hits": [(sum(asked[:KEEP_AT]), 0), (sum(asked[KEEP_AT:]), sum(len(of[rank] & hot[rank]) for of in rounds[KEEP_AT:]))],
+        "kept": True,
+        "features": served * f * itemsize,
+        "graph": served * itemsize * with_degree,
+        "control": 4 * sum(len(of[rank]) for of in wanted) + 8 * (len(column) - 1) * (ROUNDS + 1),
+        "activations": 0,
+        "gradients": 0,
     }
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_rows_of_a_direct_gather_arrive(size: int) -> None:
-    for rank, found in enumerate(run_ranks(fetch, size)):
-        for case, got in zip(CASES, found, strict=True):
-            assert got == {"wrong": [], **expected_bytes(rank, size, *case)}, f"rank {rank}, {case}"
+def test_each_row_comes_from_the_rank_that_has_it_and_hot_rows_from_nobody() -> None:
+    for rank, found in enumerate(run_ranks(collect, RANKS)):
+        for c in GRIDS:
+            for case in CASES:
+                assert found[f"c={c} {case}"] == due_of(rank, c, case), f"rank {rank}, c={c}, {case}"
 
 
 class Watched(MemoryFeatures):
@@ -115,56 +178,676 @@ class Watched(MemoryFeatures):
         return super().gather(ids, out)
 
 
-def load(group: Gloo, folder: Path, monkey_bytes: int) -> list[Any]:
-    exchange.LOAD_BYTES = monkey_bytes
-    rows = all_rows(11, 2, np.float32)
-    watched = Watched(rows)
-    features = SharedFeatures(watched, group)
-    ids = np.array([10, 0, 0, 7, 3, 10], np.int32)
-    results: list[Any] = [watched.asked, np.array_equal(features.gather(ids), rows[ids]), len(watched.asked)]
-    stores = (ZarrFeatures(folder / "zarr"), MappedFeatures(folder / "rows.npy"), ConvertedFeatures(MemoryFeatures(rows), np.float64))
-    for store in stores:
-        shared = SharedFeatures(store, group)
-        got = shared.gather(ids)
-        results.append((got.dtype == store.dtype == shared.dtype, np.array_equal(got, store.gather(ids))))
-    return results
+def of_rank(store: FeatureStore, rank: int, ranks: int, first: int | None = None) -> OwnedRows:
+    """What a rank would hold, with nobody to talk to."""
+    book = RangeBook(store.num_rows * np.arange(ranks + 1) // ranks)
+    seat: Any = Seat(rank, ranks)
+    return OwnedRows(store, int(book.offsets[rank]) if first is None else first, book, seat, None)
 
 
-def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(tmp_path: Path) -> None:
+def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owned_rows, "LOAD_BYTES", 2 * 8)
     rows = all_rows(11, 2, np.float32)
     write_features(tmp_path / "zarr", rows)
     np.save(tmp_path / "rows.npy", rows)
-    results = run_ranks(load, 3, tmp_path, 2 * 8)
-    assert [r[0] for r in results] == [[[0, 1], [2]], [[3, 4], [5, 6]], [[7, 8], [9, 10]]]
-    for asked, equal, reads, *stores in results:
-        assert equal and reads == len(asked)
-        assert stores == [(True, True)] * 3
+    asked = []
+    for rank in range(3):
+        watched = Watched(rows)
+        of_rank(watched, rank, 3)
+        asked.append(watched.asked)
+    assert asked == [[[0, 1], [2]], [[3, 4], [5, 6]], [[7, 8], [9, 10]]]
+    stores = (ZarrFeatures(tmp_path / "zarr"), MappedFeatures(tmp_path / "rows.npy"), ConvertedFeatures(MemoryFeatures(rows), np.float64))
+    for store in stores:
+        owned = OwnedRows(store, 0, RangeBook(np.array([0, 11])), Solo(), None)
+        ids = np.array([10, 0, 7, 3], np.int32)
+        got = owned.collect(ids)
+        assert got.rows.dtype == store.dtype
+        assert np.array_equal(got.rows[got.place], store.gather(ids))
 
 
-def test_one_rank_owns_all_rows() -> None:
-    rows, ledger = all_rows(9, 2, np.float32), Ledger()
-    placement = placement_of(MemoryFeatures(rows))
-    fetcher = Exchanged().fetcher(placement, job_of(Solo(), ledger), torch.nn.Identity())
-    nodes = np.array([8, 0, 4])
-    fetcher.idle()
-    assert np.array_equal(fetcher.fetch(minibatch_of(nodes, 0)).h.numpy(), rows[nodes])
-    assert (ledger.get("network", "features"), ledger.get("store", "features")) == (0, rows.nbytes)
+class Damaged(MemoryFeatures):
+    def gather(self, ids: Any, out: Any = None) -> Any:
+        if 7 in ids:
+            raise StoreError("row 7 is damaged")
+        return super().gather(ids, out)
 
 
-def test_the_store_reads_like_the_whole_and_refuses_ids_outside_it() -> None:
-    features = SharedFeatures(MemoryFeatures(all_rows(9, 2, np.float32)), Solo())
-    assert (features.num_rows, features.num_features, features.dtype) == (9, 2, np.float32)
-    out = np.empty((2, 2), np.float32)
-    assert features.gather(np.array([3, 1]), out) is out
-    for ids in ([9], [-1]):
-        with pytest.raises(IndexError, match="the partition book has 9 nodes"):
-            features.gather(np.array(ids))
+def test_a_damaged_store_is_noticed_by_the_rank_that_reads_it_before_any_row_travels() -> None:
+    store = Damaged(all_rows(9, 2, np.float32))
+    of_rank(store, 0, 3)
+    with pytest.raises(StoreError, match="row 7 is damaged"):
+        of_rank(store, 2, 3)
 
 
-def test_rows_lie_in_a_buffer_that_the_next_fetch_reuses() -> None:
-    rows, arena = all_rows(5000, 20, np.float32), Arena()
-    fetcher = Exchanged().fetcher(placement_of(MemoryFeatures(rows)), job_of(Solo(), Ledger()), torch.nn.Identity())
-    with reusing(arena):
-        for n in (5000, 4000, 4900):
-            assert np.array_equal(fetcher.fetch(minibatch_of(np.arange(n), 0)).h.numpy(), rows[:n])
-    assert rows.nbytes < arena.nbytes < 3 * rows.nbytes
+@pytest.mark.parametrize("ids", [[9], [-1], [3, 9], [1 << 40]])
+def test_ids_outside_the_rows_are_refused(ids: list[int]) -> None:
+    owned = OwnedRows(MemoryFeatures(all_rows(9, 2, np.float32)), 0, RangeBook(np.array([0, 9])), Solo(), None)
+    with pytest.raises(IndexError, match="the partition book has 9 nodes"):
+        owned.collect(np.array(ids))
+    assert owned.hits.asked == 0
+
+
+def address(rows: np.ndarray) -> int:
+    return rows.ctypes.data
+
+
+def alone(num_rows: int, num_features: int) -> tuple[OwnedRows, np.ndarray]:
+    rows = all_rows(num_rows, num_features, np.float32)
+    return OwnedRows(MemoryFeatures(rows), 0, RangeBook(np.array([0, num_rows])), Solo(), None), rows
+
+
+def test_rows_lie_in_memory_that_later_ones_use_again() -> None:
+    owned, rows = alone(5000, 20)
+    seen = set()
+    # Sizes creep up by less than what there is to spare.
+    for n in (4500, 4000, 5000, 4900, 3, 4999):
+        ids = np.random.default_rng(n).permutation(5000)[:n]
+        got = owned.collect(ids)
+        assert np.array_equal(got.rows[got.place], rows[ids])
+        seen.add(address(got.rows))
+        del got
+    assert len(seen) == 1
+
+
+HOLD: dict[str, Callable[[Any], Any]] = {
+    "the rows": lambda got: got.rows,
+    "some of them": lambda got: got.rows[7:9],
+    "a column": lambda got: got.rows.T[3],
+    "bytes": lambda got: memoryview(got.rows),
+    "a tensor": lambda got: torch.from_numpy(got.rows),
+    "a piece of one": lambda got: torch.from_numpy(got.rows)[10:20].t(),
+    "what a minibatch names": lambda got: NamedRows(got.rows, got.place),
+}
+
+
+@pytest.mark.parametrize("what", HOLD)
+def test_memory_that_somebody_views_is_never_used_again(what: str) -> None:
+    owned, _ = alone(1000, 20)
+    got = owned.collect(np.arange(1000))
+    first, holder = address(got.rows), HOLD[what](got)
+    before = np.array(holder.tolist())
+    del got
+    others = []
+    for _ in range(3):
+        others.append(owned.collect(np.arange(1000)[::-1].copy()))
+        assert address(others[-1].rows) != first
+        assert np.array_equal(np.array(holder.tolist()), before)
+    assert len({address(o.rows) for o in others}) == 3
+    del holder, others
+    again = [owned.collect(np.arange(1000)) for _ in range(SPARE)]
+    assert len({address(g.rows) for g in again}) == SPARE
+
+
+def test_what_is_not_used_again_is_let_go_of() -> None:
+    owned, rows = alone(20_000, 20)
+    tracemalloc.start()
+    try:
+        held = [owned.collect(np.arange(20_000)) for _ in range(3 * SPARE)]
+        assert len({address(h.rows) for h in held}) == 3 * SPARE
+        assert all(np.array_equal(h.rows[h.place], rows) for h in held)
+        all_of_it = tracemalloc.get_traced_memory()[0]
+        del held
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert all_of_it > 3 * SPARE * rows.nbytes
+    assert left < 1.2 * SPARE * rows.nbytes
+
+
+def among(group: Gloo) -> dict[str, Any]:
+    """Groups of one rank, of some and of all, used by threads beside each other."""
+    grid, found = Grid(group.size, 2), {}
+    column = grid.among(group, "some")
+    found["place"] = (column.rank, column.size)
+    inner = column.sub("inner", range(column.size))
+    heard: dict[str, list[list[int]]] = {"whole": [], "column": [], "inner": []}
+
+    def talk(name: str, over: Any, salt: int) -> None:
+        for i in range(50):
+            parts = [torch.tensor([1000 * salt + 100 * over.rank + 10 * r + i % 7]) for r in range(over.size)]
+            heard[name].append([int(p) for p in over.all_to_all(parts, "graph")])
+
+    before = sent(group._ledger)
+    threads = [threading.Thread(target=talk, args=a) for a in (("whole", group, 1), ("column", column, 2), ("inner", inner, 3))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    after = sent(group._ledger)
+    for name, over, salt in (("whole", group, 1), ("column", column, 2), ("inner", inner, 3)):
+        found[name] = heard[name] == [[1000 * salt + 100 * r + 10 * over.rank + i % 7 for r in range(over.size)] for i in range(50)]
+    found["bytes"] = after["graph"] - before["graph"]
+    alone_ = group.sub(f"alone-{group.rank}", [group.rank])
+    found["alone"] = (alone_.rank, alone_.size, alone_.any(True))
+    total = torch.ones(3)
+    column.all_reduce(total, "gradients")
+    found["sum"] = total.tolist()
+    group.close()
+    try:
+        inner.any(True)
+    except Exception:
+        found["closed"] = True
+    return found
+
+
+def test_groups_of_some_ranks_talk_beside_the_whole_and_end_with_it() -> None:
+    for rank, found in enumerate(run_ranks(among, 4)):
+        assert found["place"] == (rank // 2, 2)
+        assert found["whole"] and found["column"] and found["inner"]
+        assert found["bytes"] == 50 * 8 * (3 + 1 + 1)
+        assert found["alone"] == (0, 1, True)
+        assert found["sum"] == [2.0] * 3
+        assert found["closed"]
+    assert Solo().sub("any", [0]).size == 1
+
+
+# --- rows ahead of the steps that need them ---
+
+V, F, BATCH, SEED = 300, 3, 7, 5
+X = all_rows(V, F, np.float32)
+TRAIN = np.sort(np.random.default_rng(4).permutation(V)[:88])
+"""13 minibatches, the last of them short."""
+MINIBATCHES = 13
+LABELS = torch.arange(V) % 7
+ROW_BYTES = 4 * F
+LOST_S = 5.0
+NAMES = ("fetching rows", "sampling", "millrace-sample")
+"""Threads that must not outlive their feed."""
+SAMPLERS: dict[str, Sampler] = {
+    "new": NeighborSampler((3, 2)), "all": NeighborSampler((3, 2), expand="all"), "ladies": LadiesSampler((20, 16)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """How ranks train. `m`: minibatches of a step."""
+
+    m: Callable[[int], int] = lambda p: p
+    bulk: int = 2
+    ahead: int = 1 << 20
+    epochs: int = 2
+    first: tuple[int, int] = (0, 0)
+    """Epoch and step."""
+    c: Callable[[int], int] = lambda p: 1
+    hot: float = 0.0
+    hot_by: Any = "samples"
+    sampler: str = "new"
+    waiting: int = 1 << 20
+    """Bytes of sampled minibatches that may wait."""
+    in_step: bool = True
+    """Ranks reduce gradients after each step; else each goes on by itself."""
+    slow: str = ""
+    """What takes its time on one rank: training or sampling."""
+
+
+WAYS = {
+    "a step's rows": Way(),
+    "nothing ahead": Way(lambda p: 2 * p, ahead=0),
+    "hardly anything ahead": Way(lambda p: 3 * p + 1, ahead=1, bulk=3),
+    "two steps ahead": Way(lambda p: p + 1, ahead=2500, bulk=1),
+    "some ahead": Way(lambda p: 2 * p - 1, ahead=9000, bulk=4, epochs=3),
+    "fewer minibatches than ranks": Way(lambda p: 1, bulk=1),
+    "fewer, nothing ahead": Way(lambda p: max(1, p - 1), ahead=0, bulk=5),
+    "an epoch is a step": Way(lambda p: 100, bulk=1, epochs=3),
+    "a bulk is more than an epoch": Way(lambda p: 2 * p, bulk=50, waiting=1),
+    "hardly any sampled": Way(lambda p: p, bulk=1, waiting=1, ahead=3000),
+    "from the second step": Way(lambda p: p, first=(0, 1)),
+    "from the middle of the second epoch": Way(lambda p: p + 1, first=(1, 2), epochs=3, bulk=2, ahead=4000),
+    "from the last step": Way(lambda p: 4, first=(1, 3), bulk=2),
+    "hot by samples": Way(hot=0.2),
+    "hot by degree": Way(hot=0.1, hot_by="degree", ahead=3000),
+    "all rows hot": Way(lambda p: 2 * p, hot=1.0),
+    "hot in mid-run": Way(hot=0.2, first=(1, 1), ahead=0),
+    "everything everywhere": Way(c=lambda p: p, hot=0.1),
+    "two columns": Way(c=lambda p: 2 if p % 2 == 0 else p, hot=0.1, ahead=3000),
+    "blocks that are not nested": Way(sampler="all", bulk=3),
+    "layer-wise": Way(sampler="ladies", hot=0.1),
+    "each rank for itself": Way(in_step=False, ahead=3000),
+    "each for itself, nothing ahead": Way(in_step=False, ahead=0, waiting=1),
+    "a rank that trains slowly": Way(slow="training", epochs=1),
+    "a rank that trains slowly by itself": Way(slow="training", epochs=1, in_step=False, waiting=1, ahead=3000),
+    "a rank that samples slowly": Way(slow="sampling", epochs=1, bulk=1, in_step=False),
+}
+
+
+@lru_cache(maxsize=1)
+def graph() -> Graph:
+    rng = np.random.default_rng(8)
+    return from_edges((rng.random(2500) ** 2 * V).astype(np.int64), rng.integers(0, V, 2500), V)
+
+
+def split() -> Split:
+    none = np.empty(0, np.int64)
+    return Split(TRAIN, none, none)
+
+
+def replicated() -> Placement:
+    return Placement(graph(), MemoryFeatures(X), LABELS, torch.from_numpy(graph().degree).float(), split())
+
+
+def block_rows(grid: Grid, column: Any) -> BlockRows:
+    g, book, block = graph(), book_of(V, grid.blocks), column.rank
+    lo, hi = int(book.offsets[block]), int(book.offsets[block + 1])
+    edges = slice(int(g.indptr[lo]), int(g.indptr[hi]))
+    rows = Graph(g.indptr[lo : hi + 1] - g.indptr[lo], g.indices[edges].copy())
+    return BlockRows(
+        rows, MemoryFeatures(X[lo:hi].copy()), LABELS[lo:hi], torch.from_numpy(rows.degree).float(), split(), book=book, block=block,
+        first_edge=int(g.indptr[lo]), train_labels=LABELS[torch.from_numpy(TRAIN)], column=column,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def serial(sampler: str, epoch: int) -> tuple[MiniBatch, ...]:
+    """The minibatches of an epoch, as one process draws them."""
+    plan = SeedPlan(TRAIN, BATCH, MINIBATCHES, SEED)
+    return SAMPLERS[sampler].sample(graph(), plan.request(epoch, 0), cpu).minibatches
+
+
+class Sluggish:
+    """A sampler that takes its time, or raises in a bulk."""
+
+    def __init__(self, inner: Sampler, pause_s: float = 0.0, error: BaseException | None = None, at: tuple[int, int] = (0, 1)) -> None:
+        self._inner, self._pause_s, self._error, self._at = inner, pause_s, error, at
+        self.num_layers, self.record, self.name = inner.num_layers, inner.record, inner.name
+
+    def _suffer(self, request: Any) -> None:
+        time.sleep(self._pause_s)
+        if self._error is not None and (request.epoch, request.number) >= self._at:
+            raise self._error
+
+    def sample(self, graph: Any, request: Any, kernel: Any, workspace: Any = None) -> Any:
+        self._suffer(request)
+        return self._inner.sample(graph, request, kernel, workspace)
+
+    def sample_by_owners(self, owners: Any, request: Any) -> Any:
+        self._suffer(request)
+        return self._inner.sample_by_owners(owners, request)
+
+
+class Trainer:
+    """As much of a rank's loop as feeds and fetchers see."""
+
+    def __init__(self, group: Any, way: Way, by_owners: bool, sampler: Any = None) -> None:
+        self.group, self.way = group, way
+        self.ledger = group._ledger if isinstance(group, Gloo) else Ledger()
+        p = group.size
+        self.m, c = way.m(p), way.c(p)
+        self.steps = -(-MINIBATCHES // self.m)
+        grid = Grid(p, c)
+        # A bulk of k minibatches of each rank.
+        queue = MemoryQueue(bulk_size=way.bulk * p, max_bytes=way.waiting, minibatches_per_epoch=MINIBATCHES)
+        self.job = RankJob(
+            seed=SEED, batch_size=BATCH, bulk_size=way.bulk if by_owners else way.bulk * p, epochs=way.epochs, dtype=torch.float32,
+            kernel=cpu, group=group, ledger=self.ledger, queue=queue, minibatches_per_step=self.m,
+        )  # fmt: skip
+        sampler = sampler or SAMPLERS[way.sampler]
+        if way.slow == "sampling" and group.rank == 0:
+            sampler = Sluggish(sampler, 0.02)
+        if by_owners:
+            place, sample = block_rows(grid, grid.among(group, "column")), SampledByOwners(sampler, way.waiting)
+        else:
+            place, sample = replicated(), Sampled(sampler)
+        self.fetcher = Exchanged(c, way.hot, way.hot_by, way.ahead).fetcher(place, self.job)
+        assert isinstance(self.fetcher, FetchesAhead)
+        first = way.first[0], way.first[1] * self.m
+        self.inner: Any = sample.feed(place, Phase(0, 0, way.epochs), self.job, first)  # pyright: ignore[reportArgumentType]
+        # Rows of which blocks are held are counted when they are read: nothing later.
+        self.read = sent(self.ledger, "store")["features"]
+        self.feed = self.fetcher.ahead(self.inner, sample, Phase(0, 0, way.epochs), first)  # pyright: ignore[reportArgumentType]
+        self.trained = 0
+        """Minibatches."""
+        self.where = ""
+        """What this rank has called last."""
+        self.held: deque[tuple[np.ndarray, Any]] = deque(maxlen=2)
+
+    def coordinates(self) -> Iterator[tuple[int, int]]:
+        for epoch in range(self.way.first[0], self.way.epochs):
+            for step in range(self.way.first[1] if epoch == self.way.first[0] else 0, self.steps):
+                yield epoch, step
+
+    def step(self, epoch: int, step: int) -> None:
+        p, rank = self.group.size, self.group.rank
+        first, last = step * self.m, min((step + 1) * self.m, MINIBATCHES)
+        for index in range(first + rank, last + -(last - first) % p + rank, p):
+            if index >= last:
+                self.fetcher.idle()
+                continue
+            self.where = "get"
+            work = self.feed.get(epoch, index)
+            self.where = "fetch"
+            self.check(work, epoch, index)
+            if self.way.slow == "training" and rank == p - 1:
+                time.sleep(0.03)
+        if self.way.in_step:
+            flat = torch.ones(1)
+            self.group.all_reduce(flat, "gradients")
+            assert flat.item() == p
+        self.feed.release(epoch, last - 1)
+
+    def check(self, work: MiniBatch, epoch: int, index: int) -> None:
+        assert (work.epoch, work.index) == (epoch, index)
+        assert minibatch_digest(work) == minibatch_digest(serial(self.way.sampler, epoch)[index])
+        fetched, nodes = self.fetcher.fetch(work), work.nodes.astype(np.int64)
+        assert (fetched.epoch, fetched.index, fetched.h.shape, fetched.h.dtype) == (epoch, index, (len(nodes), F), torch.float32)
+        assert isinstance(fetched.h, NamedRows)
+        assert np.array_equal(fetched.h.base[fetched.h.ids], X[nodes])
+        assert torch.equal(fetched.y, LABELS[torch.from_numpy(work.seeds.astype(np.int64))])
+        for hood, block in zip(fetched.hoods, work.blocks, strict=True):
+            degree = graph().degree[block.src]
+            assert np.array_equal(hood.degree.numpy(), degree.astype(np.float32))
+        # Rows that were given out stay as they are, whatever is fetched in the meantime.
+        self.held.append((nodes, fetched.h))
+        assert all(np.array_equal(h.base[h.ids], X[n]) for n, h in self.held)
+        self.trained += 1
+
+    def close(self) -> None:
+        # Ranks end after the same step, which a rank without minibatches in it has not waited for.
+        self.group.all_reduce(torch.ones(1), "gradients")
+        for _ in range(2):
+            self.feed.close()
+
+
+def left_over() -> list[str]:
+    """Threads that are still there a moment after they were told to end."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end and any(t.name in NAMES for t in threading.enumerate()):
+        time.sleep(0.01)
+    return [t.name for t in threading.enumerate() if t.name in NAMES]
+
+
+def fresh(group: Any, name: str) -> Any:
+    """A group and a ledger of their own for each case of a gang."""
+    own = group.sub(name, range(group.size))
+    if isinstance(own, Gloo):
+        own._ledger = Ledger()
+    return own
+
+
+def train(group: Any, names: Sequence[str]) -> dict[tuple[str, bool], Any]:
+    """By name, and by whether owners of rows sample."""
+    found = {}
+    for name, by_owners in product(names, (False, True)):
+        own = fresh(group, f"{name} {by_owners}")
+        trainer = Trainer(own, WAYS[name], by_owners)
+        for epoch, step in trainer.coordinates():
+            trainer.step(epoch, step)
+        trainer.close()
+        left = left_over()
+        network = sent(trainer.ledger)
+        found[name, by_owners] = {
+            "left": left, "trained": trainer.trained, "told": trainer.fetcher.told, "read": trainer.read,
+            "features": network["features"], "graph": network["graph"], "control": network["control"],
+            "read in all": sent(trainer.ledger, "store")["features"], "exchange_s": trainer.fetcher.exchange_s,
+        }  # fmt: skip
+        if isinstance(own, Gloo):
+            own.close()
+    return found
+
+
+class Due:
+    """What ranks are to have fetched, counted from the serial minibatches."""
+
+    def __init__(self, way: Way, ranks: int, by_owners: bool) -> None:
+        self.way, self.ranks, self.by_owners = way, ranks, by_owners
+        self.m, self.c = way.m(ranks), way.c(ranks)
+        self.steps = -(-MINIBATCHES // self.m)
+        blocks = ranks // self.c
+        self.book = book_of(V, blocks) if by_owners else RangeBook(V * np.arange(blocks + 1) // blocks)
+        self.columns = [[r for r in range(ranks) if r % self.c == q] for q in range(self.c)]
+
+    def mine(self, rank: int, epoch: int, first_step: int, last_step: int) -> list[np.ndarray]:
+        """Nodes of each of a rank's minibatches in some steps: every P-th of a step, from the rank's place on."""
+        work = serial(self.way.sampler, epoch)
+        return [
+            work[i].nodes
+            for s in range(first_step, last_step)
+            for i in range(s * self.m + rank, min((s + 1) * self.m, MINIBATCHES), self.ranks)
+        ]
+
+    def block(self, rank: int) -> set[int]:
+        i = rank // self.c
+        return set(range(int(self.book.offsets[i]), int(self.book.offsets[i + 1])))
+
+    def hot(self, rank: int) -> set[int]:
+        count = int(self.way.hot * V)
+        if not count or self.ranks == self.c:
+            return set()
+        if self.way.hot_by == "samples":
+            named = np.concatenate([np.empty(0, np.int64), *self.mine(rank, self.way.first[0], 0, self.steps)])
+        else:
+            named = graph().indices
+        times = np.bincount(named, minlength=V)
+        ranked = sorted((-n, v) for v, n in enumerate(times.tolist()) if n and v not in self.block(rank))
+        return {v for _, v in ranked[:count]}
+
+    def units(self, column: list[int]) -> Iterator[tuple[int, int, int]]:
+        """(epoch, first step, one behind the last), of one step until it is known what that takes."""
+        together = 0
+        for epoch in range(self.way.first[0], self.way.epochs):
+            step = self.way.first[1] if epoch == self.way.first[0] else 0
+            while step < self.steps:
+                last = min(step + max(1, together), self.steps)
+                yield epoch, step, last
+                if not together:
+                    most = max(len(self.union(r, epoch, step, last)) for r in column) * ROW_BYTES
+                    together = max(1, min(MOST_STEPS, self.way.ahead // (2 * max(1, most))))
+                step = last
+
+    def union(self, rank: int, epoch: int, first: int, last: int) -> set[int]:
+        return {v for nodes in self.mine(rank, epoch, first, last) for v in nodes.tolist()}
+
+    def of(self, rank: int) -> dict[str, Any]:
+        column = self.columns[rank % self.c]
+        units = list(self.units(column))
+        hot = {r: self.hot(r) for r in column}
+        asked = {r: [self.union(r, *u) - self.block(r) for u in units] for r in column}
+        served = sum(len((a - hot[r]) & self.block(rank)) for r in column if r != rank for a in asked[r])
+        served += sum(len(hot[r] & self.block(rank)) for r in column if r != rank)
+        missing = sum(len(a - hot[rank]) for a in asked[rank]) + len(hot[rank])
+        hits = sum(len(a & hot[rank]) for a in asked[rank])
+        size, kept = len(column), bool(self.way.hot) and len(column) > 1
+        epochs = range(self.way.first[0], self.way.epochs)
+        trained = sum(len(self.mine(rank, e, self.way.first[1] if e == epochs[0] else 0, self.steps)) for e in epochs)
+        return {
+            "left": [],
+            "trained": trained,
+            "told": {"rows": len(hot[rank]), "asked": sum(map(len, asked[rank])), "hits": hits, "saved_bytes": hits * ROW_BYTES},
+            "read": len(self.block(rank)) * ROW_BYTES,
+            "read in all": len(self.block(rank)) * ROW_BYTES,
+            "features": served * ROW_BYTES,
+            "graph": 0,
+            "control": 4 * missing
+            + 8 * (size - 1) * (len(units) + kept)
+            + (size - 1) * len(units)
+            + (ring_bytes(size, 8, rank // self.c, size) if size > 1 else 0),
+        }
+
+
+FEW = ("hardly anything ahead", "fewer, nothing ahead", "from the middle of the second epoch", "hot by samples", "each rank for itself")
+
+
+@pytest.mark.parametrize(("ranks", "names"), [(1, WAYS), (2, WAYS), (3, FEW), (4, WAYS)], ids=lambda x: str(x) if isinstance(x, int) else "")
+def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int, names: Sequence[str]) -> None:
+    """The minibatches, rows, degrees and labels (in `Trainer.check`), and exactly the distinct rows of each unit over the network."""
+    reports = [train(Solo(), list(names))] if ranks == 1 else run_ranks(train, ranks, list(names), timeout_s=120)
+    for name, by_owners in product(names, (False, True)):
+        due = Due(WAYS[name], ranks, by_owners)
+        for rank, report in enumerate(reports):
+            found, expected = report[name, by_owners], due.of(rank)
+            assert found.pop("exchange_s") > 0
+            if ranks == 1:
+                expected["control"] = 0
+            if by_owners:
+                # Sampling counts under the same names.
+                for counted in ("graph", "control"):
+                    del found[counted], expected[counted]
+            assert found == expected, (name, by_owners, rank)
+
+
+def test_steps_that_are_fetched_together_share_rows() -> None:
+    """What the exact bytes above say, in words: a row that several steps name travels once."""
+    alone_, together = (Due(replace(WAYS["nothing ahead"], ahead=a), 2, False) for a in (0, 1 << 20))
+    one, many = (sum(d.of(r)["features"] for r in range(2)) for d in (alone_, together))
+    assert len(list(together.units([0, 1]))) < len(list(alone_.units([0, 1])))
+    assert many < 0.8 * one
+
+
+CLOSED = {
+    "far ahead": Way(lambda p: p, bulk=1), "nothing ahead": Way(lambda p: p, bulk=1, ahead=0), "a little": Way(lambda p: p, ahead=3000),
+    "one rank slow": Way(lambda p: p, slow="sampling", bulk=1, waiting=1),
+}  # fmt: skip
+
+
+def close_early(group: Any, by_owners: bool) -> dict[str, Any]:
+    """End after each of the steps in turn, with threads wherever they happen to be."""
+    found = {}
+    for name, way in CLOSED.items():
+        for after in range(8):
+            own = fresh(group, f"{name} {after}")
+            trainer = Trainer(own, way, by_owners)
+            for _, (epoch, step) in zip(range(after), trainer.coordinates()):
+                trainer.step(epoch, step)
+            # A moment in which threads get ahead, on some of the ranks.
+            time.sleep(0.02 * ((after + group.rank) % 3))
+            start = time.monotonic()
+            trainer.close()
+            found[f"{name} {after}"] = (time.monotonic() - start < 5.0, left_over(), trainer.trained)
+            own.close()
+    return found
+
+
+@pytest.mark.parametrize("by_owners", [False, True], ids=["whole topology", "by owners"])
+def test_ranks_may_end_after_any_step(by_owners: bool) -> None:
+    for found in run_ranks(close_early, 3, by_owners, timeout_s=120):
+        assert {k: v[:2] for k, v in found.items()} == dict.fromkeys(found, (True, []))
+        assert sum(v[2] for v in found.values()) > 0
+
+
+# --- errors and lost peers ---
+
+class BadQueue:
+    """A queue of which one minibatch is damaged."""
+
+    def __init__(self, inner: MemoryQueue, error: BaseException) -> None:
+        self._inner, self._error = inner, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
+        if index >= 6:
+            raise self._error
+        return self._inner.get(epoch, index, timeout_s)
+
+
+def go_on(trainer: Trainer) -> BaseException | None:
+    """What ends a rank's training."""
+    try:
+        try:
+            for epoch, step in trainer.coordinates():
+                trainer.step(epoch, step)
+        finally:
+            trainer.feed.close()
+    except Exception as e:
+        return e
+    return None
+
+
+def told(e: BaseException | None) -> tuple[str, str]:
+    return type(e).__name__, str(e)
+
+
+ERRORS = {
+    "sampler": (InputError("weights are odd"), False), "sampler, a bug": (ZeroDivisionError("division by zero"), False),
+    "queue": (StoreError("bulk 1 is damaged"), True), "queue, a bug": (AttributeError("no such minibatch"), True),
+}  # fmt: skip
+"""What is raised in a thread of rank 1, and whether it is the queue that raises it."""
+
+
+def fail(group: Any) -> dict[tuple[str, bool, int], Any]:
+    found = {}
+    for what, by_owners, ahead in product(ERRORS, (False, True), (0, 1 << 20)):
+        error, in_queue = ERRORS[what]
+        own = fresh(group, f"{what} {by_owners} {ahead}")
+        bad = own.rank == 1
+        sampler = Sluggish(SAMPLERS["new"], error=error) if bad and not in_queue else None
+        trainer = Trainer(own, Way(lambda p: p, bulk=1, ahead=ahead), by_owners, sampler)
+        if bad and in_queue:
+            trainer.inner._queue = BadQueue(trainer.inner._queue, error)
+        first = e = go_on(trainer)
+        at = time.time()
+        while e is not None and e.__cause__ is not None:
+            e = e.__cause__
+        # A rank that fails ends, and so do its connections.
+        own.close()
+        found[what, by_owners, ahead] = told(first), told(e), at, left_over()
+    return found
+
+
+def test_an_error_in_a_thread_is_raised_where_training_waits_and_ends_the_other_ranks() -> None:
+    other, bad = run_ranks(fail, 2, timeout_s=120)
+    assert len(bad) == 16
+    for key, ((kind, text), cause, at, left) in bad.items():
+        error, in_queue = ERRORS[key[0]]
+        assert cause == told(error), key
+        assert str(error) in text, "in its words"
+        # What a queue's producer raises has always been a RunError; all else of the family is what it was.
+        if isinstance(error, MillraceError) and (in_queue or key[1]):
+            assert kind == type(error).__name__, key
+        else:
+            assert kind == "RunError" and type(error).__name__ in text, key
+        assert left == [], key
+        peer, _, peer_at, peer_left = other[key]
+        assert peer[0] == "PeerLostError" and "rank 0 of 2" in peer[1], key
+        assert peer_at - at < LOST_S, key
+        assert peer_left == [], key
+
+
+def die(group: Any, where: str, by_owners: bool, file: Path) -> Any:
+    """Rank 1 dies while the others train on their own; where they wait, and when they know."""
+
+    def end(*arguments: Any, **named: Any) -> Any:
+        file.write_text(str(time.time()))
+        os._exit(1)
+
+    class Dies(Sluggish):
+        def _suffer(self, request: Any) -> None:
+            if request.number >= 3:
+                end()
+
+    dying = group.rank == 1
+    sampler = Dies(SAMPLERS["new"]) if dying and where == "sampling" else None
+    trainer = Trainer(group, Way(lambda p: p, bulk=1, ahead=0, in_step=False), by_owners, sampler)
+    if dying and where != "sampling":
+        over = trainer.fetcher._owned.group  # pyright: ignore[reportAttributeAccessIssue]
+        all_to_all, any_, calls = over.all_to_all, over.any, []
+
+        def exchange(parts: Any, kind: str, into: Any = None) -> Any:
+            calls.append(kind)
+            return end() if calls.count("features") == 3 else all_to_all(parts, kind, into)
+
+        def word(flag: bool) -> bool:
+            calls.append("word")
+            return end() if calls.count("word") == 3 else any_(flag)
+
+        if where == "exchange":
+            over.all_to_all = exchange
+        else:
+            over.any = word
+    e = go_on(trainer)
+    return told(e), time.time(), trainer.where, trainer.trained
+
+
+@pytest.mark.parametrize(
+    ("where", "by_owners", "waits"),
+    [("sampling", True, "get"), ("exchange", False, "fetch"), ("exchange", True, "fetch"), ("word", False, "get"), ("word", True, "get")],
+)
+def test_a_lost_peer_is_told_soon_wherever_the_others_wait(where: str, by_owners: bool, waits: str, tmp_path: Path) -> None:
+    first, none, third = run_ranks(die, 3, where, by_owners, tmp_path / "died", mortal=(1,))
+    assert none is None
+    died = float((tmp_path / "died").read_text())
+    for (kind, text), at, waited, trained in (first, third):
+        assert kind == "PeerLostError", text
+        assert "can be resumed" in text
+        assert at - died < LOST_S
+        assert (waited, trained > 0) == (waits, True)
