@@ -94,8 +94,9 @@ class Bulk(_Section):
     """The share of all feature rows that each rank keeps of the other ranks', where features are owned or the topology is partitioned."""
     hot_by: Literal["samples", "degree"] = "samples"
     """What is hot: what the rank's own minibatches of the first epoch need most often, or what the most in-neighbour lists hold."""
-    ahead_bytes: int = Field(default=256 << 20, ge=0)
-    """Rows of other ranks that may lie ready or be under way before they are needed; 0: fetching waits for training and training for it."""
+    ahead_bytes: int = Field(default=512 << 20, ge=0)
+    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step: fetching and training take
+    turns."""
 
 
 class Sar(_Section):

@@ -30,7 +30,7 @@ from .gather import Gather
 from .hot import HotBy, choose
 from .owned_rows import Collected, OwnedRows
 
-AHEAD_BYTES = 256 << 20
+AHEAD_BYTES = 512 << 20
 MOST_STEPS = 8
 """Of a unit."""
 WAIT_S = 1.0
@@ -47,7 +47,8 @@ class Exchanged:
     hot_by: HotBy = "samples"
     """What is hot: what the rank's own minibatches of the first epoch name most, or what the most in-neighbour lists hold."""
     ahead_bytes: int = AHEAD_BYTES
-    """Rows that may lie ready or be under way before they are needed; 0: nothing is fetched before the last step has ended."""
+    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step: fetching and training take
+    turns."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
         """See `NeighbourhoodPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
@@ -168,7 +169,8 @@ class RowsAhead:
         with self._changed:
             if self._trained >= unit.epoch * self._steps + unit.first_step:
                 return True
-            return sum(u.bytes for u in self._units) + self._last_bytes <= self._ahead_bytes and self._ahead_bytes > 0
+            waiting = sum(u.bytes for u in self._units if u.epoch * self._steps + u.first_step > self._trained)
+            return 0 < self._ahead_bytes >= waiting + self._last_bytes
 
     def _indices(self, unit: _Unit) -> list[int]:
         first, last = unit.first_step * self._per_step, min(unit.last_step * self._per_step, self._minibatches)
@@ -207,12 +209,12 @@ class RowsAhead:
         return nodes.nodes
 
     def _agree(self, num_bytes: int) -> int:
-        """Steps of a unit: as many as let two units fit, on the rank whose minibatches are largest."""
+        """Steps of a unit: as many as let it wait for training, on the rank whose minibatches are largest."""
         most = 1 if self._feed.stored else MOST_STEPS
         table = torch.zeros(self._owned.group.size, dtype=torch.int64)
         table[self._owned.group.rank] = num_bytes
         self._owned.group.all_reduce(table, "control")
-        return max(1, min(most, self._ahead_bytes // (2 * max(1, int(table.max())))))
+        return max(1, min(most, self._ahead_bytes // max(1, int(table.max()))))
 
     def _notify(self) -> None:
         with self._changed:

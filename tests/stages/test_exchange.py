@@ -518,6 +518,9 @@ class Trainer:
             self.check(work, epoch, index)
             if self.way.slow == "training" and rank == p - 1:
                 time.sleep(0.03)
+            if not self.way.ahead:
+                units: Any = self.feed._units  # pyright: ignore[reportAttributeAccessIssue]
+                assert max((u.epoch, u.last_step) for u in units) == (epoch, step + 1), "fetching and training take turns"
         if self.way.in_step:
             flat = torch.ones(1)
             self.group.all_reduce(flat, "gradients")
@@ -630,7 +633,7 @@ class Due:
                 yield epoch, step, last
                 if not together:
                     most = max(len(self.union(r, epoch, step, last)) for r in column) * ROW_BYTES
-                    together = max(1, min(MOST_STEPS, self.way.ahead // (2 * max(1, most))))
+                    together = max(1, min(MOST_STEPS, self.way.ahead // max(1, most)))
                 step = last
 
     def union(self, rank: int, epoch: int, first: int, last: int) -> set[int]:
@@ -666,10 +669,11 @@ class Due:
 FEW = ("hardly anything ahead", "fewer, nothing ahead", "from the middle of the second epoch", "hot by samples", "each rank for itself")
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(1, WAYS), (2, WAYS), (3, FEW), (4, WAYS)], ids=lambda x: str(x) if isinstance(x, int) else "")
-def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int, names: Sequence[str]) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int) -> None:
     """The minibatches, rows, degrees and labels (in `Trainer.check`), and exactly the distinct rows of each unit over the network."""
-    reports = [train(Solo(), list(names))] if ranks == 1 else run_ranks(train, ranks, list(names), timeout_s=120)
+    names = FEW if ranks == 3 else tuple(WAYS)
+    reports = [train(Solo(), names)] if ranks == 1 else run_ranks(train, ranks, names, timeout_s=120)
     for name, by_owners in product(names, (False, True)):
         due = Due(WAYS[name], ranks, by_owners)
         for rank, report in enumerate(reports):
@@ -698,46 +702,43 @@ CLOSED = {
 }  # fmt: skip
 
 
-def close_early(group: Any, by_owners: bool) -> dict[str, Any]:
+def close_early(group: Any) -> dict[tuple[str, bool, int], Any]:
     """End after each of the steps in turn, with threads wherever they happen to be."""
     found = {}
-    for name, way in CLOSED.items():
-        for after in range(8):
-            own = fresh(group, f"{name} {after}")
-            trainer = Trainer(own, way, by_owners)
-            for _, (epoch, step) in zip(range(after), trainer.coordinates()):
-                trainer.step(epoch, step)
-            # A moment in which threads get ahead, on some of the ranks.
-            time.sleep(0.02 * ((after + group.rank) % 3))
-            start = time.monotonic()
-            trainer.close()
-            found[f"{name} {after}"] = (time.monotonic() - start < 5.0, left_over(), trainer.trained)
-            own.close()
+    for name, by_owners, after in product(CLOSED, (False, True), range(8)):
+        own = fresh(group, f"{name} {by_owners} {after}")
+        trainer = Trainer(own, CLOSED[name], by_owners)
+        for _, (epoch, step) in zip(range(after), trainer.coordinates()):
+            trainer.step(epoch, step)
+        # A moment in which threads get ahead, on some of the ranks.
+        time.sleep(0.02 * ((after + group.rank) % 3))
+        start = time.monotonic()
+        trainer.close()
+        found[name, by_owners, after] = (time.monotonic() - start < LOST_S, left_over(), trainer.trained)
+        own.close()
     return found
 
 
-@pytest.mark.parametrize("by_owners", [False, True], ids=["whole topology", "by owners"])
-def test_ranks_may_end_after_any_step(by_owners: bool) -> None:
-    for found in run_ranks(close_early, 3, by_owners, timeout_s=120):
+def test_ranks_may_end_after_any_step() -> None:
+    for found in run_ranks(close_early, 3, timeout_s=120):
         assert {k: v[:2] for k, v in found.items()} == dict.fromkeys(found, (True, []))
-        assert sum(v[2] for v in found.values()) > 0
+        # 13 minibatches an epoch: in the fifth step there is one, for the first rank.
+        assert {v[2] for v in found.values()} >= {0, 1, 2, 3, 4}
 
 
 # --- errors and lost peers ---
 
-class BadQueue:
-    """A queue of which one minibatch is damaged."""
 
-    def __init__(self, inner: MemoryQueue, error: BaseException) -> None:
-        self._inner, self._error = inner, error
+def damage(queue: Any, error: BaseException) -> None:
+    """From the seventh minibatch of an epoch on, a queue raises this."""
+    get = queue.get
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
+    def bad(epoch: int, index: int, timeout_s: float) -> MiniBatch:
         if index >= 6:
-            raise self._error
-        return self._inner.get(epoch, index, timeout_s)
+            raise error
+        return get(epoch, index, timeout_s)
+
+    queue.get = bad
 
 
 def go_on(trainer: Trainer) -> BaseException | None:
@@ -773,7 +774,7 @@ def fail(group: Any) -> dict[tuple[str, bool, int], Any]:
         sampler = Sluggish(SAMPLERS["new"], error=error) if bad and not in_queue else None
         trainer = Trainer(own, Way(lambda p: p, bulk=1, ahead=ahead), by_owners, sampler)
         if bad and in_queue:
-            trainer.inner._queue = BadQueue(trainer.inner._queue, error)
+            damage(trainer.inner._queue, error)
         first = e = go_on(trainer)
         at = time.time()
         while e is not None and e.__cause__ is not None:
@@ -807,6 +808,8 @@ def die(group: Any, where: str, by_owners: bool, file: Path) -> Any:
     """Rank 1 dies while the others train on their own; where they wait, and when they know."""
 
     def end(*arguments: Any, **named: Any) -> Any:
+        # The others have come to where they wait for this one.
+        time.sleep(0.5)
         file.write_text(str(time.time()))
         os._exit(1)
 
@@ -817,7 +820,7 @@ def die(group: Any, where: str, by_owners: bool, file: Path) -> Any:
 
     dying = group.rank == 1
     sampler = Dies(SAMPLERS["new"]) if dying and where == "sampling" else None
-    trainer = Trainer(group, Way(lambda p: p, bulk=1, ahead=0, in_step=False), by_owners, sampler)
+    trainer = Trainer(group, Way(lambda p: p, bulk=1, ahead=0, waiting=1, in_step=False), by_owners, sampler)
     if dying and where != "sampling":
         over = trainer.fetcher._owned.group  # pyright: ignore[reportAttributeAccessIssue]
         all_to_all, any_, calls = over.all_to_all, over.any, []
