@@ -165,8 +165,8 @@ def hits(
 ) -> list[dict[str, Any]]:
     """One rank's part in fetching with hot rows: for each share and way to choose, what was asked for in the first epoch and the others."""
     rows, job = placed(group, 1, graph, train, features, batch, 8, "hot rows")
-    steps = -(-len(train) // batch // group.size) if len(train) % batch == 0 else -(-(-(-len(train) // batch)) // group.size)
     plan = SeedPlan(train, batch, job.bulk_size * group.size, job.seed, takes=job.is_mine)
+    steps = -(-plan.num_minibatches // group.size)
     bulks = tuple(sampler.sample(graph, plan.request(e, n), cpu) for e in range(epochs) for n in range(plan.num_bulks))
     named = {(b.epoch, m.index // group.size): m.nodes for b in bulks for m in b.minibatches}
 
@@ -196,9 +196,7 @@ def hits(
             apart = dict(zip(spans, (told[0], {key: told[1][key] - told[0][key] for key in ("asked", "hits")})))
             exact = all(apart[name]["asked"] == int(span.sum()) for name, span in spans.items())
             counts = {name: {"asked": apart[name]["asked"], "hits": apart[name]["hits"], "best": best[name]} for name in spans}
-            found.append(
-                {"share": share, "by": by, "rows": told[1]["rows"], "together": together, "exact": exact, "all": told, **counts}
-            )
+            found.append({"share": share, "by": by, "rows": told[1]["rows"], "together": together, "exact": exact, "all": told, **counts})
     return found
 
 
@@ -213,7 +211,9 @@ def measure_hot(args: argparse.Namespace, report: dict[str, Any]) -> None:
         timeout_s=590.0, group_timeout_s=300.0,
     )  # fmt: skip
     print(f"  hot: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    print(f"\nHOT: ogbn-arxiv, {graph.num_edges:,} edges, {P} ranks, c = 1, batch {batch}, fanout {','.join(map(str, fanout))}, {E} epochs;")
+    print(
+        f"\nHOT: ogbn-arxiv, {graph.num_edges:,} edges, {P} ranks, c = 1, batch {batch}, fanout {','.join(map(str, fanout))}, {E} epochs;"
+    )
     print(f"F = {args.hot_features}; units of {ranks[0][0]['together']} steps. Share of the rows of others that were hot, and the most")
     print("that any choice of as many rows could have had; MB of rows that a rank gets in an epoch, mean, hot rows themselves included")
     print(f"{'':<16}{'rows kept':>10}{'EPOCH 0: hits':>16}{'best':>7}{'ratio':>7}{'FOLLOWING: hits':>18}{'best':>7}{'ratio':>7}", end="")
@@ -230,7 +230,9 @@ def measure_hot(args: argparse.Namespace, report: dict[str, Any]) -> None:
         cells = "".join(f"{a:>{w}.1%}{b:>7.1%}{a / b if b else 0:>7.2f}" for w, (a, b) in zip((16, 18), rates.values()))
         mb = [b / P / E / 1e6 for b in (without, sent)]
         print(f"{label:<16}{kept / P:>10,.0f}{cells}{mb[0]:>12,.1f}{mb[1]:>8,.1f}{1 - sent / without:>7.0%}", flush=True)
-        found.append({"share": first["share"], "by": first["by"], "sums": sums, "rates": rates, "sent": sent, "without": without, "ranks": of})
+        found.append(
+            {"share": first["share"], "by": first["by"], "sums": sums, "rates": rates, "sent": sent, "without": without, "ranks": of}
+        )
         if not all(r["exact"] for r in of):
             report["problems"].append(f"hot, {label}: rows asked for are not those that the samples name in units of {first['together']}")
         if sent != (asked - hit + kept) * row_bytes:

@@ -1,10 +1,9 @@
-"""Whole runs over block rows: what fetching ahead hides, on a link and on loopback, and what it costs; epochs by layout. See `partitioned.py`."""
+"""Whole runs over block rows: what fetching ahead hides and costs, on a link and on loopback; epochs by layout. See `partitioned.py`."""
 
 import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -31,33 +30,29 @@ from millrace.tests.contracts.gang import run_ranks
 
 FEATURES, CLASSES = 100, 47
 """As ogbn-products has."""
-SAMPLING_SAME = {"checkpoint": {"every_s": 1e9}, "threads": 1, "system": "bulk"}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "ahead": {"topology": "partitioned"},
-    "in turns": {"topology": "partitioned", "ahead_bytes": 0},
-}
-"""Fetching ahead, and fetching and training in turns."""
+UNDISTURBED = {"checkpoint": {"every_s": 1e9}, "threads": 1, "system": "bulk"}
+WAYS: dict[str, dict[str, Any]] = {"ahead": {}, "in turns": {"ahead_bytes": 0}}
+"""To fetch."""
 GOAL, MOST_CPU = 0.7, 1.03
 
 
-def dataset_at(path: Path, graph: Graph, train: int) -> Path:
-    """A store of the graph, on first use, with random rows and labels; ids are random already, so the first nodes are the seeds."""
+def dataset_at(path: Path, graph: Graph, train: int, test: int = 0) -> Path:
+    """A store of the graph, made on first use, with random rows and labels, and with random nodes as seeds."""
     if not path.exists():
         rng = np.random.default_rng(0)
         x = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
         labels, none = rng.integers(0, CLASSES, graph.num_nodes), np.empty(0, np.int64)
-        # Seeds of all blocks alike.
-        seeds = np.sort(rng.permutation(graph.num_nodes)[:train])
-        split = mr.Split(seeds, none, none)
+        order = rng.permutation(graph.num_nodes)
+        split = mr.Split(np.sort(order[:train]), none, np.sort(order[train : train + test]))
         mr.write_dataset(path, mr.Dataset(path.name, graph, MemoryFeatures(x), labels, split, CLASSES), features_format="npy")
     return path
 
 
-def known(name: str, cache: Path, train: int) -> Path:
+def known(name: str, cache: Path, train: int, test: int = 0) -> Path:
     """A store over one of the graphs of `graphs.py`."""
     folder = stored(name, cache)
-    path = folder / f"blocks-{train}"
-    return path if path.exists() else dataset_at(path, load(folder), train)
+    path = folder / f"blocks-{train}-{test}"
+    return path if path.exists() else dataset_at(path, load(folder), train, test)
 
 
 def rank(group: Any, job: dict[str, Any], store: str, parts: str | None, outline: dict[str, Any], out: str) -> dict[str, Any]:
@@ -91,9 +86,11 @@ def rank(group: Any, job: dict[str, Any], store: str, parts: str | None, outline
     return {**asdict(report), "cpu_s": (cpu[-1] - cpu[0]) / max(1, len(cpu) - 1)}
 
 
-def here(store: Path, scratch: Path, ranks: int, epochs: int, train: Mapping[str, Any], fanout: Sequence[int], **options: Any) -> dict[str, Any]:
+def here(
+    store: Path, scratch: Path, ranks: int, epochs: int, train: Mapping[str, Any], fanout: Sequence[int], **options: Any
+) -> dict[str, Any]:
     """A run of gloo ranks on this machine: seconds, means or most over ranks, and the digest of the parameters."""
-    table = {**SAMPLING_SAME, "ranks": ranks, "executor": "dask" if ranks > 1 else "inline", "epochs": epochs, **options}
+    table = {**UNDISTURBED, "ranks": ranks, "executor": "dask" if ranks > 1 else "inline", "epochs": epochs, **options}
     table |= {"train": {"evaluate_every": 0, **train}, "sampler": {"name": "neighbor", "fanout": list(fanout)}}
     table |= {"dataset": str(store), "model": {"name": "sage", "layers": len(fanout), "hidden": table.pop("hidden", 128)}}
     job = configure(table)
@@ -131,7 +128,7 @@ def over(args: argparse.Namespace, store: Path, bulk: Mapping[str, Any]) -> dict
         before = [sent_bytes(space) for space in args.namespaces]
         settings = {
             "threads": 1, "train.evaluate_every": 0, "train.batch_size": args.batch_size, "checkpoint.every_s": 1e9,
-            "cluster.insecure": "true", "features": "mapped", **{f"bulk.{key}": value for key, value in bulk.items()},
+            "cluster.insecure": "true", "features": "owned", **{f"bulk.{key}": value for key, value in bulk.items()},
         }  # fmt: skip
         command = within(
             args.namespaces[0],
@@ -159,14 +156,19 @@ def over(args: argparse.Namespace, store: Path, bulk: Mapping[str, Any]) -> dict
 
 def measure_overlap(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Section ``overlap``."""
-    recipe = Recipe(args.overlap_nodes, args.overlap_nodes * 25, {})
-    path = args.cache / "graphs" / f"blocks-{recipe.num_nodes}-{recipe.num_pairs}"
-    store = path if path.exists() else dataset_at(path, make(recipe), recipe.num_nodes // 10)
-    P = 2
-    settings = {**LAYOUTS, "all rows local": {"topology": "partitioned", "replication": P}}
+    recipe, P = Recipe(args.overlap_nodes, args.overlap_nodes * 25, {}), 2
+    seeds = round(recipe.num_nodes * args.overlap_seeds)
+    path = args.cache / "graphs" / f"blocks-{recipe.num_nodes}-{recipe.num_pairs}-{seeds}"
+    store = path if path.exists() else dataset_at(path, make(recipe), seeds)
+    settings = {name: {"topology": args.overlap_topology, **bulk} for name, bulk in WAYS.items()}
+    settings["all rows local"] = {"topology": args.overlap_topology, "replication": P}
     ways = ["loopback", *(["link"] if args.namespaces else [])]
-    print(f"\nOVERLAP: {recipe.num_nodes:,} nodes, {FEATURES} features, {P} ranks, SAGE {args.hidden}, batch {args.batch_size},", end=" ")
-    print(f"fanout {','.join(map(str, args.overlap_fanout))}, {args.epochs} epochs; medians of {args.rounds} rounds, in turns;")
+    print(f"\nOVERLAP: {recipe.num_nodes:,} nodes, {seeds:,} seeds, {FEATURES} features, topology {args.overlap_topology}, {P} ranks, SAGE")
+    print(
+        f"{args.hidden}, batch {args.batch_size}, fanout {','.join(map(str, args.overlap_fanout))}, {args.epochs} epochs; medians of",
+        end=" ",
+    )
+    print(f"{args.rounds} rounds, in turns;")
     print("seconds an epoch; waited: for minibatches and rows; of the network: beyond the run with all rows local")
     print(f"{'':<10}{'rows':<16}{'epoch s':>9}{'waited':>9}{'of network':>12}{'hidden':>8}{'CPU s':>8}{'beside in turns':>17}", flush=True)
     report["overlap"] = {}
@@ -180,7 +182,7 @@ def measure_overlap(args: argparse.Namespace, report: dict[str, Any]) -> None:
                         runs[name].append(over(args, store, settings[name]))
                     else:
                         train = {"batch_size": args.batch_size}
-                        common: dict[str, Any] = {"hidden": args.hidden, "bulk": settings[name]}
+                        common: dict[str, Any] = {"hidden": args.hidden, "bulk": settings[name], "features": "owned"}
                         runs[name].append(here(store, Path(scratch), P, args.epochs, train, args.overlap_fanout, **common))
             report["overlap"][way] = runs
             told_of_overlap(way, runs, args, report)
@@ -197,7 +199,7 @@ def told_of_overlap(way: str, runs: Mapping[str, list[dict[str, Any]]], args: ar
     hidden = 1 - beyond["ahead"] / beyond["in turns"] if beyond["in turns"] > 0 else None
     for name in runs:
         cells = f"{middle(name, 'epoch_s'):>9.2f}{middle(name, 'wait_s'):>9.2f}"
-        cells += f"{beyond[name]:>12.2f}" if name in LAYOUTS else f"{'':>12}"
+        cells += f"{beyond[name]:>12.2f}" if name in WAYS else f"{'':>12}"
         cells += f"{hidden:>8.0%}" if name == "ahead" and hidden is not None else f"{'':>8}"
         if way == "loopback":
             cells += f"{middle(name, 'cpu_s'):>8.2f}{middle(name, 'cpu_s') / middle('in turns', 'cpu_s'):>17.3f}"
@@ -206,7 +208,7 @@ def told_of_overlap(way: str, runs: Mapping[str, list[dict[str, Any]]], args: ar
         first = runs["in turns"][0]
         rows, wire = first["bytes"]["features"] / len(args.namespaces), first["wire_bytes"]
         took = rows / (args.bandwidth_mbit * 1e6 / 8) / args.epochs
-        print(f"  {rows / 1e6:,.0f} MB of rows from each rank in turns ({wire / 1e6:,.0f} MB of all on the wire): {took:.2f} s an epoch by rate")
+        print(f"  {rows / 1e6:,.0f} MB of rows from each rank in turns, {wire / 1e6:,.0f} MB of all on the wire; {took:.2f} s an epoch")
     if len({r["sha256"] for records in runs.values() for r in records}) > 1:
         report["problems"].append(f"overlap, {way}: parameters differ with who holds what, or with when rows are fetched")
     if way == "link" and hidden is not None and hidden < GOAL:
@@ -231,7 +233,9 @@ def measure_times(args: argparse.Namespace, report: dict[str, Any]) -> None:
                     train = {"batch_size": batch, "minibatches_per_step": 4}
                     run = here(store, Path(scratch), ranks, epochs, train, fanout, hidden=args.hidden, bulk=bulk)
                     found.setdefault((ranks, name), []).append(run)
-    print(f"\nTIMES: graph 'small', {V:,} nodes, {V // 2:,} seeds, batch {batch}, fanout {','.join(map(str, fanout))}, 4 minibatches a step,")
+    print(
+        f"\nTIMES: graph 'small', {V:,} nodes, {V // 2:,} seeds, batch {batch}, fanout {','.join(map(str, fanout))}, 4 minibatches a step,"
+    )
     print(f"SAGE {args.hidden}, a thread a rank; of {args.rounds} rounds the soonest; seconds an epoch, CPU over all ranks")
     print(f"{'ranks':>6}  {'topology':<20}{'epoch s':>9}{'beside replicated':>19}{'sampling s':>12}{'waited s':>10}{'CPU s':>8}")
     told = []
@@ -239,7 +243,8 @@ def measure_times(args: argparse.Namespace, report: dict[str, Any]) -> None:
         best = {key: min(r[key] for r in runs) for key in ("epoch_s", "sample_s", "wait_s", "cpu_s")}
         beside = best["epoch_s"] / min(r["epoch_s"] for r in found[ranks, "replicated"])
         print(
-            f"{ranks:>6}  {name:<20}{best['epoch_s']:>9.3f}{beside:>19.2f}{best['sample_s']:>12.3f}{best['wait_s']:>10.3f}{best['cpu_s']:>8.3f}",
+            f"{ranks:>6}  {name:<20}{best['epoch_s']:>9.3f}{beside:>19.2f}{best['sample_s']:>12.3f}"
+            f"{best['wait_s']:>10.3f}{best['cpu_s']:>8.3f}",
             flush=True,
         )
         told.append({"ranks": ranks, "topology": name, "runs": runs, **best})

@@ -1,4 +1,4 @@
-"""What travels when ranks sample and fetch over block rows: bytes and messages, counted, beside formulas. See ``benchmarks/partitioned.py``."""
+"""What travels when ranks sample over block rows: bytes and messages, counted, beside formulas. See `partitioned.py`."""
 
 import argparse
 import hashlib
@@ -121,7 +121,7 @@ def sample(
         rows, job = placed(group, c, graph, train, 0, batch, bulk, f"words of {c}")
         assert rows.column is not None
         for sampler in samplers:
-            heard = Heard(rows.column, job.ledger)
+            heard: Any = Heard(rows.column, job.ledger)
             request = SampledByOwners(sampler).plan(rows, job).request(0, 0)
             before, waits = job.ledger.as_record()["network"], job.ledger.waits()["network"]
             drawn = sampler.sample_by_owners(Owners(rows, heard), request)
@@ -273,10 +273,10 @@ def show(args: argparse.Namespace, graph: Graph, hops: list[dict[str, Any]], lad
     for r in hops:
         if r["c"] < r["p"]:
             messages, waits = (max(s[key] for s in r["seen"]) for key in ("messages", "waits"))
+            ratio, times = r["words"] / r["formula"], r["row_words"] / r["words"]
             print(
-                f"{r['p']:>3}{r['c']:>4}{r['hop']:>5}{r['rows']:>9,}{r['words']:>9,.0f}{r['formula']:>9,.0f}{r['words'] / r['formula']:>7.2f}"
-                f"{r['busiest']:>9,.0f}{'yes' if r['exact'] else 'NO':>7}{messages:>10}{waits:>7}{r['row_words']:>13,.0f}"
-                f"{r['row_words'] / r['words']:>7.1f}"
+                f"{r['p']:>3}{r['c']:>4}{r['hop']:>5}{r['rows']:>9,}{r['words']:>9,.0f}{r['formula']:>9,.0f}{ratio:>7.2f}{r['busiest']:>9,.0f}"
+                f"{'yes' if r['exact'] else 'NO':>7}{messages:>10}{waits:>7}{r['row_words']:>13,.0f}{times:>7.1f}"
             )
     print(f"\nLADIES, {','.join(map(str, args.sizes))} nodes; all hops together")
     print(f"{'p':>3}{'c':>4}{'R':>9}{'words':>9}{'messages':>10}{'waits':>7}{'rows: R d/p':>13}{'times':>7}")

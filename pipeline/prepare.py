@@ -201,7 +201,8 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         if not isinstance(system.sample, Sampled | SampledByOwners):
             raise InputError(f"features is 'owned', but system '{system.name}' keeps each row where its node is trained; leave it out")
         if not isinstance(system.neighbourhood, Exchanged):
-            system = replace(system, neighbourhood=Exchanged())
+            known = {f.name for f in fields(Exchanged)}
+            system = replace(system, neighbourhood=Exchanged(**{k: v for k, v in system.options.items() if k in known}))
     outline = Outline.of(dataset)
     make, description, name = _model(job, outline, system, model)
     layers = make().num_layers
@@ -399,6 +400,8 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
         if system.partition.partitioner is not None and not isinstance(system.partition.partitioner, Given):
             table["partition"] = {"method": system.partition.partitioner.name}
+        if isinstance(system.neighbourhood, Exchanged) and isinstance(system.sample, Sampled):
+            table["features"] = "owned"
         if system.options:
             table[system.name] = dict(system.options)
     return resolve(table)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from millrace.stages.base import FetchesAhead, Phase, Placement, RankJob
+from millrace.stages.comm import lockstep
 from millrace.stages.comm.gloo import Gloo, ring_bytes
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch import owned_rows
@@ -467,7 +468,7 @@ class Sluggish:
 class Trainer:
     """As much of a rank's loop as feeds and fetchers see."""
 
-    def __init__(self, group: Any, way: Way, by_owners: bool, sampler: Any = None) -> None:
+    def __init__(self, group: Any, way: Way, by_owners: bool, sampler: Any = None, produce: bool = True) -> None:
         self.group, self.way = group, way
         self.ledger = group._ledger if isinstance(group, Gloo) else Ledger()
         p = group.size
@@ -476,9 +477,11 @@ class Trainer:
         grid = Grid(p, c)
         # A bulk of k minibatches of each rank.
         queue = MemoryQueue(bulk_size=way.bulk * p, max_bytes=way.waiting, minibatches_per_epoch=MINIBATCHES)
+        queue.stored = not produce
         self.job = RankJob(
             seed=SEED, batch_size=BATCH, bulk_size=way.bulk if by_owners else way.bulk * p, epochs=way.epochs, dtype=torch.float32,
             kernel=cpu, group=group, ledger=self.ledger, queue=queue, minibatches_per_step=self.m,
+            produce=produce,
         )  # fmt: skip
         sampler = sampler or SAMPLERS[way.sampler]
         if way.slow == "sampling" and group.rank == 0:
@@ -694,6 +697,56 @@ def test_steps_that_are_fetched_together_share_rows() -> None:
     one, many = (sum(d.of(r)["features"] for r in range(2)) for d in (alone_, together))
     assert len(list(together.units([0, 1]))) < len(list(alone_.units([0, 1])))
     assert many < 0.8 * one
+
+
+@pytest.mark.parametrize(("ahead", "together"), [(0, 1), (100, 1), (300, 2), (500, 4), (1000, 8), (5000, 8)])
+def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int) -> None:
+    """Minibatches of ten nodes without edges are all alike, so what is allowed is what is seen."""
+    n, epochs, size = 200, 2, 10 * ROW_BYTES
+    none = np.empty(0, np.int64)
+    place = Placement(from_edges(none, none, n), MemoryFeatures(X[:n]), LABELS[:n], torch.zeros(n), Split(np.arange(n), none, none))
+    queue = MemoryQueue(bulk_size=4, max_bytes=1 << 20, minibatches_per_epoch=20)
+    job = RankJob(
+        seed=SEED, batch_size=10, bulk_size=4, epochs=epochs, dtype=torch.float32, kernel=cpu, group=Solo(), ledger=Ledger(), queue=queue,
+    )  # fmt: skip
+    sample, phase = Sampled(NeighborSampler((2,))), Phase(0, 0, epochs)
+    fetcher = Exchanged(ahead_bytes=ahead).fetcher(place, job)
+    feed: Any = fetcher.ahead(sample.feed(place, phase, job, (0, 0)), sample, phase, (0, 0))
+    lengths = []
+    for epoch, step in product(range(epochs), range(20)):
+        fetcher.fetch(feed.get(epoch, step))
+        before: list[Any] = []
+        # Until the thread has done what it may do before this step is trained.
+        while True:
+            time.sleep(0.02)
+            with feed._changed:
+                units = [(u.epoch * 20 + u.first_step, u.epoch * 20 + u.last_step, u.bytes) for u in feed._units]
+            if units == before and all(b for *_, b in units):
+                break
+            before = units
+        lengths += [last - first for first, last, _ in units]
+        assert all(b == (last - first) * size for first, last, b in units)
+        waiting = sum(b for first, _, b in units if first > epoch * 20 + step)
+        assert waiting <= ahead, (epoch, step, units)
+        assert units[-1][1] == 20 * epochs or waiting + together * size > ahead, "there was room for more"
+        feed.release(epoch, step)
+    feed.close()
+    assert max(lengths) == together
+
+
+def test_ranks_may_end_while_minibatches_are_still_to_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that sample elsewhere keep to a bound, and may wait for steps that will not be trained any more."""
+    monkeypatch.setattr(lockstep, "JOIN_S", LOST_S)
+    trainer = Trainer(Solo(), Way(), False, produce=False)
+    plan = SeedPlan(TRAIN, BATCH, Way().bulk, SEED)
+    trainer.job.queue.put(SAMPLERS["new"].sample(graph(), plan.request(0, 0), cpu), timeout_s=1.0)
+    try:
+        for _, (epoch, step) in zip(range(2), trainer.coordinates()):
+            trainer.step(epoch, step)
+        trainer.close()
+        assert left_over() == []
+    finally:
+        trainer.job.queue.close()
 
 
 CLOSED = {

@@ -265,7 +265,7 @@ def test_every_grid_draws_what_the_serial_samplers_draw(grids: dict[tuple[int, i
 def random_graph(rng: np.random.Generator) -> Graph:
     """Empty rows, isolated nodes, loops, multi-edges, hubs, one node, no edges; with weights 0 and of unlike size, or without."""
     n = int(rng.integers(1, 40))
-    e = int(rng.choice([0, n // 2, 3 * n, 12 * n]))
+    e = int(rng.choice([0, n // 2, 3 * n, 12 * n, 300]))
     src, dst = rng.integers(n, size=(2, e))
     dst[: rng.choice([0, e // 2])] = rng.integers(n)
     weight = rng.choice([0.0, 1e-6, 0.25, 1.0, 30.0], e) if rng.random() < 0.5 else None
@@ -425,9 +425,9 @@ def measure(group: Gloo) -> dict[str, Any]:
         owners = Owners(block_rows(even(degree), even_book(group.size), group.rank, group), group)
         for i, sampler in enumerate(LAYERS):
             # The first bulk of FastGCN adds up P over all rows, once.
-            for _ in range(2):
-                before, seen["extraction"] = traffic(group), 0
-                sampler.sample_by_owners(owners, large_request(group.rank))
+            sampler.sample_by_owners(owners, large_request(group.rank))
+            before, seen["extraction"] = traffic(group), 0
+            sampler.sample_by_owners(owners, large_request(group.rank))
             found["layers"][degree, i] = {"all": delta(group, before)["graph"], **seen}
     return found
 
@@ -461,7 +461,7 @@ def frontiers(m: MiniBatch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def expected_bytes(sampler: Any, graph: Graph, book: RangeBook, bulks: list[Bulk]) -> list[dict[str, int]]:
     """What each rank of a column sends, counted from the serial minibatches of all of them."""
-    sent = [dict.fromkeys(("header", "counts", "ids", "more"), 0) for _ in bulks]
+    sent: list[dict[str, int]] = [dict.fromkeys(("header", "counts", "ids", "more"), 0) for _ in bulks]
     poisson = isinstance(sampler, LaborSampler) and sampler.poisson
     more = 4 * (graph.edge_weight is not None or poisson) + 8 * sampler.edge_ids
     for hop, fanout in enumerate(sampler.fanout):
