@@ -21,7 +21,7 @@ who own a row draw in it, so the rows themselves do not travel. ``products_15d.p
              In units of several steps fewer rows travel, which is part of what is saved. The goal is to hide 70 % at 1 Gb/s, for 3 %
              more processor time at most.
 ``memory``   resident size of a rank on the graph of ogbn-products' size, beside a prediction: see ``partitioned_memory.py``. A --scale
-             below 1 takes so much of its nodes and edges. Ranks that would together take more than --limit-gib are not run.
+             below 1 takes so much of its nodes and edges. Ranks that together might take more than --limit-gib are not run.
 ``times``    epochs on a small graph: topology replicated, in blocks, and in one block that all ranks hold (c = p).
 
 Seconds are good for nothing on a machine with other work. Bytes are the ledger's: payload, counted by who sends it. The graph of ``hot`` is

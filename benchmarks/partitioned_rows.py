@@ -173,7 +173,8 @@ def hits(
     largest = torch.zeros(group.size, dtype=torch.int64)
     largest[group.rank] = len(named[0, 0]) * features * WORD
     group.all_reduce(largest, "control")
-    together = max(1, min(MOST_STEPS, AHEAD_BYTES // (2 * int(largest.max()))))
+    # As many as may wait for training, by what the first takes.
+    together = max(1, min(MOST_STEPS, AHEAD_BYTES // int(largest.max())))
     times = np.zeros((epochs, graph.num_nodes), np.int64)
     for epoch in range(epochs):
         for unit in units(steps, together, epoch == 0):

@@ -163,12 +163,9 @@ def measure_overlap(args: argparse.Namespace, report: dict[str, Any]) -> None:
     settings = {name: {"topology": args.overlap_topology, **bulk} for name, bulk in WAYS.items()}
     settings["all rows local"] = {"topology": args.overlap_topology, "replication": P}
     ways = ["loopback", *(["link"] if args.namespaces else [])]
-    print(f"\nOVERLAP: {recipe.num_nodes:,} nodes, {seeds:,} seeds, {FEATURES} features, topology {args.overlap_topology}, {P} ranks, SAGE")
-    print(
-        f"{args.hidden}, batch {args.batch_size}, fanout {','.join(map(str, args.overlap_fanout))}, {args.epochs} epochs; medians of",
-        end=" ",
-    )
-    print(f"{args.rounds} rounds, in turns;")
+    fanout = ",".join(map(str, args.overlap_fanout))
+    print(f"\nOVERLAP: {recipe.num_nodes:,} nodes, {seeds:,} seeds, {FEATURES} features, topology {args.overlap_topology}, {P} ranks,")
+    print(f"SAGE {args.hidden}, batch {args.batch_size}, fanout {fanout}, {args.epochs} epochs; medians of {args.rounds} rounds, in turns;")
     print("seconds an epoch; waited: for minibatches and rows; of the network: beyond the run with all rows local")
     print(f"{'':<10}{'rows':<16}{'epoch s':>9}{'waited':>9}{'of network':>12}{'hidden':>8}{'CPU s':>8}{'beside in turns':>17}", flush=True)
     report["overlap"] = {}
@@ -200,7 +197,7 @@ def told_of_overlap(way: str, runs: Mapping[str, list[dict[str, Any]]], args: ar
     for name in runs:
         cells = f"{middle(name, 'epoch_s'):>9.2f}{middle(name, 'wait_s'):>9.2f}"
         cells += f"{beyond[name]:>12.2f}" if name in WAYS else f"{'':>12}"
-        cells += f"{hidden:>8.0%}" if name == "ahead" and hidden is not None else f"{'':>8}"
+        cells += f"{hidden:>8.0%}" if (way, name) == ("link", "ahead") and hidden is not None else f"{'':>8}"
         if way == "loopback":
             cells += f"{middle(name, 'cpu_s'):>8.2f}{middle(name, 'cpu_s') / middle('in turns', 'cpu_s'):>17.3f}"
         print(f"{way:<10}{name:<16}{cells}", flush=True)

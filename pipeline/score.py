@@ -54,10 +54,10 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             # Each grid column has all rows, and finds the same.
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.among(job.group, "evaluation"))
-        return _together(lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, job), job)
+        return _together(prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, job), job)
     # Modules of the user's own may know blocks only.
     if job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
-        return _together(lambda: _piece_of(prepared, job), job)
+        return _together(prepared, lambda: _piece_of(prepared, job), job)
     return _by_the_first(prepared, job, out, emit)
 
 
@@ -86,7 +86,7 @@ def _by_the_first(prepared: Prepared, job: RankJob, out: Path, emit: Emit) -> Sc
     return score
 
 
-def _together(placed: Callable[[], Share], job: RankJob) -> Score:
+def _together(prepared: Prepared, placed: Callable[[], Share], job: RankJob) -> Score:
     """Every rank evaluates its own rows."""
 
     @cache
@@ -94,7 +94,12 @@ def _together(placed: Callable[[], Share], job: RankJob) -> Score:
         held = placed()
         return held, Visits(held, (), AHEAD_BYTES, job.group)
 
-    return lambda module, split: evaluate_together(module, *visits(), split, job.num_layers, job.group)
+    def score(module: nn.Module, split: str) -> float | None:
+        if not prepared.outline.splits[split]:
+            return None
+        return evaluate_together(module, *visits(), split, job.num_layers, job.group)
+
+    return score
 
 
 def _share_of(system: System, part: Part, model: nn.Module, job: RankJob) -> Share:

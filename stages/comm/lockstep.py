@@ -28,6 +28,7 @@ class Lockstep(Generic[T]):
         has_room: Callable[[T], bool],
         do: Callable[[T], None],
         failed: Callable[[], None],
+        prepare: Callable[[T], None] = lambda piece: None,
     ) -> None:
         """
         Args:
@@ -37,8 +38,10 @@ class Lockstep(Generic[T]):
             has_room: whether this rank may begin a piece; asked again after each `look`.
             do: does it; may talk over the group.
             failed: called when the thread has ended by an error.
+            prepare: called before a rank says that it comes along; may wait, without the group, until `close`, and then raise.
         """
         self._group, self._pieces, self._has_room, self._do, self._failed = group, pieces, has_room, do, failed
+        self._prepare = prepare
         self._changed = threading.Condition()
         self._closing = False
         self.error: BaseException | None = None
@@ -66,10 +69,12 @@ class Lockstep(Generic[T]):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if sys.exception() is None and self._thread.is_alive():
+        if sys.exception() is None and hasattr(self, "_pieces"):
             self._thread.join(JOIN_S)
             if self._thread.is_alive():
                 raise RunError(f"{self._thread.name} did not stop within {JOIN_S:g} s")
+            # Who works with this thread and this thread name each other: what they hold would stay until somebody looks for such rings.
+            del self._pieces, self._has_room, self._do, self._failed, self._prepare
 
     def _run(self) -> None:
         try:
@@ -77,6 +82,12 @@ class Lockstep(Generic[T]):
                 with self._changed:
                     while not self._closing and not self._has_room(piece):
                         self._changed.wait(LOOK_S)
+                try:
+                    if not self._closing:
+                        self._prepare(piece)
+                except Exception:
+                    if not self._closing:
+                        raise
                 # One that ends must not leave the others waiting in the next piece.
                 if self._group.any(self._closing):
                     return

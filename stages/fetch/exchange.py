@@ -149,11 +149,12 @@ class RowsAhead:
         self._units: list[_Unit] = []
         self._trained = first[0] * self._steps + first[1] // self._per_step
         """Steps that have been trained, over all epochs."""
-        self._last_bytes = 0
+        self._step_bytes = 0
+        """Of a unit for each of its steps, at most so far."""
         self.exchange_s = 0.0
         self._first, self._last_epoch = (first[0], first[1] // self._per_step), last_epoch
         self._together = 0
-        self._thread = Lockstep("fetching rows", owned.group, self._plan(), self._has_room, self._load, self._notify)
+        self._thread = Lockstep("fetching rows", owned.group, self._plan(), self._has_room, self._load, self._notify, self._take)
         self._thread.start()
 
     def _plan(self) -> Iterator[_Unit]:
@@ -170,14 +171,14 @@ class RowsAhead:
             if self._trained >= unit.epoch * self._steps + unit.first_step:
                 return True
             waiting = sum(u.bytes for u in self._units if u.epoch * self._steps + u.first_step > self._trained)
-            return 0 < self._ahead_bytes >= waiting + self._last_bytes
+            return 0 < self._ahead_bytes >= waiting + self._step_bytes * (unit.last_step - unit.first_step)
 
     def _indices(self, unit: _Unit) -> list[int]:
         first, last = unit.first_step * self._per_step, min(unit.last_step * self._per_step, self._minibatches)
         return [i for i in range(first, last) if self._job.is_mine(i)]
 
-    def _load(self, unit: _Unit) -> None:
-        """Wait for a unit's minibatches, and fetch their rows."""
+    def _take(self, unit: _Unit) -> None:
+        """Wait for a unit's minibatches."""
         with self._changed:
             self._units.append(unit)
         self._feed.expect(unit.epoch, min(unit.last_step * self._per_step, self._minibatches) - 1)
@@ -185,12 +186,17 @@ class RowsAhead:
         with self._changed:
             unit.minibatches = work
             self._changed.notify_all()
+
+    def _load(self, unit: _Unit) -> None:
+        """Fetch their rows."""
+        assert unit.minibatches is not None
+        work = unit.minibatches
         start = time.perf_counter()
         got = self._owned.collect(self._united(unit, list(work.values())))
         self.exchange_s += time.perf_counter() - start
         with self._changed:
             unit.got, unit.bytes = got, got.rows.nbytes
-            self._last_bytes = unit.bytes
+            self._step_bytes = max(self._step_bytes, -(-unit.bytes // (unit.last_step - unit.first_step)))
             self._changed.notify_all()
         if not self._together:
             self._together = self._agree(unit.bytes)
@@ -262,5 +268,7 @@ class RowsAhead:
 
     def close(self) -> None:
         """See `Feed.close`. All ranks do, after the same step."""
+        # Those that sample elsewhere may wait for steps that will not be trained any more.
+        self._feed.give_up()
         self._thread.close()
         self._feed.close()

@@ -33,10 +33,11 @@ def choose(
     """
     if by == "samples":
         ids, times = counted(previewed())
-    elif graph.num_nodes == book.num_nodes:
-        ids, times = counted([graph.indices])
-    else:
+    elif group.any(graph.num_nodes != book.num_nodes):
+        # Asked of all: one block may have all rows, and the others none.
         ids, times = _listed(graph, book, group, count)
+    else:
+        ids, times = counted([graph.indices])
     others = book.part(ids) != group.rank
     ids, times = ids[others], times[others]
     return np.sort(ids[np.lexsort((ids, -times))[:count]])

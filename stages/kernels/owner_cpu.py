@@ -78,7 +78,7 @@ def draw_rows(
     if not replace and fanout > 64:
         # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
         fanout = min(fanout, max(1, int(degree[rows].max())))
-    most = np.full(len(rows), fanout) if replace else degree[rows] if fanout < 0 else np.minimum(degree[rows], fanout)
+    most = degree[rows] if fanout < 0 else np.full(len(rows), fanout) if replace else np.minimum(degree[rows], fanout)
     room = np.zeros(m, np.int64)
     np.add.at(room, np.repeat(np.arange(m), lengths), most)
     width, need = int(lengths.max()), max(1, int(room.max()))

@@ -155,6 +155,7 @@ class QueueFeed:
 
     def __init__(self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger, alive: Callable[[], bool]) -> None:
         self._queue, self._producer, self._ledger, self._alive = queue, producer, ledger, alive
+        self._given_up = False
 
     @property
     def sample_s(self) -> float:
@@ -180,8 +181,12 @@ class QueueFeed:
                     raise RunError(
                         f"minibatch {index} of epoch {epoch} is not there, and whoever was sampling has ended; sample on, then --resume"
                     ) from None
-                if time.monotonic() >= give_up:
+                if self._given_up or time.monotonic() >= give_up:
                     raise
+
+    def give_up(self) -> None:
+        """Whoever waits in `get` need not any more: within a moment it raises QueueTimeoutError."""
+        self._given_up = True
 
     def expect(self, epoch: int, index: int) -> None:
         """Everything up to and including that minibatch will be asked for, here or on other ranks, before more is released."""

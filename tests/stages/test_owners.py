@@ -157,7 +157,7 @@ def all_samplers(weighted: bool) -> list[Any]:
             NeighborSampler((-1, 70), weighted=True, expand="all"),
         ]
     for kind in LAYERED:
-        found += [kind((8, 20), "none"), kind((60, 400), "ratio"), kind((8, 400), "bottom_k"), kind((20, 8), "with_replacement")]
+        found += [kind((8, 20), "none"), kind((60, 400), "ratio"), kind((8, 60), "bottom_k"), kind((20, 8), "with_replacement")]
     return found
 
 
@@ -205,26 +205,27 @@ def on_grid(circle: Gloo, c: int) -> dict[str, Any]:
 
 
 def watch_darts() -> dict[str, int]:
-    """From now on, counts how often darts ran out in layer-wise sampling, and in how many rounds of a hop they travelled at most."""
-    seen, kind = {"rounds": 0, "most": 0, "ladies ran out": 0, "fastgcn ran out": 0}, layer_wise._Layers
-    plain = {name: getattr(getattr(kind, name), "plain", getattr(kind, name)) for name in ("draw", "_round", "_race", "_race_everywhere")}
+    """From now on, counts the rounds of a hop in which darts travelled, at most, and how often a race after them had to choose."""
+    seen, kind, under_way = {"rounds": 0, "most rounds": 0, "ladies chose": 0, "fastgcn chose": 0}, layer_wise._Layers, [""]
+    plain = {name: getattr(getattr(kind, name), "plain", getattr(kind, name)) for name in ("draw", "_round")}
+    complete = getattr(layer_wise.complete, "plain", layer_wise.complete)
 
-    def counted(name: str, *what: str) -> None:
-        def count(self: Any, *args: Any) -> Any:
-            for w in what:
-                seen[w] += 1
-            if name == "draw":
-                seen["rounds"] = 0
-            seen["most"] = max(seen["most"], seen["rounds"])
-            return plain[name](self, *args)
+    def draw(self: Any, *args: Any) -> Any:
+        seen["rounds"], under_way[0] = 0, "fastgcn" if self.every_row else "ladies"
+        return plain["draw"](self, *args)
 
-        count.plain = plain[name]  # pyright: ignore[reportFunctionMemberAccess]
-        setattr(kind, name, count)
+    def one_round(self: Any, throws: Any) -> None:
+        seen["rounds"] += 1
+        seen["most rounds"] = max(seen["most rounds"], seen["rounds"])
+        plain["_round"](self, throws)
 
-    counted("draw")
-    counted("_round", "rounds")
-    counted("_race", "ladies ran out")
-    counted("_race_everywhere", "fastgcn ran out")
+    def counted(key: int, s: int, found: Any, darts: int, total: int, candidates: Any, mass: Any) -> Any:
+        chose = len(np.setdiff1d(candidates, found)) > s - len(found)
+        seen[f"{under_way[0]} chose"] += int(chose)
+        return complete(key, s, found, darts, total, candidates, mass)
+
+    draw.plain, one_round.plain, counted.plain = plain["draw"], plain["_round"], complete  # pyright: ignore[reportFunctionMemberAccess]
+    kind.draw, kind._round, layer_wise.complete = draw, one_round, counted  # pyright: ignore[reportAttributeAccessIssue]
     return seen
 
 
@@ -258,8 +259,8 @@ def test_every_grid_draws_what_the_serial_samplers_draw(grids: dict[tuple[int, i
     tried = sum(len(samplers) for _, _, samplers in worlds())
     assert all(r["minibatches"] > tried and (r["idle"] > tried / 4 or p == 1) for r in ranks)
     assert p // c < 3 or sum(r["rowless"] for r in ranks) >= c * sum(1 for _ in worlds())
-    assert all(r["darts"][name] > 0 for r in ranks for name in ("ladies ran out", "fastgcn ran out"))
-    assert all(r["darts"]["most"] > 1 for r in ranks)
+    assert all(r["darts"]["most rounds"] > 1 for r in ranks)
+    assert all(sum(r["darts"][f"{name} chose"] for r in ranks) > 0 for name in ("ladies", "fastgcn"))
 
 
 def random_graph(rng: np.random.Generator) -> Graph:
@@ -344,6 +345,46 @@ def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatc
     wanted = f"would hold {edges} edges; at most {edges - 1} fit: use a smaller batch_size or (fanout|sizes)"
     with pytest.raises(RunError, match=wanted):
         sampler.sample_by_owners(owners, request)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_dart_at_the_edge_of_a_row_is_the_rows(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
+    """Where random darts come once in 2^40: the first and the last number of each row, and, under FastGCN, of each block and column."""
+    graph = skewed(30, 200, weighted=weighted)
+    owners = Owners(block_rows(graph, RangeBook(np.array([0, 30])), 0, Solo()), Solo())
+    rates, rows = rates_of(graph, graph), np.array([4, 29, 0, 17])
+    mass = np.array([terms_of(graph, row)[1].sum() for row in rows])
+    everywhere = np.zeros(30, np.int64)
+    for row in range(30):
+        np.add.at(everywhere, *terms_of(graph, row))
+    for every_row, masses in ((False, mass), (True, everywhere)):
+        layers, m = layer_wise._Layers(owners, "ratio", every_row), layer_wise._Minibatch(rows, np.int32)
+        layers.learn([m], [m.nodes], as_rows=True)
+        ends = np.cumsum(masses)
+        aims = np.concatenate([ends - masses, ends - 1])
+        monkeypatch.setattr(layer_wise, "throw", lambda word, first, more, total, aims=aims: aims)
+        owner, row, rest = layer_wise._Throw(m, 1, 9, layers).aim()
+        assert not owner.any()
+        place = np.tile(np.arange(len(masses)), 2)
+        if every_row:
+            # Of the one block, all of it.
+            assert np.array_equal(rest, aims) and np.array_equal(layers._resolve_everywhere(rest), place)
+        else:
+            assert np.array_equal(row, rows[place]) and np.array_equal(rest, aims - (ends - masses)[place])
+            # A term of mass 0 covers nothing, and the last term is the row's loop.
+            columns = [terms_of(graph, v)[0][terms_of(graph, v)[1] > 0] for v in rows]
+            assert resolve(rates.common, 0, row, rest, np.int64).tolist() == [*(c[0] for c in columns), *rows]
+
+
+@pytest.mark.parametrize("nodes", [30, 1 << 24])
+def test_masses_have_as_many_bits_as_in_the_whole_graph(nodes: int) -> None:
+    """A block may be small where the graph is not: sums over all V rows must fit."""
+    few = from_edges([3, 1, 2], [0, 1, 1], 10)
+    block = block_rows(few, RangeBook(np.array([0, 10])), 0, Solo())
+    rows = BlockRows(**{**vars(block), "book": RangeBook(np.array([0, 10, nodes]))})
+    layers = layer_wise._Layers(Owners(rows, Solo()), "ratio", False)
+    assert layers.one_bits == layered.fraction_bits(nodes) == (40 if nodes == 30 else 37)
+    assert layers.rates.one == 2.0**layers.one_bits
 
 
 # What travels.
