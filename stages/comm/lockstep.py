@@ -70,7 +70,8 @@ class Lockstep(Generic[T]):
             self._closing = True
             self._changed.notify_all()
         if sys.exception() is None and hasattr(self, "_pieces"):
-            self._thread.join(JOIN_S)
+            if self._thread.ident is not None:
+                self._thread.join(JOIN_S)
             if self._thread.is_alive():
                 raise RunError(f"{self._thread.name} did not stop within {JOIN_S:g} s")
             # Who works with this thread and this thread name each other: what they hold would stay until somebody looks for such rings.
