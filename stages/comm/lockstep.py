@@ -64,11 +64,20 @@ class Lockstep(Generic[T]):
         if e is not None:
             raise RunError(f"{self._thread.name} failed: {type(e).__name__}: {e}") from e
 
-    def close(self) -> None:
-        """End the thread. All ranks do, after the same piece; a rank that ends by an error waits for nobody. May be called twice."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Do no more pieces; what a `prepare` raises from now on is no error."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread. All ranks do, after the same piece; a rank that ends by an error waits for nobody. May be called twice."""
+        self.stop()
         if sys.exception() is None and hasattr(self, "_pieces"):
             if self._thread.ident is not None:
                 self._thread.join(JOIN_S)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.errors import RunError
 from ...storage.features import CountedFeatures
 from ...storage.minibatch import MiniBatch
 from ...storage.partition_book import RangeBook
@@ -236,6 +237,8 @@ class RowsAhead:
                 for unit in self._units:
                     if unit.epoch == epoch and unit.first_step <= step < unit.last_step and ready(unit):
                         return unit
+                if self._thread.is_over:
+                    raise RunError(f"the rows of step {step} of epoch {epoch} will not come: another rank has ended its training")
                 self._changed.wait(WAIT_S)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
@@ -268,6 +271,7 @@ class RowsAhead:
 
     def close(self) -> None:
         """See `Feed.close`. All ranks do, after the same step."""
+        self._thread.stop()
         # Those that sample elsewhere may wait for steps that will not be trained any more.
         self._feed.give_up()
         self._thread.close()

@@ -664,7 +664,7 @@ class Due:
             "graph": 0,
             "control": 4 * missing
             + 8 * (size - 1) * (len(units) + kept)
-            + (size - 1) * len(units)
+            + (size - 1) * (len(units) + (kept and self.way.hot_by == "degree"))
             + (ring_bytes(size, 8, rank // self.c, size) if size > 1 else 0),
         }
 
@@ -896,7 +896,13 @@ def die(group: Any, where: str, by_owners: bool, file: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("where", "by_owners", "waits"),
-    [("sampling", True, "get"), ("exchange", False, "fetch"), ("exchange", True, "fetch"), ("word", False, "get"), ("word", True, "get")],
+    [
+        ("sampling", True, "get"),
+        ("exchange", False, "fetch"),
+        ("exchange", True, "fetch"),
+        ("word", False, "fetch"),
+        ("word", True, "fetch"),
+    ],
 )
 def test_a_lost_peer_is_told_soon_wherever_the_others_wait(where: str, by_owners: bool, waits: str, tmp_path: Path) -> None:
     first, none, third = run_ranks(die, 3, where, by_owners, tmp_path / "died", mortal=(1,))

@@ -154,7 +154,7 @@ def test_on_the_epoch_they_were_chosen_from_no_others_are_hit_more_often(sampler
         ids = choose("samples", count, samples.graph, samples.book, samples.group, lambda: samples.of(0))
         hits = sum(int(np.isin(n, ids).sum()) for n in nodes)
         assert hits == sum(sorted(times.values(), reverse=True)[:count]), "the best of any set of that size"
-        by_degree = choose("degree", count, samples.graph, samples.book, samples.group, unused)
+        by_degree = most_named(Counter(samples.graph.indices.tolist()), samples.book, rank, count)
         assert sum(int(np.isin(n, by_degree).sum()) for n in nodes) <= hits
         rates.append(hits / asked)
     assert rates == sorted(rates)

@@ -570,6 +570,16 @@ def expected_extraction(book: RangeBook, bulks: list[Bulk]) -> list[int]:
     return sent
 
 
+def darts_and_facts(sampler: Any, m: MiniBatch) -> int:
+    """Bytes of a minibatch of two hops, on a graph without weights, if all of its nodes are other ranks'."""
+    rows, new = m.blocks[0].num_dst, m.blocks[0].num_src - m.blocks[0].num_dst
+    # Of a row, its id and its degree; of a dart, how far it reaches, its row and its column.
+    if isinstance(sampler, LadiesSampler):
+        return rows * (4 + 4) + sum(sampler.sizes) * (8 + 4 + 4)
+    # Rows and columns have an importance too, and the owner of a column needs no row.
+    return rows * (4 + 4 + 8) + new * (4 + 8) + sum(sampler.sizes) * (8 + 4)
+
+
 @pytest.mark.parametrize("i", range(len(LAYERS)), ids=lambda i: str(LAYERS[i]))
 def test_layer_wise_traffic_does_not_grow_with_the_degree(measured: list[dict[str, Any]], i: int) -> None:
     """But for the edges that a minibatch keeps, of which more lie between as many nodes."""
@@ -583,6 +593,9 @@ def test_layer_wise_traffic_does_not_grow_with_the_degree(measured: list[dict[st
         rows = sum(b.num_dst for bulk in bulks for m in bulk.minibatches for b in m.blocks)
         fetched = 4 * rows * degree / 4 * (3 / 4)
         assert degree < 200 or max(f["all"] for f in found) < fetched / 6
+        if LAYERS[i].debias == "with_replacement":
+            model = sum(darts_and_facts(LAYERS[i], m) for bulk in bulks for m in bulk.minibatches) * 3 / 4
+            assert abs(rest[degree].sum() / model - 1) < 0.05
     few, many = (rest[degree] for degree in DEGREES)
     assert (many < 1.1 * few).all() and (few > 0).all()
 
