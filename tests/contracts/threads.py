@@ -13,7 +13,8 @@ from torch import Tensor
 
 from millrace.storage.ledger import Ledger
 
-LONG_S = 20.0
+LONG_S = 120.0
+"""Longer than any rank computes between two meetings: on a busy machine, kernels that are compiled meanwhile take half a minute."""
 
 
 class _Meeting:
