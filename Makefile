@@ -30,8 +30,10 @@ lint: venv
 types: venv
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
+# Whole runs have both cores to themselves; the other tests mostly wait for one core to compile kernels.
 tests: venv
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/pipeline --numprocesses=2 --dist=loadfile
+	$(BIN)/pytest tests/pipeline
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks

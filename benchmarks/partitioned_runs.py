@@ -1,9 +1,7 @@
 """Whole runs over block rows: what fetching ahead hides and costs, on a link and on loopback; epochs by layout. See `partitioned.py`."""
 
 import argparse
-import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ import numpy as np
 
 import millrace as mr
 from millrace.benchmarks.graphs import RECIPES, Recipe, load, make, stored
-from millrace.benchmarks.retexo_links import RUN_S, cluster, sent_bytes, within
+from millrace.benchmarks.namespaces import RUN_S, run_in
 from millrace.pipeline.clock import Clock
 from millrace.pipeline.config import Job
 from millrace.pipeline.events import EpochDone
@@ -123,25 +121,12 @@ def waited(seconds: Mapping[str, float]) -> float:
 
 def over(args: argparse.Namespace, store: Path, bulk: Mapping[str, Any]) -> dict[str, Any]:
     """A run of ranks in namespaces."""
-    with tempfile.TemporaryDirectory() as name, cluster(args.addresses, args.namespaces, Path(name)) as scheduler:
-        out = Path(name) / "run"
-        before = [sent_bytes(space) for space in args.namespaces]
-        settings = {
-            "threads": 1, "train.evaluate_every": 0, "train.batch_size": args.batch_size, "checkpoint.every_s": 1e9,
-            "cluster.insecure": "true", "features": "owned", **{f"bulk.{key}": value for key, value in bulk.items()},
-        }  # fmt: skip
-        command = within(
-            args.namespaces[0],
-            *("-m", "millrace.pipeline", "run", "--dataset", str(store), "--ranks", str(len(args.addresses)), "--system", "bulk"),
-            *("--epochs", str(args.epochs), "--hidden", str(args.hidden), "--layers", str(len(args.overlap_fanout)), "--out", str(out)),
-            *("--fanout", ",".join(map(str, args.overlap_fanout)), "--scheduler", scheduler, "--host", args.addresses[0]),
-            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
-        )
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S)
-        if done.returncode:
-            raise SystemExit(f"the run ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-        record = json.loads((out / "result.json").read_text())
-        wire = [sent_bytes(space) - b for space, b in zip(args.namespaces, before)]
+    words = (
+        *("--dataset", str(store), "--system", "bulk", "--epochs", str(args.epochs), "--hidden", str(args.hidden)),
+        *("--layers", str(len(args.overlap_fanout)), "--fanout", ",".join(map(str, args.overlap_fanout))),
+    )
+    settings = {"threads": 1, "train.evaluate_every": 0, "train.batch_size": args.batch_size, "features": "owned"}
+    record, wire = run_in(args.addresses, args.namespaces, words, settings | {f"bulk.{key}": value for key, value in bulk.items()})
     seconds = record["seconds"]
     return {
         "epoch_s": statistics.median(seconds["per_epoch"][1:]),

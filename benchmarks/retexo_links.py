@@ -1,22 +1,13 @@
 """What runs would take over slow links, and what they take over a real one: the part of ``benchmarks/retexo.py`` that is about time."""
 
 import argparse
-import json
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millrace.benchmarks.namespaces import run_in
 from millrace.pipeline.links import LINKS, Link, network_seconds, predicted_seconds
 
-START_S = 60.0
-RUN_S = 900.0
 CHANNELS = ("network", "evaluation")
 SYSTEMS = {"RETEXO v3": ("retexo",), "standard (sar halo)": ("sar", "--set", "sar.mode=halo")}
 
@@ -50,80 +41,14 @@ def over_links(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return told
 
 
-@contextmanager
-def cluster(addresses: Sequence[str], spaces: Sequence[str] | None, folder: Path) -> Iterator[str]:
-    """A scheduler and as many workers, each in its namespace if there are some; the address of the scheduler."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    scheduler = f"tcp://{addresses[0]}:{port}"
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(n: int, *words: str) -> Path:
-        log = folder / f"log-{len(running)}"
-        with log.open("w") as f:
-            running.append(
-                subprocess.Popen(within(spaces[n] if spaces else None, "-m", "dask", *words, "--no-dashboard"), stdout=f, stderr=f)
-            )
-        return log
-
-    try:
-        start(0, "scheduler", "--host", addresses[0], "--port", str(port))
-        words = ("worker", scheduler, "--nthreads", "1", "--local-directory", str(folder))
-        logs = [start(n, *words, "--host", address) for n, address in enumerate(addresses)]
-        end = time.monotonic() + START_S
-        while not all("Registered to" in log.read_text() for log in logs):
-            if time.monotonic() > end:
-                raise SystemExit("no cluster came up:\n" + "".join(log.read_text()[-1000:] for log in sorted(folder.glob("log-*"))))
-            time.sleep(0.1)
-        yield scheduler
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def within(space: str | None, *words: str) -> list[str]:
-    """The command line that runs Python in a namespace."""
-    return [*(["ip", "netns", "exec", space] if space else []), sys.executable, *words]
-
-
-def sent_bytes(space: str) -> int:
-    """By the devices of a namespace, with all headers, but for what it says to itself."""
-    shown = subprocess.run(["ip", "-n", space, "-s", "-j", "link", "show"], check=True, capture_output=True, text=True)
-    return sum(link["stats64"]["tx"]["bytes"] for link in json.loads(shown.stdout) if link["ifname"] != "lo")
-
-
-def trained_s(metrics: Path) -> float:
-    """Of training and evaluation, without the start of the processes, which on a machine with other work takes longer than all else."""
-    events = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return sum(e["seconds"] for e in events if e["event"] == "StageEnded" and e["stage"] in ("train", "evaluate"))
-
-
 def run_over(
     addresses: Sequence[str], spaces: Sequence[str] | None, system: Sequence[str], args: argparse.Namespace
 ) -> tuple[dict[str, Any], list[int]]:
-    """One run: its record, and what each namespace sent."""
-    with tempfile.TemporaryDirectory() as name, cluster(addresses, spaces, Path(name)) as scheduler:
-        out = Path(name) / "run"
-        before = [sent_bytes(space) for space in spaces or ()]
-        command = within(
-            spaces[0] if spaces else None,
-            *("-m", "millrace.pipeline", "run", "--dataset", args.link_dataset, "--system", *system, "--ranks", str(len(addresses))),
-            *("--epochs", str(args.link_epochs), "--hidden", "64", "--layers", "2", "--set", "threads=1", "--out", str(out)),
-            *("--scheduler", scheduler, "--host", addresses[0], "--set", "cluster.insecure=true", "--set", "partition.method=hash"),
-            *("--set", "train.evaluate_every=0", "--set", "checkpoint.every_s=1e9"),
-        )
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S)
-        if done.returncode:
-            raise SystemExit(f"the run ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-        record = json.loads((out / "result.json").read_text())
-        record["seconds"]["total"] = trained_s(out / "metrics.jsonl")
-        return record, [sent_bytes(s) - b for s, b in zip(spaces or (), before)]
+    """One run: its record, with the seconds of training and evaluation as ``total``, and what each namespace sent."""
+    words = (*("--dataset", args.link_dataset, "--system", *system, "--epochs", str(args.link_epochs), "--hidden", "64", "--layers", "2"),)
+    record, wire = run_in(addresses, spaces, words, {"threads": 1, "partition.method": "hash", "train.evaluate_every": 0})
+    record["seconds"]["total"] = record["seconds"]["trained"]
+    return record, wire
 
 
 def over_namespaces(args: argparse.Namespace) -> list[dict[str, Any]]:

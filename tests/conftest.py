@@ -1,9 +1,18 @@
 """What several test files need."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# Compiled kernels are kept beside the source. Numba lets two processes that keep two versions of one kernel at the same moment mix them
+# up, so of the processes that run tests side by side only the first keeps its kernels there.
+if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+    os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="millrace-kernels-")
+    atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from .ahead import prefetch_rows
 from .attention_cpu import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
 from .attention_shared_cpu import attend_shared, attend_shared_backward
 from .cut import row_parts
-from .lists import InLists, IntArray, at, factor
+from .lists import InLists, IntArray, at, factor, of_row, rows_array
 from .shards_cpu import add_rows, maximum_into, spmm_into, take_rows
 from .softmax_cpu import dots
 from .threads import parallel
@@ -67,7 +67,7 @@ def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out
             for k in range(F):
                 o[k] = 0
         else:
-            s = factor(scale, i)
+            s = of_row(scale, i, x)
             # The remainder comes first, so that the first group stores and the others add.
             first = (e - j) & 3
             w0 = s * factor(coef, j)
@@ -102,7 +102,7 @@ def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out
         if i < own_rows:
             a = x[at(ids, i)]
             if kind == _ADDED:
-                s = factor(own, i)
+                s = own[i]
                 for k in range(F):
                     o[k] += s * a[k]
             elif kind == _BESIDE:
@@ -125,8 +125,8 @@ def _spmm(
     columns: int,
 ) -> Tensor:
     out = empty((lists.num_dst, columns), x.dtype)
-    w, s, o = (None if t is None else t.numpy() for t in (coef, row_scale, own))
     base, ids = base_and_ids(x)
+    w, s, o = None if coef is None else coef.numpy(), rows_array(row_scale, base), rows_array(own, base)
     args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, own_rows, out.numpy())
     parallel(_spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
     return out

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+from torch import Tensor
 
 from ...storage.graph import index_dtype
 
@@ -27,6 +28,20 @@ def at(ids, u):
 def factor(values, i):
     """``values[i]``, or 1 where `values` is None."""
     return np.float32(1) if values is None else values[i]
+
+
+@njit(**_JIT)
+def of_row(values, i, x):
+    """``values[i]``, or 1 in the type of `x` where `values` is empty.
+
+    Once a row this is asked at run time: a compiled version for each kind of absence would take seconds to make, and save nothing.
+    """
+    return values[i] if len(values) else x.dtype.type(1)
+
+
+def rows_array(values: Tensor | None, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A number for each row as kernels take it: empty, and of the type of `like`, where there is none."""
+    return np.empty(0, like.dtype) if values is None else values.numpy()
 
 
 def _plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ from ..arena import empty
 from ..rows import base_and_ids
 from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
-from .lists import InLists, IntArray, at, factor
+from .lists import InLists, IntArray, at, factor, of_row, rows_array
 from .threads import parallel
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
@@ -31,7 +31,7 @@ def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
         j, e = indptr[i], indptr[i + 1]
         prefetch_rows(indices, ids, j, e, end, flat, F, F)
         v = at(rows, i)
-        o, s = out[v], factor(scale, v)
+        o, s = out[v], of_row(scale, v, x)
         whole = e - ((e - j) & 3)
         for q in range(j, whole, 4):
             w0, w1, w2, w3 = s * factor(coef, q), s * factor(coef, q + 1), s * factor(coef, q + 2), s * factor(coef, q + 3)
@@ -61,7 +61,7 @@ def spmm_into(
     """
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
     base, ids = base_and_ids(x)
-    w, s = (None if t is None else t.numpy() for t in (coef, row_scale))
+    w, s = None if coef is None else coef.numpy(), rows_array(row_scale, base)
     args = (lists.indptr, lists.indices, ids, w, base, rows, s, out.numpy())
     parallel(_add_sums, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
 
