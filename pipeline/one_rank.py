@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..stages.arena import give_back
 from ..stages.base import Group, Held, Part, PartitionPolicy, Phase, Placement, RankJob
 from ..stages.kernels import cpu, reference
 from ..stages.partition.base import Partitioner
@@ -143,6 +144,7 @@ def take_part(
         if queue is not None:
             queue.close()
     emit(StageEnded("train", clock.seconds["train"]))
+    give_back()
     sha256 = parameters_sha256(model)
     if progress.best_state:
         model.load_state_dict(progress.best_state)

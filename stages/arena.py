@@ -4,6 +4,8 @@ Fresh pages from the operating system cost up to half a millisecond a megabyte, 
 aggregates, activations, gradients. Here they lie in buffers that are handed out again once nobody holds them.
 """
 
+import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,18 @@ _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
     torch.int32: np.int32,
     torch.int64: np.int64,
 }
+
+
+def give_back() -> None:
+    """Give memory that nobody holds any more back to the system.
+
+    After training, for what follows takes tensors of other sizes: ranks keep freed memory (`cluster.keep_freed_bytes`), and larger
+    tensors find no place among the pieces that steps have left.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc's
+        trim(0)
 
 
 class _Buffer:

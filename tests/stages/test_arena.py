@@ -1,5 +1,9 @@
 """The arena: a buffer is handed out again when nobody views it any more, and never before."""
 
+import ctypes
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -156,3 +160,34 @@ def test_what_is_small_is_the_callers_choice() -> None:
         kept, left = empty((4,), torch.float32), empty((3,), torch.float32)
     assert arena.holds(kept.data_ptr())
     assert not arena.holds(left.data_ptr())
+
+
+HOLDS_PIECES = """
+import psutil, torch
+from millrace.stages.arena import give_back
+
+def mib():
+    return psutil.Process().memory_info().rss >> 20
+
+before = mib()
+kept, held = [], []
+for _ in range(16):
+    held.append(torch.ones(2 << 20))  # 8 MiB
+    kept.append(torch.ones(1 << 10))  # so that no two pieces are neighbours
+ring = [held]
+ring.append(ring)
+del held, ring
+freed = mib()
+give_back()
+print(before, freed, mib())
+"""
+
+
+def test_freed_memory_goes_back_to_the_system() -> None:
+    environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1073741824"}
+    said = subprocess.run([sys.executable, "-c", HOLDS_PIECES], env=environment, capture_output=True, text=True, check=True, timeout=120)
+    before, freed, after = map(int, said.stdout.split())
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("not glibc's allocator")
+    assert freed - before > 100
+    assert after - before < 20
