@@ -111,6 +111,10 @@ def here(
         "sample_s": seconds["sample"] / epochs,
         "cpu_s": sum(r["cpu_s"] for r in reports),
         "sha256": reports[0]["parameters_sha256"],
+        "test_accuracy": reports[0]["test_accuracy"],
+        "minibatches": sum(r["minibatches"] for r in reports),
+        "bytes": [r["bytes"] for r in reports],
+        "parameters": sum(p.numel() for p in prepared.build_model().parameters()),
     }
 
 

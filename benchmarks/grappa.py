@@ -1,0 +1,370 @@
+"""Isolated training (Grappa) against sampling with partitioned features and against full batches, over links of any speed.
+
+    python benchmarks/grappa.py --json grappa.json
+    python benchmarks/grappa.py --only speed --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
+        --bandwidth-mbit 100 --json grappa.json
+
+Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learns is another question: ``grappa_accuracy.py``.
+
+``speed``   4 ranks, GraphSAGE of 3 layers of 256, 1024 seeds a rank and step, fanout 15,10,5: seconds of an epoch under ``grappa``,
+            ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``; on loopback, or with ``--namespaces`` over the link
+            between these network namespaces, which exist, each with the address given. Links that were measured before stand in
+            ``--json`` and are told again beside the new one; ``--plot`` draws them all.
+``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts; and what a step's
+            gradients would take over typical links, by the model of `millrace.pipeline.links`.
+``memory``  what the largest rank sees and holds, in parts of 2 to 16, without a halo and with it, beside the whole graph.
+``switch``  reading the next chunk: seconds at a switch where it is read then, and where it was read ahead.
+``scale``   cutting a stored graph into chunks: resident memory of the process that writes one, for 1, 2 and 4 times as many edges, and
+            edges a second; what that rate makes of 10^12 edges.
+
+The graph is R-MAT: it has hubs and no clusters, so parts are random (``hash``), and METIS would not make them better.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+import millrace as mr
+from millrace.benchmarks.graphs import Recipe, make
+from millrace.benchmarks.namespaces import run_in
+from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, here, waited
+from millrace.pipeline.links import LINKS
+from millrace.pipeline.parts import Parts
+from millrace.stages.base import Phase
+from millrace.stages.partition.chunks import Chunks
+from millrace.stages.partition.registry import PARTITIONERS
+from millrace.stages.partition.stage import partition_dataset
+from millrace.storage.ledger import Ledger
+
+FANOUT = (15, 10, 5)
+WAYS: dict[str, dict[str, Any]] = {
+    "grappa": {"partition.method": "hash", "grappa.every": 2},
+    "bulk": {"features": "owned", "bulk.hot": 0.05},
+    "sar": {"partition.method": "hash"},
+}
+GOALS = {100.0: 4.0, 1000.0: 1.5}
+"""Mb/s, and how many times sooner than ``bulk`` an epoch should be over."""
+
+
+def store_of(args: argparse.Namespace, nodes: int | None = None) -> Path:
+    """A store of an R-MAT graph of so many nodes, made on first use."""
+    nodes = nodes or args.nodes
+    recipe, seeds = Recipe(nodes, nodes * args.degree // 2, {}), round(nodes * args.seeds)
+    path = args.cache / "graphs" / f"grappa-{nodes}-{recipe.num_pairs}-{seeds}"
+    return path if path.exists() else dataset_at(path, make(recipe), seeds)
+
+
+def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Section ``speed``."""
+    store = store_of(args)
+    addresses = args.addresses or ("127.0.0.1",) * args.ranks
+    link = f"{args.bandwidth_mbit:g} Mb/s" if args.namespaces else "loopback"
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in args.systems}
+    for n in range(args.rounds):
+        # Whoever comes first meets a machine in another state.
+        for name in args.systems[n % len(args.systems) :] + args.systems[: n % len(args.systems)]:
+            words = (
+                *("--dataset", str(store), "--system", name, "--epochs", str(args.epochs), "--hidden", str(args.hidden)),
+                *("--layers", str(len(FANOUT)), *(() if name == "sar" else ("--fanout", ",".join(map(str, FANOUT))))),
+            )
+            settings = {"threads": 1, "train.evaluate_every": 0, **WAYS[name]}
+            settings |= {} if name == "sar" else {"train.batch_size": args.batch_size}
+            record, wire = run_in(addresses, args.namespaces, words, settings)
+            runs[name].append({"record": record, "wire": wire})
+    seeds = round(args.nodes * args.seeds)
+    told: dict[str, Any] = {"bandwidth_mbit": args.bandwidth_mbit if args.namespaces else None, "ways": {}}
+    for name, found in runs.items():
+        records = [f["record"] for f in found]
+        steps = records[0]["epochs"] * (1 if name == "sar" else -(-seeds // (args.batch_size * len(addresses))))
+        sent = max(sum(rank["network"].values()) for rank in records[0]["bytes"]["per_rank"])
+        told["ways"][name] = {
+            # The first epoch loads compiled kernels.
+            "epoch_s": [statistics.median(r["seconds"]["per_epoch"][1:]) for r in records],
+            "waited_s": statistics.median(waited(r["seconds"]) / r["epochs"] for r in records),
+            "reduce_s": statistics.median(r["seconds"]["reduce"] / r["epochs"] for r in records),
+            "sent_a_step": sent / steps,
+            "sent_an_epoch": sent / records[0]["epochs"],
+            "rss": max(records[0]["peak_rss_bytes"]),
+            "edges": records[0]["sampled_edges"] / records[0]["epochs"],
+        }
+    report.setdefault("speed", {})[link] = told
+    print(
+        f"\nSPEED: {args.nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, {FEATURES} features, {len(addresses)} ranks,",
+        f"SAGE {args.hidden}x{len(FANOUT)},\nbatch {args.batch_size} a rank, fanout {','.join(map(str, FANOUT))}; medians of",
+        f"{args.rounds} rounds of {args.epochs} epochs, in turns; MB are those of the rank that sends most",
+    )
+    print(
+        f"{'link':<12}{'system':<8}{'epoch s':>9}{'bulk / it':>11}{'waited s':>10}{'reduce s':>10}{'MB a step':>11}{'MB an epoch':>13}",
+        f"{'edges an epoch':>15}{'RSS MiB':>9}",
+    )
+    for known, speeds in sorted(report["speed"].items(), key=lambda item: -(item[1]["bandwidth_mbit"] or 1e12)):
+        middle = {name: statistics.median(way["epoch_s"]) for name, way in speeds["ways"].items()}
+        for name, way in speeds["ways"].items():
+            ratio = f"{middle['bulk'] / middle[name]:.2f}x" if "bulk" in middle else ""
+            print(
+                f"{known:<12}{name:<8}{middle[name]:>9.2f}{ratio:>11}{way['waited_s']:>10.2f}{way['reduce_s']:>10.2f}",
+                f"{way['sent_a_step'] / 1e6:>10.2f}{way['sent_an_epoch'] / 1e6:>13.1f}{way['edges']:>16,.0f}{way['rss'] / 2**20:>9,.0f}",
+                flush=True,
+            )
+        goal = GOALS.get(speeds["bandwidth_mbit"] or 0)
+        if goal and {"bulk", "grappa"} <= middle.keys() and middle["bulk"] < goal * middle["grappa"]:
+            report["problems"].append(f"speed, {known}: {middle['bulk'] / middle['grappa']:.2f}x; the goal is {goal:g}x")
+    if args.plot:
+        draw(report["speed"], args.plot)
+
+
+def draw(speeds: Mapping[str, Any], path: Path) -> None:
+    """Seconds of an epoch against bandwidth, a line for each system."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    links = sorted((s["bandwidth_mbit"], s["ways"]) for s in speeds.values() if s["bandwidth_mbit"])
+    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    for name, marker in zip(WAYS, "os^"):
+        points = [(mbit, statistics.median(ways[name]["epoch_s"])) for mbit, ways in links if name in ways]
+        if points:
+            (line,) = axes.plot(*zip(*points), marker=marker, label=name)
+            local = speeds.get("loopback", {}).get("ways", {}).get(name)
+            if local:
+                axes.axhline(statistics.median(local["epoch_s"]), color=line.get_color(), linestyle=":", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="link of each rank, Mb/s", ylabel="seconds an epoch", title="Dotted: on loopback")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Section ``bytes``."""
+    store, hidden, epochs = store_of(args, 4_000), 64, 2
+    print(f"\nBYTES: 4,000 nodes, SAGE of {hidden}, {epochs} epochs; a rank and step, and the ring's 2 (P-1)/P 4 parameters")
+    print(f"{'layers':>7}{'parts':>6}{'parameters':>12}{'gradients':>11}{'formula':>10}{'control':>9}{'rows':>6}", end="")
+    print("".join(f"{name + ' ms':>17}" for name in LINKS))
+    report["bytes"] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for layers in args.depths:
+            for ranks in args.parts:
+                system = {"system": "grappa", "partition": {"method": "hash"}, "grappa": {"every": 1}}
+                run = here(store, Path(scratch), ranks, epochs, {"batch_size": 64}, (3,) * layers, hidden=hidden, **system)
+                steps, P = run["minibatches"] / ranks, run["parameters"]
+                mine = max(run["bytes"], key=lambda kinds: kinds["network"]["gradients"])["network"]
+                formula = 2 * (ranks - 1) / ranks * 4 * P
+                sent, control = mine["gradients"] / steps, mine["control"] / steps
+                rows = sum(kinds["network"][k] for kinds in run["bytes"] for k in ("features", "activations", "graph"))
+                # A ring takes P - 1 turns to add up and P - 1 to hand out.
+                ms = {name: 1e3 * (sent / link.bandwidth + 2 * (ranks - 1) * link.latency_s) for name, link in LINKS.items()}
+                print(
+                    f"{layers:>7}{ranks:>6}{P:>12,}{sent:>11,.0f}{formula:>10,.0f}{control:>9,.0f}{rows:>6}"
+                    + "".join(f"{t:>17,.2f}" for t in ms.values()),
+                    flush=True,
+                )
+                report["bytes"].append(
+                    {"layers": layers, "ranks": ranks, "parameters": P, "gradients": sent, "formula": formula, "control": control, "ms": ms}
+                )
+                if rows or abs(sent - formula) > 0.01 * formula + 64 or control > 128 * ranks:
+                    report["problems"].append(f"bytes, {layers} layers, {ranks} parts: {sent:,.0f} of gradients for {formula:,.0f}")
+
+
+def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Section ``memory``."""
+    store = store_of(args)
+    dataset = mr.open_dataset(store, features="mapped")
+    V, E = dataset.num_nodes, dataset.graph.num_edges
+    row = FEATURES * dataset.features.dtype.itemsize
+    whole = dataset.graph.nbytes + V * row
+    print(f"\nMEMORY: {V:,} nodes, {E:,} edges: {whole / 2**20:,.0f} MiB of structure and rows; of the rank that sees most")
+    print(f"{'parts':>6}{'halo':>5}{'nodes':>11}{'of all':>8}{'edges':>13}{'of all':>8}{'MiB':>8}{'of all':>8}")
+    report["memory"] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for parts in args.parts:
+            folder = Path(scratch) / str(parts)
+            partition_dataset(dataset, PARTITIONERS["hash"](), parts, folder)
+            for halo in (0, 1):
+                seen = placed(folder, 0, parts, halo)
+                nbytes = seen.graph.nbytes + seen.graph.num_nodes * row
+                line = {"parts": parts, "halo": halo, "nodes": seen.graph.num_nodes, "edges": seen.graph.num_edges, "bytes": nbytes}
+                report["memory"].append(line)
+                print(
+                    f"{parts:>6}{halo:>5}{line['nodes']:>11,}{line['nodes'] / V:>8.1%}{line['edges']:>13,}{line['edges'] / E:>8.1%}"
+                    f"{nbytes / 2**20:>8,.0f}{nbytes / whole:>8.1%}",
+                    flush=True,
+                )
+
+
+def placed(folder: Path, rank: int, ranks: int, halo: int, phase: int = 0, before: Any = None, ahead: bool = False) -> Any:
+    """What a rank sees in a phase. With `ahead` the next chunk is being read when this returns."""
+    job = isolated_job(rank, ranks)
+    data = Parts(folder, torch.float32, multilabel=False).part(rank)
+    return Chunks(PARTITIONERS["hash"](), halo=halo).place(data, Phase(phase, phase, phase + 1 if ahead else 10**9, ""), job, before)
+
+
+def isolated_job(rank: int, ranks: int) -> Any:
+    """A `RankJob` as far as placement asks for it."""
+    group = SimpleNamespace(rank=rank, size=ranks)
+    return SimpleNamespace(group=group, ledger=Ledger(), dtype=torch.float32, epochs=10**6, seed=0)
+
+
+def measure_switch(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Section ``switch``."""
+    store, parts = store_of(args), args.ranks
+    dataset = mr.open_dataset(store, features="mapped")
+    print(f"\nSWITCH: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {parts} parts; seconds, medians of {args.rounds}")
+    print(f"{'halo':>5}{'chunk MiB':>11}{'read then':>11}{'read ahead':>12}{'of it reading':>15}{'hidden':>8}")
+    report["switch"] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "parts"
+        partition_dataset(dataset, PARTITIONERS["hash"](), parts, folder)
+        for halo in (0, 1):
+            then, after, reading = [], [], []
+            for _ in range(args.rounds):
+                for ahead, found in ((False, then), (True, after)):
+                    first = placed(folder, 0, parts, halo, ahead=ahead)
+                    if ahead:
+                        for chunk in first.ahead.values():
+                            chunk.result()
+                    start = time.perf_counter()
+                    second = placed(folder, 0, parts, halo, 1, first, ahead)
+                    found.append(time.perf_counter() - start)
+                    del first, second
+                reading.append(then[-1] - after[-1])
+            size = placed(folder, 0, parts, 0)
+            mib = (size.graph.nbytes + size.graph.num_nodes * FEATURES * 4) / 2 / 2**20
+            line = {"halo": halo, "then_s": then, "ahead_s": after, "chunk_mib": mib}
+            report["switch"].append(line)
+            a, b = statistics.median(then), statistics.median(after)
+            print(f"{halo:>5}{mib:>11,.0f}{a:>11.3f}{b:>12.3f}{a - b:>15.3f}{1 - b / a:>8.0%}", flush=True)
+
+
+CUT = """
+import resource, sys, time
+from pathlib import Path
+from millrace.stages.partition.registry import PARTITIONERS
+from millrace.stages.partition.stage import write_part
+from millrace.storage.dataset_store import open_stored
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+folder, out, parts = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+before, start = peak(), time.perf_counter()
+dataset = open_stored(folder)
+book = PARTITIONERS["hash"]().assign(dataset.graph, parts, 0)
+for part in range(parts):
+    write_part(out, dataset, book, part, {})
+print(time.perf_counter() - start, peak() - before)
+"""
+
+
+def measure_scale(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Section ``scale``."""
+    print("\nSCALE: cutting a stored graph into chunks of as many edges each, by one process; resident at most, beyond the process itself")
+    print(f"{'nodes':>10}{'edges':>13}{'chunks':>8}{'store MiB':>11}{'resident MiB':>14}{'seconds':>9}{'edges/s':>11}")
+    report["scale"] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for times in (1, 2, 4):
+            store = store_of(args, args.nodes * times)
+            dataset = mr.open_dataset(store, features="mapped")
+            size = dataset.graph.nbytes + dataset.num_nodes * FEATURES * 4
+            words = [sys.executable, "-c", CUT, str(store), str(Path(scratch) / store.name), str(8 * times)]
+            told = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+            seconds, beyond, edges = float(told[0]), int(told[1]), dataset.graph.num_edges
+            report["scale"].append({"nodes": dataset.num_nodes, "edges": edges, "parts": 8 * times, "bytes": beyond, "seconds": seconds})
+            print(
+                f"{dataset.num_nodes:>10,}{edges:>13,}{8 * times:>8}{size / 2**20:>11,.0f}{beyond / 2**20:>14,.0f}{seconds:>9.1f}"
+                f"{edges / seconds:>11,.0f}",
+                flush=True,
+            )
+    last = report["scale"][-1]
+    rate, chunk = last["edges"] / last["seconds"], last["bytes"]
+    hours = 1e12 / rate / 3600
+    each = last["edges"] // last["parts"]
+    print(
+        f"10^12 edges at this rate: {hours:,.0f} hours of one process, {hours / 256:.1f} of 256; in chunks of {each:,} edges each of them"
+    )
+    print(f"takes {chunk / 2**20:,.0f} MiB, and edges of 8 bytes fill {8e12 / 2**40:.1f} TiB of storage")
+    if last["bytes"] > 2 * report["scale"][0]["bytes"]:
+        report["problems"].append("scale: memory grows with the graph, though chunks stay as large")
+
+
+Measure = Callable[[argparse.Namespace, dict[str, Any]], None]
+SECTIONS: dict[str, Measure] = {
+    "speed": measure_speed,
+    "bytes": measure_bytes,
+    "memory": measure_memory,
+    "switch": measure_switch,
+    "scale": measure_scale,
+}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+
+    def words(text: str) -> tuple[str, ...]:
+        return tuple(text.split(","))
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(n) for n in text.split(","))
+
+    parser = argparse.ArgumentParser(description="Isolated training: time, bytes and memory.")
+    parser.add_argument("--only", type=words, default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="a PNG of the links measured so far")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs")
+    parser.add_argument("--nodes", type=int, default=400_000)
+    parser.add_argument("--degree", type=int, default=50, help="mean, before duplicates go")
+    parser.add_argument("--seeds", type=float, default=0.08, help="the share of nodes that are trained on, as of ogbn-products")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--epochs", type=int, default=3, help="of which the first is left out of seconds an epoch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=4, help="on loopback")
+    parser.add_argument("--systems", type=words, default=tuple(WAYS), help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--namespaces", type=words, help="network namespaces, one for each rank; needs root")
+    parser.add_argument("--addresses", type=words, help="an address in each of them")
+    parser.add_argument("--bandwidth-mbit", type=float, help="of the links between them, for the report")
+    parser.add_argument("--depths", type=numbers, default=(2, 3, 4, 5, 6))
+    parser.add_argument("--parts", type=numbers, default=(2, 4, 8, 16))
+    args = parser.parse_args()
+    args.cache = args.cache.resolve()
+    for given, known in ((args.only, SECTIONS), (args.systems, WAYS)):
+        if unknown := set(given) - set(known):
+            parser.error(f"{', '.join(sorted(unknown))} is unknown; known are {', '.join(known)}")
+    if bool(args.namespaces) != bool(args.addresses) or len(args.namespaces or ()) != len(args.addresses or ()):
+        parser.error("--namespaces and --addresses go together, one address for each")
+    if args.namespaces and not args.bandwidth_mbit:
+        parser.error("--namespaces needs --bandwidth-mbit, for the table")
+    if min(args.rounds, args.nodes, args.degree, args.batch_size, args.ranks, *args.depths, *args.parts) < 1 or args.epochs < 2:
+        parser.error("numbers must be at least 1, and --epochs at least 2")
+    return args
+
+
+def main() -> int:
+    """Measure and print. Returns 1 if something is not as formulas, or goals, have it."""
+    args = arguments()
+    report: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    report |= {"options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}, "problems": []}
+    report["cores"] = os.cpu_count()
+    for name, measure in SECTIONS.items():
+        if name in args.only:
+            measure(args, report)
+            if args.json:
+                args.json.write_text(json.dumps(report, indent=1, default=np.ndarray.tolist) + "\n")
+    for text in report["problems"]:
+        print(f"PROBLEM: {text}")
+    return 1 if report["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
