@@ -17,7 +17,8 @@ from torch import nn
 from millrace.stages.base import Phase, Placement
 from millrace.stages.fetch.isolated import Covered, seed_weights
 from millrace.stages.kernels import reference
-from millrace.stages.partition.chunks import Chunks, Isolated, variable_chunk
+from millrace.stages.partition.chunks import Chunks, Isolated
+from millrace.stages.partition.deal import Deal
 from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
@@ -29,6 +30,8 @@ from millrace.tests.contracts.isolated import EPOCHS, CasePeers, Seat, names, pl
 
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4]), st.booleans())
 SWEEPS = ("sweep", "fixed", "none")
+SEED = 3
+"""Of `job`."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,25 +41,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-# --- which chunk lies beside the base chunk ---
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 16])
-def test_a_sweep_visits_every_ordered_pair_once(ranks: int) -> None:
-    for start in (0, 3 * (ranks - 1)):
-        seen = Counter((p, variable_chunk("sweep", p, ranks, start + t)) for p in range(ranks) for t in range(ranks - 1))
-        assert seen == Counter(itertools.permutations(range(ranks), 2))
-    for t in range(ranks):
-        assert sorted(variable_chunk("sweep", p, ranks, t) for p in range(ranks)) == list(range(ranks)), "each is seen by one"  # type: ignore[type-var]
-
-
-def test_other_schedules() -> None:
-    for t in range(5):
-        assert [variable_chunk("fixed", p, 4, t) for p in range(4)] == [1, 2, 3, 0]
-        assert [variable_chunk("none", p, 4, t) for p in range(4)] == [None] * 4
-        assert {variable_chunk(s, 0, 1, t) for s in SWEEPS} == {None}
 
 
 # --- what is there ---
@@ -70,20 +54,32 @@ def edges(graph: Any, name: Any = None) -> Counter[tuple[int, int, float]]:
     return Counter((name[v], name[u], w) for v, u, w in zip(dst.tolist(), graph.indices.tolist(), weight.tolist()))
 
 
-@given(case=CASES, halo=st.sampled_from([0, 1]), sweep=st.sampled_from(SWEEPS), later=st.integers(0, 4))
-@example(case=make_case(0, 3), halo=1, sweep="sweep", later=1)
-@example(case=make_case(11, 3), halo=0, sweep="sweep", later=1)
-@example(case=make_case(11, 4), halo=1, sweep="none", later=0)
+@given(
+    case=CASES,
+    halo=st.sampled_from([0, 1]),
+    sweep=st.sampled_from(SWEEPS),
+    later=st.integers(0, 4),
+    per_rank=st.sampled_from([1, 2]),
+    moved=st.sampled_from([0.0, 0.5, 1.0]),
+)
+@example(case=make_case(0, 3), halo=1, sweep="sweep", later=1, per_rank=1, moved=0.0)
+@example(case=make_case(11, 3), halo=0, sweep="sweep", later=1, per_rank=1, moved=0.0)
+@example(case=make_case(11, 4), halo=1, sweep="none", later=0, per_rank=1, moved=0.0)
+@example(case=make_case(8, 6), halo=0, sweep="sweep", later=1, per_rank=2, moved=1.0)
+@example(case=make_case(1, 8), halo=1, sweep="sweep", later=2, per_rank=4, moved=0.5)  # one node
 @settings(deadline=None, max_examples=25)
-def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: Any, later: int) -> None:
+def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: Any, later: int, per_rank: int, moved: float) -> None:
+    ranks = max(1, case.parts // per_rank)
+    case = replace(case, part_of=case.part_of % (ranks * per_rank), parts=ranks * per_rank)
     whole, total, seeds = edges(case.graph), weighted_degree(case), []
-    for rank in range(case.parts):
-        place = placed(case, Chunks(sweep=sweep, halo=halo), rank, later)
+    deal = Deal(SEED, ranks, per_rank, moved, sweep)
+    for rank in range(ranks):
+        place = placed(case, Chunks(sweep=sweep, halo=halo, per_rank=per_rank, moved=moved), rank, later)
         place.graph.check()
-        name, other = names(case, place), variable_chunk(sweep, rank, case.parts, later)
+        name = names(case, place)
         base, visible = name[: place.num_base], name[: place.num_visible]
-        assert base == np.flatnonzero(case.part_of == rank).tolist()
-        assert visible == base + ([] if other is None else np.flatnonzero(case.part_of == other).tolist())
+        assert base == [v for c in deal.base(rank, later) for v in np.flatnonzero(case.part_of == c)]
+        assert visible == base + [v for c in deal.variable(rank, later) for v in np.flatnonzero(case.part_of == c)]
         among = set(visible)
         kept = Counter({(v, u, w): k for (v, u, w), k in whole.items() if v in among and (halo or u in among)})
         assert edges(place.graph, name) == kept
@@ -108,6 +104,7 @@ def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: 
             if i < place.num_visible:
                 want = sum(here.values()) / sum(into.values()) if into else 1.0
                 assert not halo or want == 1
+                assert place.in_edges is not None and place.in_edges[i] == sum(into.values())
             else:
                 want = 0.0 if total[v] else 1.0
             assert float(place.coverage[i]) == want, (i, v)
@@ -148,8 +145,9 @@ def same(a: Isolated, b: Isolated) -> None:
     assert names_of(a).tobytes() == names_of(b).tobytes()
     for name in ("labels", "degree", "coverage"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
-    for name in ("num_base", "num_visible", "inclusion", "variable"):
+    for name in ("num_base", "num_visible", "inclusion", "base", "variable"):
         assert getattr(a, name) == getattr(b, name), name
+    assert np.array_equal(a.comes_with, b.comes_with)
     assert all(np.array_equal(getattr(a.split, s), getattr(b.split, s)) for s in ("train", "val", "test"))
 
 
@@ -157,25 +155,35 @@ def names_of(place: Isolated) -> np.ndarray:
     return place.features.gather(np.arange(place.graph.num_nodes))
 
 
+@pytest.mark.parametrize(("per_rank", "moved"), [(1, 0.0), (2, 0.0), (1, 1.0), (2, 0.4), (2, 1.0)])
 @pytest.mark.parametrize("halo", [0, 1])
-def test_the_next_chunk_is_loaded_ahead(halo: int) -> None:
-    case, policy, rank = make_case(8, 4), Chunks(halo=halo), 1
-    peers, before = CasePeers(case), None
-    for t in range(5):
+def test_the_next_chunks_are_loaded_ahead(halo: int, per_rank: int, moved: float) -> None:
+    """Each when the super-epoch before it begins; those that stay are not read again."""
+    case, rank = make_case(8, 4 * per_rank), 1
+    policy, deal = Chunks(halo=halo, per_rank=per_rank, moved=moved), Deal(SEED, 4, per_rank, moved)
+    # A rank opens its first chunk before it knows what it will see.
+    peers, before, own = CasePeers(case), None, rank * per_rank
+    want: list[int] = []
+    here: set[int] = set()
+    for t in range(6):
         place = placed(case, policy, rank, t, before, peers)
-        assert place.ahead is not None
-        place.ahead.result()
-        assert peers.opened == [variable_chunk("sweep", rank, 4, s) for s in range(t + 2)], "each once, and the next one already"
+        for chunk in place.ahead.values():
+            chunk.result()
+        for s in (t, t + 1):
+            sees = {*deal.base(rank, s), *deal.variable(rank, s)}
+            if s > t or not t:
+                want += sorted(sees - here - {own})
+                here = sees
+        assert sorted(peers.opened) == sorted(want), t
         same(place, placed(case, policy, rank, t))
-        assert before is None or place.base is before.base
         before = place
 
 
 def test_nothing_is_loaded_for_after_the_end() -> None:
     case = make_case(8, 4)
     peers = CasePeers(case)
-    assert placed(case, Chunks(), 0, EPOCHS - 1, None, peers).ahead is None
-    assert peers.opened == [variable_chunk("sweep", 0, 4, EPOCHS - 1)]
+    assert not placed(case, Chunks(), 0, EPOCHS - 1, None, peers).ahead
+    assert peers.opened == [*Deal(SEED, 4).variable(0, EPOCHS - 1)]
 
 
 @pytest.mark.parametrize(("sweep", "parts"), [("sweep", 2), ("fixed", 3), ("none", 3)])
@@ -183,7 +191,7 @@ def test_a_chunk_that_stays_is_not_read_again(sweep: Any, parts: int) -> None:
     case = make_case(8, parts)
     peers, policy = CasePeers(case), Chunks(sweep=sweep)
     first = placed(case, policy, 0, 0, None, peers)
-    assert placed(case, policy, 0, 1, first, peers) is first
+    assert placed(case, policy, 0, 1, first, peers).graph is first.graph
     assert peers.opened == ([] if sweep == "none" else [1])
 
 
