@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from millrace.stages.base import Phase, Placement
-from millrace.stages.fetch.isolated import Covered, seed_weights
+from millrace.stages.fetch.isolated import Covered, seed_weights, smoothed
 from millrace.stages.kernels import reference
-from millrace.stages.partition.chunks import Chunks, Isolated
+from millrace.stages.partition.chunks import Chunks, Isolated, load
 from millrace.stages.partition.deal import Deal
 from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -32,6 +32,7 @@ CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4]
 SWEEPS = ("sweep", "fixed", "none")
 SEED = 3
 """Of `job`."""
+JOB = job(Seat(0, 1), 1)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -295,7 +296,7 @@ def test_weighted_trees_are_unbiased_over_all_chunkings() -> None:
     none = np.empty(0, np.int64)
     everything = Case(graph, np.zeros(n, np.int64), parts, Split(np.arange(n), none, none), rng.normal(size=(n, F)), torch.zeros(n).long())
     want = [np.mean([np.mean([f[v, a, b] for b in neighbours[a]], 0) for a in neighbours[v]], 0) for v in range(n)]
-    got, plain, seen = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n)
+    got, plain, seen, node, covered = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n), np.zeros((n, 2)), np.zeros(n)
     chance = 1 / parts**n / (parts - 1)
     for part_of in itertools.product(range(parts), repeat=n):
         case = replace(everything, part_of=np.array(part_of))
@@ -318,10 +319,12 @@ def test_weighted_trees_are_unbiased_over_all_chunkings() -> None:
                         reached.append((value, 1 / len(here[v]) / len(here[a])))
                 if reached:
                     values, odds = zip(*reached)
-                    plain[name[v]] += chance * np.average(values, 0, odds)
-                    seen[name[v]] += chance
+                    mean = chance * np.average(values, 0, odds)
+                    plain[name[v]], seen[name[v]] = plain[name[v]] + mean, seen[name[v]] + chance
+                    node[name[v]], covered[name[v]] = node[name[v]] + coverage[v] * mean, covered[name[v]] + coverage[v] * chance
     assert np.abs(got - want).max() < 1e-12
-    assert np.abs(plain / seen[:, None] - want).max() > 1e-3
+    off = [np.linalg.norm(a.sum(0) / b.sum() - np.mean(want, 0)) for a, b in ((plain, seen), (node, covered))]
+    assert 1e-3 < off[1] < off[0], "weighed by the coverage of the root alone, it is nearer, and not there"
 
 
 # --- weights of messages ---
@@ -351,6 +354,70 @@ def test_over_a_sweep_weighted_messages_add_up_to_the_whole_sum(case: Case) -> N
         np.testing.assert_allclose(np.mean(each, 0), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
         # With a halo all of them are there already.
         np.testing.assert_allclose(sums(placed(case, Chunks(), rank), "edge"), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_rank", "sweep"), [(2, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (2, 3, "none"), (3, 1, "none")]
+)
+def test_over_all_deals_weighted_messages_add_up_to_the_whole_sum(ranks: int, per_rank: int, sweep: Any) -> None:
+    """Of nodes of base chunks and of variable ones, where chunks move: over every set of chunks that a rank can see, with the weights of
+    the real placement."""
+    parts = ranks * per_rank
+    case = make_case(3, parts)
+    place = placed(case, Chunks(halo=0, per_rank=per_rank, moved=1.0, sweep=sweep), 0)
+    seen, whole = len(place.base + place.variable), whole_sums(replace(case, part_of=np.zeros_like(case.part_of)), 0)
+    total, times = np.zeros_like(whole), np.zeros(case.graph.num_nodes)
+    policy = Chunks(halo=0, per_rank=seen, moved=1.0)
+    for chosen in itertools.combinations(range(parts), seen):
+        peers = CasePeers(case)
+        held = policy._joined({c: load(peers.own(c), JOB) for c in chosen}, chosen, (), place.inclusion, peers.own(0), JOB)
+        name = names(case, held)
+        total[name] += sums(held, "edge")
+        times[name] += 1
+    if (seen, sweep) == (1, "none"):
+        assert np.abs(total / times[:, None] - whole).max() > 0.1, "other chunks are never seen"
+    else:
+        np.testing.assert_allclose(total / times[:, None], whole, rtol=1e-6, atol=1e-6)
+
+
+@given(case=CASES, halo=st.sampled_from([0, 1]), moved=st.sampled_from([0.0, 1.0]))
+@example(case=make_case(11, 4), halo=0, moved=0.0)
+@settings(deadline=None, max_examples=20)
+def test_hajek_scales_messages_to_the_degree(case: Case, halo: int, moved: float) -> None:
+    """Sums are then degree x weighted mean; means are those of the plain weights."""
+    for rank in range(case.parts):
+        place = placed(case, Chunks(halo=halo, moved=moved), rank)
+        work = sampled(place, np.arange(place.num_base), (-1,))
+        h = torch.from_numpy(place.features.gather(work.nodes))
+        plain, scaled = (fetched(place, work, Covered(c)).hoods[-1] for c in ("edge", "edge-hajek"))
+        np.testing.assert_allclose(scaled.mean(h), plain.mean(h), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(scaled.sum(h), place.degree[: place.num_base, None] * plain.mean(h), rtol=1e-5, atol=1e-5)
+
+
+@given(case=CASES, kappa=st.sampled_from([0.0, 0.5, 3.0, 1e9]))
+@example(case=make_case(8, 3), kappa=0.5)
+@settings(deadline=None, max_examples=20)
+def test_coverage_is_drawn_to_the_mean(case: Case, kappa: float) -> None:
+    """(d_p + kappa m) / (d + kappa), counted from the graph."""
+    for rank in range(case.parts):
+        place = placed(case, Chunks(halo=0), rank)
+        name, coverage = names(case, place), place.coverage.numpy()
+        got, mean = smoothed(place, kappa), coverage[place.seeds].mean() if len(place.seeds) else 1.0
+        for i, v in enumerate(name if len(place.seeds) else []):
+            into = [int(u) for u in case.graph.indices[case.graph.indptr[v] : case.graph.indptr[v + 1]] if u != v]
+            here = sum(u in set(name) for u in into)
+            assert got[i] == pytest.approx((here + kappa * mean) / (len(into) + kappa) if into else 1.0, abs=1e-12)
+        if len(place.seeds):
+            work = sampled(place, place.seeds, (1,))
+            assert fetched(place, work, Covered("node", kappa=kappa)).weight.tolist() == pytest.approx(got[work.seeds].tolist())
+            assert kappa < 1e9 or np.abs(got[place.seeds][coverage[place.seeds] < 1] - mean).max(initial=0) < 1e-6
+
+
+def test_what_is_known_of_halo_nodes_is_not_smoothed() -> None:
+    case = make_case(0, 3)
+    place = placed(case, Chunks(), 0)
+    assert len(place.coverage) > place.num_visible
+    assert np.array_equal(smoothed(place, 2.0), place.coverage.numpy())
 
 
 def test_without_weights_they_do_not() -> None:
