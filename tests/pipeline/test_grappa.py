@@ -19,26 +19,30 @@ import millrace as mr
 from millrace.pipeline.config import Train, read_toml, resolve
 from millrace.pipeline.prepare import configure, make_system
 from millrace.pipeline.rank import Interrupted
-from millrace.pipeline.run_folder import CHECKPOINTS
+from millrace.pipeline.run_folder import CHECKPOINTS, MODEL
 from millrace.pipeline.schedule import SuperEpochs
 from millrace.pipeline.systems import System, grappa
 from millrace.stages.base import Phase
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo
+from millrace.stages.evaluate import evaluate
 from millrace.stages.kernels import reference
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.sage import SAGE
+from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.deal import Deal
 from millrace.stages.partition.hash import Hash
+from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part, open_shards, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.local import QUIET, Local, nothing
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
+from millrace.storage.minibatch import Block
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.isolated import as_job, names, placed, train_processes, train_threads
@@ -418,6 +422,26 @@ def test_two_chunks_with_a_halo_are_all_there_is():
             np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize(("seed", "kind"), [(0, "sage"), (11, "gcn"), (3, "gat")])
+def test_full_batch_in_isolation_is_a_sampler_that_takes_all(seed, kind):
+    """With every neighbour, and a minibatch of all seeds, a step is one of the visible graph as a whole: each layer over all of it."""
+    case, model = make_case(seed, 3), initial(kind)
+    system = grappa(NeighborSampler((-1, -1)), halo=0, correction="none")
+    assert len(case.split.train)
+    total, losses = np.zeros(len(flat(model))), 0
+    for rank in range(3):
+        place = placed(case, system.partition, rank)
+        graph, n = place.graph, place.graph.num_nodes
+        whole = Block(n, np.arange(n), graph.indptr, graph.indices, weight=graph.edge_weight)
+        hood = BlockNeighbourhood(whole, place.degree)
+        alone, h = copy.deepcopy(model), torch.from_numpy(place.features.gather(np.arange(n)))
+        seeds = torch.from_numpy(place.seeds)
+        nn.functional.cross_entropy(alone((hood, hood), h)[seeds], place.labels[seeds], reduction="sum").backward()
+        total += torch.cat([p.grad.reshape(-1) for p in alone.parameters()]).numpy()
+        losses += len(seeds)
+    np.testing.assert_allclose(one_step(case, system, model, 0.01), total / losses, rtol=1e-8, atol=1e-10)
+
+
 # --- ranks that are processes ---
 
 
@@ -507,6 +531,44 @@ def test_two_ranks_go_on_bit_for_bit(dataset, two, tmp_path, after):
         assert report["parameters_sha256"] == whole["parameters_sha256"]
         assert report["bytes"]["network"]["gradients"] == whole["bytes"]["network"]["gradients"], "both lives together"
         assert [h["train_loss"] for h in report["history"]] == [h["train_loss"] for h in whole["history"]]
+
+
+@pytest.fixture(scope="module")
+def dealt():
+    """Two ranks with three of six fine clusters each; half of them are dealt anew after each super-epoch."""
+    options = {"every": EVERY, "chunks": 3, "moved": 0.5, "halo": 0, "correction": "edge", "kappa": 1.0}
+    return {**TABLE, "partition": {"method": "metis"}, "grappa": options}
+
+
+def test_fine_clusters_are_regrouped_and_go_on_bit_for_bit(dataset, dealt, tmp_path):
+    """What is read is what the deal says; ranks evaluate as one process does; and a run that was stopped in between ends the same."""
+    whole, out = train_processes(dataset, tmp_path / "whole", dealt), tmp_path / "run"
+    assert whole is not None
+    deal = Deal(TABLE["seed"], 2, 3, 0.5)
+    assert {deal.base(0, t) for t in range(3)} != {deal.base(0, 0)}
+    shards = [open_shards(tmp_path / "whole" / "parts", c)[0] for c in range(6)]
+    for r, report in enumerate(whole):
+        # Two ranks of three chunks see all six, whoever has them.
+        assert report["bytes"]["store"]["graph"] == sum(s.nbytes for s in shards)
+        assert [report["bytes"]["network"][kind] for kind in QUIET] == [0, 0, 0]
+        assert report["parameters_sha256"] == whole[0]["parameters_sha256"]
+        assert report["test_accuracy"] == whole[0]["test_accuracy"], r
+    module = SAGE(hidden=6, layers=2).build(F, 3)
+    module.load_state_dict(torch.load(tmp_path / "whole" / MODEL, weights_only=True))
+    degree = torch.from_numpy(dataset.graph.degree).float()
+    assert whole[0]["test_accuracy"] == evaluate(module, dataset, degree, ("test",))["test"]
+
+    train = dataset.split.train
+    owner = Metis().assign(dataset.graph, 6, TABLE["seed"]).part(train)
+    per_chunk = np.bincount(owner, minlength=6)
+    first = max(-(-per_chunk[list(deal.base(p, 0))].sum() // BATCH) for p in range(2))
+    assert train_processes(dataset, out, dealt, stop_after=int(EVERY * first) + 1) is None
+    assert checkpoint_names(out)[-1] == "step-1-1", "in the second super-epoch"
+    again = train_processes(dataset, out, dealt)
+    assert again is not None
+    for report, other in zip(again, whole):
+        assert report["parameters_sha256"] == other["parameters_sha256"]
+        assert [h["train_loss"] for h in report["history"]] == [h["train_loss"] for h in other["history"]]
 
 
 # --- on a cluster ---
