@@ -232,7 +232,7 @@ def partition(
     dataset: Annotated[str, typer.Argument(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.")],
     parts: Annotated[int, typer.Option(help="P, the number of partitions.")],
     out: Annotated[Path, typer.Option(help="Folder of the partitions.")],
-    method: Annotated[str, typer.Option(help="contiguous | hash | metis | metis-work")] = "metis",
+    method: Annotated[str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work")] = "metis",
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,

@@ -75,10 +75,11 @@ class Queue(_Section):
 
 
 class Partition(_Section):
-    """How the graph is cut into one part for each rank, by systems whose ranks hold parts."""
+    """How the graph is cut into parts, one or more for each rank, by systems whose ranks hold parts."""
 
     method: str | None = None
-    """contiguous, hash, metis, or metis-work, which balances nodes and edges together and is the default; blocks of rows are contiguous."""
+    """contiguous, hash, ldg, fennel, metis, or metis-work, which balances nodes and edges together and is the default; blocks of rows are
+    contiguous."""
     owners: str | None = None
     """A file by ``numpy.save`` with the part of each node, in place of a method."""
 
@@ -127,17 +128,23 @@ class Sar(_Section):
 class Grappa(_Section):
     """What each rank sees under ``system = "grappa"``, and how it makes up for what it does not see."""
 
+    chunks: int = Field(default=1, ge=1)
+    """m: how many chunks each rank has. The graph is cut into m P."""
     sweep: Literal["sweep", "fixed", "none"] = "sweep"
-    """Which chunk lies beside a rank's own: every other one in turn, always the next, or none."""
+    """Whose chunks lie beside a rank's own: every other rank's in turn, always the next one's, or nobody's."""
+    moved: float = Field(default=0.0, ge=0, le=1)
+    """The share of all chunks whose rank is drawn anew after each super-epoch; 0: each rank keeps its own; 1: all are dealt afresh."""
     every: int = Field(default=50, ge=1)
-    """Epochs until the next one (a super-epoch)."""
+    """Epochs in a super-epoch."""
     halo: Literal[0, 1] = 1
     """1: nodes one hop outside are seen too, so that seeds have all their neighbours; 0: not so."""
-    correction: Literal["none", "batch", "node", "hops", "edge"] = "batch"
+    correction: Literal["none", "batch", "node", "hops", "edge", "edge-hajek"] = "batch"
     """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage, or that of its tree), for each
-    message (the inverse of how often its source is there), or none."""
+    message (the inverse of how often its source is there, as it is or scaled to the node's degree), or none."""
     hops: int = Field(default=2, ge=1)
     """How far correction ``hops`` looks."""
+    kappa: float = Field(default=0.0, ge=0)
+    """In-edges of mean coverage that are added to each node's when its coverage is measured."""
     shrink: Literal["none", "constant", "empirical", "james-stein", "ess"] = "none"
     """How a minibatch's weight is drawn towards the mean one: by `strength`, by its noise, by James-Stein, or so far that the effective
     sample size is at least `strength` of the seeds."""

@@ -131,7 +131,7 @@ class _Gang:
         partitioner = prepared.system.partition.partitioner
         if partitioner is None:
             return None
-        dataset, folder, parts = prepared.dataset, self.out / PARTS, job.ranks // prepared.system.replication
+        dataset, folder, parts = prepared.dataset, self.out / PARTS, prepared.system.parts_before(job.ranks)
         self.emit(StageStarted("partition", f"cutting {dataset.name} into {parts} parts by {partitioner.name}", parts))
         report = partition_dataset(
             dataset,

@@ -248,7 +248,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         fingerprint["phases"] = digest_record({**decides, **policies, **absent, "clients": system.clients})
     if system.partition.partitioner is not None:
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
-        fingerprint["parts"] = f"{job.ranks // system.replication} by {system.partition.partitioner!r}"
+        fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
 
 
@@ -284,7 +284,7 @@ def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprin
     system = make_system(placed(job))
     make, _, name = _model(job, outline, system, model)
     parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel")
-    return Prepared(job, outline, system, make, parts.part(rank // system.replication), fingerprint, name, None)
+    return Prepared(job, outline, system, make, parts.part(system.parts_before(rank)), fingerprint, name, None)
 
 
 def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:

@@ -18,6 +18,7 @@ from ..stages.full_batch import arrange
 from ..stages.models.base import Stack
 from ..stages.partition.blocks import Grid
 from ..stages.partition.contiguous import Contiguous
+from ..stages.partition.merged import merged
 from ..stages.partition.sharded import Sharded, Share, share
 from ..storage.dataset import Split
 from ..storage.edge_shards import shard_edges
@@ -54,7 +55,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             # Each grid column has all rows, and finds the same.
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.among(job.group, "evaluation"))
-        return _together(prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, job), job)
+        return _together(prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job), job)
     # Modules of the user's own may know blocks only.
     if job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
         return _together(prepared, lambda: _piece_of(prepared, job), job)
@@ -109,9 +110,17 @@ def _share_of(system: System, part: Part, model: nn.Module, job: RankJob) -> Sha
     return placed
 
 
-def _all_of(part: Part, job: RankJob) -> Share:
-    """The rank's own part, where it trains on something else."""
+def _all_of(part: Part, system: System, job: RankJob) -> Share:
+    """The rank's own part, or all parts that were made for it, where it trains on something else."""
     with job.group.counting("evaluation"):
+        first, last = (system.parts_before(r) for r in (job.group.rank, job.group.rank + 1))
+        if last - first > 1:
+            assert part.peers is not None
+            parts = [part, *(part.peers.part(p) for p in range(first + 1, last))]
+            sizes = torch.zeros(system.parts_before(job.group.size), dtype=torch.float64)
+            sizes[first:last] = torch.tensor([len(p.owned) for p in parts])
+            job.group.all_reduce(sizes, "control")
+            part = merged(parts, sizes.numpy().astype(np.int64))
         return share(part, arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group))
 
 

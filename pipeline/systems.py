@@ -16,8 +16,9 @@ from ..stages.models.lazy import V1, Phases
 from ..stages.partition.base import Partitioner
 from ..stages.partition.blocks import Blocks
 from ..stages.partition.boundary import WithBoundary
-from ..stages.partition.chunks import Chunks, Sweep
+from ..stages.partition.chunks import Chunks
 from ..stages.partition.contiguous import Contiguous
+from ..stages.partition.deal import Sweep
 from ..stages.partition.metis import MetisWork
 from ..stages.partition.replicated import Replicated
 from ..stages.partition.sharded import Sharded
@@ -54,6 +55,10 @@ class System:
     def replication(self) -> int:
         """c, how many ranks open each part."""
         return self.options.get("replication", 1) if self.partition.partitioner is not None else 1
+
+    def parts_before(self, rank: int) -> int:
+        """Parts of the ranks before this one; before the rank P there are all of them."""
+        return rank * self.options.get("chunks", 1) // self.replication
 
     @property
     def clients(self) -> Clients:
@@ -133,11 +138,14 @@ def grappa(
     sampler: Sampler | None = None,
     *,
     partitioner: Partitioner | None = None,
+    chunks: int = 1,
     sweep: Sweep = "sweep",
+    moved: float = 0.0,
     every: int = 50,
     halo: int = 1,
     correction: Correction = "batch",
     hops: int = 2,
+    kappa: float = 0.0,
     shrink: Shrink = "none",
     strength: float = 0.5,
 ) -> System:
@@ -145,28 +153,34 @@ def grappa(
 
     Args:
         sampler: draws minibatches within what a rank sees.
-        partitioner: cuts the graph into a chunk for each rank, by default METIS with nodes and edges balanced together.
-        sweep: which other chunk a rank sees beside its own: each in turn, always the next, or none.
-        every: epochs until the next one.
+        partitioner: cuts the graph into chunks, by default METIS with nodes and edges balanced together.
+        chunks: m, for each rank.
+        sweep: whose chunks a rank sees beside its own: each other rank's in turn, always the next one's, or none.
+        moved: the share of all chunks that is dealt to the ranks anew whenever these change.
+        every: epochs until then.
         halo: 1: see the nodes one hop outside too.
         correction: how missing neighbours are made up for.
         hops: how far ``hops`` looks.
+        kappa: how many in-edges a node's coverage is smoothed by.
         shrink: how the weight of a rank's minibatch is drawn towards that of all.
         strength: see `stages.reduce.corrected.CoverageCorrected`.
     """
     return System(
         "grappa",
-        Chunks(partitioner or MetisWork(), sweep, halo),
+        Chunks(partitioner or MetisWork(), sweep, halo, chunks, moved),
         Local(sampler or NeighborSampler()),
-        Covered(correction, hops),
+        Covered(correction, hops, kappa),
         CoverageCorrected(correction == "batch", shrink, strength),
         SuperEpochs(every),
         {
+            "chunks": chunks,
             "sweep": sweep,
+            "moved": moved,
             "every": every,
             "halo": halo,
             "correction": correction,
             "hops": hops,
+            "kappa": kappa,
             "shrink": shrink,
             "strength": strength,
         },

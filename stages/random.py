@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     PARTITION = 6
     DATA = 7
     FOLD = 8
+    DEAL = 9
 
 
 def mix(z: Words) -> Words:

@@ -13,9 +13,10 @@ from ..base import Fetched, RankJob
 from ..partition.chunks import Isolated
 from .gather import Gather
 
-Correction = Literal["none", "batch", "node", "hops", "edge"]
+Correction = Literal["none", "batch", "node", "hops", "edge", "edge-hajek"]
 """How missing neighbours are made up for: not at all; a weight for each rank's minibatch, its seeds' mean coverage; a weight for each seed,
-its coverage; the same over several hops; or a weight for each message, the inverse of how often its source is there."""
+its coverage; the same over several hops; a weight for each message, the inverse of how often its source is there; or these weights, scaled
+to add up to each node's degree in the whole graph."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Covered:
     correction: Correction = "batch"
     hops: int = 2
     """For ``hops``: how many are looked at."""
+    kappa: float = 0.0
+    """So many in-edges are added to each node's when its coverage is measured, covered as the rank's seeds are on average."""
 
     def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module) -> "CoveredGather":
         """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
@@ -42,29 +45,52 @@ class CoveredGather(Gather):
         """
         super().__init__(placement, placement.features)
         self._isolated, self._policy = placement, policy
-        self._coverage = placement.coverage.numpy()
+        self._coverage = smoothed(placement, policy.kappa)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
-        if self._policy.correction == "edge":
+        if self._policy.correction in ("edge", "edge-hajek"):
             work = replace(work, blocks=tuple(self._inverse(b) for b in work.blocks))
         fetched = super().fetch(work)
-        if self._policy.correction in ("none", "edge"):
+        if self._policy.correction in ("none", "edge", "edge-hajek"):
             return fetched
         hops = self._policy.hops if self._policy.correction == "hops" else 1
         return replace(fetched, weight=torch.from_numpy(seed_weights(work.blocks, self._coverage, hops)))
 
     def _inverse(self, block: Block) -> Block:
-        """Horvitz and Thompson: a message counts the inverse of the probability with which its source is there, given the base chunk."""
+        """Horvitz and Thompson: a message counts the inverse of the probability with which its source is there, given that its destination
+        is. Hajek: over the sum of these inverses, times the degree. Means over messages divide by the sum of weights, and are alike."""
         place = self._isolated
         kept = np.diff(block.indptr)
         rows = np.repeat(np.arange(block.num_dst), kept)
         present = place.graph.in_degree[block.src[: block.num_dst]]
-        source, base = block.src[block.indices], place.num_base
-        swept = (block.src[rows] < base) & (source >= base) & (source < place.num_visible) & (place.num_visible == place.graph.num_nodes)
-        weight = np.where(swept, 1 / place.inclusion, 1.0) * (present / np.maximum(kept, 1))[rows]
+        source, destination = (place.comes_with[block.src[i]] for i in (block.indices, rows))
+        weight = np.where((source != 0) & (source != destination), 1 / place.inclusion, 1.0) * (present / np.maximum(kept, 1))[rows]
         own = 1.0 if block.weight is None else block.weight / (present / np.maximum(kept, 1))[rows]
-        return replace(block, weight=(weight * own).astype(np.float32))
+        weight = weight * own
+        if self._policy.correction == "edge-hajek":
+            total = np.bincount(rows, weight, minlength=block.num_dst)
+            degree = place.degree.numpy()[block.src[: block.num_dst]]
+            weight *= np.divide(degree, total, out=np.zeros(block.num_dst), where=total > 0)[rows]
+        return replace(block, weight=weight.astype(np.float32))
+
+
+def smoothed(place: Isolated, kappa: float) -> npt.NDArray[np.float64]:
+    """float64 [V], the coverage of each node, drawn to the mean m of this rank's seeds: (c d + kappa m) / (d + kappa), with d in-edges.
+
+    The posterior mean of a binomial share whose prior is a beta distribution of mean m and weight kappa. Nodes without in-edges
+    are covered, and halo nodes, of whose in-edges nothing is known, are not.
+
+    Args:
+        place: of this rank.
+        kappa: at least 0, which leaves the coverage as it is.
+    """
+    coverage = place.coverage.numpy()
+    if not kappa or place.in_edges is None or not len(place.seeds):
+        return coverage
+    d, known = place.in_edges.numpy(), np.arange(len(coverage)) < place.num_visible
+    mean = coverage[place.seeds].mean()
+    return np.where(known & (d > 0), (coverage * d + kappa * mean) / (d + kappa), coverage)
 
 
 def seed_weights(blocks: tuple[Block, ...], coverage: npt.NDArray[np.float64], hops: int) -> npt.NDArray[np.float64]:

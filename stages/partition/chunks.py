@@ -1,13 +1,14 @@
-"""Every rank sees its own chunk of the graph and, for a while, one chunk of another's: training without messages between nodes.
+"""Every rank sees its own chunks of the graph and, for a while, another rank's beside them: training without messages between nodes.
 
-Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are cut into one chunk for each rank. A rank trains on the seeds
-of its *base* chunk, and sees a *variable* chunk beside it, which changes from super-epoch to super-epoch. The rest is not there.
+Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are cut into chunks, one or more for each rank. A rank trains on
+the seeds of its *base* chunks, and sees *variable* chunks beside them, which change from super-epoch to super-epoch (`deal.Deal`). The
+rest is not there.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +22,10 @@ from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ..base import Part, Phase, Placement, RankJob
 from .base import Partitioner
+from .deal import Deal, Sweep
 from .metis import MetisWork
 
 IdArray = npt.NDArray[np.int64]
-Sweep = Literal["sweep", "fixed", "none"]
-"""Which chunk lies beside the base chunk: each other one in turn; always the next; none."""
-
-
-def variable_chunk(sweep: Sweep, rank: int, ranks: int, super_epoch: int) -> int | None:
-    """The chunk that a rank sees beside its own: a pure function. In P - 1 super-epochs a sweep brings every rank every other chunk once.
-
-    Args:
-        sweep: how it changes.
-        rank: p, whose base chunk is p.
-        ranks: P.
-        super_epoch: t, from 0 on.
-    """
-    if sweep == "none" or ranks == 1:
-        return None
-    return (rank + 1 + (super_epoch % (ranks - 1) if sweep == "sweep" else 0)) % ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,65 +50,70 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Isolated(Placement):
-    """What a rank sees: nodes of the base chunk, then of the variable one, then halo nodes, which have features and no in-edges."""
+    """What a rank sees: nodes of the base chunks, then of the variable ones, then halo nodes, which have features and no in-edges."""
 
     num_base: int = 0
     num_visible: int = 0
-    """Nodes of both chunks."""
+    """Nodes of all its chunks."""
+    in_edges: Tensor | None = None
+    """float64 [V], each node's in-edges in the whole graph; self loops do not count, and those of a halo node count as one. None: all
+    are here."""
     coverage: Tensor = field(default_factory=lambda: torch.empty(0))
-    """float64 [V], the share of each node's in-edges that is here; self loops do not count, and a node without others is covered."""
+    """float64 [V], the share of these that is here; a node without any is covered."""
+    comes_with: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 [V], nodes of one number are here together or not at all; those of number 0 always are."""
     inclusion: float = 1.0
-    """Of a node of the variable chunk, given the base chunk, over a sweep."""
-    base: Chunk | None = None
-    variable: int | None = None
-    """The number of the other chunk that is seen."""
-    ahead: "Future[Chunk] | None" = None
-    """The variable chunk of the next super-epoch, on its way."""
-    ahead_of: int | None = None
+    """Of a node with another number than 0, where one with yet another number is here."""
+    base: tuple[int, ...] = ()
+    variable: tuple[int, ...] = ()
+    """Numbers of the chunks."""
+    kept: Mapping[int, Chunk] = field(default_factory=dict)
+    """By number, those of these chunks that the next super-epoch sees too."""
+    ahead: "Mapping[int, Future[Chunk]]" = field(default_factory=dict)
+    """Its other chunks, on their way."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """One chunk for each rank, and another beside it that changes from phase to phase."""
+    """So many chunks for each rank, and another rank's beside them, that change from phase to phase."""
 
     partitioner: Partitioner = field(default_factory=MetisWork)
     sweep: Sweep = "sweep"
     halo: int = 1
-    """1: nodes one hop outside are seen too, so that nodes of both chunks have all their in-edges; 0: not so."""
+    """1: nodes one hop outside are seen too, so that nodes of all chunks here have all their in-edges; 0: not so."""
+    per_rank: int = 1
+    moved: float = 0.0
+    """See `Deal`."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Isolated:
         """See `PartitionPolicy.place`. What it reads is counted in the channel ``store``: nothing comes over the network."""
         if isinstance(data, Placement):
             v = data.graph.num_nodes
             whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree", "split")}
-            return Isolated(**whole, num_base=v, num_visible=v, coverage=torch.ones(v, dtype=torch.float64))
-        assert data.peers is not None
-        rank, ranks = job.group.rank, job.group.size
-        other = variable_chunk(self.sweep, rank, ranks, phase.number)
-        if isinstance(before, Isolated) and before.base is not None and before.variable == other:
-            return before
-        base = before.base if isinstance(before, Isolated) and before.base is not None else load(data, job)
-        chunks = {rank: base}
-        if other is not None:
-            ahead = before.ahead if isinstance(before, Isolated) and before.ahead_of == other else None
-            chunks[other] = ahead.result() if ahead is not None else load(data.peers.part(other), job)
-        following = variable_chunk(self.sweep, rank, ranks, phase.number + 1)
-        ahead = None
-        if following is not None and following != other and phase.last_epoch < job.epochs:
-            ahead = _in_a_thread(lambda: load(data.peers.part(following), job))  # pyright: ignore[reportOptionalMemberAccess]
-        return self._joined(chunks, data, job, base, other, ahead, following)
+            return Isolated(
+                **whole,
+                num_base=v,
+                num_visible=v,
+                coverage=torch.ones(v, dtype=torch.float64),
+                comes_with=np.zeros(v, np.int64),
+            )
+        rank, t = job.group.rank, phase.number
+        deal = Deal(job.seed, job.group.size, self.per_rank, self.moved, self.sweep)
+        base, variable = deal.base(rank, t), deal.variable(rank, t)
+        held = before if isinstance(before, Isolated) else None
+        kept, coming = (held.kept, held.ahead) if held is not None else ({}, {})
+        chunks = {c: kept[c] if c in kept else coming[c].result() if c in coming else load(_part(data, c), job) for c in (*base, *variable)}
+        following = (*deal.base(rank, t + 1), *deal.variable(rank, t + 1))
+        new = [c for c in following if c not in chunks and phase.last_epoch < job.epochs]
+        stays, ahead = {c: chunks[c] for c in following if c in chunks}, _in_a_thread(new, data, job)
+        if held is not None and (held.base, held.variable) == (base, variable):
+            return replace(held, kept=stays, ahead=ahead)
+        return replace(self._joined(chunks, base, variable, deal.inclusion, data, job), kept=stays, ahead=ahead)
 
     def _joined(
-        self,
-        chunks: dict[int, Chunk],
-        data: Part,
-        job: RankJob,
-        base: Chunk,
-        other: int | None,
-        ahead: "Future[Chunk] | None",
-        following: int | None,
+        self, chunks: dict[int, Chunk], base: tuple[int, ...], variable: tuple[int, ...], inclusion: float, data: Part, job: RankJob
     ) -> Isolated:
-        """The graph of these chunks, base first, with what the policy sees around them."""
+        """The graph of these chunks, in their order, with what the policy sees around them."""
         starts, visible = {}, 0
         for c, chunk in chunks.items():
             starts[c], visible = visible, visible + chunk.num_nodes
@@ -131,7 +122,7 @@ class Chunks:
             for s in range(chunk.shards.num_parts):
                 if s not in chunks and not self.halo:
                     continue
-                row, local, weight = _edges(chunk.shards, s)
+                row, local, weight = edges_of(chunk.shards, s)
                 rows.append(row + starts[c])
                 # Nodes outside are named by owner and local id until it is known which there are.
                 sources.append(local + starts[s] if s in chunks else -1 - local - (s << 40))
@@ -149,7 +140,7 @@ class Chunks:
         weight = None if not weights or weights[0] is None else np.concatenate(weights)[order]
         graph = Graph(indptr, source[order].astype(index_dtype(nodes)), weight)
 
-        halo_features, halo_degree = self._halo_rows(halo, data, job, base)
+        halo_features, halo_degree = self._halo_rows(halo, data, job, chunks[base[0]].features)
         features = np.concatenate([*(c.features for c in chunks.values()), halo_features])
         degree = np.concatenate([*(c.weighted_degree for c in chunks.values()), halo_degree])
         labels = torch.cat([c.labels for c in chunks.values()])
@@ -159,25 +150,31 @@ class Chunks:
         loops = np.bincount(row[row == source], minlength=nodes)
         present, all_in = graph.in_degree - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
+        of_base = [chunks[c] for c in base]
+        # Without moves, a rank's base chunks never leave it, and the variable ones come and go as one.
+        number = {c: c + 1 if self.moved else int(c in variable) for c in chunks}
+        comes_with = np.repeat([*number.values(), 0], [*(c.num_nodes for c in chunks.values()), len(halo)])
         return Isolated(
             graph,
             MemoryFeatures(features),
             labels,
             torch.from_numpy(degree).to(job.dtype),
-            base.split,
-            num_base=base.num_nodes,
+            Split(*(np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in ("train", "val", "test"))),
+            num_base=sum(c.num_nodes for c in of_base),
             num_visible=visible,
+            in_edges=torch.from_numpy(all_in).double(),
             coverage=torch.from_numpy(coverage),
-            inclusion=1.0 / max(1, job.group.size - 1) if self.sweep == "sweep" and not self.halo else 1.0,
+            comes_with=comes_with,
+            inclusion=1.0 if self.halo else inclusion,
             base=base,
-            variable=other,
-            ahead=ahead,
-            ahead_of=following,
+            variable=variable,
         )
 
-    def _halo_rows(self, halo: IdArray, data: Part, job: RankJob, base: Chunk) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.float64]]:
-        """Features and degrees of nodes outside, from the stores of their owners."""
-        features = np.empty((len(halo), base.features.shape[1]), base.features.dtype)
+    def _halo_rows(
+        self, halo: IdArray, data: Part, job: RankJob, like: npt.NDArray[np.floating]
+    ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.float64]]:
+        """Features, of the width and type of others, and degrees of nodes outside, from the stores of their owners."""
+        features = np.empty((len(halo), like.shape[1]), like.dtype)
         degree = np.empty(len(halo))
         owner = halo >> 40
         assert data.peers is not None
@@ -208,7 +205,7 @@ def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:
     ledger.add("store", "features", features_bytes)
 
 
-def _edges(shards: EdgeShards, s: int) -> tuple[IdArray, IdArray, npt.NDArray[np.float32] | None]:
+def edges_of(shards: EdgeShards, s: int) -> tuple[IdArray, IdArray, npt.NDArray[np.float32] | None]:
     """Row and source of each edge of shard s, both as local ids at their owners, and weights."""
     of = slice(int(shards.row_splits[s]), int(shards.row_splits[s + 1]))
     edges = slice(int(shards.edge_splits[s]), int(shards.edge_splits[s + 1]))
@@ -219,9 +216,18 @@ def _edges(shards: EdgeShards, s: int) -> tuple[IdArray, IdArray, npt.NDArray[np
     return rows, sources, None if shards.edge_weight is None else shards.edge_weight[edges]
 
 
-def _in_a_thread(work: Callable[[], Chunk]) -> "Future[Chunk]":
+def _part(data: Part, number: int) -> Part:
+    """A chunk's part: the one that the rank has opened, or another."""
+    if number == data.shards.part:
+        return data
+    assert data.peers is not None
+    return data.peers.part(number)
+
+
+def _in_a_thread(numbers: list[int], data: Part, job: RankJob) -> "dict[int, Future[Chunk]]":
+    """These chunks, read one after the other while others go on."""
     pool = ThreadPoolExecutor(1, "millrace-chunk")
     try:
-        return pool.submit(work)
+        return {c: pool.submit(lambda c=c: load(_part(data, c), job)) for c in numbers}
     finally:
         pool.shutdown(wait=False)

@@ -8,8 +8,11 @@ from .base import Partitioner
 from .contiguous import Contiguous
 from .hash import Hash
 from .metis import Metis, MetisWork
+from .streaming import Fennel, Ldg
 
-PARTITIONERS: Mapping[str, Callable[[], Partitioner]] = MappingProxyType({p.name: p for p in (Contiguous, Hash, Metis, MetisWork)})
+PARTITIONERS: Mapping[str, Callable[[], Partitioner]] = MappingProxyType(
+    {p.name: p for p in (Contiguous, Hash, Ldg, Fennel, Metis, MetisWork)}
+)
 """Name -> class; each can be made without arguments."""
 
 

@@ -74,8 +74,8 @@ class CasePeers:
 def placed(case: Case, policy: Chunks, rank: int, super_epoch: int = 0, before: Isolated | None = None, peers: Any = None) -> Isolated:
     """What a rank of the case sees."""
     peers = peers or CasePeers(case)
-    of = replace(job(Seat(rank, case.parts), 1), epochs=EPOCHS)  # pyright: ignore[reportArgumentType]
-    return policy.place(peers.own(rank), Phase(super_epoch, super_epoch, super_epoch + 1), of, before)
+    of = replace(job(Seat(rank, case.parts // policy.per_rank), 1), epochs=EPOCHS)  # pyright: ignore[reportArgumentType]
+    return policy.place(peers.own(rank * policy.per_rank), Phase(super_epoch, super_epoch, super_epoch + 1), of, before)
 
 
 def names(case: Case, place: Isolated) -> list[int]:
@@ -96,13 +96,13 @@ def train_threads(
         of = job(group, mine.num_layers)
         of = replace(of, seed=seed, epochs=epochs, batch_size=train.batch_size, bulk_size=bulk_size, kernel=reference, ledger=group.ledger)
         task = "multilabel" if case.labels.ndim == 2 else "multiclass"
-        part = CasePeers(case).own(group.rank)
+        part = CasePeers(case).own(system.parts_before(group.rank))
         trainer = Trainer(
             system, of, part, task, mine, train, None, CheckpointEvery(), None, silent, lambda: False, check=True
         )  # fmt: skip
         return train_rank(trainer, Clock()), mine, group
 
-    return run_threads(rank, case.parts)
+    return run_threads(rank, case.parts // system.parts_before(1))
 
 
 def train_processes(dataset: Dataset, out: Path, table: Mapping[str, Any], stop_after: int | None = None) -> list[dict[str, Any]] | None:
@@ -123,7 +123,7 @@ def train_processes(dataset: Dataset, out: Path, table: Mapping[str, Any], stop_
     prepared = prepare(job, dataset)
     cut = prepared.system.partition.partitioner
     assert cut is not None
-    partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed)
+    partition_dataset(dataset, cut, prepared.system.parts_before(job.ranks), out / "parts", job.seed)
     reports = run_ranks(_rank, job.ranks, table, Outline.of(dataset), out, prepared.fingerprint, stop_after, timeout_s=240)
     assert all((r is None) == (stop_after is not None) for r in reports), "stopped, or not"
     return None if stop_after is not None else reports

@@ -19,26 +19,30 @@ import millrace as mr
 from millrace.pipeline.config import Train, read_toml, resolve
 from millrace.pipeline.prepare import configure, make_system
 from millrace.pipeline.rank import Interrupted
-from millrace.pipeline.run_folder import CHECKPOINTS
+from millrace.pipeline.run_folder import CHECKPOINTS, MODEL
 from millrace.pipeline.schedule import SuperEpochs
 from millrace.pipeline.systems import System, grappa
 from millrace.stages.base import Phase
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo
+from millrace.stages.evaluate import evaluate
 from millrace.stages.kernels import reference
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.sage import SAGE
-from millrace.stages.partition.chunks import variable_chunk
+from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.partition.contiguous import Contiguous
+from millrace.stages.partition.deal import Deal
 from millrace.stages.partition.hash import Hash
+from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part, open_shards, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.local import QUIET, Local, nothing
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
+from millrace.storage.minibatch import Block
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.isolated import as_job, names, placed, train_processes, train_threads
@@ -147,7 +151,8 @@ def test_super_epochs_cover_all_epochs(epochs, every):
 
 def test_records_become_the_configuration():
     options = {
-        "sweep": "fixed", "every": 3, "halo": 0, "correction": "hops", "hops": 3, "shrink": "ess", "strength": 0.9,
+        "chunks": 4, "sweep": "fixed", "moved": 0.5, "every": 3, "halo": 0, "correction": "hops", "hops": 3, "kappa": 1.5, "shrink": "ess",
+        "strength": 0.9,
     }  # fmt: skip
     system = grappa(LaborSampler((4, 2)), partitioner=Contiguous(), **options)
     found = configure({}, system=system, model=mr.GCN(layers=2))
@@ -161,7 +166,9 @@ def test_records_become_the_configuration():
     assert configure({}, system="grappa").grappa == configure({}, system=grappa()).grappa
     assert configure({}, system="grappa").partition == configure({}, system=grappa()).partition
     again = make_system(found)
-    assert (again.partition.sweep, again.partition.halo, again.partition.partitioner.name) == ("fixed", 0, "contiguous")
+    cut = again.partition
+    assert (cut.sweep, cut.halo, cut.per_rank, cut.moved, cut.partitioner.name) == ("fixed", 0, 4, 0.5, "contiguous")
+    assert [again.parts_before(r) for r in range(4)] == [0, 4, 8, 12]
     assert (again.sample, again.neighbourhood, again.reduce, again.schedule) == tuple(
         getattr(system, name) for name in ("sample", "neighbourhood", "reduce", "schedule")
     )
@@ -180,6 +187,10 @@ def test_records_become_the_configuration():
         ({"grappa": {"halo": 2}}, "'grappa.halo' is 2"),
         ({"grappa": {"every": 0}}, "'grappa.every' is 0"),
         ({"grappa": {"hops": 0}}, "'grappa.hops' is 0"),
+        ({"grappa": {"chunks": 0}}, "'grappa.chunks' is 0"),
+        ({"grappa": {"moved": 1.1}}, "'grappa.moved' is 1.1"),
+        ({"grappa": {"moved": -0.1}}, "'grappa.moved' is -0.1"),
+        ({"grappa": {"kappa": -1}}, "'grappa.kappa' is -1"),
         ({"grappa": {"strength": 0.0}}, "'grappa.strength' is 0"),
         ({"grappa": {"strength": 1.1}}, "'grappa.strength' is 1.1"),
         ({"grappa": {"swep": "fixed"}}, "unknown configuration key 'grappa.swep'.*did you mean"),
@@ -324,32 +335,40 @@ SAMPLERS = {
     sampler=st.sampled_from(list(SAMPLERS)),
     sweep=st.sampled_from(["sweep", "fixed", "none"]),
     halo=st.sampled_from([0, 1]),
-    correction=st.sampled_from(["none", "batch", "node", "hops", "edge"]),
+    correction=st.sampled_from(["none", "batch", "node", "hops", "edge", "edge-hajek"]),
     shrink=st.sampled_from(["none", "constant", "empirical", "james-stein", "ess"]),
     batch=st.sampled_from([1, 3]),
+    dealt=st.sampled_from([(1, 0.0), (1, 1.0), (2, 0.0), (2, 0.5), (3, 1.0)]),
 )
-@example(make_case(1, 2), "sage", "neighbor", "sweep", 0, "batch", "none", 1)  # one node with loops, and a rank without any
-@example(make_case(2, 3), "gcn", "neighbor", "sweep", 1, "hops", "empirical", 1)  # no edges
-@example(make_case(3, 4), "gat", "all", "sweep", 0, "batch", "james-stein", 1)  # dense
-@example(make_case(4, 3), "sage", "labor", "sweep", 1, "node", "none", 1)  # all nodes in one part
-@example(make_case(5, 3), "sage", "ladies", "fixed", 0, "edge", "none", 1)  # all train nodes in one part
+@example(make_case(1, 2), "sage", "neighbor", "sweep", 0, "batch", "none", 1, (1, 0.0))  # one node with loops, and a rank without any
+@example(make_case(2, 3), "gcn", "neighbor", "sweep", 1, "hops", "empirical", 1, (1, 0.0))  # no edges
+@example(make_case(3, 4), "gat", "all", "sweep", 0, "batch", "james-stein", 1, (2, 1.0))  # dense
+@example(make_case(4, 3), "sage", "labor", "sweep", 1, "node", "none", 1, (1, 1.0))  # all nodes in one part
+@example(make_case(5, 3), "sage", "ladies", "fixed", 0, "edge", "none", 1, (2, 0.5))  # all train nodes in one part
+@example(make_case(8, 2), "gcn", "neighbor", "none", 0, "edge-hajek", "none", 1, (3, 1.0))  # chunks without nodes
 @settings(deadline=None, max_examples=12)
-def test_nasty_graphs_train(case, kind, sampler, sweep, halo, correction, shrink, batch):
+def test_nasty_graphs_train(case, kind, sampler, sweep, halo, correction, shrink, batch, dealt):
     """No rank waits for ever, no number is lost, and all ranks end with the same parameters."""
-    system = grappa(SAMPLERS[sampler], sweep=sweep, every=1, halo=halo, correction=correction, shrink=shrink)
+    size, per_rank = case.parts, dealt[0]
+    many = np.random.default_rng(0).integers(0, per_rank, case.graph.num_nodes)
+    case = replace(case, part_of=case.part_of * per_rank + many, parts=size * per_rank)
+    options = {"chunks": per_rank, "moved": dealt[1], "sweep": sweep, "halo": halo, "correction": correction, "shrink": shrink}
+    system = grappa(SAMPLERS[sampler], every=1, kappa=float(batch - 1), **options)
     train, epochs = Train(lr=0.05, batch_size=batch), 3
     if not len(case.split.train):
         with pytest.raises(mr.InputError, match="train split is empty"):
             train_threads(case, system, initial(kind), epochs, train)
         return
     ranks = train_threads(case, system, initial(kind), epochs, train)
-    own = [int(np.isin(case.split.train, np.flatnonzero(case.part_of == p)).sum()) for p in range(case.parts)]
+    per_chunk = np.bincount(case.part_of[case.split.train], minlength=case.parts)
+    deal = Deal(7, size, per_rank, dealt[1], sweep)
+    steps = [max(-(-per_chunk[list(deal.base(p, t))].sum() // batch) for p in range(size)) for t in range(epochs)]
     for progress, model, group in ranks:
         assert torch.equal(flat(model), flat(ranks[0][1]))
         assert torch.isfinite(flat(model)).all()
         assert all(np.isfinite(h["train_loss"]) for h in progress.history)
         assert len(progress.history) == epochs
-        assert (progress.cursor.phase, progress.minibatches) == (epochs - 1, epochs * -(-max(own) // batch))
+        assert (progress.cursor.phase, progress.minibatches) == (epochs - 1, sum(steps))
         assert not sum(group.ledger.get("network", kind) for kind in QUIET)
 
 
@@ -361,7 +380,7 @@ def one_step(case: Case, system: System, model: nn.Module, lr: float) -> np.ndar
 
 
 @pytest.mark.parametrize("halo", [0, 1])
-@pytest.mark.parametrize("correction", ["none", "batch", "node", "hops", "edge"])
+@pytest.mark.parametrize("correction", ["none", "batch", "node", "hops", "edge", "edge-hajek"])
 @pytest.mark.parametrize(("seed", "parts", "kind"), [(0, 3, "sage"), (11, 3, "gcn"), (3, 4, "gat")])
 def test_a_step_against_each_rank_by_itself(seed, parts, kind, correction, halo):
     """sum of w g over sum of w, with the gradient of each seed's loss on what its rank sees."""
@@ -397,10 +416,30 @@ def test_two_chunks_with_a_halo_are_all_there_is():
         assert sorted(names(case, placed(case, grappa().partition, rank))) == list(range(case.graph.num_nodes))
     alone = make_case(11, 1)
     want = one_step(alone, grappa(NeighborSampler((-1, -1))), model, 0.01)
-    for correction in ("none", "batch", "node", "hops", "edge"):
+    for correction in ("none", "batch", "node", "hops", "edge", "edge-hajek"):
         for shrink in ("none", "constant"):
             got = one_step(case, grappa(NeighborSampler((-1, -1)), correction=correction, shrink=shrink), model, 0.01)
             np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("seed", "kind"), [(0, "sage"), (11, "gcn"), (3, "gat")])
+def test_full_batch_in_isolation_is_a_sampler_that_takes_all(seed, kind):
+    """With every neighbour, and a minibatch of all seeds, a step is one of the visible graph as a whole: each layer over all of it."""
+    case, model = make_case(seed, 3), initial(kind)
+    system = grappa(NeighborSampler((-1, -1)), halo=0, correction="none")
+    assert len(case.split.train)
+    total, losses = np.zeros(len(flat(model))), 0
+    for rank in range(3):
+        place = placed(case, system.partition, rank)
+        graph, n = place.graph, place.graph.num_nodes
+        whole = Block(n, np.arange(n), graph.indptr, graph.indices, weight=graph.edge_weight)
+        hood = BlockNeighbourhood(whole, place.degree)
+        alone, h = copy.deepcopy(model), torch.from_numpy(place.features.gather(np.arange(n)))
+        seeds = torch.from_numpy(place.seeds)
+        nn.functional.cross_entropy(alone((hood, hood), h)[seeds], place.labels[seeds], reduction="sum").backward()
+        total += torch.cat([p.grad.reshape(-1) for p in alone.parameters()]).numpy()
+        losses += len(seeds)
+    np.testing.assert_allclose(one_step(case, system, model, 0.01), total / losses, rtol=1e-8, atol=1e-10)
 
 
 # --- ranks that are processes ---
@@ -470,8 +509,8 @@ def test_chunks_are_read_once(dataset, two, three, tmp_path):
         partition_dataset(dataset, Hash(), ranks, folder, TABLE["seed"])
         graph = [open_shards(folder, p)[0].nbytes for p in range(ranks)]
         for r, report in enumerate(reports):
-            seen = [variable_chunk("sweep", r, ranks, t) for t in range(3 if ranks > 2 else 1)]
-            assert report["bytes"]["store"]["graph"] == graph[r] + sum(graph[q] for q in seen if q is not None)
+            seen = [*(Deal(0, ranks).variable(r, t)[0] for t in range(3 if ranks > 2 else 1))]
+            assert report["bytes"]["store"]["graph"] == graph[r] + sum(graph[q] for q in seen)
 
 
 @pytest.mark.parametrize("after", ["a request to stop", "a loss at a switch"])
@@ -492,6 +531,44 @@ def test_two_ranks_go_on_bit_for_bit(dataset, two, tmp_path, after):
         assert report["parameters_sha256"] == whole["parameters_sha256"]
         assert report["bytes"]["network"]["gradients"] == whole["bytes"]["network"]["gradients"], "both lives together"
         assert [h["train_loss"] for h in report["history"]] == [h["train_loss"] for h in whole["history"]]
+
+
+@pytest.fixture(scope="module")
+def dealt():
+    """Two ranks with three of six fine clusters each; half of them are dealt anew after each super-epoch."""
+    options = {"every": EVERY, "chunks": 3, "moved": 0.5, "halo": 0, "correction": "edge", "kappa": 1.0}
+    return {**TABLE, "partition": {"method": "metis"}, "grappa": options}
+
+
+def test_fine_clusters_are_regrouped_and_go_on_bit_for_bit(dataset, dealt, tmp_path):
+    """What is read is what the deal says; ranks evaluate as one process does; and a run that was stopped in between ends the same."""
+    whole, out = train_processes(dataset, tmp_path / "whole", dealt), tmp_path / "run"
+    assert whole is not None
+    deal = Deal(TABLE["seed"], 2, 3, 0.5)
+    assert {deal.base(0, t) for t in range(3)} != {deal.base(0, 0)}
+    shards = [open_shards(tmp_path / "whole" / "parts", c)[0] for c in range(6)]
+    for r, report in enumerate(whole):
+        # Two ranks of three chunks see all six, whoever has them.
+        assert report["bytes"]["store"]["graph"] == sum(s.nbytes for s in shards)
+        assert [report["bytes"]["network"][kind] for kind in QUIET] == [0, 0, 0]
+        assert report["parameters_sha256"] == whole[0]["parameters_sha256"]
+        assert report["test_accuracy"] == whole[0]["test_accuracy"], r
+    module = SAGE(hidden=6, layers=2).build(F, 3)
+    module.load_state_dict(torch.load(tmp_path / "whole" / MODEL, weights_only=True))
+    degree = torch.from_numpy(dataset.graph.degree).float()
+    assert whole[0]["test_accuracy"] == evaluate(module, dataset, degree, ("test",))["test"]
+
+    train = dataset.split.train
+    owner = Metis().assign(dataset.graph, 6, TABLE["seed"]).part(train)
+    per_chunk = np.bincount(owner, minlength=6)
+    first = max(-(-per_chunk[list(deal.base(p, 0))].sum() // BATCH) for p in range(2))
+    assert train_processes(dataset, out, dealt, stop_after=int(EVERY * first) + 1) is None
+    assert checkpoint_names(out)[-1] == "step-1-1", "in the second super-epoch"
+    again = train_processes(dataset, out, dealt)
+    assert again is not None
+    for report, other in zip(again, whole):
+        assert report["parameters_sha256"] == other["parameters_sha256"]
+        assert [h["train_loss"] for h in report["history"]] == [h["train_loss"] for h in other["history"]]
 
 
 # --- on a cluster ---
@@ -539,6 +616,7 @@ def test_evaluate_and_inspect(clustered):
     ("words", "phrase"),
     [
         (["--set", "grappa.every=3"], "grappa.every (was 2, now 3)"),
+        (["--set", "grappa.moved=1.0"], "grappa.moved (was 0.0, now 1.0)"),
         (["--set", "grappa.correction=node"], "grappa.correction (was batch, now node)"),
         (["--ranks", 3], "ranks (was 2, now 3)"),
     ],

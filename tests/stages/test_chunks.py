@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from millrace.stages.base import Phase, Placement
-from millrace.stages.fetch.isolated import Covered, seed_weights
+from millrace.stages.fetch.isolated import Covered, seed_weights, smoothed
 from millrace.stages.kernels import reference
-from millrace.stages.partition.chunks import Chunks, Isolated, variable_chunk
+from millrace.stages.partition.chunks import Chunks, Isolated, load
+from millrace.stages.partition.deal import Deal
 from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
@@ -29,6 +30,9 @@ from millrace.tests.contracts.isolated import EPOCHS, CasePeers, Seat, names, pl
 
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4]), st.booleans())
 SWEEPS = ("sweep", "fixed", "none")
+SEED = 3
+"""Of `job`."""
+JOB = job(Seat(0, 1), 1)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,25 +42,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-# --- which chunk lies beside the base chunk ---
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 16])
-def test_a_sweep_visits_every_ordered_pair_once(ranks: int) -> None:
-    for start in (0, 3 * (ranks - 1)):
-        seen = Counter((p, variable_chunk("sweep", p, ranks, start + t)) for p in range(ranks) for t in range(ranks - 1))
-        assert seen == Counter(itertools.permutations(range(ranks), 2))
-    for t in range(ranks):
-        assert sorted(variable_chunk("sweep", p, ranks, t) for p in range(ranks)) == list(range(ranks)), "each is seen by one"  # type: ignore[type-var]
-
-
-def test_other_schedules() -> None:
-    for t in range(5):
-        assert [variable_chunk("fixed", p, 4, t) for p in range(4)] == [1, 2, 3, 0]
-        assert [variable_chunk("none", p, 4, t) for p in range(4)] == [None] * 4
-        assert {variable_chunk(s, 0, 1, t) for s in SWEEPS} == {None}
 
 
 # --- what is there ---
@@ -70,20 +55,32 @@ def edges(graph: Any, name: Any = None) -> Counter[tuple[int, int, float]]:
     return Counter((name[v], name[u], w) for v, u, w in zip(dst.tolist(), graph.indices.tolist(), weight.tolist()))
 
 
-@given(case=CASES, halo=st.sampled_from([0, 1]), sweep=st.sampled_from(SWEEPS), later=st.integers(0, 4))
-@example(case=make_case(0, 3), halo=1, sweep="sweep", later=1)
-@example(case=make_case(11, 3), halo=0, sweep="sweep", later=1)
-@example(case=make_case(11, 4), halo=1, sweep="none", later=0)
+@given(
+    case=CASES,
+    halo=st.sampled_from([0, 1]),
+    sweep=st.sampled_from(SWEEPS),
+    later=st.integers(0, 4),
+    per_rank=st.sampled_from([1, 2]),
+    moved=st.sampled_from([0.0, 0.5, 1.0]),
+)
+@example(case=make_case(0, 3), halo=1, sweep="sweep", later=1, per_rank=1, moved=0.0)
+@example(case=make_case(11, 3), halo=0, sweep="sweep", later=1, per_rank=1, moved=0.0)
+@example(case=make_case(11, 4), halo=1, sweep="none", later=0, per_rank=1, moved=0.0)
+@example(case=make_case(8, 6), halo=0, sweep="sweep", later=1, per_rank=2, moved=1.0)
+@example(case=make_case(1, 8), halo=1, sweep="sweep", later=2, per_rank=4, moved=0.5)  # one node
 @settings(deadline=None, max_examples=25)
-def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: Any, later: int) -> None:
+def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: Any, later: int, per_rank: int, moved: float) -> None:
+    ranks = max(1, case.parts // per_rank)
+    case = replace(case, part_of=case.part_of % (ranks * per_rank), parts=ranks * per_rank)
     whole, total, seeds = edges(case.graph), weighted_degree(case), []
-    for rank in range(case.parts):
-        place = placed(case, Chunks(sweep=sweep, halo=halo), rank, later)
+    deal = Deal(SEED, ranks, per_rank, moved, sweep)
+    for rank in range(ranks):
+        place = placed(case, Chunks(sweep=sweep, halo=halo, per_rank=per_rank, moved=moved), rank, later)
         place.graph.check()
-        name, other = names(case, place), variable_chunk(sweep, rank, case.parts, later)
+        name = names(case, place)
         base, visible = name[: place.num_base], name[: place.num_visible]
-        assert base == np.flatnonzero(case.part_of == rank).tolist()
-        assert visible == base + ([] if other is None else np.flatnonzero(case.part_of == other).tolist())
+        assert base == [v for c in deal.base(rank, later) for v in np.flatnonzero(case.part_of == c)]
+        assert visible == base + [v for c in deal.variable(rank, later) for v in np.flatnonzero(case.part_of == c)]
         among = set(visible)
         kept = Counter({(v, u, w): k for (v, u, w), k in whole.items() if v in among and (halo or u in among)})
         assert edges(place.graph, name) == kept
@@ -108,6 +105,7 @@ def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: 
             if i < place.num_visible:
                 want = sum(here.values()) / sum(into.values()) if into else 1.0
                 assert not halo or want == 1
+                assert place.in_edges is not None and place.in_edges[i] == sum(into.values())
             else:
                 want = 0.0 if total[v] else 1.0
             assert float(place.coverage[i]) == want, (i, v)
@@ -148,8 +146,9 @@ def same(a: Isolated, b: Isolated) -> None:
     assert names_of(a).tobytes() == names_of(b).tobytes()
     for name in ("labels", "degree", "coverage"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
-    for name in ("num_base", "num_visible", "inclusion", "variable"):
+    for name in ("num_base", "num_visible", "inclusion", "base", "variable"):
         assert getattr(a, name) == getattr(b, name), name
+    assert np.array_equal(a.comes_with, b.comes_with)
     assert all(np.array_equal(getattr(a.split, s), getattr(b.split, s)) for s in ("train", "val", "test"))
 
 
@@ -157,25 +156,35 @@ def names_of(place: Isolated) -> np.ndarray:
     return place.features.gather(np.arange(place.graph.num_nodes))
 
 
+@pytest.mark.parametrize(("per_rank", "moved"), [(1, 0.0), (2, 0.0), (1, 1.0), (2, 0.4), (2, 1.0)])
 @pytest.mark.parametrize("halo", [0, 1])
-def test_the_next_chunk_is_loaded_ahead(halo: int) -> None:
-    case, policy, rank = make_case(8, 4), Chunks(halo=halo), 1
-    peers, before = CasePeers(case), None
-    for t in range(5):
+def test_the_next_chunks_are_loaded_ahead(halo: int, per_rank: int, moved: float) -> None:
+    """Each when the super-epoch before it begins; those that stay are not read again."""
+    case, rank = make_case(8, 4 * per_rank), 1
+    policy, deal = Chunks(halo=halo, per_rank=per_rank, moved=moved), Deal(SEED, 4, per_rank, moved)
+    # A rank opens its first chunk before it knows what it will see.
+    peers, before, own = CasePeers(case), None, rank * per_rank
+    want: list[int] = []
+    here: set[int] = set()
+    for t in range(6):
         place = placed(case, policy, rank, t, before, peers)
-        assert place.ahead is not None
-        place.ahead.result()
-        assert peers.opened == [variable_chunk("sweep", rank, 4, s) for s in range(t + 2)], "each once, and the next one already"
+        for chunk in place.ahead.values():
+            chunk.result()
+        for s in (t, t + 1):
+            sees = {*deal.base(rank, s), *deal.variable(rank, s)}
+            if s > t or not t:
+                want += sorted(sees - here - {own})
+                here = sees
+        assert sorted(peers.opened) == sorted(want), t
         same(place, placed(case, policy, rank, t))
-        assert before is None or place.base is before.base
         before = place
 
 
 def test_nothing_is_loaded_for_after_the_end() -> None:
     case = make_case(8, 4)
     peers = CasePeers(case)
-    assert placed(case, Chunks(), 0, EPOCHS - 1, None, peers).ahead is None
-    assert peers.opened == [variable_chunk("sweep", 0, 4, EPOCHS - 1)]
+    assert not placed(case, Chunks(), 0, EPOCHS - 1, None, peers).ahead
+    assert peers.opened == [*Deal(SEED, 4).variable(0, EPOCHS - 1)]
 
 
 @pytest.mark.parametrize(("sweep", "parts"), [("sweep", 2), ("fixed", 3), ("none", 3)])
@@ -183,7 +192,7 @@ def test_a_chunk_that_stays_is_not_read_again(sweep: Any, parts: int) -> None:
     case = make_case(8, parts)
     peers, policy = CasePeers(case), Chunks(sweep=sweep)
     first = placed(case, policy, 0, 0, None, peers)
-    assert placed(case, policy, 0, 1, first, peers) is first
+    assert placed(case, policy, 0, 1, first, peers).graph is first.graph
     assert peers.opened == ([] if sweep == "none" else [1])
 
 
@@ -287,7 +296,7 @@ def test_weighted_trees_are_unbiased_over_all_chunkings() -> None:
     none = np.empty(0, np.int64)
     everything = Case(graph, np.zeros(n, np.int64), parts, Split(np.arange(n), none, none), rng.normal(size=(n, F)), torch.zeros(n).long())
     want = [np.mean([np.mean([f[v, a, b] for b in neighbours[a]], 0) for a in neighbours[v]], 0) for v in range(n)]
-    got, plain, seen = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n)
+    got, plain, seen, node, covered = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n), np.zeros((n, 2)), np.zeros(n)
     chance = 1 / parts**n / (parts - 1)
     for part_of in itertools.product(range(parts), repeat=n):
         case = replace(everything, part_of=np.array(part_of))
@@ -310,10 +319,12 @@ def test_weighted_trees_are_unbiased_over_all_chunkings() -> None:
                         reached.append((value, 1 / len(here[v]) / len(here[a])))
                 if reached:
                     values, odds = zip(*reached)
-                    plain[name[v]] += chance * np.average(values, 0, odds)
-                    seen[name[v]] += chance
+                    mean = chance * np.average(values, 0, odds)
+                    plain[name[v]], seen[name[v]] = plain[name[v]] + mean, seen[name[v]] + chance
+                    node[name[v]], covered[name[v]] = node[name[v]] + coverage[v] * mean, covered[name[v]] + coverage[v] * chance
     assert np.abs(got - want).max() < 1e-12
-    assert np.abs(plain / seen[:, None] - want).max() > 1e-3
+    off = [np.linalg.norm(a.sum(0) / b.sum() - np.mean(want, 0)) for a, b in ((plain, seen), (node, covered))]
+    assert 1e-3 < off[1] < off[0], "weighed by the coverage of the root alone, it is nearer, and not there"
 
 
 # --- weights of messages ---
@@ -343,6 +354,70 @@ def test_over_a_sweep_weighted_messages_add_up_to_the_whole_sum(case: Case) -> N
         np.testing.assert_allclose(np.mean(each, 0), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
         # With a halo all of them are there already.
         np.testing.assert_allclose(sums(placed(case, Chunks(), rank), "edge"), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_rank", "sweep"), [(2, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (2, 3, "none"), (3, 1, "none")]
+)
+def test_over_all_deals_weighted_messages_add_up_to_the_whole_sum(ranks: int, per_rank: int, sweep: Any) -> None:
+    """Of nodes of base chunks and of variable ones, where chunks move: over every set of chunks that a rank can see, with the weights of
+    the real placement."""
+    parts = ranks * per_rank
+    case = make_case(3, parts)
+    place = placed(case, Chunks(halo=0, per_rank=per_rank, moved=1.0, sweep=sweep), 0)
+    seen, whole = len(place.base + place.variable), whole_sums(replace(case, part_of=np.zeros_like(case.part_of)), 0)
+    total, times = np.zeros_like(whole), np.zeros(case.graph.num_nodes)
+    policy = Chunks(halo=0, per_rank=seen, moved=1.0)
+    for chosen in itertools.combinations(range(parts), seen):
+        peers = CasePeers(case)
+        held = policy._joined({c: load(peers.own(c), JOB) for c in chosen}, chosen, (), place.inclusion, peers.own(0), JOB)
+        name = names(case, held)
+        total[name] += sums(held, "edge")
+        times[name] += 1
+    if (seen, sweep) == (1, "none"):
+        assert np.abs(total / times[:, None] - whole).max() > 0.1, "other chunks are never seen"
+    else:
+        np.testing.assert_allclose(total / times[:, None], whole, rtol=1e-6, atol=1e-6)
+
+
+@given(case=CASES, halo=st.sampled_from([0, 1]), moved=st.sampled_from([0.0, 1.0]))
+@example(case=make_case(11, 4), halo=0, moved=0.0)
+@settings(deadline=None, max_examples=20)
+def test_hajek_scales_messages_to_the_degree(case: Case, halo: int, moved: float) -> None:
+    """Sums are then degree x weighted mean; means are those of the plain weights."""
+    for rank in range(case.parts):
+        place = placed(case, Chunks(halo=halo, moved=moved), rank)
+        work = sampled(place, np.arange(place.num_base), (-1,))
+        h = torch.from_numpy(place.features.gather(work.nodes))
+        plain, scaled = (fetched(place, work, Covered(c)).hoods[-1] for c in ("edge", "edge-hajek"))
+        np.testing.assert_allclose(scaled.mean(h), plain.mean(h), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(scaled.sum(h), place.degree[: place.num_base, None] * plain.mean(h), rtol=1e-5, atol=1e-5)
+
+
+@given(case=CASES, kappa=st.sampled_from([0.0, 0.5, 3.0, 1e9]))
+@example(case=make_case(8, 3), kappa=0.5)
+@settings(deadline=None, max_examples=20)
+def test_coverage_is_drawn_to_the_mean(case: Case, kappa: float) -> None:
+    """(d_p + kappa m) / (d + kappa), counted from the graph."""
+    for rank in range(case.parts):
+        place = placed(case, Chunks(halo=0), rank)
+        name, coverage = names(case, place), place.coverage.numpy()
+        got, mean = smoothed(place, kappa), coverage[place.seeds].mean() if len(place.seeds) else 1.0
+        for i, v in enumerate(name if len(place.seeds) else []):
+            into = [int(u) for u in case.graph.indices[case.graph.indptr[v] : case.graph.indptr[v + 1]] if u != v]
+            here = sum(u in set(name) for u in into)
+            assert got[i] == pytest.approx((here + kappa * mean) / (len(into) + kappa) if into else 1.0, abs=1e-12)
+        if len(place.seeds):
+            work = sampled(place, place.seeds, (1,))
+            assert fetched(place, work, Covered("node", kappa=kappa)).weight.tolist() == pytest.approx(got[work.seeds].tolist())
+            assert kappa < 1e9 or np.abs(got[place.seeds][coverage[place.seeds] < 1] - mean).max(initial=0) < 1e-6
+
+
+def test_what_is_known_of_halo_nodes_is_not_smoothed() -> None:
+    case = make_case(0, 3)
+    place = placed(case, Chunks(), 0)
+    assert len(place.coverage) > place.num_visible
+    assert np.array_equal(smoothed(place, 2.0), place.coverage.numpy())
 
 
 def test_without_weights_they_do_not() -> None:

@@ -1,0 +1,85 @@
+"""Which chunks lie at which rank in which super-epoch: pure functions of a seed, so that no rank has to be told.
+
+Grappa's sweep (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872) keeps the base chunks and changes the variable one. That a share of
+all chunks is dealt anew at every switch, up to all of them, is this project's.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..random import Purpose, permutation, stream
+
+IdArray = npt.NDArray[np.int64]
+Sweep = Literal["sweep", "fixed", "none"]
+"""Whose chunks lie beside a rank's own: each other rank's in turn; always those of the next one; nobody's."""
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Q = m P chunks for P ranks: each chunk is a base chunk of one rank, each rank has m of them."""
+
+    seed: int
+    ranks: int
+    """P."""
+    per_rank: int = 1
+    """m."""
+    moved: float = 0.0
+    """The share of all chunks whose place is drawn anew at every switch, at least two of them; 0: none, rank p keeps the chunks m p to
+    m p + m - 1; 1: all, so that no super-epoch tells anything of another."""
+    sweep: Sweep = "sweep"
+
+    @property
+    def num_chunks(self) -> int:
+        """Q."""
+        return self.ranks * self.per_rank
+
+    def places(self, super_epoch: int) -> IdArray:
+        """int64 [Q], the chunk at each place; rank p has the places m p to m p + m - 1.
+
+        Chunks that move start from a uniform deal, and each switch permutes some of them uniformly among their places: so the deal of
+        every super-epoch is a uniform one. O(t Q log Q) for super-epoch t.
+        """
+        chunks = np.arange(self.num_chunks)
+        count = min(self.num_chunks, max(2, round(self.moved * self.num_chunks))) if self.moved else 0
+        if not count:
+            return chunks
+        if count == self.num_chunks:
+            return permutation(stream(self.seed, Purpose.DEAL, super_epoch), chunks)
+        at = permutation(stream(self.seed, Purpose.DEAL, 0), chunks)
+        for t in range(1, super_epoch + 1):
+            some = permutation(stream(self.seed, Purpose.DEAL, t, 0), chunks)[:count]
+            at[some] = at[permutation(stream(self.seed, Purpose.DEAL, t, 1), some)]
+        return at
+
+    def base(self, rank: int, super_epoch: int) -> tuple[int, ...]:
+        """The m chunks whose train nodes are this rank's seeds, ascending."""
+        return tuple(sorted(self.places(super_epoch)[rank * self.per_rank : (rank + 1) * self.per_rank].tolist()))
+
+    def beside(self, rank: int, super_epoch: int) -> int | None:
+        """The rank whose base chunks are seen too. In P - 1 super-epochs a sweep brings every rank every other one once."""
+        if self.sweep == "none" or self.ranks == 1:
+            return None
+        return (rank + 1 + (super_epoch % (self.ranks - 1) if self.sweep == "sweep" else 0)) % self.ranks
+
+    def variable(self, rank: int, super_epoch: int) -> tuple[int, ...]:
+        """The chunks that are seen beside the base chunks: m, or none."""
+        other = self.beside(rank, super_epoch)
+        return () if other is None else self.base(other, super_epoch)
+
+    @property
+    def inclusion(self) -> float:
+        """The chance that chunk c is seen where chunk d is, for different chunks that can be seen together.
+
+        Where chunks move, the chunks that a rank sees are a uniform subset of all: s - 1 of the Q - 1 others are seen beside d, with
+        s = 2 m, or m without variable chunks. Where they do not, it is that of the variable chunks given the base chunks, over a sweep.
+        """
+        if self.ranks == 1:
+            return 1.0
+        if self.moved:
+            seen = self.per_rank if self.sweep == "none" else 2 * self.per_rank
+            # A rank that sees one chunk has no edges between chunks.
+            return (seen - 1) / (self.num_chunks - 1) if seen > 1 else 1.0
+        return 1 / (self.ranks - 1) if self.sweep == "sweep" else 1.0

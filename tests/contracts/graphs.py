@@ -1,0 +1,23 @@
+"""Graphs to be cut into parts: small and nasty ones, and one with blocks."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from millrace.storage.graph import Graph, from_edges
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Isolated nodes, self loops, multi-edges, one node, no nodes, no edges."""
+    n = draw(st.integers(0, 12))
+    edges = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=40)) if n else []
+    src, dst = np.array(edges, np.int64).reshape(-1, 2).T
+    return from_edges(src, dst, n)
+
+
+def sbm(nodes: int = 600, blocks: int = 4, degree: int = 16, seed: int = 1) -> Graph:
+    rng = np.random.default_rng(seed)
+    block = rng.integers(blocks, size=nodes)
+    src, dst = rng.integers(nodes, size=(2, nodes * degree * 4))
+    keep = rng.random(len(src)) < np.where(block[src] == block[dst], 0.9, 0.02)
+    return from_edges(np.r_[src[keep], dst[keep]], np.r_[dst[keep], src[keep]], nodes)
