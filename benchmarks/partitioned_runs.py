@@ -90,14 +90,15 @@ def here(
     """A run of gloo ranks on this machine: seconds, means or most over ranks, and the digest of the parameters."""
     table = {**UNDISTURBED, "ranks": ranks, "executor": "dask" if ranks > 1 else "inline", "epochs": epochs, **options}
     table |= {"train": {"evaluate_every": 0, **train}, "sampler": {"name": "neighbor", "fanout": list(fanout)}}
-    table |= {"dataset": str(store), "model": {"name": "sage", "layers": len(fanout), "hidden": table.pop("hidden", 128)}}
+    model = {"name": "sage", "layers": len(fanout), "hidden": table.pop("hidden", 128), "dropout": table.pop("dropout", 0.0)}
+    table |= {"dataset": str(store), "model": model}
     job = configure(table)
     dataset = mr.open_dataset(store, features="mapped")
     prepared, parts = prepare(job, dataset), None
     if prepared.system.partition.partitioner is not None:
-        blocks = ranks // prepared.system.replication
-        parts = scratch / f"{store.name}-{blocks}"
-        partition_dataset(dataset, prepared.system.partition.partitioner, blocks, parts, job.seed)
+        cut, blocks = prepared.system.partition.partitioner, prepared.system.parts_before(ranks)
+        parts = scratch / f"{store.name}-{blocks}-{cut.name}-{job.seed}"
+        partition_dataset(dataset, cut, blocks, parts, job.seed)
     with tempfile.TemporaryDirectory(dir=scratch) as out:
         reports = run_ranks(
             rank, ranks, job.model_dump(), str(store), parts and str(parts), asdict(prepared.outline), out,
@@ -112,6 +113,7 @@ def here(
         "cpu_s": sum(r["cpu_s"] for r in reports),
         "sha256": reports[0]["parameters_sha256"],
         "test_accuracy": reports[0]["test_accuracy"],
+        "best_accuracy": reports[0]["best_accuracy"],
         "minibatches": sum(r["minibatches"] for r in reports),
         "bytes": [r["bytes"] for r in reports],
         "parameters": sum(p.numel() for p in prepared.build_model().parameters()),

@@ -1,0 +1,203 @@
+"""What isolated training learns: test accuracy of every schedule and correction beside training on one process, a mean over seeds.
+
+    python benchmarks/grappa_accuracy.py --data DIR [--only amazon_computers] [--axes schedule,correction] [--json grappa_accuracy.json]
+
+Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. A *cell* is a graph, a depth, a number of parts, how they are cut, and a way to train.
+Around a centre (depth 2, 4 parts by METIS, halo, sweep, correction ``batch``) one axis moves at a time:
+
+``schedule``    which chunks a rank sees: naive isolation (its own, without and with a halo), fixed pairs, the sweep, chunks dealt anew
+``correction``  of the sweep with a halo, and without one, where more is missing
+``depth``       2, 3, 4, 6 layers: naive isolation and the centre
+``parts``       4 and 16, METIS and hash: naive isolation and the centre
+
+``one process`` is ``bulk`` with as many seeds a step. GraphSAGE, Adam, the same epochs, learning rate and fanout for all; nothing was
+searched for, so a difference is one of ways to train, and no figure is the best that the model can do. The parameters of the best
+validation epoch are tested. ``gap`` is beside one process; ``2 se`` twice the standard error of the difference of means over the seeds:
+a gap smaller than that may be noise.
+
+coauthor_cs and amazon_computers: 20 train and 30 validation nodes of each class, drawn by the seed. sbm: 100,000 nodes in 16 classes,
+features that say little, 1 % train. Every finished run is in ``--json`` at once, and is not run again.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import millrace as mr
+from millrace.benchmarks.partitioned_runs import here
+
+SBM = "sbm:nodes=100000,classes=16,degree=12,features=32,train=0.01,val=0.05"
+SHCHUR = "random:20,30"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is fixed for a graph, for all ways alike."""
+
+    epochs: int
+    every: int
+    """Epochs in a super-epoch: each rank sees all others' chunks twice in a run of 4 ranks."""
+    seeds_a_step: int
+    lr: float = 0.01
+    hidden: int = 64
+    fanout: int = 10
+    dropout: float = 0.5
+    weight_decay: float = 5e-4
+
+
+GRAPHS = {
+    "amazon_computers": Setting(epochs=72, every=12, seeds_a_step=256, lr=0.003),
+    "coauthor_cs": Setting(epochs=24, every=4, seeds_a_step=256, lr=0.003),
+    "sbm": Setting(epochs=24, every=4, seeds_a_step=256, lr=0.003),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where the axes stand."""
+
+    graph: str
+    way: str = "sweep, batch"
+    layers: int = 2
+    parts: int = 4
+    method: str = "metis-work"
+
+    @property
+    def key(self) -> str:
+        """What it is called in ``--json``, without a seed."""
+        parts = "" if self.way == "one process" else f"/{self.parts} {self.method}"
+        return f"{self.graph}/{self.layers} layers{parts}/{self.way}"
+
+
+def grappa(**options: Any) -> dict[str, Any]:
+    """Keys of section ``grappa``."""
+    return {"correction": "none", **options}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "naive": grappa(sweep="none", halo=0),
+    "naive, halo": grappa(sweep="none"),
+    "fixed": grappa(sweep="fixed"),
+    "sweep": grappa(),
+    "dealt, half": grappa(chunks=4, moved=0.5),
+    "dealt, all": grappa(chunks=4, moved=1.0),
+    **{f"sweep, {c}": grappa(correction=c) for c in ("batch", "node", "hops", "edge")},
+    **{f"sweep, batch, {s}": grappa(correction="batch", shrink=s) for s in ("empirical", "james-stein")},
+    "no halo": grappa(halo=0),
+    **{f"no halo, {c}": grappa(halo=0, correction=c) for c in ("batch", "node", "hops", "edge")},
+}
+CENTRE = "sweep, batch"
+COMPARED = ("naive", "naive, halo", CENTRE)
+
+
+def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
+    """What is trained, the centre and its surroundings first."""
+    one, at = Cell(graph, "one process"), Cell(graph)
+    yield from (one, at)
+    if "schedule" in axes:
+        yield from (replace(at, way=way) for way in ("naive", "naive, halo", "fixed", "sweep", "dealt, half", "dealt, all"))
+    if "correction" in axes:
+        yield from (replace(at, way=way) for way in WAYS if way.startswith(("sweep, ", "no halo")))
+    if "parts" in axes:
+        for parts, method in ((4, "hash"), (16, "metis-work"), (16, "hash")):
+            yield from (replace(at, way=way, parts=parts, method=method) for way in COMPARED)
+    if "depth" in axes:
+        for layers in (3, 4, 6):
+            yield from (replace(at, way=way, layers=layers) for way in ("one process", *COMPARED))
+
+
+def store_of(args: argparse.Namespace, graph: str, seed: int) -> Path:
+    """The graph with the split of this seed, stored on first use."""
+    path = args.cache / "accuracy" / f"{graph}-{seed}"
+    if not path.exists():
+        if graph == "sbm":
+            dataset = mr.open_dataset(SBM, seed=seed)
+        else:
+            dataset = mr.open_dataset(args.data / f"{graph}.npz", split=SHCHUR, seed=seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mr.write_dataset(path, dataset, features_format="npy")
+    return path
+
+
+def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dict[str, float]:
+    """One run. Accuracy in percent."""
+    setting = GRAPHS[cell.graph]
+    options: dict[str, Any] = {"seed": seed, "hidden": setting.hidden}
+    ranks, batch = 1, setting.seeds_a_step
+    if cell.way != "one process":
+        # A sweep is as long for 16 parts as for 4: each rank sees fewer of the others.
+        options |= {"system": "grappa", "grappa": {"every": setting.every, **WAYS[cell.way]}, "partition": {"method": cell.method}}
+        ranks, batch = cell.parts, max(1, setting.seeds_a_step // cell.parts)
+    rules = {"batch_size": batch, "lr": setting.lr, "weight_decay": setting.weight_decay, "evaluate_every": 3}
+    options["dropout"] = setting.dropout
+    run = here(store_of(args, cell.graph, seed), scratch, ranks, setting.epochs, rules, (setting.fanout,) * cell.layers, **options)
+    return {"test": 100 * run["test_accuracy"], "val": 100 * run["best_accuracy"], "cpu_s": run["cpu_s"] * setting.epochs}
+
+
+def table(found: dict[str, list[float]], graph: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print the cells of a graph; those with all their seeds."""
+    print(f"\n{graph}: {len(args.seeds)} seeds, {GRAPHS[graph]}")
+    print(f"{'layers':>6}{'parts':>16}  {'way':<26}{'test':>7}{'std':>6}{'gap':>7}{'2 se':>6}")
+    told = []
+    for cell in dict.fromkeys(cells(graph, args.axes)):
+        tests = found.get(cell.key, [])
+        one = found.get(replace(cell, way="one process").key, [])
+        if len(tests) < len(args.seeds) or len(one) < len(args.seeds):
+            continue
+        n, spread = len(tests), statistics.stdev(tests) if len(tests) > 1 else 0.0
+        gap = statistics.mean(tests) - statistics.mean(one)
+        error = 2 * ((spread**2 + (statistics.stdev(one) if n > 1 else 0.0) ** 2) / n) ** 0.5
+        parts = "" if cell.way == "one process" else f"{cell.parts} {cell.method}"
+        beside = "" if cell.way == "one process" else f"{gap:>+7.1f}{error:>6.1f}"
+        print(f"{cell.layers:>6}{parts:>16}  {cell.way:<26}{statistics.mean(tests):>7.1f}{spread:>6.1f}{beside}", flush=True)
+        told.append({"cell": cell.key, "test": statistics.mean(tests), "std": spread, "gap": gap, "two_se": error})
+    return told
+
+
+def main() -> int:
+    """Train what is lacking, and print the table."""
+    parser = argparse.ArgumentParser(description="Test accuracy of isolated training.")
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    names = lambda text: tuple(text.split(","))  # noqa: E731
+    axes = ("schedule", "correction", "parts", "depth")
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="stored graphs")
+    parser.add_argument("--only", type=names, default=tuple(GRAPHS), help=f"of {', '.join(GRAPHS)}")
+    parser.add_argument("--axes", type=names, default=axes, help=f"of {', '.join(axes)}")
+    parser.add_argument("--seeds", type=lambda n: range(int(n)), default=range(5), help="runs of each cell, from seed 0")
+    parser.add_argument("--json", type=Path, default=Path("grappa_accuracy.json"), help="what is there is not run again")
+    args = parser.parse_args()
+    if not set(args.only) <= set(GRAPHS) or not set(args.axes) <= set(axes) or not len(args.seeds):
+        parser.error(f"graphs are {', '.join(GRAPHS)}, axes {', '.join(axes)}, and there is at least one seed")
+    absent = [g for g in args.only if g != "sbm" and not (args.data / f"{g}.npz").exists()]
+    if absent:
+        parser.error(f"{args.data} lacks {', '.join(absent)}; name the folder with --data or MILLRACE_DATA")
+    report = json.loads(args.json.read_text()) if args.json.exists() else {"runs": {}}
+    runs: dict[str, dict[str, float]] = report["runs"]
+    with tempfile.TemporaryDirectory() as scratch:
+        # All cells by one seed before the next: an interrupted table is whole, with fewer seeds.
+        for seed in args.seeds:
+            for cell in dict.fromkeys(c for graph in args.only for c in cells(graph, args.axes)):
+                key = f"{cell.key}/seed {seed}"
+                if key not in runs:
+                    runs[key] = train(cell, seed, args, Path(scratch))
+                    print(f"{key}: test {runs[key]['test']:.1f}, {runs[key]['cpu_s']:.1f} CPU s", flush=True)
+                    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    found: dict[str, list[float]] = {}
+    for key, run in runs.items():
+        cell, _, seed = key.rpartition("/seed ")
+        if int(seed) in args.seeds:
+            found.setdefault(cell, []).append(run["test"])
+    report["tables"] = {graph: table(found, graph, args) for graph in args.only}
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
