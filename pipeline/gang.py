@@ -360,10 +360,11 @@ class _Generation:
         elif len(self.lost) > self.told:
             self.orders += 1
             self.gang.store.set(f"{orders}/members/{self.orders}", json.dumps(left))
+            who = f"rank {left[0]} is" if len(left) == 1 else f"ranks {', '.join(map(str, left))} are"
             for rank in list(self.lost)[self.told :]:
                 # A worker of the same address must not bring it back.
                 self.gang.client.cancel([self.futures[rank]])
-                self.gang.emit(Note(f"{self.lost[rank].text}; ranks {', '.join(map(str, left))} are to go on without it"))
+                self.gang.emit(Note(f"{self.lost[rank].text}; {who} to go on without it"))
             self.told, self.meet_by = len(self.lost), time.monotonic() + MEET_S
         elif time.monotonic() > self.meet_by:
             self.meet_by = math.inf

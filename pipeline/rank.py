@@ -317,11 +317,11 @@ class _PhaseLoop:
                 where = f"epoch {epoch + 1}, step {step + 1} of {self.steps}"
                 what = f"its {seeds:,} seeds, and validation, are left out until {self.phase.name} ends"
                 t.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
+        for record in self.lost.values():
+            record["epochs"] = epoch + 1 - record["epoch"]
 
     def _end_epoch(self, epoch: int) -> None:
         t, progress = self.t, self.progress
-        for record in self.lost.values():
-            record["epochs"] += 1
         sums = torch.tensor([progress.loss_sum, progress.loss_seeds], dtype=torch.float64)
         t.job.group.all_reduce(sums, "control")
         loss = float(sums[0] / sums[1].clamp(min=1))
