@@ -204,10 +204,11 @@ class Cluster(_Section):
     tls_key: str | None = None
     insecure: bool = False
     """Go beyond this machine without TLS: whoever reaches the ports can run code here."""
-    on_rank_loss: Literal["restart", "stop"] = "restart"
-    """When a rank is lost: all ranks start again from the last checkpoint, or the run ends."""
+    on_rank_loss: Literal["restart", "continue", "stop"] = "restart"
+    """When a rank is lost: all ranks start again from the last checkpoint; under ``grappa``, the others go on without it until the
+    super-epoch ends; or the run ends."""
     restarts: int = Field(default=3, ge=0)
-    """Lost ranks that a run survives."""
+    """How often all ranks start again after a loss."""
     wait_note_s: float = Field(default=10.0, gt=0)
     """A rank that waits longer for rows of another one says so in a note, in seconds."""
     keep_freed_bytes: int = Field(default=1 << 30, ge=0)

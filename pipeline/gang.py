@@ -3,11 +3,13 @@
 A generation is one try of all ranks. Each rank is the child of a Dask task (`rank_task`) on a worker of its choice. They meet in a
 store that this process holds, under a prefix of the generation, so that nothing of a dead generation can reach the next. When
 a rank raises, all are ended and the run fails with its words. When a rank or its worker dies, all are ended, and the next
-generation goes on from the last checkpoint.
+generation goes on from the last checkpoint. Ranks that can do without each other for a while, and are to, are told in place of that who is
+left of them (`stages.comm.survivors`); they end with their phase, and the next generation goes on from there.
 """
 
 import base64
 import json
+import math
 import os
 import queue
 import socket
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from distributed import Client, Event, Future
 from torch import nn
 
+from ..stages.comm.survivors import here
 from ..stages.partition.stage import partition_dataset
 from ..storage.checkpoint import CheckpointStore
 from ..storage.errors import MillraceError, PeerLostError, RunError
@@ -34,7 +37,7 @@ from .one_rank import RankReport
 from .partition_task import parts_by
 from .prepare import Prepared
 from .queues import location, minibatches_per_epoch, shared_queue
-from .rank import Interrupted
+from .rank import Interrupted, ShortHandedError
 from .rank_process import RankSpec
 from .rank_task import hold_rank
 from .run_folder import CHECKPOINTS, PARTS
@@ -48,6 +51,8 @@ CAUSE_S = 2.0
 """Ranks that lose a peer often say so before whatever killed it is known: the driver waits this long for the cause."""
 END_S = 5.0
 """All ranks of a generation have ended within this time after they were told to."""
+MEET_S = 120.0
+"""Ranks that are told to go on without another one are ready for it within this time: a step, at most."""
 STOP_S = 600.0
 """A step and a checkpoint are done within this time after a request to stop."""
 
@@ -62,6 +67,8 @@ class Loss:
     secondary: bool = False
     """Whether it is only what a rank saw of another one's end."""
     exit_code: int = 3
+    saved: bool = False
+    """Whether all ranks end by themselves, once the first one has written a checkpoint."""
 
 
 def run_on_cluster(
@@ -171,6 +178,10 @@ class _Generation:
         self.reports: dict[int, RankReport] = {}
         self.pids: dict[int, int] = {}
         self.losses: list[Loss] = []
+        self.lost: dict[int, Loss] = {}
+        """Ranks that the others are to go on without."""
+        self.told = self.orders = 0
+        self.meet_by = math.inf
         self.workers_at = 0.0
         self.sampling: list[str] = []
         self.gone: set[str] = set()
@@ -190,6 +201,7 @@ class _Generation:
                 self._hear(flow)
                 self._obey()
                 self._look()
+                self._go_on()
                 if self.losses:
                     return self._end()
                 time.sleep(WATCH_S)
@@ -280,7 +292,7 @@ class _Generation:
             elif "released" in said:
                 if flow is not None:
                     flow.release(rank, *said["released"])
-            elif rank == 0 or said["event"] == "Note":
+            elif rank == min(self._left(), default=0) or said["event"] == "Note":
                 self.gang.emit(getattr(events, said.pop("event"))(**said))
 
     def _obey(self) -> None:
@@ -294,15 +306,15 @@ class _Generation:
     def _look(self) -> None:
         """See which ranks have ended, and which workers are gone."""
         for rank, future in self.futures.items():
-            if rank not in self.reports and future.done():
+            if rank not in self.reports and rank not in self.lost and future.done():
                 self._settle(rank, future)
         if time.monotonic() - self.workers_at < WORKERS_S:
             return
         self.workers_at = time.monotonic()
         alive = set(worker_addresses(self.gang.client))
         for rank, address in enumerate(self.addresses):
-            if address not in alive and rank not in self.reports and not self.futures[rank].done():
-                self.losses.append(Loss(f"the worker {address} that held rank {rank}{self._pid(rank)} is gone", final=False))
+            if address not in alive and rank not in self.reports and rank not in self.lost and not self.futures[rank].done():
+                self._lose(rank, f"the worker {address} that held rank {rank}{self._pid(rank)} is gone")
         for address in set(self.sampling) - alive - self.gone:
             self.gone.add(address)
             self.gang.emit(Note(f"the worker {address}, which sampled, is gone; its tasks are done by others"))
@@ -311,21 +323,53 @@ class _Generation:
         try:
             outcome = future.result()
         except Exception as e:
-            self.losses.append(Loss(f"the task of rank {rank}{self._pid(rank)} was lost ({type(e).__name__}: {e})", final=False))
+            self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost ({type(e).__name__}: {e})")
             return
         if "report" in outcome:
             self.reports[rank] = RankReport(**outcome["report"])
         elif "failed" in outcome:
             failed = outcome["failed"]
             where = f" ({' '.join(failed['where'])})" if failed["where"] else ""
-            text = failed["text"] if failed["kind"] == Interrupted.__name__ else f"rank {rank} failed: {failed['text']}{where}"
-            lost_peer = failed["kind"] == PeerLostError.__name__
-            self.losses.append(Loss(text, final=not lost_peer, secondary=lost_peer, exit_code=failed["exit_code"]))
+            lost_peer, short = failed["kind"] == PeerLostError.__name__, failed["kind"] == ShortHandedError.__name__
+            saved = short or failed["kind"] == Interrupted.__name__
+            text = failed["text"] if saved else f"rank {rank} failed: {failed['text']}{where}"
+            self.losses.append(Loss(text, not (lost_peer or short), secondary=lost_peer, exit_code=failed["exit_code"], saved=saved))
         else:
             tail = "; its log ends: " + " / ".join(outcome["log"][-3:]) if outcome["log"] else ""
             status = outcome["died"]
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            self.losses.append(Loss(f"rank {rank}{self._pid(rank)} {how}{tail if status >= 0 else ''}", final=False))
+            self._lose(rank, f"rank {rank}{self._pid(rank)} {how}{tail if status >= 0 else ''}")
+
+    def _lose(self, rank: int, text: str) -> None:
+        """A rank is gone. Where the others have begun to end, they cannot go on."""
+        loss = Loss(text, final=False)
+        if self.gang.prepared.job.cluster.on_rank_loss == "continue" and not self.losses:
+            self.lost[rank] = loss
+        else:
+            self.losses.append(loss)
+
+    def _left(self) -> list[int]:
+        return [r for r in range(self.gang.ranks) if r not in self.lost]
+
+    def _go_on(self) -> None:
+        """Tell the ranks that are left who they are, once that has changed; those who cannot go on say so by ending."""
+        left, orders = self._left(), f"{self.number}/gloo"
+        if not left or (self.lost and self.reports):
+            # Nobody is left, or training is over.
+            self.losses.extend(self.lost.values())
+        elif len(self.lost) > self.told:
+            self.orders += 1
+            self.gang.store.set(f"{orders}/members/{self.orders}", json.dumps(left))
+            who = f"rank {left[0]} is" if len(left) == 1 else f"ranks {', '.join(map(str, left))} are"
+            for rank in list(self.lost)[self.told :]:
+                # A worker of the same address must not bring it back.
+                self.gang.client.cancel([self.futures[rank]])
+                self.gang.emit(Note(f"{self.lost[rank].text}; {who} to go on without it"))
+            self.told, self.meet_by = len(self.lost), time.monotonic() + MEET_S
+        elif time.monotonic() > self.meet_by:
+            self.meet_by = math.inf
+            if not self.gang.store.check([f"{orders}/{key}" for key in here(self.orders, left)]):
+                self.losses.append(Loss(f"ranks {left} did not come together within {MEET_S:g} s to go on without the others", final=False))
 
     def _pid(self, rank: int) -> str:
         return f" (process {self.pids[rank]})" if rank in self.pids else ""
@@ -337,14 +381,14 @@ class _Generation:
             time.sleep(WATCH_S)
             self.workers_at = 0.0
             self._look()
-        return min(self.losses, key=lambda loss: (loss.secondary, not loss.final))
+        return min([*self.losses, *self.lost.values()], key=lambda loss: (loss.secondary, not loss.final))
 
     def _is_unexplained(self) -> bool:
-        return all(loss.secondary for loss in self.losses)
+        return not self.lost and all(loss.secondary for loss in self.losses)
 
     def _is_stopping_well(self) -> bool:
-        """Whether ranks are left that were asked to stop; a rank may have ended before the first one has written the checkpoint."""
-        return all(loss.exit_code == Interrupted.exit_code for loss in self.losses) and not all(f.done() for f in self.futures.values())
+        """Whether ranks are left that are about to stop; a rank may have ended before the first one has written the checkpoint."""
+        return all(loss.saved for loss in self.losses) and not all(self.futures[r].done() for r in self._left())
 
     def _stop_all(self) -> None:
         """End what is left of the generation, and wait until it has ended."""

@@ -43,7 +43,7 @@ class RankReport:
     best_accuracy: float
     best_epoch: int
     minibatches: int
-    """Of this rank; those of earlier lives of the run are the first rank's."""
+    """Of this rank since the last checkpoint; those of all ranks up to it are the first rank's."""
     sampled_edges: int
     seconds: dict[str, float]
     bytes: dict[str, dict[str, int]]
@@ -60,6 +60,8 @@ class RankReport:
     """Of the best parameters."""
     phases: list[dict[str, Any]]
     """See `rank.Progress.phases`."""
+    lost: list[dict[str, int]]
+    """See `rank.Progress.lost`."""
 
 
 def parameters_sha256(module: nn.Module) -> str:
@@ -103,6 +105,7 @@ def take_part(
     Raises:
         InputError: this processor lacks what the job wants.
         Interrupted: `stop` said so on some rank; the checkpoint is written.
+        ShortHandedError: ranks were lost, and the phase has ended without them; likewise.
         RunError: a stage failed; the last checkpoint is intact.
     """
     job, outline = prepared.job, prepared.outline
@@ -155,13 +158,14 @@ def take_part(
     emit(StageEnded("evaluate", time.perf_counter() - before))
     if group.rank == 0:
         _save_model(out / MODEL, model)
+    pooled = progress.pooled if group.rank == 0 else dict.fromkeys(progress.pooled, 0)
     return RankReport(
         rank=group.rank,
         history=progress.history,
         best_accuracy=progress.best_accuracy,
         best_epoch=progress.best_epoch,
-        minibatches=progress.minibatches,
-        sampled_edges=progress.sampled_edges,
+        minibatches=progress.minibatches + pooled["minibatches"],
+        sampled_edges=progress.sampled_edges + pooled["sampled_edges"],
         seconds=clock.snapshot(),
         bytes=ledger.as_record(),
         waits=ledger.waits(),
@@ -171,6 +175,7 @@ def take_part(
         parameters_sha256=sha256,
         test_accuracy=test,
         phases=progress.phases,
+        lost=progress.lost,
     )
 
 

@@ -203,6 +203,8 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         if not isinstance(system.neighbourhood, Exchanged):
             known = {f.name for f in fields(Exchanged)}
             system = replace(system, neighbourhood=Exchanged(**{k: v for k, v in system.options.items() if k in known}))
+    if job.cluster.on_rank_loss == "continue":
+        _refuse_to_go_on_alone(job, system)
     outline = Outline.of(dataset)
     make, description, name = _model(job, outline, system, model)
     layers = make().num_layers
@@ -250,6 +252,15 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
         fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
+
+
+def _refuse_to_go_on_alone(job: Job, system: System) -> None:
+    """Raises InputError where no rank could go on without another."""
+    told = 'cluster.on_rank_loss is "continue"'
+    if not isinstance(system.sample, Local):
+        raise InputError(f"{told}, but under system '{system.name}' ranks need each other's rows or minibatches; use \"restart\"")
+    if job.executor == "inline":
+        raise InputError(f'{told}, but executor is "inline", with one rank; use executor = "dask" and more ranks, or "restart"')
 
 
 def _refuse_what_bulk_ignores(job: Job, system: System) -> None:

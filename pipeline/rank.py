@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..stages.arena import Arena, reusing
-from ..stages.base import Feed, Fetcher, FetchesAhead, Held, Part, Phase, PhaseFetcher, Placement, RankJob, StepRules, Validation
+from ..stages.base import Feed, Fetcher, FetchesAhead, Group, Held, Part, Phase, PhaseFetcher, Placement, RankJob, StepRules, Validation
 from ..stages.tensor_bytes import TensorBytes
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
@@ -23,7 +23,11 @@ from .systems import System
 Validate = Callable[[nn.Module], float]
 """Validation accuracy of a model, exact. All ranks ask at the same time and get the same answer."""
 POOLED = ("loss_sum", "loss_seeds", "minibatches", "sampled_edges")
-"""What `Progress` counts on each rank by itself; a checkpoint holds the sums, and a resumed run goes on from them on the first rank."""
+"""What `Progress` counts on each rank by itself; a checkpoint holds the sums."""
+COUNTED = ("minibatches", "sampled_edges")
+"""Those of the whole run; the others are of the epoch under way, and handed over to the first rank at a checkpoint."""
+KEPT_OUT = ("cursor", "memory_bytes", "fetched", "pooled", "ledgers")
+"""What a checkpoint does not hold of `Progress`, or holds elsewhere."""
 
 WORTH_TELLING_BYTES = 256 << 20
 
@@ -32,6 +36,10 @@ class Interrupted(RunError):  # noqa: N818 - a request, not an error
     """The user asked to stop; a checkpoint was written."""
 
     exit_code = 130
+
+
+class ShortHandedError(RunError):
+    """Ranks were lost, and a phase has ended without them; a checkpoint was written, from which all can go on."""
 
 
 @dataclass
@@ -49,6 +57,10 @@ class Progress:
     """One record an epoch."""
     phases: list[dict[str, Any]] = field(default_factory=list)
     """One record for each phase that is finished and had something to tell."""
+    lost: list[dict[str, int]] = field(default_factory=list)
+    """One record for each rank that was lost and gone on without: see `result.Result.lost`."""
+    unvalidated: bool = False
+    """Whether the last epoch's parameters are still to be validated, which needs all ranks."""
     loss_sum: float = 0.0
     """Of the epoch under way, over all ranks' seeds so far."""
     loss_seeds: float = 0.0
@@ -57,6 +69,10 @@ class Progress:
     sampled_edges: int = 0
     fetched: dict[str, int] = field(default_factory=dict)
     """What `FetchesAhead.told` says, of this life of the run."""
+    pooled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    """What all ranks together had counted by the last checkpoint, the same on every rank, for any of them may be lost."""
+    ledgers: list[list[int]] = field(default_factory=list)
+    """Of each rank, at the last checkpoint."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """Of this process: the graph, all features wherever they lie, and the buffers of a step."""
 
@@ -72,7 +88,7 @@ class Trainer:
     model: nn.Module
     train: Train
     checkpoints: CheckpointStore | None
-    """Read by every rank, written by the first."""
+    """Read by every rank, written by the first that is there."""
     checkpoint_every: CheckpointEvery
     validate: Validate | None
     emit: Emit
@@ -99,6 +115,7 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
 
     Raises:
         Interrupted: `trainer.stop` said so; the checkpoint is written.
+        ShortHandedError: ranks were lost, and the phase has ended without them; likewise.
         RunError: a stage failed; the last checkpoint is intact.
     """
     progress = Progress()
@@ -108,14 +125,17 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         progress.cursor, state = resumed
         trainer.model.load_state_dict(state["model"])
         optimizer_state = state["optimizer"]
-        group = trainer.job.group
         # Checkpoints of earlier versions know no merit but the accuracy.
         for name, value in {"best_merit": state["progress"]["best_accuracy"], **state["progress"]}.items():
-            setattr(progress, name, 0 if name in POOLED and group.rank else value)
-        trainer.job.ledger.restore(state["ledgers"][group.rank])
+            if name in COUNTED:
+                progress.pooled[name] = value
+            else:
+                setattr(progress, name, 0.0 if name in POOLED and trainer.job.group.rank else value)
+        progress.ledgers = state["ledgers"]
+        trainer.job.ledger.restore(progress.ledgers[trainer.job.group.rank])
         for name, seconds in state["seconds"].items():
             clock.add(name, seconds)
-        if group.rank == 0:  # all are alike
+        if trainer.job.group.rank == 0:  # all are alike
             trainer.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
     phases = trainer.system.schedule.phases(trainer.job.epochs, trainer.model)
     placement: Held | None = None
@@ -126,6 +146,8 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         loop = _PhaseLoop(trainer, phase, epochs, progress, clock, optimizer_state, placement)
         loop.run()
         loop.finish(last=phase.number + 1 == len(phases))
+        if missing := _missing(trainer.job.group):
+            raise ShortHandedError(f"{phase.name} ended without rank {', '.join(map(str, missing))}")
         placement, optimizer_state = loop.placement, None if phase.anew else loop.optimizer.state_dict()
         del loop
     return progress
@@ -164,8 +186,12 @@ class _PhaseLoop:
         self.other_bytes = 0
         """Of a step's tensors that lie elsewhere."""
         self.saved_at = time.monotonic()
+        self.lost: dict[int, dict[str, int]] = {}
+        """Ranks that this phase goes on without, and their records in `Progress.lost`."""
 
     def run(self) -> None:
+        if self.progress.unvalidated:
+            self._validate_late()
         epoch, step = divmod(self.progress.cursor.step, self.steps)
         epoch += self.phase.first_epoch
         if epoch >= self.phase.last_epoch or self._enough():
@@ -185,6 +211,7 @@ class _PhaseLoop:
                     self.arena.step()
                     self._account_memory(others)
                     self.progress.epoch_seconds += time.perf_counter() - start
+                    self._account_losses(epoch, s)
                     if s + 1 < self.steps:
                         self._checkpoint(self._due_in_epoch())
                 self._end_epoch(epoch)
@@ -255,7 +282,7 @@ class _PhaseLoop:
             with clock.measure("forward_backward"):
                 self.optimizer.step()
         self.feed.release(epoch, last - 1)
-        progress.cursor = Cursor(self.phase.number, progress.cursor.step + 1)
+        progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_sum += loss_sum
         progress.loss_seeds += seeds
         t.emit(StepDone(epoch, step, self.steps, loss_sum / max(seeds, 1), seeds))
@@ -275,6 +302,24 @@ class _PhaseLoop:
             told = f"graph {mib['graph']}, features {mib['features']}, a step's tensors {mib['step']} in buffers that later steps reuse"
             self.t.emit(Note(f"memory: {told}"))
 
+    def _account_losses(self, epoch: int, step: int) -> None:
+        """Write down which ranks are gone since the last look, and say so; `step` is the first without them."""
+        t, progress, group = self.t, self.progress, self.t.job.group
+        for rank in _missing(group):
+            if rank in self.lost:
+                continue
+            peers = t.data.peers if isinstance(t.data, Part) else None
+            assert peers is not None, "only isolated ranks go on without others, and these know their parts"
+            seeds = len(peers.part(rank).split.train)
+            self.lost[rank] = {"rank": rank, "phase": self.phase.number, "epoch": epoch, "step": step, "seeds": seeds, "epochs": 0}
+            progress.lost.append(self.lost[rank])
+            if _speaks(group):
+                where = f"epoch {epoch + 1}, step {step + 1} of {self.steps}"
+                what = f"its {seeds:,} seeds, and validation, are left out until {self.phase.name} ends"
+                t.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
+        for record in self.lost.values():
+            record["epochs"] = epoch + 1 - record["epoch"]
+
     def _end_epoch(self, epoch: int) -> None:
         t, progress = self.t, self.progress
         sums = torch.tensor([progress.loss_sum, progress.loss_seeds], dtype=torch.float64)
@@ -284,15 +329,10 @@ class _PhaseLoop:
         accuracy, best = None, False
         every = t.train.evaluate_every
         if t.validate is not None and (last or (every and (epoch + 1) % every == 0)):
-            with self.clock.measure("evaluate"):
-                seen = self._validate(t.validate)
-            accuracy, best = seen.accuracy, seen.merit > progress.best_merit
-            if best:
-                progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = seen.merit, accuracy, epoch, 0
-                progress.best_state = {k: v.detach().clone() for k, v in t.model.state_dict().items()}
-            else:
-                progress.since_best += 1
-        if t.job.group.rank == 0 and not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
+            progress.unvalidated = bool(_missing(t.job.group))
+            if not progress.unvalidated:
+                accuracy, best = self._validated(t.validate, epoch)
+        if _speaks(t.job.group) and not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
             t.emit(Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr"))
         record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
         if accuracy is not None:
@@ -302,6 +342,28 @@ class _PhaseLoop:
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = t.checkpoint_every.every_epochs
         self._checkpoint(last or self._enough() or (every_epochs is not None and (epoch + 1) % every_epochs == 0) or self._due_in_epoch())
+
+    def _validate_late(self) -> None:
+        """What the epoch before had to leave out, now that all ranks are there again."""
+        assert self.t.validate is not None
+        record = self.progress.history[-1]
+        record["val_accuracy"], _ = self._validated(self.t.validate, int(record["epoch"]))
+        self.progress.unvalidated = False
+        if _speaks(self.t.job.group):
+            self.t.emit(Note(f"validation accuracy after epoch {record['epoch'] + 1}, left out before: {record['val_accuracy']:.4f}"))
+
+    def _validated(self, whole: Validate, epoch: int) -> tuple[float, bool]:
+        """Validation accuracy after `epoch`, and whether it is the best so far, which is then kept."""
+        progress = self.progress
+        with self.clock.measure("evaluate"):
+            seen = self._validate(whole)
+        best = seen.merit > progress.best_merit
+        if best:
+            progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = seen.merit, seen.accuracy, epoch, 0
+            progress.best_state = {k: v.detach().clone() for k, v in self.t.model.state_dict().items()}
+        else:
+            progress.since_best += 1
+        return seen.accuracy, best
 
     def _validate(self, whole: Validate) -> Validation:
         if isinstance(self.fetcher, PhaseFetcher):
@@ -332,32 +394,49 @@ class _PhaseLoop:
         t, progress = self.t, self.progress
         if t.checkpoints is None:
             return
-        ledgers = self._pool()
-        if t.job.group.rank == 0:
-            state = {name: value for name, value in vars(progress).items() if name not in ("cursor", "memory_bytes", "fetched")}
-            t.checkpoints.save(
+        self._pool()
+        if _speaks(t.job.group):
+            state = {name: value for name, value in vars(progress).items() if name not in KEPT_OUT}
+            t.checkpoints.taken_over().save(
                 progress.cursor,
                 {
                     "model": t.model.state_dict(),
                     "optimizer": optimizer_state,
-                    "progress": state,
-                    "ledgers": ledgers,
+                    "progress": {**state, **{name: state[name] + so_far for name, so_far in progress.pooled.items()}},
+                    "ledgers": progress.ledgers,
                     "seconds": self.clock.snapshot(),
                 },
             )
         self.saved_at = time.monotonic()
 
-    def _pool(self) -> list[list[int]]:
-        """Hand this rank's counts to the first one, whose progress is the run's; give every rank's ledger."""
-        group, ledger = self.t.job.group, self.t.job.ledger
+    def _pool(self) -> None:
+        """Add up what all ranks have counted since the last time, and learn every rank's ledger."""
+        group, ledger, progress = self.t.job.group, self.t.job.ledger, self.progress
         mine = ledger.counts()
         if group.size == 1:
-            return [mine]
+            progress.ledgers = [mine]
+            return
         ledgers = torch.zeros((group.size, len(mine)), dtype=torch.int64)
         ledgers[group.rank] = torch.tensor(mine)
-        counts = torch.tensor([getattr(self.progress, name) for name in POOLED], dtype=torch.float64)
+        counts = torch.tensor([getattr(progress, name) for name in POOLED], dtype=torch.float64)
         group.all_reduce(ledgers.view(-1), "control")
         group.all_reduce(counts, "control")
+        for rank in _missing(group):
+            # What it has counted since the last time is gone with it.
+            ledgers[rank] = torch.tensor(progress.ledgers[rank]) if progress.ledgers else 0
+        progress.ledgers = ledgers.tolist()
         for name, value in zip(POOLED, counts.tolist()):
-            setattr(self.progress, name, type(getattr(self.progress, name))(value) if group.rank == 0 else 0)
-        return ledgers.tolist()
+            if name in COUNTED:
+                progress.pooled[name] += int(value)
+                setattr(progress, name, 0)
+            else:
+                setattr(progress, name, value if _speaks(group) else 0.0)
+
+
+def _missing(group: Group) -> list[int]:
+    return [] if len(group.present) == group.size else sorted(set(range(group.size)) - set(group.present))
+
+
+def _speaks(group: Group) -> bool:
+    """Whether this rank says what all know, and writes what all need: the first one that is there."""
+    return group.rank == group.present[0]

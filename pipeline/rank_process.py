@@ -118,6 +118,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     import torch.distributed as dist
 
     from ..stages.comm.gloo import Gloo
+    from ..stages.comm.survivors import Survivors
     from ..stages.kernels.threads import set_num_threads
     from ..storage.errors import RunError
     from ..storage.ledger import Ledger
@@ -147,16 +148,21 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
+
+    def meet(store: Any, rank: int, size: int) -> Gloo:
+        return Gloo(
+            store,
+            rank,
+            size,
+            ledger,
+            host=own_host,
+            on_wait=lambda text: tell({"event": "Note", "text": text}),
+            wait_note_s=job.cluster.wait_note_s,
+        )
+
     meeting = dist.PrefixStore(f"{spec.generation}/gloo", connected())  # pyright: ignore[reportPrivateImportUsage]
-    group = Gloo(
-        meeting,
-        spec.rank,
-        spec.size,
-        ledger,
-        host=own_host,
-        on_wait=lambda text: tell({"event": "Note", "text": text}),
-        wait_note_s=job.cluster.wait_note_s,
-    )
+    goes_on = job.cluster.on_rank_loss == "continue"
+    group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
     told, alive = None, lambda: True
     if prepared.has_minibatches:
         queue, alive = consumers_end(prepared, spec.queue, spec.samples)

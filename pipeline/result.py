@@ -80,6 +80,9 @@ class Result:
     sampled_edges: int
     phases: list[dict[str, Any]]
     """Of systems that train a part of the model in each: what it read of other ranks, its epochs, its best one."""
+    lost: list[dict[str, int]]
+    """What is not in the parameters because the others went on without a lost rank: `rank`, `phase`, `epoch` and `step` of the first step
+    without it, its `seeds`, and the `epochs` that they were left out of, in whole or in part. Phases, epochs and steps count from 0."""
     clients: dict[str, Any] | None
     """What simulated clients would have sent and received, in bytes; None where the ranks are the clients."""
     fingerprint: dict[str, str]

@@ -203,6 +203,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         minibatches=sum(r.minibatches for r in reports),
         sampled_edges=sum(r.sampled_edges for r in reports),
         phases=first.phases,
+        lost=first.lost,
         clients=None if prepared.system.clients == "ranks" else told_of_clients(prepared, out, first.phases),
         fingerprint=prepared.fingerprint,
         parameters_sha256=first.parameters_sha256,

@@ -61,6 +61,11 @@ class Group(Protocol):
         """P, the number of ranks."""
         ...
 
+    @property
+    def present(self) -> Sequence[int]:
+        """The ranks that are there, ascending: all of them, but in a group that outlives its members (`comm.survivors`)."""
+        ...
+
     def sub(self, name: str, ranks: Sequence[int]) -> "Group":
         """A group of its own among some of these ranks, for another thread or for a smaller circle.
 

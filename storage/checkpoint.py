@@ -69,6 +69,10 @@ class CheckpointStore:
         if not read_only:
             sweep_leftovers(self.path)
 
+    def taken_over(self) -> "CheckpointStore":
+        """This store to write to, for a rank that takes the place of one that is gone and has left what it did not finish."""
+        return CheckpointStore(self.path, self.fingerprint, self.keep) if self.read_only else self
+
     def cursors(self) -> list[Cursor]:
         """The cursors of all committed checkpoints, oldest first."""
         names = (_NAME.fullmatch(p.name) for p in self.path.glob("step-*"))

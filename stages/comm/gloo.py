@@ -69,6 +69,7 @@ class Gloo:
         """
         assert 0 <= rank < size
         self.rank, self.size = rank, size
+        self.present = range(size)
         self._store, self._host = store, host
         self._subs: list[Gloo] = []
         self._times: Counter[str] = Counter()

@@ -13,6 +13,7 @@ class Solo:
 
     rank = 0
     size = 1
+    present = range(1)
 
     def sub(self, name: str, ranks: Sequence[int]) -> "Solo":
         """The only rank has no other groups."""

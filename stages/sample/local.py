@@ -10,6 +10,7 @@ from ...storage.errors import InputError
 from ...storage.minibatch import Block, MiniBatch
 from ...storage.queue import MemoryQueue
 from ..base import Phase, Placement, RankJob
+from ..comm.survivors import Survivors
 from ..random import Purpose, stream
 from .base import Sampler, SeedPlan
 from .produce import Producer, QueueFeed
@@ -98,6 +99,7 @@ class LocalFeed:
         """
         self._feed, self._minibatches, self._layers, self._job = feed, minibatches, layers, job
         self._before = self._moved()
+        self._bear(True)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`: nothing once the rank's own are used up."""
@@ -120,7 +122,13 @@ class LocalFeed:
     def close(self) -> None:
         """See `Feed.close`. What a phase has moved was gradients and statistics."""
         self._feed.close()
+        self._bear(False)
         assert self._moved() == self._before, f"an isolated phase moved {QUIET} between ranks: {self._before} -> {self._moved()}"
+
+    def _bear(self, losses: bool) -> None:
+        """What ranks that see no more than this ask of each other makes sense without one of them."""
+        if isinstance(self._job.group, Survivors):
+            self._job.group.bears = losses
 
     def _moved(self) -> list[int]:
         return [self._job.ledger.get("network", kind) for kind in QUIET]

@@ -34,6 +34,7 @@ class ThreadGroup:
 
     def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
         self.rank, self.size = rank, size
+        self.present = range(size)
         self._meeting = meeting
         self._channel = "network"
         self.ledger = Ledger()

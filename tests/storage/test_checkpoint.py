@@ -189,3 +189,16 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
 def test_keep_at_least_one(tmp_path):
     with pytest.raises(InputError, match="keep=0"):
         CheckpointStore(tmp_path, JOB, keep=0)
+
+
+def test_a_reader_takes_over_from_a_writer_that_is_gone(store):
+    store.save(Cursor(0, 1), state(1))
+    left = store.path / ".writing-step-0-2-dead"
+    left.mkdir()
+    reader = CheckpointStore(store.path, JOB, keep=store.keep, read_only=True)
+    assert left.exists()
+    writer = reader.taken_over()
+    assert not left.exists()
+    writer.save(Cursor(0, 2), state(2))
+    assert reader.latest()[0] == Cursor(0, 2)
+    assert store.taken_over() is store

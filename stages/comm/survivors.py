@@ -1,0 +1,179 @@
+"""Ranks that need nothing of each other but sums: when some are lost, the others go on summing among themselves."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from ...storage.errors import PeerLostError
+from ..base import Group, Swap
+
+ORDER_S = 15.0
+"""Whoever starts the ranks sees that one has ended, and says who is left, within this time after the others have seen it."""
+POLL_S = 0.02
+
+Meet = Callable[[Store, int, int], "Closing"]
+"""Makes a group: a store that no other group has used, this rank's place in it, how many there are."""
+
+
+class Closing(Group, Protocol):
+    """A `Group` that can be closed."""
+
+    def close(self) -> None:
+        """Close the connections; ranks that still talk to this one get an error. May be called twice."""
+
+
+class Survivors:
+    """A `Group` that outlives its members. Rank and size stay what they were; `present` says who is left.
+
+    While it `bears`, a rank that is lost costs the others nothing but what that rank would have added: the sum under way is taken again
+    over those that are left, and its result is the same bits on all of them. No sum is done on a rank before all have begun it, so
+    when one breaks, some may have its result, the others ask for that same sum, and nobody is further on. Where some have it they
+    hand it on; where nobody has, all add what they had. So no parameters travel, nothing else is repeated, and whoever comes late, from
+    a long computation, finds the others where it left them.
+
+    Who is left is for whoever starts the ranks to say, in the store: ``members/k`` is the k-th order, the ranks as JSON, and ``here/k/r``
+    is set by rank r when it is ready to meet by that order. Nobody is left out for being slow.
+
+    Everything but sums (`all_reduce`, `any`) needs all ranks, and so does a sum while the group does not bear: a loss is then raised.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, meet: Meet) -> None:
+        """
+        Args:
+            store: for orders and meetings; one that nobody else uses, so wrap it in a ``PrefixStore``.
+            rank: this process, in [0, size).
+            size: P.
+            meet: makes the group of all, and those of fewer.
+
+        Raises:
+            PeerLostError: the others did not come in time.
+        """
+        self.rank, self.size = rank, size
+        self.present: tuple[int, ...] = tuple(range(size))
+        self.bears = False
+        """Whether what is summed makes sense without those that are lost; the same on all ranks in every sum."""
+        self._store, self._meet = store, meet
+        self._order = 0
+        self._sums = 0
+        """Sums done so far, while bearing."""
+        self._last = torch.empty(0), "control"
+        """The result of the last of them, and its kind."""
+        self._group = meet(self._place(), rank, size)
+
+    @contextmanager
+    def counting(self, channel: str) -> Iterator[None]:
+        """See `Group.counting`. What is counted apart is evaluation, which needs the rows of all ranks: it bears no loss."""
+        bears, self.bears = self.bears, False
+        try:
+            with self._group.counting(channel):
+                yield
+        finally:
+            self.bears = bears
+
+    def all_reduce(self, flat: Tensor, kind: str) -> None:
+        """See `Group.all_reduce`; over those that are left."""
+        if flat.numel():
+            self._sum(flat, kind, lambda: self._group.all_reduce(flat, kind))
+
+    def any(self, flag: bool) -> bool:
+        """See `Group.any`; of those that are left."""
+        heard = torch.tensor([flag], dtype=torch.uint8)
+        self._sum(heard, "control", lambda: heard.fill_(self._group.any(flag)))
+        return bool(heard)
+
+    def sub(self, name: str, ranks: Sequence[int]) -> Group:
+        """See `Group.sub`."""
+        return self._whole().sub(name, ranks)
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        """See `Group.broadcast`."""
+        self._whole().broadcast(flat, source, kind)
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        """See `Group.all_to_all`."""
+        return self._whole().all_to_all(parts, kind, into)
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
+        """See `Group.swap`."""
+        return self._whole().swap(part, to, into, source, tag, kind)
+
+    def close(self) -> None:
+        """Close the connections. May be called twice."""
+        self._group.close()
+
+    def _whole(self) -> Group:
+        assert len(self.present) == self.size, f"only ranks {self.present} of {self.size} are left, and this needs all"
+        return self._group
+
+    def _place(self) -> Store:
+        return dist.PrefixStore(f"meeting/{self._order}", self._store)  # pyright: ignore[reportPrivateImportUsage]
+
+    def _sum(self, flat: Tensor, kind: str, add: Callable[[], object]) -> None:
+        if not self.bears:
+            add()
+            return
+        # A sum that breaks leaves parts of sums in place of what was to be added.
+        mine = flat.clone()
+        while True:
+            try:
+                add()
+                break
+            except PeerLostError as lost:
+                if self._regroup(lost, flat, kind):
+                    break
+                flat.copy_(mine)
+        self._sums += 1
+        self._last = flat.clone(), kind
+
+    def _regroup(self, lost: PeerLostError, flat: Tensor, kind: str) -> bool:
+        """Meet those that are left. True if one of them had the result that this one asks for: it is in `flat` then."""
+        while True:
+            # Ranks that wait for this one, and not for the one that is lost, learn of the loss by this.
+            self._group.close()
+            members = self._ordered(lost)
+            place = members.index(self.rank)
+            try:
+                self._group = self._meet(self._place(), place, len(members))
+                done = torch.zeros(len(members), dtype=torch.int64)
+                done[place] = self._sums
+                self._group.all_reduce(done, "control")
+                behind = int(done.max()) > self._sums
+                if int(done.max()) > int(done.min()):
+                    result, of = (flat, kind) if behind else self._last
+                    self._group.broadcast(result, int(done.argmax()), of)
+            except PeerLostError as again:
+                lost = again
+                continue
+            self.present = members
+            return behind
+
+    def _ordered(self, lost: PeerLostError) -> tuple[int, ...]:
+        """Those that are left by the newest order, once all of them are here. Raises `lost`: nobody says that a rank has ended."""
+        until = time.monotonic() + ORDER_S
+        members: tuple[int, ...] = ()
+        while True:
+            before = self._order
+            while self._store.check([f"members/{self._order + 1}"]):
+                self._order += 1
+            if self._order > before:
+                members = tuple(json.loads(self._store.get(f"members/{self._order}")))
+                if self.rank not in members:
+                    raise lost
+                self._store.set(f"here/{self._order}/{self.rank}", "")
+            if members and self._store.check(here(self._order, members)):
+                return members
+            if not members and time.monotonic() > until:
+                raise lost
+            time.sleep(POLL_S)
+
+
+def here(order: int, members: Sequence[int]) -> list[str]:
+    """The keys that are set once all members are ready to meet by an order."""
+    return [f"here/{order}/{r}" for r in members]
