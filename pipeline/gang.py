@@ -218,7 +218,9 @@ class _Generation:
         if gang.samples is not None or job.queue.kind != "zarr" or not gang.prepared.has_minibatches:
             return None
         where = location(gang.prepared, gang.out)
-        queue_ = shared_queue(gang.prepared, where, max_bytes=job.queue.max_bytes, keep=job.queue.keep, consumers=gang.ranks)
+        # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
+        options = {"max_bytes": job.queue.max_bytes, "keep": job.queue.keep, "consumers": gang.ranks, "sweep": self.number == 0}
+        queue_ = shared_queue(gang.prepared, where, **options)
         minibatches = minibatches_per_epoch(gang.prepared)
         per_step = job.train.minibatches_per_step or gang.ranks
         found = CheckpointStore(gang.out / CHECKPOINTS, gang.prepared.fingerprint, read_only=True).latest()

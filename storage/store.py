@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,7 +63,7 @@ def canonical_json(record: Any) -> bytes:
 
 
 def _set_aside(path: Path) -> Path:
-    aside = path.with_name(f".removed-{path.name}-{uuid.uuid4().hex[:8]}")
+    aside = path.with_name(f".removed-{uuid.uuid4().hex}")
     os.rename(path, aside)
     return aside
 
@@ -75,11 +75,17 @@ def remove_tree(path: Path) -> None:
 
 
 def sweep_leftovers(folder: Path) -> int:
-    """Remove what killed writers left directly in `folder`, and say how many folders that were. Call while nobody writes there."""
-    found = [p for p in folder.glob(".*") if p.name.startswith(_ASIDE)]
-    for p in found:
-        shutil.rmtree(p, ignore_errors=True)
-    return len(found)
+    """Remove what killed writers left directly in `folder`, and say how many folders that were.
+
+    A writer that lives after all loses its work, or has committed it whole: its folder is renamed before anything in it is removed.
+    """
+    removed = 0
+    for p in list(folder.glob(".*")):
+        if p.name.startswith(_ASIDE):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(_set_aside(p), ignore_errors=True)
+                removed += 1
+    return removed
 
 
 def fsync_tree(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from millrace.storage import store as store_module
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.store import (
+    MANIFEST,
     committed_folder,
     open_store,
     read_manifest,
@@ -148,6 +150,32 @@ def test_sweep_removes_leftovers_only(tmp_path):
     assert sweep_leftovers(tmp_path) == 2
     assert names(tmp_path) == [".git", "s"]
     assert sweep_leftovers(tmp_path / "absent") == 0
+
+
+def test_a_writer_that_is_swept_commits_all_or_nothing(tmp_path, monkeypatch):
+    """Sampling tasks of a generation that has ended may still write when the next one opens the queue."""
+    remove = shutil.rmtree
+    committed = []
+
+    def rename_in_the_middle(path, ignore_errors):
+        if not committed:
+            committed.append(False)
+            (path / "rows").unlink()
+            try:
+                writer.__exit__(None, None, None)
+                committed[0] = True
+            except OSError:
+                pass
+        remove(path, ignore_errors=ignore_errors)
+
+    writer = committed_folder(tmp_path / "s")
+    aside = writer.__enter__()
+    for name in ("rows", MANIFEST):
+        (aside / name).write_text("")
+    monkeypatch.setattr(shutil, "rmtree", rename_in_the_middle)
+    sweep_leftovers(tmp_path)
+    assert committed == [False]
+    assert names(tmp_path) == []
 
 
 def test_remove_tree(written):
