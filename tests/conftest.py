@@ -4,9 +4,11 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 # Compiled kernels are kept beside the source. Numba lets two processes that keep two versions of one kernel at the same moment mix them
 # up, so of the processes that run tests side by side only the first keeps its kernels there.
@@ -23,3 +25,12 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("real graphs not found: set MILLRACE_DATA")
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Of torch's own: for tests whose matrices are small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -35,13 +34,7 @@ SEED = 3
 JOB = job(Seat(0, 1), 1)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of torch's own: matrices here are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- what is there ---

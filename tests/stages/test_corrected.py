@@ -1,7 +1,6 @@
 """Gradients of ranks put together by the coverage of their seeds, against the formulas written out."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,7 @@ SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 """Seeds of each rank."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of torch's own: matrices here are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Head(nn.Module):

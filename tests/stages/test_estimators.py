@@ -1,7 +1,6 @@
 """Estimators of isolated training against enumerations: over all chunkings, all super-epochs and all samples of them."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from math import factorial, prod
 from typing import Any
@@ -25,14 +24,7 @@ from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.full_batch import C, Case, F, job
 from millrace.tests.contracts.isolated import Seat, names, placed
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of torch's own: matrices here are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def graph_of(neighbours: dict[int, list[int]]) -> Graph:

@@ -2,7 +2,7 @@
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,7 @@ SGD, ADAM = Train(optimizer="sgd", lr=0.1, weight_decay=0.01), Train(optimizer="
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 4]))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of torch's own: matrices here are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def seen(t: Trained) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Training layer after layer: what ranks learn, hand on and send, against dense matrices and against each other."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,13 +54,7 @@ EPOCHS = 3
 LEARNING = {"sgd": Train(optimizer="sgd", lr=0.2, weight_decay=0.01), "adam": Train(optimizer="adam", lr=0.005, weight_decay=0.01)}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Of torch's own: matrices here are small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ def worlds() -> Iterator[tuple[str, Graph, list[Any]]]:
         yield f"hub, weighted: {weighted}", skewed(97, 1000, weighted=weighted, hub=330), all_samplers(weighted)
     yield "no edges", from_edges([], [], 11), few_samplers(False)
     yield "a node without edges", from_edges([], [], 1, edge_weight=[]), few_samplers(True)
+    yield "loops of one node", from_edges([0] * 3, [0] * 3, 1, edge_weight=[0.0, 2.0, 0.5]), few_samplers(True)
     yield "fewer nodes than ranks", skewed(5, 9, weighted=True), few_samplers(True)
     yield "weights that are all 0", from_edges([0, 1, 2, 2], [1, 0, 0, 0], 4, edge_weight=[0.0] * 4), few_samplers(True)
     yield "int64 ids", skewed(40, 200, weighted=True, ids=np.int64), few_samplers(True)
