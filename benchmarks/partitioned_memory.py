@@ -5,9 +5,10 @@ What a rank holds of N rows, e edges into them, R pairs of a row and a block tha
 ==========  ==========================================================================================================================
 held        edge shards 8 e + 8 R + 4 S; block rows 4 e + 8 N; 28 N for ids, labels, degrees and first edges; 16 for each train node
 training    own rows 4 F N
-evaluation  the shards in its own order, 8 e + 12 R + 8 N, and 52 N for ids, counts, degrees and scales; rows, 4 F N, and the results
-            of the layers: 4 (2 F + 3 d + 3 C) N, where F <= d; rows of other ranks, coming in and going out, of one rank at a time:
-            4 (F + d) times both (as many ranks' as fit into `visit.AHEAD_BYTES`, at least one's)
+evaluation  the shards in its own order, 8 e + 12 R + 8 N, and 52 N for ids, counts, degrees and scales; rows, 4 F N; and of the layer
+            that takes most its input (where that is not the rows), rows beside their neighbours' mean, and its output: 4 N times
+            2 F + d, or 4 d; rows of other ranks, coming in and going out, of one rank at a time: 4 F, or 4 d, times both (as many
+            ranks' as fit into `visit.AHEAD_BYTES`, at least one's)
 ==========  ==========================================================================================================================
 
 c1/p is held with the larger of training and evaluation. Beside them c0: a rank over a graph of 500 nodes, measured; and in training
@@ -23,7 +24,7 @@ import numpy as np
 
 import millrace as mr
 from millrace.benchmarks.graphs import RECIPES, Recipe, make
-from millrace.benchmarks.partitioned_runs import CLASSES, FEATURES, dataset_at, known
+from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, known
 from millrace.stages.fetch.exchange import AHEAD_BYTES
 from millrace.stages.fetch.visit import AHEAD_BYTES as VISIT_BYTES
 from millrace.stages.partition.contiguous import Contiguous
@@ -63,24 +64,28 @@ def predicted(graph: Graph, p: int, hidden: int, seeds: int) -> dict[str, int]:
         starts[1:] = owner[1:] != owner[:-1]
         starts[graph.indptr[first:last][np.diff(graph.indptr[first : last + 1]) > 0] - graph.indptr[first]] = True
         pairs[block] = np.count_nonzero(starts)
-    F, d, C = FEATURES, hidden, CLASSES
+    F, d = FEATURES, hidden
     told = []
     for block in range(p):
         N, e, R = int(cuts[block + 1] - cuts[block]), int(graph.indptr[cuts[block + 1]] - graph.indptr[cuts[block]]), int(pairs[block])
         # In round r rows go to the rank r places on, and come from the one r places back.
         rounds = [int(reads[block, (block - r) % p] + reads[(block + r) % p, block]) for r in range(1, p)]
         S = int(reads[block].sum() - reads[block, block])
-        width, under_way = 4 * (F + d), 0
-        for n in rounds:
-            if not under_way or under_way + n * width <= VISIT_BYTES:
-                under_way += n * width
+
+        def layer(columns: int, width: int, N: int = N, rounds: list[int] = rounds) -> int:
+            under_way = 0
+            for n in rounds:
+                if not under_way or under_way + 4 * n * width <= VISIT_BYTES:
+                    under_way += 4 * n * width
+            return 4 * columns * N + under_way
+
         told.append(
             {
                 "rows": N,
                 "edges": e,
                 "held": 12 * e + 8 * R + 4 * S + 36 * N + 16 * seeds,
                 "training": 4 * F * N,
-                "evaluation": 8 * e + 12 * R + 60 * N + 4 * (3 * F + 3 * d + 3 * C) * N + under_way,
+                "evaluation": 8 * e + 12 * R + 60 * N + 4 * F * N + max(layer(2 * F + d, F), layer(4 * d, d)),
             }
         )
     return max(told, key=lambda t: t["held"] + max(t["training"], t["evaluation"]))

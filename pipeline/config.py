@@ -138,6 +138,8 @@ class Grappa(_Section):
     """Epochs in a super-epoch."""
     halo: Literal[0, 1] = 1
     """1: nodes one hop outside are seen too, so that seeds have all their neighbours; 0: not so."""
+    ahead: bool = True
+    """Whether what the next super-epoch sees is read and put together before its time; in memory it is then there twice."""
     correction: Literal["none", "batch", "node", "hops", "edge", "edge-hajek"] = "batch"
     """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage, or that of its tree), for each
     message (the inverse of how often its source is there, as it is or scaled to the node's degree), or none."""

@@ -3,6 +3,7 @@
 Every executor calls `take_part` once in each rank, with what differs between them: the group, the queue, and who fills it.
 """
 
+import gc
 import hashlib
 import time
 from collections.abc import Callable
@@ -147,6 +148,8 @@ def take_part(
         if queue is not None:
             queue.close()
     emit(StageEnded("train", clock.seconds["train"]))
+    # The loop's arena is part of a cycle.
+    gc.collect()
     give_back()
     sha256 = parameters_sha256(model)
     if progress.best_state:

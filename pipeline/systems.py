@@ -143,6 +143,7 @@ def grappa(
     moved: float = 0.0,
     every: int = 50,
     halo: int = 1,
+    ahead: bool = True,
     correction: Correction = "batch",
     hops: int = 2,
     kappa: float = 0.0,
@@ -159,6 +160,7 @@ def grappa(
         moved: the share of all chunks that is dealt to the ranks anew whenever these change.
         every: epochs until then.
         halo: 1: see the nodes one hop outside too.
+        ahead: read what the next super-epoch sees while the one before it trains, and hold both.
         correction: how missing neighbours are made up for.
         hops: how far ``hops`` looks.
         kappa: how many in-edges a node's coverage is smoothed by.
@@ -167,7 +169,7 @@ def grappa(
     """
     return System(
         "grappa",
-        Chunks(partitioner or MetisWork(), sweep, halo, chunks, moved),
+        Chunks(partitioner or MetisWork(), sweep, halo, chunks, moved, ahead),
         Local(sampler or NeighborSampler()),
         Covered(correction, hops, kappa),
         CoverageCorrected(correction == "batch", shrink, strength),
@@ -178,6 +180,7 @@ def grappa(
             "moved": moved,
             "every": every,
             "halo": halo,
+            "ahead": ahead,
             "correction": correction,
             "hops": hops,
             "kappa": kappa,

@@ -5,7 +5,6 @@ aggregates, activations, gradients. Here they lie in buffers that are handed out
 """
 
 import ctypes
-import gc
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,10 +33,9 @@ _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
 def give_back() -> None:
     """Give memory that nobody holds any more back to the system.
 
-    After training, for what follows takes tensors of other sizes: ranks keep freed memory (`cluster.keep_freed_bytes`), and larger
-    tensors find no place among the pieces that steps have left.
+    Before work that takes tensors of other sizes: ranks keep freed memory (`cluster.keep_freed_bytes`), and larger tensors find no place
+    among the pieces that smaller ones have left.
     """
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
         trim(0)

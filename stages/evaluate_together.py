@@ -6,7 +6,7 @@ The same neighbourhoods that train full-batch: no rank holds more than its share
 import torch
 from torch import nn
 
-from .arena import Arena, reusing
+from .arena import Arena, give_back, reusing
 from .base import Group
 from .evaluate import evaluating, quotient, tally
 from .fetch.visit import Visits
@@ -25,10 +25,13 @@ def evaluate_together(module: nn.Module, share: Share, visits: Visits, split: st
         group: the ranks. What they exchange is counted under ``evaluation``.
     """
     rows = share.splits[split]
-    with group.counting("evaluation"), evaluating(module), reusing(Arena()):
+    with group.counting("evaluation"), evaluating(module):
         hoods, h = visits.everything(share.graph, num_layers)
         for i, hood in enumerate(hoods):
-            h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+            # Layers differ in width: what one has used would lie idle beside what the next one takes.
+            with reusing(Arena()):
+                h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+            give_back()
         counts = torch.cat([tally(h[rows], share.labels[rows]), torch.tensor([len(rows)], dtype=torch.float64)])
         group.all_reduce(counts, "control")
     return quotient(counts[:2]) if counts[2] else None

@@ -192,6 +192,7 @@ class _Sum(torch.autograd.Function):
         for q, rows in hood.ring.rows(hood.view, x, call, hood.layer, factor):
             shard = hood.view.shards[q]
             kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight, scale)
+            del rows  # before the next rank's come
         return out
 
     @staticmethod
@@ -237,6 +238,7 @@ class _Maximum(torch.autograd.Function):
         for q, rows in hood.ring.rows(hood.view, x, call, hood.layer):
             shard = hood.view.shards[q]
             kernels.maximum_into(shard.lists, shard.rows, shard.edge, rows, out, arg)
+            del rows
         out[torch.from_numpy(hood.view.kept == 0)] = 0
         ctx.rest = hood, call
         ctx.save_for_backward(arg)
@@ -278,6 +280,7 @@ class _Attend(torch.autograd.Function):
             kernels.attend_into(shard.lists, shard.rows, hood.numbers(shard), spread(rows), a_src, logit_dst, rule, out, log_sum, False)
             if hood.keep:
                 kept[q] = rows
+            del rows
         ctx.rest = hood, rule, spread, call, kept
         ctx.save_for_backward(z, a_src, logit_dst, out, log_sum, dst if both else None)
         return out
@@ -401,6 +404,7 @@ class _Apply(torch.autograd.Function):
                 visit(q, rows)
             if hood.keep:
                 kept[q] = rows
+            del rows
         assert out is not None
         ctx.rest = hood, message, scale, reduce, key, num_params, call, kept
         ctx.save_for_backward(h, arg, *inputs)

@@ -5,7 +5,7 @@ the seeds of its *base* chunks, and sees *variable* chunks beside them, which ch
 rest is not there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,9 +68,9 @@ class Isolated(Placement):
     variable: tuple[int, ...] = ()
     """Numbers of the chunks."""
     kept: Mapping[int, Chunk] = field(default_factory=dict)
-    """By number, those of these chunks that the next super-epoch sees too."""
-    ahead: "Mapping[int, Future[Chunk]]" = field(default_factory=dict)
-    """Its other chunks, on their way."""
+    """By number, chunks that the next super-epoch sees too, where nothing has been started for it; their features are views of these."""
+    following: "Future[Isolated] | None" = None
+    """What is seen in the next super-epoch, on its way."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ class Chunks:
     per_rank: int = 1
     moved: float = 0.0
     """See `Deal`."""
+    ahead: bool = field(default=True, repr=False)
+    """What the next super-epoch will see is read and put together while the one before it trains, and is in memory beside it. No part of
+    what this is told by (a run's fingerprint): it decides nothing."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Isolated:
         """See `PartitionPolicy.place`. What it reads is counted in the channel ``store``: nothing comes over the network."""
@@ -99,16 +102,26 @@ class Chunks:
             )
         rank, t = job.group.rank, phase.number
         deal = Deal(job.seed, job.group.size, self.per_rank, self.moved, self.sweep)
-        base, variable = deal.base(rank, t), deal.variable(rank, t)
         held = before if isinstance(before, Isolated) else None
-        kept, coming = (held.kept, held.ahead) if held is not None else ({}, {})
-        chunks = {c: kept[c] if c in kept else coming[c].result() if c in coming else load(_part(data, c), job) for c in (*base, *variable)}
-        following = (*deal.base(rank, t + 1), *deal.variable(rank, t + 1))
-        new = [c for c in following if c not in chunks and phase.last_epoch < job.epochs]
-        stays, ahead = {c: chunks[c] for c in following if c in chunks}, _in_a_thread(new, data, job)
+        seen = held.following.result() if held is not None and held.following is not None else None
+        if seen is None or (seen.base, seen.variable) != (deal.base(rank, t), deal.variable(rank, t)):
+            seen = self._seen(deal, t, held, data, job)
+        if phase.last_epoch >= job.epochs:
+            return replace(seen, kept={}, following=None)
+        stay = {*deal.base(rank, t + 1), *deal.variable(rank, t + 1)}
+        seen = replace(seen, kept={c: chunk for c, chunk in seen.kept.items() if c in stay}, following=None)
+        if not self.ahead:
+            return seen
+        return replace(seen, kept={}, following=_in_a_thread(lambda: self._seen(deal, t + 1, seen, data, job)))
+
+    def _seen(self, deal: Deal, t: int, held: Isolated | None, data: Part, job: RankJob) -> Isolated:
+        """What is seen in super-epoch t, with all its chunks in `kept`; those that `held` keeps are not read again."""
+        base, variable = deal.base(job.group.rank, t), deal.variable(job.group.rank, t)
         if held is not None and (held.base, held.variable) == (base, variable):
-            return replace(held, kept=stays, ahead=ahead)
-        return replace(self._joined(chunks, base, variable, deal.inclusion, data, job), kept=stays, ahead=ahead)
+            return held
+        kept = held.kept if held is not None else {}
+        chunks = {c: kept[c] if c in kept else load(_part(data, c), job) for c in (*base, *variable)}
+        return self._joined(chunks, base, variable, deal.inclusion, data, job)
 
     def _joined(
         self, chunks: dict[int, Chunk], base: tuple[int, ...], variable: tuple[int, ...], inclusion: float, data: Part, job: RankJob
@@ -168,6 +181,7 @@ class Chunks:
             inclusion=1.0 if self.halo else inclusion,
             base=base,
             variable=variable,
+            kept={c: replace(chunk, features=features[starts[c] : starts[c] + chunk.num_nodes]) for c, chunk in chunks.items()},
         )
 
     def _halo_rows(
@@ -224,10 +238,10 @@ def _part(data: Part, number: int) -> Part:
     return data.peers.part(number)
 
 
-def _in_a_thread(numbers: list[int], data: Part, job: RankJob) -> "dict[int, Future[Chunk]]":
-    """These chunks, read one after the other while others go on."""
+def _in_a_thread(make: Callable[[], Isolated]) -> "Future[Isolated]":
+    """What `make` returns, while others go on."""
     pool = ThreadPoolExecutor(1, "millrace-chunk")
     try:
-        return {c: pool.submit(lambda c=c: load(_part(data, c), job)) for c in numbers}
+        return pool.submit(make)
     finally:
         pool.shutdown(wait=False)

@@ -144,8 +144,8 @@ def test_super_epochs_cover_all_epochs(epochs, every):
 
 def test_records_become_the_configuration():
     options = {
-        "chunks": 4, "sweep": "fixed", "moved": 0.5, "every": 3, "halo": 0, "correction": "hops", "hops": 3, "kappa": 1.5, "shrink": "ess",
-        "strength": 0.9,
+        "chunks": 4, "sweep": "fixed", "moved": 0.5, "every": 3, "halo": 0, "ahead": False, "correction": "hops", "hops": 3, "kappa": 1.5,
+        "shrink": "ess", "strength": 0.9,
     }  # fmt: skip
     system = grappa(LaborSampler((4, 2)), partitioner=Contiguous(), **options)
     found = configure({}, system=system, model=mr.GCN(layers=2))
@@ -160,7 +160,7 @@ def test_records_become_the_configuration():
     assert configure({}, system="grappa").partition == configure({}, system=grappa()).partition
     again = make_system(found)
     cut = again.partition
-    assert (cut.sweep, cut.halo, cut.per_rank, cut.moved, cut.partitioner.name) == ("fixed", 0, 4, 0.5, "contiguous")
+    assert (cut.sweep, cut.halo, cut.per_rank, cut.moved, cut.ahead, cut.partitioner.name) == ("fixed", 0, 4, 0.5, False, "contiguous")
     assert [again.parts_before(r) for r in range(4)] == [0, 4, 8, 12]
     assert (again.sample, again.neighbourhood, again.reduce, again.schedule) == tuple(
         getattr(system, name) for name in ("sample", "neighbourhood", "reduce", "schedule")

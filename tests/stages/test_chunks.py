@@ -1,6 +1,8 @@
 """What an isolated rank sees of the graph, and how it makes up for the rest, against what the graph itself says."""
 
+import gc
 import itertools
+import weakref
 from collections import Counter
 from dataclasses import replace
 from math import prod
@@ -151,7 +153,7 @@ def names_of(place: Isolated) -> np.ndarray:
 
 @pytest.mark.parametrize(("per_rank", "moved"), [(1, 0.0), (2, 0.0), (1, 1.0), (2, 0.4), (2, 1.0)])
 @pytest.mark.parametrize("halo", [0, 1])
-def test_the_next_chunks_are_loaded_ahead(halo: int, per_rank: int, moved: float) -> None:
+def test_the_next_super_epoch_is_put_together_ahead(halo: int, per_rank: int, moved: float) -> None:
     """Each when the super-epoch before it begins; those that stay are not read again."""
     case, rank = make_case(8, 4 * per_rank), 1
     policy, deal = Chunks(halo=halo, per_rank=per_rank, moved=moved), Deal(SEED, 4, per_rank, moved)
@@ -161,8 +163,8 @@ def test_the_next_chunks_are_loaded_ahead(halo: int, per_rank: int, moved: float
     here: set[int] = set()
     for t in range(6):
         place = placed(case, policy, rank, t, before, peers)
-        for chunk in place.ahead.values():
-            chunk.result()
+        if place.following is not None:
+            place.following.result()
         for s in (t, t + 1):
             sees = {*deal.base(rank, s), *deal.variable(rank, s)}
             if s > t or not t:
@@ -176,7 +178,7 @@ def test_the_next_chunks_are_loaded_ahead(halo: int, per_rank: int, moved: float
 def test_nothing_is_loaded_for_after_the_end() -> None:
     case = make_case(8, 4)
     peers = CasePeers(case)
-    assert not placed(case, Chunks(), 0, EPOCHS - 1, None, peers).ahead
+    assert placed(case, Chunks(), 0, EPOCHS - 1, None, peers).following is None
     assert peers.opened == [*Deal(SEED, 4).variable(0, EPOCHS - 1)]
 
 
@@ -187,6 +189,32 @@ def test_a_chunk_that_stays_is_not_read_again(sweep: Any, parts: int) -> None:
     first = placed(case, policy, 0, 0, None, peers)
     assert placed(case, policy, 0, 1, first, peers).graph is first.graph
     assert peers.opened == ([] if sweep == "none" else [1])
+
+
+@pytest.mark.parametrize("halo", [0, 1])
+def test_nothing_ahead_is_the_same_and_reads_no_chunk_twice(halo: int) -> None:
+    case, rank = make_case(8, 4), 1
+    policy, peers, before = Chunks(halo=halo, ahead=False), CasePeers(case), None
+    for t in range(6):
+        place = placed(case, policy, rank, t, before, peers)
+        assert place.following is None and peers.opened == [c for s in range(t + 1) for c in Deal(SEED, 4).variable(rank, s)]
+        same(place, placed(case, Chunks(halo=halo), rank, t))
+        before = place
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_rows_of_earlier_super_epochs_do_not_stay(ahead: bool) -> None:
+    """A chunk that stays is a view of the rows that are seen now, and those of the super-epoch before are given back."""
+    case, policy = make_case(8, 4), Chunks(ahead=ahead)
+    rows, place = [], None
+    for t in range(4):
+        place = placed(case, policy, 1, t, place)
+        if place.following is not None:
+            place.following.result()
+        rows.append(weakref.ref(place.features))
+    gc.collect()
+    assert [ref() is not None for ref in rows] == [False, False, False, True]
+    assert place is not None and all(c.features.base is not None for c in place.kept.values()) and bool(place.kept) is not ahead
 
 
 def test_going_on_in_the_middle_of_a_sweep() -> None:

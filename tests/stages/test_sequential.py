@@ -1,5 +1,6 @@
 """Neighbours on other ranks, one rank after the other, kept, or in one exchange: the values, the gradients and the bytes."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -236,12 +237,15 @@ def test_random_numbers_of_a_message_are_the_same_in_both_passes(mode: str) -> N
 
 
 class Counting(ThreadGroup):
-    """Counts the messages that are under way."""
+    """Counts the messages that are under way, and ranks whose rows are there at a time."""
 
-    under_way = most = 0
+    under_way = most = most_there = 0
+    came: tuple[weakref.ref[Tensor], ...] = ()
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Any:
         swap = super().swap(part, to, into, source, tag, kind)
+        self.came = (*(ref for ref in self.came if ref() is not None), weakref.ref(into))
+        self.most_there = max(self.most_there, len(self.came))
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         done = swap.sent
@@ -257,7 +261,7 @@ class Counting(ThreadGroup):
 def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
     case = make_case(3, 4)
 
-    def rank(group: ThreadGroup, ahead_bytes: int, name: str) -> tuple[int, list[Tensor]]:
+    def rank(group: ThreadGroup, ahead_bytes: int, name: str) -> tuple[list[int], list[Tensor]]:
         group.__class__ = Counting
         assert isinstance(group, Counting)
         aggregation = CALLS[name]
@@ -266,7 +270,7 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
         inputs = aggregation.inputs(case.graph.num_nodes, 0)
         leaves = aggregation.leaves({k: x[torch.from_numpy(batch.names)] if k in aggregation.rows else x for k, x in inputs.items()})
         out = aggregation.call(make_hood(batch, batch.whole, "rematerialize", Ring(group, ahead_bytes)), leaves)
-        most = group.most
+        most = [group.most, group.most_there]
         out.sin().sum().backward()
         assert group.under_way == 0, "everything that was begun was waited for"
         return most, [out.detach(), *(x.grad for x in leaves.values() if x.grad is not None)]
@@ -274,8 +278,8 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
     for name in ("sum", "max", "attend", "apply, sum"):
         row_bytes = CALLS[name].width * 8
         tried = [run_threads(partial(rank, ahead_bytes=n, name=name), 4) for n in (0, 40 * row_bytes, 1 << 30)]
-        assert [most for most, _ in tried[0]] == [1] * 4
-        assert [most for most, _ in tried[2]] == [3] * 4
+        assert [most for most, _ in tried[0]] == [[1, 1]] * 4, "rows of one rank are gone before those of the next are asked for"
+        assert [most for most, _ in tried[2]] == [[3, 3]] * 4
         for other in tried[1:]:
             for (_, a), (_, b) in zip(tried[0], other):
                 for x, y in zip(a, b, strict=True):
