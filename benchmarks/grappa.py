@@ -7,7 +7,8 @@
 Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learns is another question: ``grappa_accuracy.py``.
 
 ``speed``   4 ranks, GraphSAGE of 3 layers of 256, 1024 seeds a rank and step, fanout 15,10,5: seconds of an epoch under ``grappa``,
-            ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``; on loopback, or with ``--namespaces`` over the link
+            ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as published, without a halo, and
+            its switches are left to ``switch``. On loopback, or with ``--namespaces`` over the link
             between these network namespaces, which exist, each with the address given. Links that were measured before stand in
             ``--json`` and are told again beside the new one; ``--plot`` draws them all.
 ``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts; and what a step's
@@ -50,7 +51,7 @@ from millrace.storage.ledger import Ledger
 
 FANOUT = (15, 10, 5)
 WAYS: dict[str, dict[str, Any]] = {
-    "grappa": {"partition.method": "hash", "grappa.every": 2},
+    "grappa": {"partition.method": "hash", "grappa.halo": 0},
     "bulk": {"features": "owned", "bulk.hot": 0.05},
     "sar": {"partition.method": "hash"},
 }
