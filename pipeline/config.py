@@ -136,8 +136,9 @@ class Grappa(_Section):
     """The share of all chunks whose rank is drawn anew after each super-epoch; 0: each rank keeps its own; 1: all are dealt afresh."""
     every: int = Field(default=50, ge=1)
     """Epochs in a super-epoch."""
-    halo: Literal[0, 1] = 1
-    """1: nodes one hop outside are seen too, so that seeds have all their neighbours; 0: not so."""
+    halo: float = Field(default=1.0, ge=0, le=1)
+    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch; with all of them seeds have all their
+    neighbours."""
     ahead: bool = True
     """Whether what the next super-epoch sees is read and put together before its time; in memory it is then there twice."""
     correction: Literal["none", "batch", "node", "hops", "edge", "edge-hajek"] = "batch"

@@ -142,7 +142,7 @@ def grappa(
     sweep: Sweep = "sweep",
     moved: float = 0.0,
     every: int = 50,
-    halo: int = 1,
+    halo: float = 1,
     ahead: bool = True,
     correction: Correction = "batch",
     hops: int = 2,
@@ -159,7 +159,7 @@ def grappa(
         sweep: whose chunks a rank sees beside its own: each other rank's in turn, always the next one's, or none.
         moved: the share of all chunks that is dealt to the ranks anew whenever these change.
         every: epochs until then.
-        halo: 1: see the nodes one hop outside too.
+        halo: the share of nodes one hop outside that are seen too.
         ahead: read what the next super-epoch sees while the one before it trains, and hold both.
         correction: how missing neighbours are made up for.
         hops: how far ``hops`` looks.

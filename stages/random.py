@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     DATA = 7
     FOLD = 8
     DEAL = 9
+    HALO = 10
 
 
 def mix(z: Words) -> Words:

@@ -64,8 +64,10 @@ class CoveredGather(Gather):
         kept = np.diff(block.indptr)
         rows = np.repeat(np.arange(block.num_dst), kept)
         present = place.graph.in_degree[block.src[: block.num_dst]]
-        source, destination = (place.comes_with[block.src[i]] for i in (block.indices, rows))
-        weight = np.where((source != 0) & (source != destination), 1 / place.inclusion, 1.0) * (present / np.maximum(kept, 1))[rows]
+        source, destination = block.src[block.indices], block.src[rows]
+        apart = (place.comes_with[source] != 0) & (place.comes_with[source] != place.comes_with[destination])
+        inverse = np.where(source < place.num_visible, np.where(apart, 1 / place.inclusion, 1.0), 1 / place.halo_inclusion)
+        weight = inverse * (present / np.maximum(kept, 1))[rows]
         own = 1.0 if block.weight is None else block.weight / (present / np.maximum(kept, 1))[rows]
         weight = weight * own
         if self._policy.correction == "edge-hajek":

@@ -21,6 +21,7 @@ from ...storage.features import MemoryFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ..base import Part, Phase, Placement, RankJob
+from ..random import Purpose, draw, node_words, stream
 from .base import Partitioner
 from .deal import Deal, Sweep
 from .metis import MetisWork
@@ -63,7 +64,9 @@ class Isolated(Placement):
     comes_with: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
     """int64 [V], nodes of one number are here together or not at all; those of number 0 always are."""
     inclusion: float = 1.0
-    """Of a node with another number than 0, where one with yet another number is here."""
+    """The chance to see a node with another number than 0, where one with yet another number is here."""
+    halo_inclusion: float = 1.0
+    """The chance to see a halo node, where a chunk is here that it has an edge into."""
     base: tuple[int, ...] = ()
     variable: tuple[int, ...] = ()
     """Numbers of the chunks."""
@@ -79,8 +82,9 @@ class Chunks:
 
     partitioner: Partitioner = field(default_factory=MetisWork)
     sweep: Sweep = "sweep"
-    halo: int = 1
-    """1: nodes one hop outside are seen too, so that nodes of all chunks here have all their in-edges; 0: not so."""
+    halo: float = 1
+    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch. 1: nodes of all chunks here have all their
+    in-edges."""
     per_rank: int = 1
     moved: float = 0.0
     """See `Deal`."""
@@ -117,14 +121,22 @@ class Chunks:
     def _seen(self, deal: Deal, t: int, held: Isolated | None, data: Part, job: RankJob) -> Isolated:
         """What is seen in super-epoch t, with all its chunks in `kept`; those that `held` keeps are not read again."""
         base, variable = deal.base(job.group.rank, t), deal.variable(job.group.rank, t)
-        if held is not None and (held.base, held.variable) == (base, variable):
+        if held is not None and (held.base, held.variable) == (base, variable) and self.halo in (0, 1):
             return held
         kept = held.kept if held is not None else {}
         chunks = {c: kept[c] if c in kept else load(_part(data, c), job) for c in (*base, *variable)}
-        return self._joined(chunks, base, variable, deal.inclusion, data, job)
+        halo_key = stream(job.seed, Purpose.HALO, t, job.group.rank)
+        return self._joined(chunks, base, variable, deal.inclusion, halo_key, data, job)
 
     def _joined(
-        self, chunks: dict[int, Chunk], base: tuple[int, ...], variable: tuple[int, ...], inclusion: float, data: Part, job: RankJob
+        self,
+        chunks: dict[int, Chunk],
+        base: tuple[int, ...],
+        variable: tuple[int, ...],
+        inclusion: float,
+        halo_key: int,
+        data: Part,
+        job: RankJob,
     ) -> Isolated:
         """The graph of these chunks, in their order, with what the policy sees around them."""
         starts, visible = {}, 0
@@ -136,6 +148,9 @@ class Chunks:
                 if s not in chunks and not self.halo:
                     continue
                 row, local, weight = edges_of(chunk.shards, s)
+                if s not in chunks and self.halo < 1:
+                    seen = draw(node_words(halo_key, (s << 40) + local), 0) < self.halo * 2**32
+                    row, local, weight = row[seen], local[seen], None if weight is None else weight[seen]
                 rows.append(row + starts[c])
                 # Nodes outside are named by owner and local id until it is known which there are.
                 sources.append(local + starts[s] if s in chunks else -1 - local - (s << 40))
@@ -164,6 +179,8 @@ class Chunks:
         present, all_in = graph.in_degree - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
         of_base = [chunks[c] for c in base]
+        # Where chunks come and go, a node is seen with its chunk, or without it as one of the halo; else in one of these ways only.
+        either = inclusion + (1 - inclusion) * self.halo
         # Without moves, a rank's base chunks never leave it, and the variable ones come and go as one.
         number = {c: c + 1 if self.moved else int(c in variable) for c in chunks}
         comes_with = np.repeat([*number.values(), 0], [*(c.num_nodes for c in chunks.values()), len(halo)])
@@ -178,7 +195,8 @@ class Chunks:
             in_edges=torch.from_numpy(all_in).double(),
             coverage=torch.from_numpy(coverage),
             comes_with=comes_with,
-            inclusion=1.0 if self.halo else inclusion,
+            inclusion=either,
+            halo_inclusion=1.0 if not self.halo else either if inclusion < 1 else float(self.halo),
             base=base,
             variable=variable,
             kept={c: replace(chunk, features=features[starts[c] : starts[c] + chunk.num_nodes]) for c, chunk in chunks.items()},

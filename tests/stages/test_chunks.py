@@ -141,7 +141,7 @@ def same(a: Isolated, b: Isolated) -> None:
     assert names_of(a).tobytes() == names_of(b).tobytes()
     for name in ("labels", "degree", "coverage"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
-    for name in ("num_base", "num_visible", "inclusion", "base", "variable"):
+    for name in ("num_base", "num_visible", "inclusion", "halo_inclusion", "base", "variable"):
         assert getattr(a, name) == getattr(b, name), name
     assert np.array_equal(a.comes_with, b.comes_with)
     assert all(np.array_equal(getattr(a.split, s), getattr(b.split, s)) for s in ("train", "val", "test"))
@@ -377,6 +377,41 @@ def test_over_a_sweep_weighted_messages_add_up_to_the_whole_sum(case: Case) -> N
         np.testing.assert_allclose(sums(placed(case, Chunks(), rank), "edge"), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("sweep", "parts"), [("sweep", 4), ("fixed", 4), ("none", 3)])
+def test_over_halos_weighted_messages_add_up_to_the_whole_sum(sweep: Any, parts: int) -> None:
+    """Of the nodes of the base chunk, where 0.4 of the nodes around are seen: over many super-epochs, each with a halo of its own."""
+    case, policy = make_case(3, parts), Chunks(sweep=sweep, halo=0.4)
+    times = 240 // (parts - 1) * (parts - 1)
+    each = np.array([sums(placed(case, policy, 1, t), "edge") for t in range(times)])
+    # Float32 weights, of an estimate with as much spread as it has.
+    error = np.abs(each.mean(0) - whole_sums(case, 1))
+    assert (error <= 4.5 * each.std(0) / np.sqrt(times) + 1e-5).all()
+    plain = np.mean([sums(placed(case, policy, 1, t), "none") for t in range(times)], 0)
+    assert np.abs(plain - whole_sums(case, 1)).max() > 2 * error.max() > 0, "it is drawn, and as it is it falls short"
+
+
+@pytest.mark.parametrize("sweep", ["sweep", "fixed"])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_share_of_the_halo(sweep: Any, ahead: bool) -> None:
+    """Whole nodes are seen or not, with all their edges into the chunks; others in the next super-epoch, whatever went before."""
+    case, seen, around, place = make_case(8, 4), [], [], None
+    policy = Chunks(halo=0.5, sweep=sweep, ahead=ahead)
+    whole = edges(case.graph)
+    for t in range(6):
+        place = placed(case, policy, 2, t, place)
+        same(place, placed(case, policy, 2, t))
+        name = names(case, place)
+        visible, halo = set(name[: place.num_visible]), set(name[place.num_visible :])
+        assert edges(place.graph, name) == Counter({e: k for e, k in whole.items() if e[0] in visible and e[1] in visible | halo})
+        full = placed(case, Chunks(sweep=sweep), 2, t)
+        every = set(names(case, full)[full.num_visible :])
+        assert halo <= every
+        seen.append(frozenset(halo))
+        around.append(len(every))
+    assert len(set(seen)) > 3
+    assert abs(sum(map(len, seen)) / sum(around) - 0.5) < 4.5 * np.sqrt(0.25 / sum(around))
+
+
 @pytest.mark.parametrize(
     ("ranks", "per_rank", "sweep"), [(2, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (2, 3, "none"), (3, 1, "none")]
 )
@@ -391,7 +426,7 @@ def test_over_all_deals_weighted_messages_add_up_to_the_whole_sum(ranks: int, pe
     policy = Chunks(halo=0, per_rank=seen, moved=1.0)
     for chosen in itertools.combinations(range(parts), seen):
         peers = CasePeers(case)
-        held = policy._joined({c: load(peers.own(c), JOB) for c in chosen}, chosen, (), place.inclusion, peers.own(0), JOB)
+        held = policy._joined({c: load(peers.own(c), JOB) for c in chosen}, chosen, (), place.inclusion, 0, peers.own(0), JOB)
         name = names(case, held)
         total[name] += sums(held, "edge")
         times[name] += 1
