@@ -5,7 +5,8 @@
 Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. A *cell* is a graph, a depth, a number of parts, how they are cut, and a way to train.
 Around a centre (depth 2, 4 parts by METIS, halo, sweep, correction ``batch``) one axis moves at a time:
 
-``schedule``    which chunks a rank sees: naive isolation (its own, without and with a halo), fixed pairs, the sweep, chunks dealt anew
+``schedule``    which chunks a rank sees: naive isolation (its own, without and with a halo), fixed pairs, the sweep, the sweep with half of
+                the halo (the paper's 50 % of remote sampling), chunks dealt anew
 ``correction``  of the sweep with a halo, and without one, where more is missing
 ``depth``       2, 3, 4, 6 layers: naive isolation and the centre
 ``parts``       4 and 16, METIS and hash: naive isolation and the centre
@@ -85,6 +86,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "naive, halo": grappa(sweep="none"),
     "fixed": grappa(sweep="fixed"),
     "sweep": grappa(),
+    "half a halo": grappa(halo=0.5),
     "dealt, half": grappa(chunks=4, moved=0.5),
     "dealt, all": grappa(chunks=4, moved=1.0),
     **{f"sweep, {c}": grappa(correction=c) for c in ("batch", "node", "hops", "edge")},
@@ -101,7 +103,7 @@ def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
     one, at = Cell(graph, "one process"), Cell(graph)
     yield from (one, at)
     if "schedule" in axes:
-        yield from (replace(at, way=way) for way in ("naive", "naive, halo", "fixed", "sweep", "dealt, half", "dealt, all"))
+        yield from (replace(at, way=way) for way in ("naive", "naive, halo", "fixed", "sweep", "half a halo", "dealt, half", "dealt, all"))
     if "correction" in axes:
         yield from (replace(at, way=way) for way in WAYS if way.startswith(("sweep, ", "no halo")))
     if "parts" in axes:
