@@ -143,12 +143,14 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and trainer.job.group.rank == 0:
             trainer.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
+        with clock.measure("partition"):
+            placement = trainer.system.partition.place(trainer.data, phase, trainer.job, placement)
         loop = _PhaseLoop(trainer, phase, epochs, progress, clock, optimizer_state, placement)
         loop.run()
         loop.finish(last=phase.number + 1 == len(phases))
         if missing := _missing(trainer.job.group):
             raise ShortHandedError(f"{phase.name} ended without rank {', '.join(map(str, missing))}")
-        placement, optimizer_state = loop.placement, None if phase.anew else loop.optimizer.state_dict()
+        optimizer_state = None if phase.anew else loop.optimizer.state_dict()
         del loop
     return progress
 
@@ -162,9 +164,9 @@ class _PhaseLoop:
         progress: Progress,
         clock: Clock,
         optimizer_state: dict[str, Any] | None,
-        before: Held | None,
+        placement: Held,
     ) -> None:
-        """`epochs` of the whole run; `before` is the placement of the phase before this one."""
+        """`epochs` of the whole run; `placement` is that of this phase."""
         self.t, self.phase, self.epochs, self.progress, self.clock = trainer, phase, epochs, progress, clock
         self.module = trainer.system.schedule.begin(phase, trainer.model, progress.cursor.step > 0)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
@@ -173,8 +175,7 @@ class _PhaseLoop:
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
         self.per_step = trainer.job.minibatches_per_step
-        with clock.measure("partition"):
-            self.placement = trainer.system.partition.place(trainer.data, phase, trainer.job, before)
+        self.placement = placement
         self.minibatches = trainer.system.sample.num_minibatches(self.placement, trainer.job)
         self.steps = -(-self.minibatches // self.per_step)
         """Optimiser steps in an epoch."""

@@ -1,8 +1,10 @@
 """Runs of system `grappa`: isolated ranks that send each other gradients, what they send, and that going on does not show."""
 
 import copy
+import gc
 import json
 import shutil
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +33,7 @@ from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
+from millrace.stages.partition.chunks import Chunks
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.deal import Deal
 from millrace.stages.partition.hash import Hash
@@ -363,6 +366,27 @@ def test_nasty_graphs_train(case, kind, sampler, sweep, halo, correction, shrink
         assert len(progress.history) == epochs
         assert (progress.cursor.phase, progress.minibatches) == (epochs - 1, sum(steps))
         assert not sum(group.ledger.get("network", kind) for kind in QUIET)
+
+
+def test_what_earlier_super_epochs_saw_is_given_back(monkeypatch):
+    """While one trains, the rows of those before it are not there; no collector is needed to find them."""
+    place, seen = Chunks.place, {}
+
+    def watched(self, data, phase, job, before=None):
+        mine = seen.setdefault(job.group.rank, [])
+        assert [ref() is not None for ref in mine] == [False] * (len(mine) - 1) + [True] * bool(mine), "the last one is handed on"
+        found = place(self, data, phase, job, before)
+        mine.append(weakref.ref(found.features))
+        return found
+
+    monkeypatch.setattr(Chunks, "place", watched)
+    gc.collect()
+    gc.disable()
+    try:
+        train_threads(make_case(8, 3), grappa(NeighborSampler((2, 2)), every=1), initial("sage"), 4, Train(batch_size=4))
+    finally:
+        gc.enable()
+    assert [len(refs) for refs in seen.values()] == [4] * 3
 
 
 def one_step(case: Case, system: System, model: nn.Module, lr: float) -> np.ndarray:
