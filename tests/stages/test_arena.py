@@ -174,9 +174,7 @@ kept, held = [], []
 for _ in range(16):
     held.append(torch.ones(2 << 20))  # 8 MiB
     kept.append(torch.ones(1 << 10))  # so that no two pieces are neighbours
-ring = [held]
-ring.append(ring)
-del held, ring
+del held
 freed = mib()
 give_back()
 print(before, freed, mib())
