@@ -59,7 +59,7 @@ DATASETS = {
     "cora": Setting("public"),
     "citeseer": Setting("public"),
     "minesweeper": Setting("public", lrs=(0.01,), homophilous=False, read={}),
-    "amazon_computers": Setting(SHCHUR, lrs=(0.01,), read={}),
+    "amazon_computers": Setting(SHCHUR, read={}),
     "coauthor_cs": Setting(SHCHUR, epochs=60, hidden=64, lrs=(0.01,)),
 }
 
