@@ -74,6 +74,11 @@ class BulkFlow:
         """Whether every bulk is in the queue."""
         return self._next is None and not self._running
 
+    @property
+    def level(self) -> dict[str, Any]:
+        """The fields of `events.QueueLevel`."""
+        return {**self._queue.level, "sampled": self.bulks, "seconds": self.seconds}
+
     def advance(self) -> None:
         """Take in what has been sampled, and ask for more where there is room. Does not wait.
 

@@ -1,30 +1,67 @@
 """Seconds by stage."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Clock:
-    """Accumulates wall-clock seconds by name; parts that overlap need not add up. Used by one thread."""
+    """Accumulates wall-clock seconds by name; parts that overlap need not add up. One thread measures; any may look."""
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.seconds: dict[str, float] = dict(seconds or {})
         self._start = time.perf_counter()
+        self._running: dict[str, float] = {}
+        """When each block under way began, the outermost first."""
+        self._followed: dict[str, Callable[[], float]] = {}
+        self._lock = threading.Lock()
 
     def snapshot(self) -> dict[str, float]:
         """Seconds so far; ``total`` is the life of this clock on top of the lives before it."""
-        return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.perf_counter() - self._start}
+        with self._lock:
+            return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.perf_counter() - self._start}
+
+    def look(self) -> tuple[dict[str, float], str]:
+        """`snapshot` with what is under way, and the innermost block of it."""
+        with self._lock:
+            now = time.perf_counter()
+            seconds = {**self.seconds, "total": self.seconds.get("total", 0.0) + now - self._start}
+            under_way = [(name, now - start) for name, start in self._running.items()]
+            for name, more in (*under_way, *((name, count()) for name, count in self._followed.items())):
+                seconds[name] = seconds.get(name, 0.0) + more
+            return seconds, next(reversed(self._running), "")
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds measured elsewhere."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Count the time the block takes."""
-        start = time.perf_counter()
+    def following(self, **counts: Callable[[], float]) -> Iterator[None]:
+        """Count seconds that others measure; each says how many it has had since the block began, from any thread."""
+        with self._lock:
+            self._followed |= counts
         try:
             yield
         finally:
-            self.add(name, time.perf_counter() - start)
+            with self._lock:
+                for name, count in counts.items():
+                    del self._followed[name]
+                    self.seconds[name] = self.seconds.get(name, 0.0) + count()
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Count the time the block takes. A block within one of the same name counts with that one."""
+        if name in self._running:
+            yield
+            return
+        start = time.perf_counter()
+        with self._lock:
+            self._running[name] = start
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[name]
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,7 +1,7 @@
 """What the core says while it runs. It prints nothing itself: callbacks do (progress, metrics file, dashboard)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,10 @@ class StepDone:
     steps_per_epoch: int
     loss: float
     seeds: int
+    edges: int = 0
+    """Sampled edges that this rank has trained on in this step."""
+    hot: dict[str, int] = field(default_factory=dict)
+    """See `Result.hot_rows`; so far."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,53 @@ class EpochDone:
     best: bool
 
 
-Event = Note | StageStarted | StageAdvanced | StageEnded | StepDone | EpochDone
+@dataclass(frozen=True)
+class Pulse:
+    """Where a rank stands and what it has used so far, told at intervals; the last one is told at its end.
+
+    `seconds` and `bytes` go on through a resume or a restart; all other counts are of this life of the rank.
+    """
+
+    rank: int
+    stage: str
+    """What the rank is in the middle of: a name of `seconds`, or nothing."""
+    epoch: int
+    """Of the last step; -1 before the first, likewise `step`."""
+    step: int
+    loss: float | None
+    """Of this rank's seeds in the last step."""
+    steps: int
+    edges: int
+    """Sampled edges that were trained on."""
+    seconds: dict[str, float]
+    """By stage, work under way included; those of `Result.seconds`, of this rank alone. ``train`` holds others."""
+    bytes: dict[str, dict[str, int]]
+    """By channel and kind, as in `Result.bytes`; kinds of which there were none are left out."""
+    sent_to: dict[str, dict[str, list[int]]]
+    """Bytes of messages to one rank, by channel and kind, for each rank; kinds that went to none are left out. What all ranks sum up goes
+    round a ring and is not among them."""
+    rss_bytes: int
+    queue: dict[str, int]
+    """What waits in the queue that this rank fills: ``bulks`` and ``bytes``, and the ``bound`` in bytes; nothing where others fill it."""
+    hot: dict[str, int]
+    """See `Result.hot_rows`."""
+
+
+@dataclass(frozen=True)
+class QueueLevel:
+    """What waits in the queue that sampling tasks fill."""
+
+    bulks: int
+    bytes: int
+    bound: int
+    """Of `bytes`."""
+    sampled: int
+    """Bulks so far, in this life of the run."""
+    seconds: float
+    """Of sampling them, over all workers."""
+
+
+Event = Note | StageStarted | StageAdvanced | StageEnded | StepDone | EpochDone | Pulse | QueueLevel
 Emit = Callable[[Event], None]
 
 

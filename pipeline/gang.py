@@ -32,7 +32,7 @@ from ..storage.errors import MillraceError, PeerLostError, RunError
 from . import events
 from .bulk_flow import BulkFlow
 from .cluster import opened, places, wait_for_worker, worker_addresses
-from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted
+from .events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
 from .one_rank import RankReport
 from .partition_task import parts_by
 from .prepare import Prepared
@@ -47,6 +47,8 @@ from .shared_data import share
 WATCH_S = 0.05
 WORKERS_S = 0.5
 """How often the driver asks which workers are there."""
+LEVEL_S = 0.5
+"""How often what waits in the queue is written down."""
 CAUSE_S = 2.0
 """Ranks that lose a peer often say so before whatever killed it is known: the driver waits this long for the cause."""
 END_S = 5.0
@@ -182,7 +184,7 @@ class _Generation:
         """Ranks that the others are to go on without."""
         self.told = self.orders = 0
         self.meet_by = math.inf
-        self.workers_at = 0.0
+        self.workers_at = self.level_at = 0.0
         self.sampling: list[str] = []
         self.gone: set[str] = set()
         self.stopping = False
@@ -198,6 +200,7 @@ class _Generation:
             while len(self.reports) < gang.ranks:
                 if flow is not None:
                     flow.advance()
+                    self._tell_level(flow)
                 self._hear(flow)
                 self._obey()
                 self._look()
@@ -294,8 +297,13 @@ class _Generation:
             elif "released" in said:
                 if flow is not None:
                     flow.release(rank, *said["released"])
-            elif rank == min(self._left(), default=0) or said["event"] == "Note":
+            elif rank == min(self._left(), default=0) or said["event"] in ("Note", "Pulse"):
                 self.gang.emit(getattr(events, said.pop("event"))(**said))
+
+    def _tell_level(self, flow: BulkFlow) -> None:
+        if time.monotonic() - self.level_at >= LEVEL_S:
+            self.level_at = time.monotonic()
+            self.gang.emit(QueueLevel(**flow.level))
 
     def _obey(self) -> None:
         if not self.stopping and self.gang.stop():

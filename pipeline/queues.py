@@ -126,6 +126,11 @@ class Told:
         self.stored = queue.stored
         self.bulk_size = queue.bulk_size
 
+    @property
+    def level(self) -> dict[str, int]:
+        """See `MinibatchQueue.level`."""
+        return self._queue.level
+
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
         """See `MinibatchQueue.release`. Told when it passes the end of a bulk: nothing less matters."""
         self._queue.release(epoch, index, consumer)

@@ -201,28 +201,33 @@ class _PhaseLoop:
         self.feed: Feed = self.t.system.sample.feed(self.placement, self.phase, self.t.job, first)
         if isinstance(self.fetcher, FetchesAhead):
             self.feed = self.fetcher.ahead(self.feed, self.t.system.sample, self.phase, first)
-        try:
-            while epoch < self.phase.last_epoch and not self._enough():
-                for s in range(step, self.steps):
-                    start = time.perf_counter()
-                    # A step's tensors are followed once: the first tells what the others take.
-                    others = TensorBytes(self.arena) if not self.progress.memory_bytes else None
-                    with reusing(self.arena), others or nullcontext():
-                        self._step(epoch, s)
-                    self.arena.step()
-                    self._account_memory(others)
-                    self.progress.epoch_seconds += time.perf_counter() - start
-                    self._account_losses(epoch, s)
-                    if s + 1 < self.steps:
-                        self._checkpoint(self._due_in_epoch())
-                self._end_epoch(epoch)
-                epoch, step = epoch + 1, 0
-        finally:
-            self.feed.close()
-            self.clock.add("sample", self.feed.sample_s)
-            self.clock.add("exchange", self.fetcher.exchange_s)
-            if isinstance(self.fetcher, FetchesAhead):
-                self.progress.fetched = self.fetcher.told
+        with self.clock.following(sample=lambda: self.feed.sample_s, exchange=lambda: self.fetcher.exchange_s):
+            try:
+                self._epochs(epoch, step)
+            finally:
+                self.feed.close()
+        self.progress.fetched = self._hot()
+
+    def _hot(self) -> dict[str, int]:
+        return self.fetcher.told if isinstance(self.fetcher, FetchesAhead) else {}
+
+    def _epochs(self, epoch: int, step: int) -> None:
+        """From this step on."""
+        while epoch < self.phase.last_epoch and not self._enough():
+            for s in range(step, self.steps):
+                start = time.perf_counter()
+                # A step's tensors are followed once: the first tells what the others take.
+                others = TensorBytes(self.arena) if not self.progress.memory_bytes else None
+                with reusing(self.arena), others or nullcontext():
+                    self._step(epoch, s)
+                self.arena.step()
+                self._account_memory(others)
+                self.progress.epoch_seconds += time.perf_counter() - start
+                self._account_losses(epoch, s)
+                if s + 1 < self.steps:
+                    self._checkpoint(self._due_in_epoch())
+            self._end_epoch(epoch)
+            epoch, step = epoch + 1, 0
 
     def finish(self, last: bool) -> None:
         """What comes after the epochs of this phase; a checkpoint says that it is done, where another phase follows."""
@@ -255,7 +260,7 @@ class _PhaseLoop:
         self.module.train()
         # Gradients of the last step go back to the arena.
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum, seeds, weight = 0.0, 0, 0.0
+        loss_sum, seeds, weight, edges = 0.0, 0, 0.0, 0
         first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)
         # Every rank goes through as many rounds: fetching may be something that all of them do together.
         for index in range(first + group.rank, last + -(last - first) % group.size + group.rank, group.size):
@@ -275,7 +280,7 @@ class _PhaseLoop:
             seeds += done.seeds
             weight += done.seeds if done.weight is None else done.weight
             progress.minibatches += 1
-            progress.sampled_edges += work.num_edges
+            edges += work.num_edges
         with clock.measure("reduce"):
             total = t.system.reduce.reduce(self.parameters, weight, group)
             self.statistics.finish(last - first)
@@ -286,7 +291,8 @@ class _PhaseLoop:
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_sum += loss_sum
         progress.loss_seeds += seeds
-        t.emit(StepDone(epoch, step, self.steps, loss_sum / max(seeds, 1), seeds))
+        progress.sampled_edges += edges
+        t.emit(StepDone(epoch, step, self.steps, loss_sum / max(seeds, 1), seeds, edges, self._hot()))
 
     def _account_memory(self, others: TensorBytes | None) -> None:
         """What the run's memory consists of; told once the first step has shown what a step takes, where it matters."""

@@ -126,6 +126,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .config import Job
     from .one_rank import take_part
     from .prepare import Outline, prepare, prepare_part
+    from .pulse import Heart
     from .queues import Told, consumers_end, minibatches_per_epoch
     from .shared_data import open_shared
 
@@ -167,19 +168,21 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     if prepared.has_minibatches:
         queue, alive = consumers_end(prepared, spec.queue, spec.samples)
         told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
-    report = take_part(
-        prepared,
-        out,
-        told,
-        group=group,
-        ledger=ledger,
-        produce=spec.queue is None and spec.samples is None,
-        producer_alive=alive,
-        emit=_Teller(tell),
-        stop=stop.is_set,
-        clock=clock,
-        generation=spec.generation,
-    )
+    produce = spec.queue is None and spec.samples is None
+    with Heart(spec.rank, clock, ledger, told if produce else None, _Teller(tell)) as heart:
+        report = take_part(
+            prepared,
+            out,
+            told,
+            group=group,
+            ledger=ledger,
+            produce=produce,
+            producer_alive=alive,
+            emit=heart,
+            stop=stop.is_set,
+            clock=clock,
+            generation=spec.generation,
+        )
     return asdict(report)
 
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ ORDER_S = 0.5
 """How often the task asks whether its rank is to be killed."""
 GRACE_S = 2.0
 """A rank that was told to end has this long before it is killed."""
+METRIC = "millrace"
+"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation`` and the last ``pulse``."""
 LOG_TAIL = 30
 """Lines of a dead rank's log that are reported."""
 
@@ -55,7 +59,11 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         )
     outcome: dict[str, Any] = {}
 
+    pulses: dict[str, Any] = {"run": topic, "rank": spec["rank"], "generation": spec["generation"], "pulse": {}}
+
     def tell(message: dict[str, Any]) -> None:
+        if message.get("event") == "Pulse":
+            pulses["pulse"] = message
         # Dask adds fields of its own to an event: the message stays apart.
         worker.log_event(topic, {"said": message, "rank": spec["rank"], "generation": spec["generation"]})
 
@@ -78,7 +86,8 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         except BrokenPipeError:
             pass  # it died at once: its exit status and its log say why
         tell({"pid": child.pid})
-        _wait(child, Event(kill))
+        with _shown(worker, pulses):
+            _wait(child, Event(kill))
     finally:
         if child.poll() is None:
             child.kill()
@@ -87,6 +96,20 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
     if outcome:
         return outcome
     return {"died": status, "log": log.read_text(errors="replace").splitlines()[-LOG_TAIL:]}
+
+
+@contextmanager
+def _shown(worker: Any, pulses: dict[str, Any]) -> Iterator[None]:
+    """Let the worker tell its scheduler, with every heartbeat, what the rank has last said of itself: what the dashboard shows."""
+    held = getattr(worker, "millrace_ranks", None)
+    if held is None:
+        held = worker.millrace_ranks = []
+        worker.metrics[METRIC] = lambda w: list(w.millrace_ranks)
+    held.append(pulses)
+    try:
+        yield
+    finally:
+        held.remove(pulses)
 
 
 def _wait(child: subprocess.Popen[str], kill: Event) -> None:

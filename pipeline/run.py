@@ -22,9 +22,10 @@ from ..storage.queue import MinibatchQueue
 from .clients import refuse_owners, told_of_clients, with_clients
 from .clock import Clock
 from .config import Job
-from .events import Emit, Note, silent
+from .events import Emit, Note, Pulse, QueueLevel, silent
 from .one_rank import RankReport, take_part
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
+from .pulse import Heart
 from .queues import is_sampled_live, open_samples, own_queue, refuse_samples
 from .result import SECONDS, Result, versions, write_json
 from .run_folder import JOB, METRICS, MODEL, RESULT, check_resumable, check_run_folder, held, write_whole
@@ -67,7 +68,7 @@ def run(
         out: the run's folder; by default a new one under ``runs/``.
         resume: go on from the last checkpoint in `out`.
         samples: a store of sampled minibatches to train from.
-        emit: called with every event.
+        emit: called with every event but pulses, which are in ``metrics.jsonl``.
         stop: asked between steps; true ends the run with a checkpoint.
         config: a configuration, resolved or not.
         options: configuration keys and their shorthands, such as ``epochs=3, lr=0.01, train={"batch_size": 512}``.
@@ -154,18 +155,20 @@ def _run_inline(
     stop: Callable[[], bool],
     clock: Clock,
 ) -> RankReport:
-    return take_part(
-        prepared,
-        out,
-        queue,
-        group=Solo(),
-        ledger=Ledger(),
-        produce=samples is None,
-        producer_alive=lambda: samples is None or is_sampled_live(samples),
-        emit=emit,
-        stop=stop,
-        clock=clock,
-    )
+    ledger, produce = Ledger(), samples is None
+    with Heart(0, clock, ledger, queue if produce else None, emit) as heart:
+        return take_part(
+            prepared,
+            out,
+            queue,
+            group=Solo(),
+            ledger=ledger,
+            produce=produce,
+            producer_alive=lambda: samples is None or is_sampled_live(samples),
+            emit=heart,
+            stop=stop,
+            clock=clock,
+        )
 
 
 def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, out: Path) -> Result:
@@ -219,7 +222,7 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def _metrics(path: Path, emit: Emit, resume: bool):
-    """Write every event as a line of JSON beside passing it on."""
+    """Write every event as a line of JSON, and pass it on if it is for people: pulses come from threads, several a second."""
     lock = threading.Lock()
     with path.open("a" if resume else "w", buffering=1) as f:
 
@@ -227,6 +230,7 @@ def _metrics(path: Path, emit: Emit, resume: bool):
             with lock:
                 values = {key: _finite(value) for key, value in vars(event).items()}
                 f.write(json.dumps({"event": type(event).__name__, "time": time.time(), **values}) + "\n")
-            emit(event)
+            if not isinstance(event, Pulse | QueueLevel):
+                emit(event)
 
         yield told

@@ -18,8 +18,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._bytes = {(channel, kind): 0 for channel, kinds in KINDS.items() for kind in kinds}
         self._waits = dict(self._bytes)
+        self._sent_to: dict[tuple[str, str], list[int]] = {}
 
-    def add(self, channel: str, kind: str, num_bytes: int, waits: int = 0) -> None:
+    def add(self, channel: str, kind: str, num_bytes: int, waits: int = 0, to: Sequence[int] = ()) -> None:
         """Count `num_bytes` >= 0 more of `kind` over `channel`.
 
         Args:
@@ -27,6 +28,7 @@ class Ledger:
             kind: of that channel.
             num_bytes: that this process has sent.
             waits: messages that it had to wait for, one after the other, before it could go on: what latency is paid for.
+            to: how many of the bytes went to each rank, where that is known.
         """
         key = (channel, kind)
         assert key in self._bytes, f"the ledger knows no {key}; it counts {KINDS}"
@@ -34,6 +36,9 @@ class Ledger:
         with self._lock:
             self._bytes[key] += int(num_bytes)
             self._waits[key] += waits
+            if any(to):
+                before = self._sent_to.get(key, [0] * len(to))
+                self._sent_to[key] = [a + b for a, b in zip(before, to, strict=True)]
 
     def get(self, channel: str, kind: str) -> int:
         """Bytes of `kind` over `channel` so far."""
@@ -49,6 +54,15 @@ class Ledger:
         """Bytes by channel and kind, zeros included, as ``result.json`` holds them."""
         with self._lock:
             return {channel: {kind: self._bytes[channel, kind] for kind in kinds} for channel, kinds in KINDS.items()}
+
+    def sent_to(self) -> dict[str, dict[str, list[int]]]:
+        """Bytes to each rank, by channel and kind; only what has been sent since this ledger was made, and to a rank that is known."""
+        with self._lock:
+            found = dict(self._sent_to)
+        by_channel: dict[str, dict[str, list[int]]] = {}
+        for (channel, kind), to in found.items():
+            by_channel.setdefault(channel, {})[kind] = to
+        return by_channel
 
     def merge(self, other: "Ledger | Mapping[str, Mapping[str, int]]") -> None:
         """Add what another ledger (or its record) has counted."""

@@ -36,6 +36,11 @@ class MinibatchQueue(Protocol):
         """Whether minibatches travel through a store, not through this process's memory."""
         ...
 
+    @property
+    def level(self) -> dict[str, int]:
+        """What was put here and is not released: ``bulks`` and ``bytes``, and the ``bound`` of the bytes."""
+        ...
+
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """Add a bulk, once there is room for it. A bulk that is there already, or that was dropped already, is left alone.
 
@@ -201,6 +206,12 @@ class BoundedQueue(ABC):
                 self._unreleased[key] = (last_index, num_bytes)
                 self._held_bytes += num_bytes
         self._drop_done()
+
+    @property
+    def level(self) -> dict[str, int]:
+        """See `MinibatchQueue.level`."""
+        with self._changed:
+            return {"bulks": len(self._unreleased), "bytes": self._held_bytes, "bound": self.max_bytes}
 
     @property
     def held_bytes(self) -> int:

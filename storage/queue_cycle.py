@@ -38,6 +38,11 @@ class Cycled:
         """See `MinibatchQueue.bulk_size`."""
         return self._store.bulk_size
 
+    @property
+    def level(self) -> dict[str, int]:
+        """See `MinibatchQueue.level`."""
+        return self._store.level
+
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """Nothing can be put. Raises StoreError."""
         raise StoreError(f"{self._store.path} is cycled through: bulk {bulk.number} of epoch {bulk.epoch} cannot be put; it is read only")

@@ -71,6 +71,9 @@ class Gloo:
         self.rank, self.size = rank, size
         self.present = range(size)
         self._store, self._host = store, host
+        self._names: Sequence[int] = range(size)
+        """What the ledger calls the ranks: those of the whole group, which has `_world`."""
+        self._world = size
         self._subs: list[Gloo] = []
         self._times: Counter[str] = Counter()
         self._ledger = ledger
@@ -96,6 +99,8 @@ class Gloo:
         self._times[place] += 1
         store = dist.PrefixStore(f"sub/{place}/{self._times[place]}", self._store)  # pyright: ignore[reportPrivateImportUsage]
         own = Gloo(store, list(ranks).index(self.rank), len(ranks), self._ledger, timeout_s=self._timeout_s, host=self._host)
+        own._names = [self._names[r] for r in ranks]
+        own._world = self._world
         self._subs.append(own)
         return own
 
@@ -150,7 +155,7 @@ class Gloo:
             self._group.alltoall_base(
                 heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent]
             ).wait()
-        self._ledger.add(self._channel, kind, sum(p.nbytes for p in sent), min(1, self.size - 1))
+        self._count(kind, [p.nbytes for p in sent])
         return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "_Swap":
@@ -160,7 +165,7 @@ class Gloo:
             # First: that this rank is ready would else wait behind what it sends, and two ranks that swap would do so one after the other.
             received = self._group.recv([into], source, tag) if into.numel() else None
             sent = self._group.send([part], to, tag) if part.numel() else None
-        self._ledger.add(self._channel, kind, part.nbytes, min(1, into.numel()))
+        self._count(kind, [part.nbytes if r == to else 0 for r in range(self.size)], min(1, into.numel()))
         return _Swap(self, sent, received, part, into)
 
     def wait(self, work: Any, what: str) -> None:
@@ -185,6 +190,13 @@ class Gloo:
             self._group.alltoall_base(heard, sent, [], []).wait()
         self._ledger.add(self._channel, "control", sent.itemsize * (self.size - 1), min(1, self.size - 1))
         return heard
+
+    def _count(self, kind: str, sent: Sequence[int], waits: int = 1) -> None:
+        """Messages to other ranks, in bytes."""
+        to = [0] * self._world
+        for name, num_bytes in zip(self._names, sent):
+            to[name] = num_bytes
+        self._ledger.add(self._channel, kind, sum(sent), min(waits, self.size - 1), to)
 
     @contextmanager
     def _speaking(self, name: str) -> Iterator[None]:

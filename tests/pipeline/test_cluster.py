@@ -1,6 +1,7 @@
 """Runs on a Dask cluster give what one process gives, and count what they send."""
 
 import hashlib
+import json
 import logging
 import socket
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 import millrace as mr
 from millrace.pipeline import cluster
 from millrace.pipeline.config import resolve
-from millrace.pipeline.events import Note
+from millrace.pipeline.events import Note, Pulse, QueueLevel
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.prepare import configure
 from millrace.stages.comm.gloo import ring_bytes
@@ -67,6 +68,27 @@ def two(scheduler, tmp_path_factory):
         queue={"kind": "zarr", "keep": "all", "bulk_size": 3, "max_bytes": 1}, cluster={"producers": 3}, **JOB,
     )  # fmt: skip
     return SimpleNamespace(out=out, result=result, queue=out / "queue", events=events)
+
+
+def test_every_rank_tells_its_pulse_and_the_queue_its_level(two):
+    told = [json.loads(line) for line in (two.out / "metrics.jsonl").read_text().splitlines()]
+    pulses = [[t for t in told if t["event"] == "Pulse" and t["rank"] == rank] for rank in range(2)]
+    for rank, of_rank in enumerate(pulses):
+        last, counted = of_rank[-1], two.result.bytes["per_rank"][rank]
+        assert (last["epoch"], last["step"], last["steps"]) == (EPOCHS - 1, 4, 5 * EPOCHS)
+        assert last["bytes"] == {c: {k: n for k, n in kinds.items() if n} for c, kinds in counted.items()}
+        rows = last["sent_to"]["network"]["features"]
+        assert rows[rank] == 0 and sum(rows) == counted["network"]["features"] > 0
+        assert 0 < last["rss_bytes"] <= two.result.peak_rss_bytes[rank] * 1.01
+        assert all(a["seconds"]["total"] <= b["seconds"]["total"] for a, b in zip(of_rank, of_rank[1:]))
+        assert last["queue"] == {}, "sampling tasks fill it"
+    assert sum(p[-1]["edges"] for p in pulses) == two.result.sampled_edges
+    for name in ("reduce", "forward_backward", "fetch"):
+        assert max(p[-1]["seconds"][name] for p in pulses) == pytest.approx(two.result.seconds[name], abs=1e-3)
+    levels = [t for t in told if t["event"] == "QueueLevel"]
+    assert levels and all(t["bound"] == 1 and t["bytes"] >= 0 for t in levels)
+    # Several a second, from threads: not for whoever listens to the run.
+    assert not any(isinstance(e, Pulse | QueueLevel) for e in two.events)
 
 
 def test_two_ranks_train_as_one(alone, two):

@@ -31,6 +31,16 @@ def test_refuses_unknown_kinds(key):
         Ledger().add(*key, 1)
 
 
+def test_knows_who_was_sent_what():
+    ledger = Ledger()
+    ledger.add("network", "features", 10, to=[0, 10, 0])
+    ledger.add("network", "features", 7, to=[0, 3, 4])
+    ledger.add("network", "gradients", 5)
+    ledger.add("evaluation", "graph", 0, to=[0, 0, 0])
+    assert ledger.sent_to() == {"network": {"features": [0, 13, 4]}}
+    assert ledger.get("network", "features") == 17
+
+
 def test_refuses_negative_bytes():
     with pytest.raises(AssertionError, match="only add up"):
         Ledger().add("network", "graph", -1)

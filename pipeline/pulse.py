@@ -1,0 +1,90 @@
+"""A rank's pulse: what it is doing and has used, told at intervals from a thread of its own."""
+
+import threading
+from types import TracebackType
+
+import psutil
+
+from ..storage.ledger import Ledger
+from ..storage.queue import MinibatchQueue
+from .clock import Clock
+from .events import Emit, Event, Pulse, StepDone
+
+FIRST_S = 0.25
+"""Between the first beats."""
+STEADY_BEATS = 200
+"""After so many beats the interval doubles: short runs are told in detail, and the record of a long one stays small."""
+
+
+class Heart:
+    """Beats while it is entered, and once more at the end. It is called with the rank's own events, which it passes on."""
+
+    def __init__(
+        self,
+        rank: int,
+        clock: Clock,
+        ledger: Ledger,
+        queue: MinibatchQueue | None,
+        emit: Emit,
+        *,
+        first_s: float = FIRST_S,
+    ) -> None:
+        """
+        Args:
+            rank: whose pulse it is.
+            clock: the rank's.
+            ledger: the rank's.
+            queue: that the rank fills itself, if it does.
+            emit: called from the thread too.
+            first_s: seconds between the first beats.
+        """
+        self._rank, self._clock, self._ledger, self._emit = rank, clock, ledger, emit
+        self._queue = queue
+        self._process = psutil.Process()
+        self._interval_s, self._beats = first_s, 0
+        self._last: StepDone | None = None
+        self._steps = self._edges = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._last, self._steps, self._edges = event, self._steps + 1, self._edges + event.edges
+        self._emit(event)
+
+    def __enter__(self) -> "Heart":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+        self._beat()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._interval_s):
+            self._beat()
+            self._beats += 1
+            if self._beats % STEADY_BEATS == 0:
+                self._interval_s *= 2
+
+    def _beat(self) -> None:
+        seconds, stage = self._clock.look()
+        last, queue = self._last, self._queue
+        self._emit(
+            Pulse(
+                rank=self._rank,
+                stage=stage,
+                epoch=last.epoch if last else -1,
+                step=last.step if last else -1,
+                loss=last.loss if last and last.seeds else None,
+                steps=self._steps,
+                edges=self._edges,
+                seconds={name: round(value, 4) for name, value in seconds.items()},
+                bytes={c: {k: n for k, n in kinds.items() if n} for c, kinds in self._ledger.as_record().items()},
+                sent_to=self._ledger.sent_to(),
+                rss_bytes=self._process.memory_info().rss,
+                queue=queue.level if queue is not None else {},
+                hot=last.hot if last else {},
+            )
+        )
