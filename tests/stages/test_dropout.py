@@ -7,7 +7,7 @@ import torch
 from millrace.stages.dropout import dropout
 from millrace.stages.kernels import threads
 from millrace.stages.kernels.dropout_cpu import scale_kept
-from millrace.stages.random import NODE, mix
+from millrace.stages.random import node_words
 from millrace.stages.rows import NamedRows, base_and_ids
 
 
@@ -22,9 +22,13 @@ def _restore_threads():
 def test_equals_the_definition_for_any_number_of_threads(dtype, shape):
     x = np.random.default_rng(0).normal(size=shape).astype(dtype)
     key, p = 0x9E3779B97F4A7C15, 0.3
-    with np.errstate(over="ignore"):
-        words = mix(np.uint64(key) + np.arange((x.size + 1) // 2, dtype=np.uint64) * NODE)
-    bits = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], axis=1).ravel()[: x.size].reshape(shape)
+    rows, width = (len(x), x.size // max(1, len(x)))
+    words = node_words(key, np.arange(rows))[:, None]
+    bits = (np.arange(width, dtype=np.uint32) * np.uint32(0x9E3779B9) + words.astype(np.uint32)).astype(np.uint32)
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x21F0AAAD) + (words >> np.uint64(32)).astype(np.uint32)
+    bits = (bits ^ (bits >> 15)) * np.uint32(0x735A2D97)
+    bits = (bits ^ (bits >> 15)).reshape(shape)
+    assert bits.dtype == np.uint32
     expected = np.where(bits >= round(p * 2**32), x * dtype(1 / (1 - p)), 0)
     for n in (1, 2, 3):
         threads.set_num_threads(n)
@@ -55,6 +59,38 @@ def test_share_kept_and_mean():
         # Neither rows nor columns share a mask.
         assert abs(y.mean(0).std() - (p / (1 - p) / 1000) ** 0.5) < 0.01
         assert abs(y.mean(1).std() - (p / (1 - p) / 1000) ** 0.5) < 0.01
+
+
+@pytest.mark.parametrize("width", [2, 100, 256])
+def test_elements_are_independent(width):
+    """Of many masks: pairs of elements of a row, of a column, and of neighbouring keys agree as often as coins do."""
+    rows, p = 3000, 0.5
+    ones = torch.ones(rows, width)
+    masks = np.stack([scale_kept(ones, key, p).numpy() > 0 for key in (0, 1, 2, 3, 2**63, 2**63 + 1)])
+    for axis in range(3):
+        for lag in (1, 2, 3, 8, 16, 32):
+            if lag < masks.shape[axis]:
+                a, b = np.moveaxis(masks, axis, 0)[lag:], np.moveaxis(masks, axis, 0)[:-lag]
+                assert abs((a == b).mean() - 0.5) < 5 * 0.5 / a.size**0.5, (axis, lag)
+    # Three in a line, the parity that sums of pairs do not see.
+    parity = masks[:, 2:] ^ masks[:, 1:-1] ^ masks[:, :-2]
+    assert abs(parity.mean() - 0.5) < 5 * 0.5 / parity.size**0.5
+    # How many of a row's elements are kept is binomial: mean and variance over all rows.
+    kept = masks.sum(2).ravel()
+    assert abs(kept.mean() - width / 2) < 5 * (width / 4 / len(kept)) ** 0.5
+    assert abs(kept.var() / (width / 4) - 1) < 5 * (2 / len(kept)) ** 0.5
+    assert len(np.unique(masks.reshape(-1, width), axis=0)) == min(2**width, masks[..., 0].size)
+
+
+def test_the_chance_is_met_to_the_last_bit_that_matters():
+    x = torch.ones(2000, 500)
+    for p in (1e-4, 0.01, 1 - 1e-4, 1 - 1e-12):
+        dropped = (scale_kept(x, 5, p) == 0).double().mean()
+        assert abs(dropped - p) < 5 * (p * (1 - p) / x.numel()) ** 0.5 + 1e-9
+    assert torch.isfinite(scale_kept(x, 5, 0.5)).all()
+    x[3] = torch.nan
+    y = scale_kept(x, 5, 0.5)[3]
+    assert (y == 0).any() and torch.isnan(y).any(), "what is dropped is zero, whatever it was"
 
 
 def test_backward_replays_the_mask_and_the_seed_governs_it():
