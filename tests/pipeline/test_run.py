@@ -52,7 +52,8 @@ def test_result_follows_the_contract(sbm, tmp_path):
     assert sum(isinstance(e, StepDone) for e in events) == record["minibatches"]
     assert resolve(read_toml(tmp_path / "run" / "job.toml")).epochs == 4
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == len(events)
+    assert [line["event"] for line in lines if line["event"] != "Pulse"] == [type(e).__name__ for e in events]
+    assert lines[-1]["event"] == "Pulse"
 
 
 def digest(sbm, folder, **options):
