@@ -3,8 +3,8 @@
     python benchmarks/epoch.py --model sage,gat --threads 1,2 --ranks --json epoch.json
 
 The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 47 classes, minibatches of 1024 seeds, fanout
-15, 10, 5, Adam, float32, no dropout, 100 random features on a random graph of ogbn-products' size. An epoch is N minibatches, from
-shuffled seeds to the optimiser's step.
+15, 10, 5, Adam, float32, dropout as ``--dropout`` says (none), 100 random features on a random graph of ogbn-products' size. An epoch is N
+minibatches, from shuffled seeds to the optimiser's step.
 
 Engines take turns: each is started, loads, warms up, measures and ends, then the next one; every other round runs backwards. Peers
 run with the system's allocator as it is and with settings that keep freed memory for the next step (`TUNED`), which is worth as much
@@ -99,11 +99,13 @@ class Lab:
 
     def __init__(self, folder: Path, args: argparse.Namespace, minibatches: int) -> None:
         self.folder, self.cache, self.minibatches, self.epochs = folder, args.cache, minibatches, args.epochs
+        self.dropout = args.dropout
         self._limit = int(args.limit_gib * 2**30)
 
     def run(self, script: Path, *, model: str, threads: int, tuned: bool = False, foreign: bool = False, **options: Any) -> dict[str, Any]:
         """What the process answers, or ``{"failed": why}``."""
         task = {"folder": str(self.folder), "model": model, "threads": threads, "minibatches": self.minibatches, "epochs": self.epochs}
+        task["dropout"] = self.dropout
         python = environment.python(self.cache) if foreign else sys.executable
         variables = {"DGLDEFAULTDIR": str(self.cache / "dgl")} | allocator("tuned" if tuned else "default")
         return call(python, script, {**task, "options": options}, threads, variables, self._limit)
@@ -239,6 +241,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[1, 2])
     parser.add_argument("--minibatches", type=int, default=16, help="of an epoch; fewer where the graph has fewer nodes")
     parser.add_argument("--epochs", type=int, default=1, help="measured in each process")
+    parser.add_argument("--dropout", type=float, default=0.0, help="on the input of every layer; the bound knows of none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "pyg"])
     parser.add_argument("--allocators", type=lambda s: s.split(","), default=["default", "tuned"], help="of the peers")

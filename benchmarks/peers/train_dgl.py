@@ -17,27 +17,29 @@ from train_task import BATCH, CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, LR, Epoc
 
 
 class Sage(nn.Module):
-    """As in DGL's examples, without dropout."""
+    """As in DGL's examples."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         widths = [FEATURES, HIDDEN, HIDDEN, CLASSES]
         self.convs = nn.ModuleList(dglnn.SAGEConv(a, b, "mean") for a, b in zip(widths, widths[1:]))
 
     def forward(self, blocks: list[Any], h: Tensor) -> Tensor:
         """[n, F] -> [B, C]."""
         for i, (conv, block) in enumerate(zip(self.convs, blocks)):
-            h = conv(block, h)
+            h = conv(block, F.dropout(h, self.dropout, self.training))
             if i + 1 < len(self.convs):
                 h = F.relu(h)
         return h
 
 
 class Gat(nn.Module):
-    """As in DGL's examples, without dropout."""
+    """As in DGL's examples."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         wide = HIDDEN // HEADS
         shapes = [(FEATURES, wide), (HIDDEN, wide), (HIDDEN, CLASSES)]
         self.convs = nn.ModuleList(dglnn.GATConv(a, b, HEADS, allow_zero_in_degree=True) for a, b in shapes)
@@ -45,7 +47,7 @@ class Gat(nn.Module):
     def forward(self, blocks: list[Any], h: Tensor) -> Tensor:
         """[n, F] -> [B, C]."""
         for i, (conv, block) in enumerate(zip(self.convs, blocks)):
-            h = conv(block, h)
+            h = conv(block, F.dropout(h, self.dropout, self.training))
             h = F.elu(h.flatten(1)) if i + 1 < len(self.convs) else h.mean(1)
         return h
 
@@ -62,7 +64,7 @@ def start(task: Task) -> Epoch:
     # DGL lists fanouts from the input inwards.
     sampler = dgl.dataloading.NeighborSampler(list(reversed(FANOUT)))
     loader = dgl.dataloading.DataLoader(graph, seeds, sampler, batch_size=BATCH, shuffle=True, num_workers=0)
-    model = {"sage": Sage, "gat": Gat}[task.model]()
+    model = {"sage": Sage, "gat": Gat}[task.model](task.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
     def epoch(minibatches: int, parts: Parts) -> Iterator[Work]:

@@ -40,7 +40,7 @@ def config(task: Task) -> dict[str, Any]:
     """The job, but for its epochs."""
     ranks = task.options.get("ranks", 1)
     table: dict[str, Any] = {
-        "model": {"name": task.model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": 0.0}
+        "model": {"name": task.model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": task.dropout}
         | ({"heads": HEADS} if task.model == "gat" else {}),
         "sampler": {"name": "neighbor", "fanout": list(FANOUT)},
         "train": {"batch_size": BATCH // ranks, "optimizer": "adam", "lr": LR, "evaluate_every": 0},

@@ -21,8 +21,9 @@ OWN = any(find_spec(name) for name in ("pyg_lib", "torch_sparse"))
 class Model(nn.Module):
     """Three convolutions on the part of the minibatch that each needs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         if name == "sage":
             widths = [FEATURES, HIDDEN, HIDDEN, CLASSES]
             convs: list[nn.Module] = [SAGEConv(a, b) for a, b in zip(widths, widths[1:])]
@@ -37,7 +38,7 @@ class Model(nn.Module):
         h, edges = m.x, m.edge_index
         for i, conv in enumerate(self.convs):
             h, edges, _ = trim_to_layer(i, m.num_sampled_nodes, m.num_sampled_edges, h, edges)
-            h = conv(h, edges)
+            h = conv(F.dropout(h, self.dropout, self.training), edges)
             if i + 1 < len(self.convs):
                 h = self.activation(h)
         return h
@@ -66,7 +67,7 @@ def start(task: Task) -> Epoch:
     del indptr, indices
     seeds = torch.from_numpy(task.seeds())
     loader: Any = NeighborLoader(data, num_neighbors=list(FANOUT), input_nodes=seeds, batch_size=BATCH, shuffle=True)
-    model = Model(task.model)
+    model = Model(task.model, task.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
     def epoch(minibatches: int, parts: Parts) -> Iterator[Work]:

@@ -37,6 +37,8 @@ class Task:
     """N, in an epoch."""
     epochs: int
     """Measured, after the warm-up."""
+    dropout: float
+    """On the input of every layer, the features included."""
     options: dict[str, Any]
     """What else the engine understands."""
 
