@@ -48,10 +48,13 @@ class Train(_Section):
     minibatches_per_step: int | None = Field(default=None, ge=1)
     """Minibatches in an optimiser step, over all ranks; by default one per rank."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """torch's, with its defaults but for the next two keys."""
     products: Literal["float32", "bfloat16"] = "float32"
     """What the operands of matrix products are rounded to while training in float32; ``bfloat16`` is faster on processors that have it."""
     lr: float = Field(default=0.003, gt=0, le=1e6)
+    """Learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """As `optimizer` understands it."""
     evaluate_every: int = Field(default=1, ge=0)
     """Validate after every so many epochs (0: only at the end)."""
     patience: int | None = Field(default=None, ge=1)
@@ -62,6 +65,7 @@ class Queue(_Section):
     """How sampled minibatches wait for their trainers."""
 
     kind: Literal["memory", "zarr"] = "memory"
+    """``memory``: each rank samples for itself; ``zarr``: on disk, where others can fill and replay it; on a cluster, sampling tasks do."""
     bulk_size: int = Field(default=8, ge=1)
     """k: minibatches sampled together."""
     max_bytes: int = Field(default=512 << 20, ge=1)
@@ -152,6 +156,7 @@ class Grappa(_Section):
     """How a minibatch's weight is drawn towards the mean one: by `strength`, by its noise, by James-Stein, or so far that the effective
     sample size is at least `strength` of the seeds."""
     strength: float = Field(default=0.5, gt=0, le=1)
+    """How far ``constant`` draws a weight, or the share of the seeds that the effective sample size of ``ess`` is to keep."""
 
 
 class Retexo(_Section):
@@ -204,7 +209,9 @@ class Cluster(_Section):
     tls_ca: str | None = None
     """Dask's TLS: certificate authority, certificate and key, as files. ``host`` or ``scheduler`` beyond this machine needs them."""
     tls_cert: str | None = None
+    """See `tls_ca`."""
     tls_key: str | None = None
+    """See `tls_ca`."""
     insecure: bool = False
     """Go beyond this machine without TLS: whoever reaches the ports can run code here."""
     on_rank_loss: Literal["restart", "continue", "stop"] = "restart"
@@ -222,9 +229,11 @@ class CheckpointEvery(_Section):
     """When to write checkpoints, besides the end of the run."""
 
     every_s: float = Field(default=60.0, gt=0)
-    """Seconds."""
+    """Seconds between checkpoints."""
     every_steps: int | None = Field(default=None, ge=1)
+    """Also after so many optimiser steps."""
     every_epochs: int | None = Field(default=None, ge=1)
+    """Also after so many epochs."""
     keep: int = Field(default=2, ge=1)
     """Checkpoints kept."""
 
@@ -243,12 +252,17 @@ class Job(_Section):
     """``bulk``: minibatches on samples that are drawn many at a time; ``grappa``: isolated ranks that send gradients only; ``retexo``:
     layer after layer, one exchange for each; ``sar``: full batch, each rank visiting the others in turn."""
     epochs: int = Field(default=30, ge=1)
+    """Passes over the train split; under ``retexo``, for each layer."""
     seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of every random choice."""
     ranks: int = Field(default=1, ge=1)
+    """P: trainer processes."""
     executor: Literal["inline", "dask"] | None = None
     """``inline``: this process; ``dask``: a cluster. By default inline for one rank."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where ranks train. This version takes ``cpu`` only."""
     dtype: Literal["float32", "float64"] = "float32"
+    """Of features, activations and parameters."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
     kernel: Literal["cpu", "reference"] = "cpu"

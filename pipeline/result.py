@@ -43,18 +43,29 @@ class Result:
     """A finished run. Accuracies are fractions (multi-label: micro-F1); None where a split is empty."""
 
     status: str
+    """``done``."""
     system: str
+    """``bulk``, ``grappa``, ``retexo`` or ``sar``."""
     model: str
+    """Its name in the configuration, or the class of a module of your own."""
     dataset: str
+    """Its name, such as ``digits``, or the path that was given."""
     num_nodes: int
+    """V."""
     num_edges: int
+    """E, as trained on: after `read` has had its way."""
     device: str
+    """``cpu``."""
     dtype: str
+    """``float32`` or ``float64``."""
     ranks: int
+    """P."""
     epochs: int
     """Epochs trained (early stopping may end before those asked for)."""
     seed: int
+    """Of every random choice."""
     minibatches_per_step: int
+    """Over all ranks."""
     train_loss: float | None
     """Mean over the seeds of the last epoch; None where the run diverged."""
     val_accuracy: float | None
@@ -70,14 +81,18 @@ class Result:
     waits: dict[str, dict[str, int]]
     """Messages that the first rank waited for one after the other, likewise: what latency is paid for."""
     peak_rss_bytes: list[int]
+    """Largest resident size of each rank's process."""
     memory_bytes: list[dict[str, int]]
     """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later steps reuse."""
     hot_rows: list[dict[str, int]] | None
     """For each rank, where rows of others travel: hot ``rows`` that it keeps, rows of others that minibatches ``asked`` for, the ``hits``
     among them, and ``saved_bytes``. None where no rows travel."""
     peak_device_bytes: list[int]
+    """For each rank: memory of its GPU; 0 on a CPU."""
     minibatches: int
+    """Trained on; under `sar` and `retexo` a rank's share of a step counts as one."""
     sampled_edges: int
+    """In these minibatches."""
     phases: list[dict[str, Any]]
     """Of systems that train a part of the model in each: what it read of other ranks, its epochs, its best one."""
     lost: list[dict[str, int]]
@@ -86,12 +101,15 @@ class Result:
     clients: dict[str, Any] | None
     """What simulated clients would have sent and received, in bytes; None where the ranks are the clients."""
     fingerprint: dict[str, str]
+    """Digests of everything that decides the parameters."""
     parameters_sha256: str
     """Of the parameters after the last step."""
     out: str
     """The run's folder."""
     versions: dict[str, str] = field(default_factory=versions)
+    """Of Millrace, Python and the packages that decide results."""
     schema_version: int = SCHEMA_VERSION
+    """Of this record."""
 
     def to_record(self) -> dict[str, Any]:
         """As plain values, in the order of the contract."""

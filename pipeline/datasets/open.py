@@ -41,7 +41,7 @@ def open_dataset(
             folder of Parquet, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, looked for under
             ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to split it anew.
         name: what to call it; by default after the spec.
-        options: what to do about defects. Stores, generated graphs and `Dataset`s are clean and take none.
+        options: what to do about defects. A store, a generated graph and a `Dataset` are clean and take none.
         split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled nodes for test) or
             ``fraction:0.6,0.2``. By default the stored one; else random:20,30 where every class has 60 labelled nodes; else
             fraction:0.6,0.2.

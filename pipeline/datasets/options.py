@@ -23,6 +23,7 @@ class ReadOptions:
     duplicates: Literal["error", "merge", "keep"] = "merge"
     """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted)."""
     self_loops: Literal["error", "drop", "keep"] = "keep"
+    """Edges from a node to itself."""
     components: Literal["all", "largest"] = "all"
     """largest: only the largest connected component (edges taken both ways), its nodes renumbered in order."""
     edge_weights: Literal["use", "ignore"] = "use"

@@ -39,6 +39,7 @@ class NeighborSampler:
     weighted: bool = False
     """Draw in proportion to the graph's edge weights; an edge of weight 0 is never drawn."""
     expand: Literal["new", "all"] = "new"
+    """At each hop: only newly found nodes, or all found so far again."""
     edge_ids: bool = False
     """Keep in each block where its edges lie in the graph's edge arrays."""
     name: ClassVar[str] = "neighbor"
