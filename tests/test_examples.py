@@ -1,0 +1,299 @@
+"""Launch scripts: those for one machine and for SSH are run, those for Slurm and Kubernetes rendered, and what they render is checked."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import jsonschema
+import pytest
+import typer
+import yaml
+from distributed.cli.dask_scheduler import main as dask_scheduler
+from distributed.cli.dask_worker import main as dask_worker
+
+from millrace.pipeline import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+SMALL = ("--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32", "--set", "threads=1")
+SBATCH = {
+    "-J": r"[\w-]+", "-e": r"\S+", "-o": r"\S+", "-p": r"\w+", "-A": r"\w+", "-n": r"\d+", "-t": r"(\d+-)?\d+(:\d+){0,2}",
+    "--cpus-per-task": r"\d+", "--mem": r"\d+[KMGT]?", "--nodes": r"\d+(-\d+)?", "--ntasks": r"\d+",
+}  # fmt: skip
+"""Options that `sbatch` documents, and the form of their values."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of this process, in which `millrace` is the one of this interpreter."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
+
+
+def run(*words: str | Path, seconds: float = 540, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, words)), env=environment(**more), cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
+def python(script: str, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, EXAMPLES / script, *words, **more)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory) -> Path:
+    """Certificates, made by the lines of docs/operations.md."""
+    folder = tmp_path_factory.mktemp("tls")
+    (block,) = re.findall(r"```sh\n(openssl req -x509.*?)```", (ROOT / "docs" / "operations.md").read_text(), re.DOTALL)
+    for line in block.splitlines():
+        subprocess.run(shlex.split(line), cwd=folder, capture_output=True, check=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_on_a_laptop_one_process_trains_what_two_ranks_do(tmp_path):
+    done = run("sh", EXAMPLES / "on_a_laptop.sh", tmp_path)
+    assert done.returncode == 0, done.stderr
+    one, two = result(tmp_path / "one"), result(tmp_path / "two")
+    assert (one["ranks"], two["ranks"]) == (1, 2)
+    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+    assert two["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.005)
+    assert one["test_accuracy"] > 0.9, "the header promises about 0.95"
+    assert "dashboard: http://" in done.stderr
+
+
+def test_on_a_gpu_box_without_gpus_ends_with_one_sentence(tmp_path):
+    done = python("on_a_gpu_box.py", *SMALL, "--out", tmp_path / "run", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert done.stderr.strip() == """millrace: device is 'cuda', but this version trains on CPUs only; use device = "cpu\""""
+    assert done.stderr.strip() in (EXAMPLES / "on_a_gpu_box.py").read_text(), "the header says so"
+    assert not (tmp_path / "run").exists()
+
+
+# --- SSH: a real client and a real server ---
+
+
+async def _shell(process: asyncssh.SSHServerProcess) -> None:
+    """What a login shell does with a command; it does not outlive its connection."""
+    assert process.command is not None
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_shell(process.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    await process.redirect(child.stdin, child.stdout, child.stderr)
+    closed = asyncio.create_task(process.wait_closed())
+    await asyncio.wait([asyncio.create_task(child.wait()), closed], return_when=asyncio.FIRST_COMPLETED)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    process.exit(await child.wait())
+
+
+@pytest.fixture
+def ssh_home(tmp_path) -> Iterator[Path]:
+    """A home folder whose key opens an SSH server on this machine, and whose configuration says where that is."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    theirs, ours = asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_private_key("ssh-ed25519")
+    ours.write_private_key(home / ".ssh" / "id_ed25519")
+    ours.write_public_key(tmp_path / "authorized")
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(
+        asyncssh.listen(
+            "127.0.0.1",
+            0,
+            server_host_keys=[theirs],
+            authorized_client_keys=str(tmp_path / "authorized"),
+            process_factory=_shell,
+            encoding=None,
+        )
+    )
+    port = server.get_port()
+    (home / ".ssh" / "config").write_text(f"Host 127.0.0.1\n  Port {port}\n")
+    (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{port} {theirs.export_public_key().decode()}")
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield home
+    loop.call_soon_threadsafe(server.close)
+    asyncio.run_coroutine_threadsafe(server.wait_closed(), loop).result(20)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+
+
+def assert_nothing_is_left(tls: Path) -> None:
+    """Schedulers, workers, ranks and drivers have the certificates in their command lines."""
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tls) not in left, "something has outlived the run"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_over_ssh_two_ranks_train_and_nothing_is_left(tmp_path, tls, ssh_home):
+    words = ("--hosts", "127.0.0.1", "--each", "2", "--tls", tls, "--interface", "lo", *SMALL, "--ranks", "2", "--out", tmp_path / "run")
+    done = python("over_ssh.py", *words, HOME=str(ssh_home))
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path / "run")["ranks"] == 2
+    job = (tmp_path / "run" / "job.toml").read_text()
+    assert 'scheduler = "tls://127.0.0.1:' in job and str(tls / "key.pem") in job
+    assert_nothing_is_left(tls)
+
+
+# --- Slurm: rendered ---
+
+
+def slurm(tls: Path, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    here = ("--host", "127.0.0.1", "--tls", tls, "--cores", "4", "--memory", "8GB", "--interface", "lo")
+    return python("on_slurm.py", *here, *words, **more)
+
+
+def test_on_slurm_renders_a_job_that_slurm_and_dask_take(tmp_path, tls):
+    done = slurm(tls, "--queue", "normal", "--account", "me", "--walltime", "02:30:00", "--render")
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "job.sh"
+    script.write_text(done.stdout)
+    assert run("bash", "-n", script).returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    given = dict(re.split("[ =]", line.removeprefix("#SBATCH "), maxsplit=1) for line in lines if line.startswith("#SBATCH"))
+    assert not [f"{k} {v}" for k, v in given.items() if k not in SBATCH or not re.fullmatch(SBATCH[k], v)]
+    assert {k: given[k] for k in ("-J", "-p", "-A", "-t", "-n", "--cpus-per-task")} == {
+        "-J": "millrace", "-p": "normal", "-A": "me", "-t": "02:30:00", "-n": "1", "--cpus-per-task": "4",
+    }  # fmt: skip
+    python_, m, module, *words = shlex.split(lines[-1])
+    assert (python_, m, module) == (sys.executable, "-m", "distributed.cli.dask_worker")
+    taken = dask_worker.make_context("dask worker", words).params
+    assert taken["scheduler"].startswith("tls://127.0.0.1:")
+    assert (taken["nthreads"], taken["memory_limit"], taken["nanny"], taken["tls_key"]) == (1, "0", True, str(tls / "key.pem"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_job_of_on_slurm_holds_ranks(tmp_path, tls):
+    """Slurm is not here: `sbatch` is a script that runs the job at once, on this machine. All that it is given is real."""
+    bin_, out = tmp_path / "bin", tmp_path / "run"
+    bin_.mkdir()
+    for name, body in {
+        # dask-jobqueue removes its script as soon as it is submitted.
+        "sbatch": 'cp "$1" "$0.$$"\nsetsid bash "$0.$$" > "$0.log.$$" 2>&1 &\necho "Submitted batch job $!"',
+        "scancel": 'for id in "$@"; do kill -- -"$id"; done',
+    }.items():
+        (bin_ / name).write_text(f"#!/bin/sh\n{body}\n")
+        (bin_ / name).chmod(0o755)
+    path = f"{bin_}:{environment()['PATH']}"
+    done = slurm(tls, "--workers", "2", *SMALL, "--ranks", "2", "--out", out, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert result(out)["ranks"] == 2
+    assert "threads = 1" in (out / "job.toml").read_text(), "what the user says comes after what the script says"
+    assert_nothing_is_left(tls)
+
+
+# --- Kubernetes: rendered ---
+
+
+def strict(schema: Any) -> Any:
+    """The same schema, in which a field that is not named is an error. (Kubernetes would drop it without a word.)"""
+    if isinstance(schema, list):
+        return [strict(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: strict(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "type" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        closed.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        closed.pop("type", None)
+    return closed
+
+
+def complaints(manifest: Any) -> list[str]:
+    crds = files("dask_kubernetes.operator") / "deployment/helm/dask-kubernetes-operator/crds" / f"{manifest['kind'].lower()}.yaml"
+    (version,) = yaml.safe_load(crds.read_text())["spec"]["versions"]
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"] |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
+    return [f"{e.json_path}: {e.message}" for e in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Any:
+    words = ("--image", "registry/millrace:0.1.0", "--volume", "data", "--workers", "3", "--cores", "8", "--memory", "32Gi")
+    done = python("on_kubernetes.py", *words, *SMALL, "--ranks", "2", "--out", "/data/runs/one", "--resume")
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
+
+
+def containers(manifest: Any) -> dict[str, Any]:
+    cluster, job = manifest["spec"]["cluster"]["spec"], manifest["spec"]["job"]["spec"]
+    return {c["name"]: c for pod in (cluster["worker"]["spec"], cluster["scheduler"]["spec"], job) for c in pod["containers"]}
+
+
+def test_on_kubernetes_renders_what_the_schemas_of_the_operator_take(manifest):
+    assert manifest["kind"] == "DaskJob"
+    assert complaints(manifest) == []
+    assert complaints({**manifest, "kind": "DaskCluster", "spec": manifest["spec"]["cluster"]["spec"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "job", "spec", "restartpolicy"), "Never"),
+        (("spec", "cluster", "spec", "worker", "replicas"), "three"),
+        (("spec", "cluster", "spec", "worker", "spec", "containers"), {"name": "worker"}),
+        (("spec", "job", "spec", "containers", 0, "volumeMounts", 0, "mountpath"), "/data"),
+    ],
+)
+def test_the_schemas_see_faults(manifest, path, value):
+    broken: Any = json.loads(json.dumps(manifest))
+    inner = broken
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    assert len(complaints(broken)) == 1
+
+
+def test_on_kubernetes_gives_dask_what_dask_takes(manifest, tls):
+    # Dask looks whether the files are there: here they lie elsewhere.
+    of = containers(json.loads(json.dumps(manifest).replace("/tls/", f"{tls}/")))
+    dask, word, *words = of["worker"]["args"]
+    assert (dask, word) == ("dask", "worker")
+    worker = dask_worker.make_context("dask worker", words).params
+    assert (worker["scheduler"], worker["nthreads"], worker["memory_limit"]) == ("tls://millrace-scheduler:8786", 1, "0")
+    dask, word, *words = of["scheduler"]["args"]
+    assert (dask, word) == ("dask", "scheduler")
+    scheduler = dask_scheduler.make_context("dask scheduler", words).params
+    assert worker["tls_ca_file"] == scheduler["tls_ca_file"] == str(tls / "ca.pem")
+    assert all({m["mountPath"] for m in c["volumeMounts"]} == {"/data", "/tls"} for c in containers(manifest).values())
+
+
+def test_on_kubernetes_gives_millrace_what_millrace_takes(manifest):
+    (sh, c, line), command = containers(manifest)["driver"]["command"], typer.main.get_command(cli.app)
+    assert (sh, c) == ("sh", "-c")
+    wait, train = line.split(" && exec ")
+    compile(shlex.split(wait)[-1], "wait", "exec")
+    words = shlex.split(train.replace('"$POD_IP"', "10.1.2.3"))
+    assert words[:2] == ["millrace", "run"]
+    taken = command.commands["run"].make_context("run", words[2:]).params  # pyright: ignore[reportAttributeAccessIssue]
+    assert (taken["host"], taken["scheduler"], taken["ranks"], taken["resume"]) == ("10.1.2.3", "tls://millrace-scheduler:8786", 2, True)
+    assert taken["overrides"][-1] == "threads=1", "what the user says comes after what the script says"
+    (host,) = containers(manifest)["driver"]["env"]
+    assert host["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+def test_every_script_is_tested_and_says_what_to_expect():
+    scripts = {p.name for p in EXAMPLES.iterdir() if p.suffix in (".py", ".sh")}
+    assert scripts == {"on_a_laptop.sh", "on_a_gpu_box.py", "over_ssh.py", "on_slurm.py", "on_kubernetes.py"}
+    for name in scripts:
+        head = (EXAMPLES / name).read_text()[:2000]
+        assert f"examples/{name}" in head and "What to expect" in head, name
+    for name in ("on_slurm.py", "on_kubernetes.py"):
+        assert "Rendered only" in (EXAMPLES / name).read_text()
