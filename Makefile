@@ -1,9 +1,9 @@
-# make venv | demo | test: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
+# make venv | demo | test | docs: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test lint types tests notebooks
+.PHONY: venv demo test lint types tests notebooks docs
 
 venv: $(STAMP)
 
@@ -21,7 +21,7 @@ demo: venv
 	@rm -rf runs/demo
 	$(BIN)/millrace run --out runs/demo
 
-test: lint types tests notebooks
+test: lint types tests notebooks docs
 
 lint: venv
 	$(BIN)/ruff check .
@@ -32,8 +32,12 @@ types: venv
 
 # Whole runs have both cores to themselves; the other tests mostly wait for one core to compile kernels.
 tests: venv
-	$(BIN)/pytest --ignore=tests/pipeline --numprocesses=2 --dist=loadfile
-	$(BIN)/pytest tests/pipeline
+	$(BIN)/pytest --ignore=tests/pipeline --ignore=tests/test_examples.py --numprocesses=2 --dist=loadfile
+	$(BIN)/pytest tests/pipeline tests/test_examples.py
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks
+
+# A warning is an error: a name that is gone, a page that nothing leads to.
+docs: venv
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs docs/_build

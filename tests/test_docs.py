@@ -1,0 +1,89 @@
+"""The site says what the code says: every public name, key, command and result is on its page, and what a page refers to exists."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import millrace as mr
+from millrace.pipeline.config import Job
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """docs/reference.py, which Sphinx imports by its folder."""
+    spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_has_its_entry():
+    entries = re.findall(r"^\.\. auto(?:class|function|exception):: millrace\.(\w+)(?:\(|$)", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert ".. autoclass:: millrace.stages.models.sage.SAGE\n" in (DOCS / "api.md").read_text(), "it bears another name at home"
+    assert sorted([*entries, "GraphSAGE"]) == sorted(set(mr.__all__) - {"__version__"})
+
+
+def test_every_key_has_a_type_a_default_and_a_meaning(reference):
+    rows = [row for line in reference.configuration().splitlines() if len(row := re.split(r"(?<!\\)\|", line)) == 6]
+    keys = {row[1].strip(" `"): [cell.strip() for cell in row[2:5]] for row in rows}
+    sections = {name for name, f in Job.model_fields.items() if reference.is_section(f.annotation)}
+    top = set(Job.model_fields) - sections - {"model", "sampler"}
+    assert top <= keys.keys() and {key.split(".")[0] for key in keys if "." in key} == sections | {"model", "sampler"}
+    assert not [key for key, cells in keys.items() if not all(cells)]
+    assert keys["train.lr"] == ["number, >\u00a00, ≤\u00a01e+06", "`0.003`", "Learning rate."]
+    assert keys["sar.mode"][0].startswith("`auto`, `rematerialize`, `keep`, `halo` or a list of")
+    assert keys["model.activation"][1] == '`"relu"` (`gat`: `"elu"`)'
+    assert keys["sampler.sizes"][2].startswith("only `ladies`, `fastgcn`: ")
+
+
+def test_every_command_and_result_is_there(reference):
+    commands = reference.commands()
+    for name in ("run", "train", "sample", "partition", "convert", "evaluate", "inspect", "doctor"):
+        assert f"## `millrace {name}`" in commands
+    assert "those of `millrace run`" in commands, "train has no table of its own"
+    assert "| `--set KEY=VALUE` |" in commands and "| `--fanout FANOUT` |" in commands and "| `--resume` |" in commands
+    result = reference.result_fields()
+    assert not re.findall(r"^\| `\w+` \| `[^|]*` \|  \|$", result, re.MULTILINE), "each field has a meaning"
+    assert "| `evaluation` | `graph`, `features`, `activations`, `gradients`, `control` |" in result
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_what_a_page_refers_to_exists(page):
+    text = page.read_text()
+    paths = re.findall(r"`((?:storage|stages|pipeline|tests|benchmarks|notebooks|examples|docs)/[\w/.]+)`", text)
+    assert not [p for p in paths if not (ROOT / p).exists()]
+    assert not [name for name in re.findall(r"\bmr\.(\w+)", text) if name not in mr.__all__]
+
+
+def test_pages_take_whole_passages_of_other_files():
+    """An `include` whose marks are gone would take the whole file, or nothing."""
+    pattern = re.compile(r'```\{include\} (\S+)\n:start-after: "(.*)"\n:end-before: "(.*)"\n')
+    found = 0
+    for page in PAGES:
+        assert page.read_text().count("{include}") == len(pattern.findall(page.read_text())), page.name
+        for file, start, end in pattern.findall(page.read_text()):
+            text = (page.parent / file).read_text()
+            start, end = json.loads(f'["{start}", "{end}"]')  # as YAML, they may have escapes
+            assert text.count(start) >= 1 and end in text.split(start, 1)[1], (page.name, start, end)
+            found += 1
+    assert found > 5
+
+
+def test_every_kind_of_store_is_told():
+    kinds = set()
+    for layer in ("storage", "stages"):
+        for path in (ROOT / layer).rglob("*.py"):
+            if "write_store(" in (text := path.read_text()) or "write_manifest(" in text:
+                for values in re.findall(r"^(?:[A-Z]+_)?KIND(?:, [A-Z_]+)* = (.*)$", text, re.MULTILINE):
+                    kinds |= set(re.findall(r'"([\w-]+)"', values))
+    assert len(kinds) > 10
+    told = set(re.findall(r"^\| `([\w-]+)` \|", (DOCS / "stores.md").read_text(), re.MULTILINE))
+    assert told == kinds
