@@ -422,7 +422,7 @@ def _notes(stage: _Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
     if len({f.steps_per_epoch > 1 for f in fast}) > 1:
         whole = [f.label for f in forecasts if f.system in ("sar", "retexo")]
         notes.append(
-            f"An epoch of {' and '.join(whole)} is one step over all train nodes, and a run takes hundreds; one of the others is many steps."
+            f"An epoch of {' and '.join(whole)} is one step over all train nodes, of which runs take hundreds; others take many in one."
         )
     if any(f.system == "retexo" for f in forecasts):
         notes.append("retexo trains each layer for `epochs`: its epoch is the median over layers, and trains one layer only.")

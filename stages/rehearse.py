@@ -191,7 +191,7 @@ class _Absent:
         return _Done(part)
 
 
-ROWS, SENT, READ = 8, 2, 3
+FEW, SENT, READ = 8, 2, 3
 """Of the two ranks of `row_traffic`: rows, those that one sends and those that it reads, which tell apart what travels."""
 
 
@@ -209,16 +209,16 @@ def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, hoods:
     Returns:
         For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and bytes that come back.
     """
-    ids = np.arange(ROWS)
-    own = Shard(InLists.of(np.arange(ROWS + 1), ids.astype(np.int32), ROWS), None, ids.astype(np.int32), None)
+    ids = np.arange(FEW)
+    own = Shard(InLists.of(np.arange(FEW + 1), ids.astype(np.int32), FEW), None, ids.astype(np.int32), None)
     far = np.arange(READ, dtype=np.int32)
-    remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + ROWS, None)
-    view = View(ROWS, ROWS, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
+    remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + FEW, None)
+    view = View(FEW, FEW, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
     group = _Counting(0, 2)
     module = copy.deepcopy(module).train()
     layers = int(module.num_layers)  # pyright: ignore[reportArgumentType]
-    batch = FullBatch(0, ids, ids, ROWS, EdgeNumbers(ids, ids, None), view, (view,) * layers)
-    h, found = torch.zeros((ROWS, num_features), dtype=dtype), []
+    batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers)
+    h, found = torch.zeros((FEW, num_features), dtype=dtype), []
     state = torch.default_generator.get_state()
     try:
         for i, hood in enumerate(hoods(1, batch, group)):
