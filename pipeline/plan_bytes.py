@@ -4,7 +4,7 @@ They follow what `storage.ledger` counts: payload that ranks send, by kind, over
 and ids of minibatches, is no law's: the plan counts it in a rehearsal.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,21 +29,18 @@ COUNT_BYTES = 8
 LOSS_BYTES = 16
 """Of the sums that ranks add up when an epoch ends."""
 
-Kinds = dict[tuple[str, str], float]
-"""Bytes by (channel, kind)."""
-
 
 @dataclass
 class Moved:
     """What a run moves."""
 
-    once: Counter[tuple[str, str]] = field(default_factory=Counter)
+    once: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """Bytes over all ranks, by (channel, kind), however many epochs there are."""
-    per_epoch: Counter[tuple[str, str]] = field(default_factory=Counter)
+    per_epoch: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """The same, of one epoch; the mean where epochs differ."""
-    busiest: Counter[tuple[str, str]] = field(default_factory=Counter)
+    busiest: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     """Of one epoch, what the rank sends that sends most of a kind."""
-    waits: Counter[str] = field(default_factory=Counter)
+    waits: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Messages of one epoch that a rank waits for one after the other, by kind."""
 
     def total(self, epochs: int) -> dict[str, dict[str, int]]:

@@ -55,8 +55,7 @@ def _rows(f: Forecast, per_epoch: float) -> str:
 
 def size(count: float) -> str:
     """Bytes in three digits."""
-    for unit in UNITS:
-        if abs(count) < 999.5 or unit == UNITS[-1]:
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
+    power = 0
+    while abs(count) >= 999.5 and power < len(UNITS) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {UNITS[power]}"
