@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from millrace.pipeline.plan import CANDIDATES, plan
+from millrace.pipeline.plan import plan
+from millrace.pipeline.plan_inputs import CANDIDATES
 from millrace.pipeline.progress import Terminal
 
 ROW = "{:12} {:>5} {:21} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>5}"

@@ -306,8 +306,8 @@ def plan(
 ) -> None:
     """Say before a run what each system would take in memory, bytes and time, and which one to choose."""
     from .links import Link, link_named
-    from .plan import Cluster, Numbers
     from .plan import plan as make_plan
+    from .plan_inputs import Cluster, Numbers
     from .plan_told import told
     from .progress import Terminal
 

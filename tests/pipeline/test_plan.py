@@ -7,12 +7,13 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline import plan as planning
-from millrace.pipeline import plan_laws
+from millrace.pipeline import plan_laws, plan_stage
 from millrace.pipeline.config import Job
 from millrace.pipeline.events import StageAdvanced, StageStarted
 from millrace.pipeline.links import LINKS, Link
-from millrace.pipeline.plan import Cluster, Numbers, Plan, candidates, plan, stand_in
+from millrace.pipeline.plan import Plan, plan
 from millrace.pipeline.plan_bytes import Moved
+from millrace.pipeline.plan_inputs import Cluster, Numbers, candidates, stand_in
 from millrace.pipeline.plan_laws import Forecast, Situation
 from millrace.pipeline.plan_told import told
 from millrace.pipeline.prepare import make_system, placed
@@ -42,7 +43,7 @@ class Played:
             self.laws[s.label] = plan_laws.moves(as_rehearsed, seen)[0]
             return foresee(s, seen, cast, base, room)
 
-        patch.setattr(planning, "foresee", heard)
+        patch.setattr(plan_stage, "foresee", heard)
         self.plan: Plan = plan(SBM, emit=self.events.append, **SMALL)
 
 
