@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..stages.models.base import ModelConfig
 from ..storage.dataset import Dataset
 from .config import SHORTHANDS, merged
 from .events import Emit, StageAdvanced, StageEnded, StageStarted, silent
@@ -63,7 +64,8 @@ def plan(
         cluster: where the job is to run; by default on this machine.
         emit: called with events.
         config: tables of the configuration.
-        options: configuration keys and their shorthands, as for `run`; ``system`` and ``executor`` say nothing here.
+        options: configuration keys and their shorthands, as for `run`, ``model`` among them (a name or a record such as
+            ``GraphSAGE(hidden=128)``); ``system`` and ``executor`` say nothing here.
 
     Raises:
         InputError: something does not fit, or there is no such cluster.
@@ -71,8 +73,13 @@ def plan(
     """
     started = time.perf_counter()
     table = dict(config or {})
-    for key, value in sorted(options.items(), key=lambda option: option[0] in SHORTHANDS):
-        table = merged(table, SHORTHANDS.get(key, (key,)), value)
+    short = {**SHORTHANDS, "model": ("model", "name")}
+    if isinstance(model := options.pop("model", None), ModelConfig):
+        table["model"] = {"name": model.name, **vars(model)}
+    elif model is not None:
+        options["model"] = model
+    for key, value in sorted(options.items(), key=lambda option: option[0] in short):
+        table = merged(table, short.get(key, (key,)), value)
     jobs = candidates(table)
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)

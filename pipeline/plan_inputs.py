@@ -81,6 +81,7 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         InputError: the configuration does not hold together.
     """
     table = {k: v for k, v in table.items() if k not in ("system", "executor")}
+    _refuse_unknown(table)
     bulk = {k: v for k, v in dict(table.get("bulk", {})).items() if k == "ahead_bytes"}
     features = table.get("features", "memory")
     common = {**table, "features": "memory" if features == "owned" else features, "bulk": bulk}
@@ -102,6 +103,21 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
             wanted["train"] = {k: v for k, v in wanted.get("train", {}).items() if k not in ("batch_size", "minibatches_per_step")}
         found[label] = resolve(wanted)
     return found
+
+
+def _refuse_unknown(table: Mapping[str, Any]) -> None:
+    """Raises InputError: options that change what travels, by no law that is known here."""
+    bulk, retexo = table.get("bulk", {}), table.get("retexo", {})
+    known = {("bulk", "topology"): "replicated", ("retexo", "clients"): "ranks"}
+    known |= {("retexo", "local_steps"): None, ("retexo", "inductive"): False, ("retexo", "folds"): 0}
+    for (section, key), usual in known.items():
+        given = (bulk if section == "bulk" else retexo).get(key, usual)
+        if given != usual:
+            raise InputError(
+                f"{section}.{key} is {given!r}, of which a plan knows nothing; leave it out, and expect other bytes and memory"
+            )
+    if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
+        raise InputError('model.norm is "batch", whose statistics travel by no law that a plan knows; use another norm, or one rank')
 
 
 def stand_in(numbers: Numbers) -> str:

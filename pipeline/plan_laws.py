@@ -268,6 +268,8 @@ def _minibatch_rows(s: Situation, seen: Rehearsed, moved: Moved) -> None:
     if not isinstance(s.system.sample, Sampled):
         return
     per_epoch = s.minibatches / max(1, seen.minibatches)
+    if s.job.queue.kind == "zarr":
+        moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches / s.growth
     if not s.exchanges:
         moved.per_epoch["store", "features"] += seen.bytes["store"]["features"] * per_epoch / s.growth
         return
@@ -277,7 +279,8 @@ def _minibatch_rows(s: Situation, seen: Rehearsed, moved: Moved) -> None:
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
     words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
     for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
-        total = count * per_epoch * share / s.growth
+        # What does not grow with the graph is grown in the end all the same.
+        total = count * per_epoch * share / (s.growth if kind == "features" else 1)
         moved.add(kind, total, total / s.ranks, seen.waits[kind] / max(1, seen.steps) * s.steps)
 
 
@@ -297,7 +300,9 @@ def memory_of(s: Situation, seen: Rehearsed, base: int, most_seen: int) -> Parts
     data = max(0, seen.peak_rss_bytes[worst] - base - step)
     grows = s.growth
     if s.cut is not None and s.rehearsed_cut is not None and s.ranks > 1:
-        grows *= s.cut.most_held / s.rehearsed_cut.most_held
+        row = s.outline.num_features * s.itemsize
+        # Isolated ranks see more than their parts, and their features are all that they see.
+        grows *= most_seen * row / held["features"] if most_seen and held["features"] else s.cut.most_held / s.rehearsed_cut.most_held
     if not s.sampled:
         step *= grows
     parts = {"process": base, "data": round(data * grows), "step": round(step)}
@@ -314,7 +319,7 @@ def _waiting_bytes(s: Situation, seen: Rehearsed) -> int:
     most = s.job.queue.max_bytes if not isinstance(s.system.sample, Local) else s.system.sample.max_bytes
     mine = s.minibatches * s.epochs / s.ranks
     ahead = max(0.0, 1 - seen.sample_s / max(1e-9, seen.step_s))
-    size = seen.minibatch_bytes
+    size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
     return round(max(0.0, min(most, mine * ahead * size) - s.job.queue.bulk_size * size))
 
 

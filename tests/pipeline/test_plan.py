@@ -159,6 +159,9 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--bandwidth", "1"), "--bandwidth and --latency go together"),
         (("--bandwidth", "0", "--latency", "1"), "expected a bandwidth above 0"),
         (("--memory", "-1"), "expected more than 0"),
+        (("--set", "bulk.topology=partitioned"), "bulk.topology is 'partitioned', of which a plan knows nothing"),
+        (("--set", "retexo.local_steps=3"), "retexo.local_steps is 3"),
+        (("--ranks", "2", "--set", "model.norm=batch"), "use another norm, or one rank"),
         (("--fanout", "2,2", "--layers", "3"), "give one number per layer"),
     ],
 )
