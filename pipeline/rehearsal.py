@@ -111,14 +111,16 @@ class Rehearsed:
         first, heard = reports[0], told[0]["heard"]
         whole = "history" in first
         steps = heard["steps"]
-        # From one step to the next within an epoch; between epochs lie other things.
-        gaps = [b[1] - a[1] for a, b in zip(steps, steps[1:]) if a[0] == b[0]] or [steps[-1][1] - heard["started"]]
+        # From one step to the next, within an epoch where it has several: between epochs lie other things.
+        pairs = list(zip(steps, steps[1:]))
+        gaps = [b[1] - a[1] for a, b in pairs if a[0] == b[0]] or [b[1] - a[1] for a, b in pairs] or [steps[0][1] - heard["started"]]
         epochs = [e["seconds"] for e in first["history"]] if whole else []
         per_epoch = max(1, sum(1 for epoch, _ in steps if epoch == 0))
         steady = _steady(epochs, cast)
         counted = [t["heard"] for t in told]
         handed = sum(h["minibatches"] for h in counted)
-        trained = sum(r["minibatches"] for r in reports) if whole else len(steps) * cast.ranks
+        per_step = cast.job["train"]["minibatches_per_step"] or cast.ranks
+        trained = sum(r["minibatches"] for r in reports) if whole else len(steps) * per_step
         sent: dict[str, dict[str, int]] = {}
         for channel in first["bytes"]:
             sent[channel] = {kind: sum(r["bytes"][channel][kind] for r in reports) for kind in first["bytes"][channel]}
