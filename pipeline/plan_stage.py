@@ -37,7 +37,7 @@ SAMPLED_EPOCHS, WHOLE_EPOCHS = 4, 3
 MOST_RANKS = 4
 """Rehearsed on one machine."""
 LIMIT_S = 10.0
-"""Of training, in a rehearsal."""
+"""Of each thread of a rank, in a rehearsal."""
 
 
 class Stage:

@@ -26,4 +26,4 @@ class Cast:
     seeds: int | None
     """Train nodes that are rehearsed with: of each part under isolated training, else of all ranks. None: all."""
     limit_s: float
-    """Training is cut short after so many seconds."""
+    """A rank cuts its training short after so many seconds of each of its threads."""
