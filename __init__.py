@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from millrace.pipeline.config import Job
     from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
     from millrace.pipeline.export import to_dgl_blocks, to_pyg
+    from millrace.pipeline.links import Link
     from millrace.pipeline.loaders import NeighborLoader
+    from millrace.pipeline.plan import plan
+    from millrace.pipeline.plan_inputs import Cluster, Numbers
     from millrace.pipeline.queues import open_queue
     from millrace.pipeline.result import Result
     from millrace.pipeline.run import run
@@ -42,6 +45,10 @@ _HOMES = {
     "to_dgl_blocks": "pipeline.export",
     "to_pyg": "pipeline.export",
     "NeighborLoader": "pipeline.loaders",
+    "plan": "pipeline.plan",
+    "Cluster": "pipeline.plan_inputs",
+    "Numbers": "pipeline.plan_inputs",
+    "Link": "pipeline.links",
     "open_queue": "pipeline.queues",
     "Result": "pipeline.result",
     "run": "pipeline.run",
@@ -81,6 +88,7 @@ __all__ = [
     "GIN",
     "Block",
     "Bulk",
+    "Cluster",
     "Dataset",
     "FastGCNSampler",
     "Graph",
@@ -89,10 +97,12 @@ __all__ = [
     "Job",
     "LaborSampler",
     "LadiesSampler",
+    "Link",
     "MillraceError",
     "MiniBatch",
     "NeighborLoader",
     "NeighborSampler",
+    "Numbers",
     "ReadOptions",
     "Result",
     "RunError",
@@ -109,6 +119,7 @@ __all__ = [
     "infer",
     "open_dataset",
     "open_queue",
+    "plan",
     "retexo",
     "run",
     "sar",

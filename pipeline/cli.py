@@ -277,6 +277,62 @@ def partition(
 
 
 @app.command()
+def plan(
+    job: JobFile = None,
+    dataset: DatasetFlag = None,
+    nodes: Annotated[int | None, typer.Option(help="In place of a dataset: its nodes.")] = None,
+    edges: Annotated[int | None, typer.Option(help="In place of a dataset: its edges, in both directions.")] = None,
+    num_features: Annotated[int, typer.Option(help="With --nodes: the width of a feature row.")] = 100,
+    classes: Annotated[int, typer.Option(help="With --nodes: classes.")] = 16,
+    train_share: Annotated[float, typer.Option(help="With --nodes: the share of them to train on.")] = 0.1,
+    hosts: Annotated[int, typer.Option(help="Machines like this one that share the ranks.")] = 1,
+    memory: Annotated[float | None, typer.Option(help="GiB for each rank; by default its share of this machine's.")] = None,
+    link: Annotated[str | None, typer.Option(help="Between ranks: data centre | wan | edge | proximity.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Between ranks, Gb/s; with --latency in place of --link.")] = None,
+    latency: Annotated[float | None, typer.Option(help="Between ranks, milliseconds one way.")] = None,
+    model: Annotated[str | None, typer.Option(help="sage | gcn | gat | gin")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers of the model.")] = None,
+    fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, nearest the seeds first: 15,10,5; -1 takes all.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Seeds in a minibatch.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Dropout probability.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Trainer processes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random choice.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 | float64")] = None,
+    split: SplitFlag = None,
+    overrides: SetFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say before a run what each system would take in memory, bytes and time, and which one to choose."""
+    from .links import Link, link_named
+    from .plan import plan as make_plan
+    from .plan_inputs import Cluster, Numbers
+    from .plan_told import told
+    from .progress import Terminal
+
+    flags = {
+        "dataset": dataset, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout, "batch_size": batch_size,
+        "epochs": epochs, "dropout": dropout, "ranks": ranks, "seed": seed, "dtype": dtype, "split": split,
+    }  # fmt: skip
+    table = _table(job, flags, overrides)
+    if (nodes is None) != (edges is None) or (nodes is not None and dataset is not None):
+        raise InputError("--nodes and --edges go together, in place of --dataset")
+    if (bandwidth is None) != (latency is None) or (bandwidth is not None and link is not None):
+        raise InputError("--bandwidth and --latency go together, in place of --link")
+    numbers = Numbers(nodes, edges, num_features, classes, train_share) if nodes is not None and edges is not None else None
+    over = Link(bandwidth * 1e9 / 8, latency / 1e3) if bandwidth is not None and latency is not None else None
+    cluster = Cluster(hosts, None if memory is None else round(memory * 2**30), link_named(link) if link is not None else over)
+    with Terminal() as terminal:
+        made = make_plan(numbers=numbers, cluster=cluster, emit=terminal, config=table)
+    _say(told(made), err=as_json)
+    if as_json:
+        _say(json.dumps(made.to_record(), allow_nan=False))
+    if made.recommended is None:
+        raise InputError(made.why)
+
+
+@app.command()
 def convert(
     dataset: Annotated[str, typer.Argument(help="Embedded name, .npz file, Parquet folder, or OGB name.")],
     out: Annotated[Path, typer.Option(help="Folder of the store.")],

@@ -30,6 +30,7 @@ from ..stages.partition.stage import partition_dataset
 from ..storage.checkpoint import CheckpointStore
 from ..storage.errors import MillraceError, PeerLostError, RunError
 from . import events
+from .allocator import allocator
 from .bulk_flow import BulkFlow
 from .cluster import opened, places, wait_for_worker, worker_addresses
 from .events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
@@ -267,7 +268,7 @@ class _Generation:
             port=gang.store.port,
             threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
             # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
-            environment=_allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {},
+            environment=allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {},
         )
         # Pinned and never tried again by Dask: ranks start together or not at all.
         return gang.client.submit(
@@ -414,17 +415,6 @@ class _Generation:
             left = [f for r, f in self.futures.items() if r not in self.reports and self.addresses[r] in alive]
             time.sleep(WATCH_S)
         self.gang.client.cancel(list(self.futures.values()))
-
-
-def _allocator(keep_bytes: int) -> dict[str, str]:
-    """Settings that let a rank use its freed memory again: fresh pages for the tensors of every step cost up to half of its time.
-
-    Large blocks then come from the heap, in huge pages, and the heap shrinks only by what is free beyond `keep_bytes` at its end.
-    """
-    if not keep_bytes or "GLIBC_TUNABLES" in os.environ:
-        return {}
-    settings = {"hugetlb": 1, "mmap_max": 0, "trim_threshold": keep_bytes}
-    return {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in settings.items())}
 
 
 def _error(loss: Loss) -> MillraceError:

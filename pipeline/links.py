@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..storage.errors import InputError, nearest
+
 
 @dataclass(frozen=True)
 class Link:
@@ -22,6 +24,13 @@ LINKS: dict[str, Link] = {
     "proximity": Link(1e6 / 8, 10e-3),
 }
 """Typical ones: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth. Round numbers, not measurements."""
+
+
+def link_named(name: str) -> Link:
+    """One of `LINKS`. Raises InputError: there is none of that name."""
+    if name not in LINKS:
+        raise InputError(f"link is '{name}'; expected one of {', '.join(LINKS)}{nearest(name, list(LINKS))}")
+    return LINKS[name]
 
 
 def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "network") -> dict[str, float]:

@@ -191,6 +191,67 @@ class _Absent:
         return _Done(part)
 
 
+FEW, SENT, READ = 8, 2, 3
+"""Of the two ranks of `row_traffic`: rows, those that one sends and those that it reads, which tell apart what travels."""
+
+
+def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, hoods: Hoods) -> list[tuple[int, int]]:
+    """What travels for a row between ranks in a training step, layer by layer.
+
+    Each layer is rehearsed by itself on a handful of rows, by one of two ranks, of which the other says nothing but zeros.
+
+    Args:
+        module: what will be trained; not changed.
+        num_features: F.
+        dtype: of the features.
+        hoods: see `Hoods`.
+
+    Returns:
+        For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and bytes that come back.
+    """
+    ids = np.arange(FEW)
+    own = Shard(InLists.of(np.arange(FEW + 1), ids.astype(np.int32), FEW), None, ids.astype(np.int32), None)
+    far = np.arange(READ, dtype=np.int32)
+    remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + FEW, None)
+    view = View(FEW, FEW, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
+    group = _Counting(0, 2)
+    module = copy.deepcopy(module).train()
+    layers = int(module.num_layers)  # pyright: ignore[reportArgumentType]
+    batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers)
+    h, found = torch.zeros((FEW, num_features), dtype=dtype), []
+    state = torch.default_generator.get_state()
+    try:
+        for i, hood in enumerate(hoods(1, batch, group)):
+            group.bytes = {SENT: 0, READ: 0}
+            out = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+            out.sum().backward()
+            found.append((group.bytes[SENT], group.bytes[READ]))
+            h = out.detach().requires_grad_()
+    finally:
+        torch.default_generator.set_state(state)
+    return found
+
+
+class _Counting(_Absent):
+    """Adds up the bytes of a row, by how many rows travel."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.bytes = {SENT: 0, READ: 0}
+
+    def _count(self, part: Tensor) -> None:
+        if len(part):
+            self.bytes[len(part)] += part.nbytes // len(part)
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        self._count(parts[1])
+        return super().all_to_all(parts, kind, into)
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
+        self._count(part)
+        return super().swap(part, to, into, source, tag, kind)
+
+
 class _Done:
     def __init__(self, part: Tensor) -> None:
         # Held until it has gone, as a real one does.

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
+from ...storage.features import MemoryFeatures
 from ..base import Fetched, Group, RankJob
 from ..full_batch import FullBatch, View
 from ..neighbourhood.base import Neighbourhood
@@ -17,7 +19,7 @@ from ..neighbourhood.halo import Halo, HaloNeighbourhood
 from ..neighbourhood.ring import Ring
 from ..neighbourhood.sequential import SequentialNeighbourhood
 from ..partition.sharded import Share
-from ..rehearse import step_bytes
+from ..rehearse import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
 """How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the other, kept for the
@@ -105,6 +107,18 @@ def plan(
         beyond, best = min((max(ranks), c) for c, ranks in enumerate(steps(candidates)))
         chosen = candidates[best]
     return chosen, rehearsed(chosen)
+
+
+def row_bytes(policy: Visited, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+    """What travels for each row that one rank reads of another, by layer: see `rehearse.row_traffic`. ``auto`` is taken for ``halo``."""
+    modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in policy.for_layers(int(module.num_layers)))  # pyright: ignore[reportArgumentType]
+
+    def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
+        rows = MemoryFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
+        share = Share(batch, rows, torch.zeros(len(batch.names), dtype=torch.int64), {})
+        return Visits(share, modes, policy.ahead_bytes, absent).fetch(batch).hoods
+
+    return row_traffic(module, num_features, dtype, visits)
 
 
 def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:

@@ -325,11 +325,17 @@ RUN_FLAGS = {
     "--layers", "--lr", "--model", "--out", "--ranks", "--resume", "--reuse", "--samples", "--scheduler", "--seed", "--set", "--split",
     "--system", "job",
 }  # fmt: skip
+PLAN_FLAGS = {
+    "--bandwidth", "--batch-size", "--classes", "--dataset", "--dropout", "--dtype", "--edges", "--epochs", "--fanout", "--hidden",
+    "--hosts", "--json", "--latency", "--layers", "--link", "--memory", "--model", "--nodes", "--num-features", "--ranks", "--seed",
+    "--set", "--split", "--train-share", "job",
+}  # fmt: skip
 SURFACE = {
     "run": RUN_FLAGS,
     "train": RUN_FLAGS,
     "sample": {"--batch-size", "--dataset", "--epochs", "--fanout", "--json", "--out", "--seed", "--set", "--split", "job"},
     "partition": {"--json", "--method", "--out", "--parts", "--seed", "--set", "--split", "dataset"},
+    "plan": PLAN_FLAGS,
     "convert": {"--features", "--json", "--out", "--seed", "--set", "--split", "dataset"},
     "evaluate": {"--dataset", "--json", "run_folder"},
     "inspect": {"--json", "--minibatch", "path"},

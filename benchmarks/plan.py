@@ -1,0 +1,164 @@
+"""`millrace plan` beside what runs then take: bytes, memory and time of runs over systems, datasets and ranks.
+
+    python benchmarks/plan.py --npz ogbn_arxiv.npz --json plan.json
+
+For each case a plan is made, and then each of its systems is run by the command line, in processes of their own, on the same machine: this
+one. "bytes" are those of the whole run over the network and from stores, the largest error of any kind that makes up 1 % of its channel;
+"MiB" is the resident size of the largest rank; "seconds" are the median of ``seconds.per_epoch``. Errors are predicted over measured, minus
+one. "fastest" says whether the recommended system was the fastest of those that were run. Time is only worth comparing on an idle machine:
+"load" is the mean number of processes that wanted a core during the run, of which there are `cores`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from millrace.pipeline.plan import plan
+from millrace.pipeline.plan_inputs import CANDIDATES
+from millrace.pipeline.progress import Terminal
+
+ROW = "{:12} {:>5} {:21} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>5}"
+HEAD = ("dataset", "ranks", "system", "network", "store", "bytes", "MiB", "seen", "error", "seconds", "seen", "error", "load")
+LIMITS = {"bytes": 0.02, "memory": 0.15, "time": 0.30}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan, and the runs that follow it."""
+
+    name: str
+    dataset: str
+    ranks: int
+    options: dict[str, Any]
+    """Shorthands, as the command line knows them."""
+    systems: tuple[str, ...] = tuple(CANDIDATES)
+
+
+def cases(npz: Path | None, epochs: int) -> list[Case]:
+    """Of the benchmark."""
+    two = {"layers": 2, "hidden": 128, "fanout": "10,5", "batch_size": 1024, "epochs": epochs}
+    rmat = "rmat:scale=16,edge_factor=8,features=128,train=0.3"
+    found = [Case("rmat", rmat, 2, two), Case("rmat", rmat, 3, {**two, "model": "gat", "hidden": 64}, ("sar", "retexo"))]
+    return [Case("arxiv", str(npz), 1, two), *found] if npz is not None else found
+
+
+def run(case: Case, label: str, scratch: Path) -> dict[str, Any]:
+    """What a run tells, and how busy the machine was."""
+    changes = CANDIDATES[label]
+    words = [sys.executable, "-m", "millrace.pipeline", "run", "--dataset", case.dataset, "--ranks", str(case.ranks), "--json"]
+    words += [
+        "--system",
+        changes["system"],
+        "--out",
+        str(scratch / label.replace(" ", "-").replace(",", "")),
+        "--set",
+        "cluster.dashboard_port=0",
+    ]
+    if "features" in changes:
+        words += ["--set", f"features={changes['features']}"]
+    for name, value in case.options.items():
+        if changes["system"] in ("sar", "retexo") and name in ("fanout", "batch_size"):
+            continue
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    loads = [os.getloadavg()[0]]
+    start = time.perf_counter()
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate()
+    loads.append(os.getloadavg()[0])
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{err}")
+    return {**json.loads(out.splitlines()[-1]), "load": sum(loads) / 2, "wall_s": time.perf_counter() - start}
+
+
+def worst(law: dict[str, dict[str, int]], seen: dict[str, Any]) -> float:
+    """The largest error of a kind of bytes that matters."""
+    errors = [0.0]
+    for channel in ("network", "store"):
+        total = sum(seen[channel].values())
+        for kind, count in seen[channel].items():
+            if count >= 0.01 * total and total:
+                errors.append(law[channel].get(kind, 0) / count - 1)
+    return max(errors, key=abs)
+
+
+def compared(case: Case, label: str, forecast: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """One row."""
+    measured = {"memory_bytes": max(result["peak_rss_bytes"]), "seconds_per_epoch": median(result["seconds"]["per_epoch"])}
+    return {
+        "case": case.name,
+        "ranks": case.ranks,
+        "label": label,
+        "predicted": forecast,
+        "measured": {**measured, "bytes": {k: result["bytes"][k] for k in ("network", "store")}, "parts": result["memory_bytes"]},
+        "per_epoch": result["seconds"]["per_epoch"],
+        "error": {
+            "bytes": worst(forecast["bytes"], result["bytes"]),
+            "memory": forecast["memory_bytes"] / measured["memory_bytes"] - 1,
+            "time": forecast["seconds_per_epoch"] / measured["seconds_per_epoch"] - 1,
+        },
+        "load": result["load"],
+        "wall_s": result["wall_s"],
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    """One line."""
+    predicted, measured, error = row["predicted"], row["measured"], row["error"]
+    network, store = (sum(measured["bytes"][channel].values()) for channel in ("network", "store"))
+    cells = [f"{network / 1e6:,.1f}", f"{store / 1e6:,.1f}", f"{error['bytes']:+.1%}"]
+    cells += [f"{m / 2**20:,.0f}" for m in (predicted["memory_bytes"], measured["memory_bytes"])] + [f"{error['memory']:+.0%}"]
+    cells += [f"{s:.3g}" for s in (predicted["seconds_per_epoch"], measured["seconds_per_epoch"])] + [f"{error['time']:+.0%}"]
+    print(ROW.format(row["case"], row["ranks"], row["label"], *cells, f"{row['load']:.1f}"), flush=True)
+
+
+def main() -> int:
+    """Print the table; 1 if a prediction was further off than it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--npz", type=Path, help="a real graph")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="names of cases")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows, plans = [], []
+    print(f"{os.cpu_count()} cores\n" + ROW.format(*HEAD), flush=True)
+    for case in cases(args.npz, args.epochs):
+        if args.only and case.name not in args.only:
+            continue
+        load = os.getloadavg()[0]
+        with Terminal() as terminal, tempfile.TemporaryDirectory() as scratch:
+            made = plan(case.dataset, emit=terminal, ranks=case.ranks, **case.options).to_record()
+            by_label = {f["label"]: f for f in made["systems"]}
+            of_case = [
+                compared(case, label, by_label[label], run(case, label, Path(scratch))) for label in case.systems if label in by_label
+            ]
+        for row in of_case:
+            show(row)
+        fastest = min(of_case, key=lambda r: r["measured"]["seconds_per_epoch"])["label"]
+        chosen = f"{case.name}, {case.ranks} ranks: recommended {made['recommended']}, fastest {fastest}"
+        print(f"{chosen}; planned in {made['seconds']:.0f} s at load {load:.1f}")
+        rows += of_case
+        plans.append(
+            {"case": case.name, "ranks": case.ranks, "recommended": made["recommended"], "fastest": fastest, "load": load, "plan": made}
+        )
+        if args.json:
+            args.json.write_text(json.dumps({"cores": os.cpu_count(), "rows": rows, "plans": plans}, indent=2) + "\n")
+    off = [
+        f"{r['case']} {r['label']}: {what} {r['error'][what]:+.0%}"
+        for r in rows
+        for what, limit in LIMITS.items()
+        if abs(r["error"][what]) > limit
+    ]
+    print("\n".join(off))
+    return 1 if off else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,140 @@
+"""Before a run: what each system would take in memory, bytes and time, whether that fits, and which one to choose.
+
+Every system is rehearsed for a few steps on this machine (`plan_stage`, `rehearsal`); laws make a whole run on the cluster of that
+(`plan_laws`, `plan_bytes`).
+"""
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..stages.models.base import ModelConfig
+from ..storage.dataset import Dataset
+from .config import SHORTHANDS, merged
+from .events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .plan_inputs import Cluster, Numbers, candidates
+from .plan_laws import Forecast
+from .plan_stage import Stage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was predicted."""
+
+    dataset: str
+    numbers: Numbers
+    ranks: int
+    cluster: Cluster
+    memory_bytes: int
+    """What a rank may take."""
+    systems: tuple[Forecast, ...]
+    recommended: str | None
+    """A label; None where nothing fits."""
+    why: str
+    notes: tuple[str, ...]
+    """What does not compare."""
+    seconds: float
+    """That planning took."""
+    rehearsed: Mapping[str, Any] = field(default_factory=dict)
+    """By label, what was seen in the rehearsal."""
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"schema_version": 1, **asdict(self)}
+
+
+def plan(
+    dataset: Dataset | str | Path | None = None,
+    *,
+    numbers: Numbers | None = None,
+    cluster: Cluster | None = None,
+    emit: Emit = silent,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Plan:
+    """Predict memory, bytes and time of a job under every system.
+
+    Args:
+        dataset: what `run` takes.
+        numbers: in place of a dataset: a generated graph of that density stands for it.
+        cluster: where the job is to run; by default on this machine.
+        emit: called with events.
+        config: tables of the configuration.
+        options: configuration keys and their shorthands, as for `run`, ``model`` among them (a name or a record such as
+            ``GraphSAGE(hidden=128)``); ``system`` and ``executor`` say nothing here.
+
+    Raises:
+        InputError: something does not fit, or there is no such cluster.
+        RunError: a rehearsal failed.
+    """
+    started = time.perf_counter()
+    table = dict(config or {})
+    short = {**SHORTHANDS, "model": ("model", "name")}
+    if isinstance(model := options.pop("model", None), ModelConfig):
+        table["model"] = {"name": model.name, **vars(model)}
+    elif model is not None:
+        options["model"] = model
+    for key, value in sorted(options.items(), key=lambda option: option[0] in short):
+        table = merged(table, short.get(key, (key,)), value)
+    jobs = candidates(table)
+    first = next(iter(jobs.values()))
+    where = (cluster or Cluster()).check(first.ranks)
+    with tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
+        stage = Stage(first, dataset, numbers, where, Path(scratch), emit)
+        forecasts, seen = [], {}
+        emit(StageStarted("plan", f"rehearsing {stage.dataset.name}", len(jobs)))
+        with stage:
+            for done, (label, job) in enumerate(jobs.items()):
+                forecast, rehearsed = stage.forecast(label, job)
+                forecasts.append(forecast)
+                if rehearsed is not None:
+                    seen[label] = asdict(rehearsed)
+                emit(StageAdvanced("plan", done + 1, len(jobs)))
+        seconds = time.perf_counter() - started
+        emit(StageEnded("plan", seconds))
+    recommended, why = _choice(forecasts)
+    return Plan(
+        dataset=stage.name,
+        numbers=stage.numbers,
+        ranks=first.ranks,
+        cluster=where,
+        memory_bytes=stage.room,
+        systems=tuple(forecasts),
+        recommended=recommended,
+        why=why,
+        notes=_notes(stage, forecasts),
+        seconds=seconds,
+        rehearsed=seen,
+    )
+
+
+def _choice(forecasts: list[Forecast]) -> tuple[str | None, str]:
+    """The fastest that fits, and why."""
+    fitting = sorted((f for f in forecasts if f.fits), key=lambda f: f.seconds_per_epoch or math.inf)
+    if not fitting:
+        frugal = min(forecasts, key=lambda f: f.memory_bytes)
+        return None, f"nothing fits: {frugal.label} takes least, {frugal.arithmetic}"
+    best = fitting[0]
+    why = f"{best.label} has the fastest epoch of those that fit, {best.seconds_per_epoch:.3g} s"
+    rest = [f for f in fitting[1:] if f.system != best.system or f.label != best.label]
+    return best.label, why + (f"; next comes {rest[0].label} with {rest[0].seconds_per_epoch:.3g} s" if rest else "")
+
+
+def _notes(stage: Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
+    notes = []
+    fast = [f for f in forecasts if f.fits]
+    if len({f.steps_per_epoch > 1 for f in fast}) > 1:
+        whole = [f.label for f in forecasts if f.system in ("sar", "retexo")]
+        notes.append(
+            f"An epoch of {' and '.join(whole)} is one step over all train nodes, of which runs take hundreds; others take many in one."
+        )
+    if any(f.system == "retexo" for f in forecasts):
+        notes.append("retexo trains each layer for `epochs`: its epoch is the median over layers, and trains one layer only.")
+    notes.append("Accuracy is not predicted.")
+    if stage.stands_in:
+        notes.append(f"An estimate: rehearsed on {stage.dataset.name}, which stands for the graph.")
+    return tuple(notes)

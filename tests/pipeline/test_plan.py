@@ -1,0 +1,186 @@
+"""What a plan says beside what ranks then do: bytes by law to the byte, and sentences for what cannot be."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import millrace as mr
+from millrace.pipeline import plan as planning
+from millrace.pipeline import plan_laws, plan_stage
+from millrace.pipeline.config import Job
+from millrace.pipeline.events import StageAdvanced, StageStarted
+from millrace.pipeline.links import LINKS, Link
+from millrace.pipeline.plan import Plan, plan
+from millrace.pipeline.plan_bytes import Moved
+from millrace.pipeline.plan_inputs import Cluster, Numbers, candidates, stand_in
+from millrace.pipeline.plan_laws import Forecast, Situation
+from millrace.pipeline.plan_told import told
+from millrace.pipeline.prepare import make_system, placed
+from millrace.pipeline.rehearsal import Rehearsed
+from millrace.pipeline.understudy_cast import Cast
+from millrace.storage.errors import InputError
+from millrace.tests.pipeline.test_cli import millrace
+
+SBM = "sbm:nodes=300,classes=3,degree=6,features=12,train=0.5"
+SMALL = {"hidden": 8, "layers": 2, "fanout": "3,2", "batch_size": 16, "epochs": 3, "ranks": 2, "threads": 1}
+
+
+class Played:
+    """A plan for two ranks, and, for each candidate, the law of exactly what was rehearsed beside what was counted there."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.situations: dict[str, Situation] = {}
+        self.seen: dict[str, Rehearsed] = {}
+        self.laws: dict[str, Moved] = {}
+        self.events: list[object] = []
+        foresee = plan_laws.foresee
+
+        def heard(s: Situation, seen: Rehearsed, cast: Cast, base: int, room: int) -> Forecast:
+            job = Job.model_validate(cast.job)
+            as_rehearsed = replace(s, job=job, system=make_system(placed(job)))
+            self.situations[s.label], self.seen[s.label] = as_rehearsed, seen
+            self.laws[s.label] = plan_laws.moves(as_rehearsed, seen)[0]
+            return foresee(s, seen, cast, base, room)
+
+        patch.setattr(plan_stage, "foresee", heard)
+        # However busy this machine is: what was cut short has not counted everything.
+        patch.setattr(plan_stage, "LIMIT_S", 1e6)
+        self.plan: Plan = plan(SBM, emit=self.events.append, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    with pytest.MonkeyPatch.context() as patch:
+        return Played(patch)
+
+
+@pytest.mark.parametrize("label", ["sar", "retexo", "bulk", "bulk, owned features", "grappa"])
+def test_bytes_are_those_that_ranks_count(played: Played, label: str) -> None:
+    s, seen = played.situations[label], played.seen[label]
+    assert seen.whole
+    law = played.laws[label].total(s.epochs)
+    for channel in ("network", "store"):
+        counted = {kind: count for kind, count in seen.bytes[channel].items() if count and kind != "control"}
+        assert {kind: count for kind, count in law[channel].items() if count and kind != "control"} == counted
+    assert law["network"]["control"] == pytest.approx(seen.bytes["network"]["control"], rel=0.5)
+
+
+def test_epochs_and_steps_are_those_of_the_run(played: Played) -> None:
+    by_label = {f.label: f for f in played.plan.systems}
+    # 150 seeds in minibatches of 16 are 10, two of them in a step.
+    assert by_label["bulk"].steps_per_epoch == 5
+    assert by_label["sar"].steps_per_epoch == 1
+    assert (by_label["sar"].epochs, by_label["retexo"].epochs) == (3, 6)
+    gradients = {label: f.bytes["network"]["gradients"] for label, f in by_label.items()}
+    assert gradients["bulk"] == 5 * gradients["sar"] == gradients["bulk, owned features"]
+
+
+def test_memory_is_more_than_the_process_and_time_more_than_nothing(played: Played) -> None:
+    for f in played.plan.systems:
+        assert f.fits and f.memory_bytes == sum(f.memory.values()) > f.memory["process"] > 100 << 20
+        assert f.seconds_per_epoch is not None and f.seconds_per_epoch > 0
+        assert not f.estimate
+
+
+def test_a_plan_is_told_and_recorded(played: Played) -> None:
+    text, record = told(played.plan), json.loads(json.dumps(played.plan.to_record(), allow_nan=False))
+    assert all(f.label in text for f in played.plan.systems)
+    assert f"Choose {played.plan.recommended}: " in text
+    assert record["systems"][0]["bytes"]["network"]["gradients"] > 0
+    assert max(len(line) for line in text.splitlines()) <= 140
+    assert any(isinstance(e, StageStarted) and e.stage == "plan" for e in played.events)
+    assert [e.done for e in played.events if isinstance(e, StageAdvanced) and e.stage == "plan"] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_moves_what_the_plan_says(played: Played, tmp_path, scheduler) -> None:
+    forecast = next(f for f in played.plan.systems if f.label == "sar")
+    options = {k: v for k, v in SMALL.items() if k not in ("fanout", "batch_size")}
+    result = mr.run(SBM, system="sar", out=tmp_path / "run", cluster={"scheduler": scheduler}, **options)
+    for channel in ("network", "store"):
+        predicted, counted = (sum(of[channel].values()) for of in (forecast.bytes, result.bytes))
+        assert predicted == pytest.approx(counted, rel=0.02)
+        for kind in ("gradients", "activations", "graph") if channel == "network" else ("features",):
+            assert forecast.bytes[channel][kind] == result.bytes[channel][kind]
+
+
+def test_slower_links_take_longer_and_the_fastest_that_fits_is_chosen(played: Played) -> None:
+    s = played.situations["sar"]
+    slow = replace(s, link=LINKS["edge"])
+    moved = played.laws["sar"]
+    assert plan_laws.network_seconds(s, moved) == 0
+    # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
+    expected = sum(moved.busiest["network", k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items())
+    assert plan_laws.network_seconds(slow, moved) == pytest.approx(expected) > 0.2
+    first, *rest = played.plan.systems
+    tight = [replace(first, fits=False, seconds_per_epoch=1e-6), *rest]
+    label, why = planning._choice(tight)
+    fastest = min(rest, key=lambda f: f.seconds_per_epoch or 0)
+    assert label == fastest.label and fastest.label in why
+    assert planning._choice([replace(f, fits=False) for f in rest])[0] is None
+
+
+def test_more_ranks_than_were_rehearsed_grow_by_their_parts(played: Played) -> None:
+    s, seen = played.situations["sar"], played.seen["sar"]
+    assert plan_laws.share_of_work(s) == pytest.approx(1)
+    double = replace(s, nodes=2 * s.nodes, edges=2 * s.edges)
+    assert plan_laws.share_of_work(double) == pytest.approx(2)
+    base = 10 << 20
+    small, large = (plan_laws.memory_of(x, seen, base, 0) for x in (s, double))
+    assert large["data"] == pytest.approx(2 * small["data"], abs=2) and large["process"] == base
+    crowded = replace(s, per_host=8, threads=2, cores=4)
+    assert plan_laws.load(crowded, 8) == 4 and plan_laws.load(crowded, 1) == 1
+
+
+def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
+    table = {"ranks": 2, "sampler": {"fanout": [4, 3]}, "train": {"batch_size": 8}, "queue": {"bulk_size": 2}, "system": "sar"}
+    jobs = candidates(table)
+    assert list(jobs) == ["bulk", "bulk, owned features", "grappa", "sar", "retexo"]
+    assert {job.model["layers"] for job in jobs.values()} == {2}
+    assert jobs["bulk"].train.batch_size == 8 and jobs["sar"].sampler == {}
+    assert "bulk, owned features" not in candidates({"ranks": 1})
+
+
+def test_a_stand_in_is_as_dense_and_no_larger() -> None:
+    spec = stand_in(Numbers(nodes=10**9, edges=16 * 10**9, features=128, classes=7, train=0.25))
+    dataset = mr.open_dataset(spec.replace("scale=18", "scale=10"))
+    assert spec.startswith("rmat:scale=18,edge_factor=8,features=128,classes=7")
+    assert dataset.graph.num_edges / dataset.num_nodes == pytest.approx(16, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes", "5"), "--nodes and --edges go together"),
+        (("--nodes", "5", "--edges", "9", "--dataset", "digits"), "in place of --dataset"),
+        (("--nodes", "1", "--edges", "9"), "nodes is 1; expected"),
+        (("--nodes", "5", "--edges", "9", "--train-share", "0"), "the share of train nodes is 0.0"),
+        (("--hosts", "3", "--ranks", "2"), "hosts is 3 for 2 rank(s)"),
+        (("--hosts", "2", "--ranks", "2"), "nothing says how they are connected"),
+        (("--link", "wam"), "link is 'wam'; expected one of data centre, wan, edge, proximity; did you mean 'wan'?"),
+        (("--bandwidth", "1"), "--bandwidth and --latency go together"),
+        (("--bandwidth", "0", "--latency", "1"), "expected a bandwidth above 0"),
+        (("--memory", "-1"), "expected more than 0"),
+        (("--set", "bulk.topology=partitioned"), "bulk.topology is 'partitioned', of which a plan knows nothing"),
+        (("--set", "retexo.local_steps=3"), "retexo.local_steps is 3"),
+        (("--ranks", "2", "--set", "model.norm=batch"), "use another norm, or one rank"),
+        (("--fanout", "2,2", "--layers", "3"), "give one number per layer"),
+    ],
+)
+def test_mistakes_are_sentences(words: tuple[str, ...], said: str) -> None:
+    seen = millrace("plan", *words)
+    assert seen.code == 2 and said in seen.err and seen.err.count("\n") <= 3
+
+
+def test_what_cannot_be_is_refused_with_the_arithmetic() -> None:
+    seen = millrace("plan", "--dataset", SBM, "--memory", "0.05", "--epochs", "1")
+    assert seen.code == 2
+    assert "does not fit: at least process " in seen.out and "of 51 MiB for a rank" in seen.out
+    assert seen.err.count("nothing fits") == 1
+
+
+def test_links_and_clusters_are_checked() -> None:
+    with pytest.raises(InputError, match="bandwidth above 0"):
+        Cluster(1, None, Link(0, 0)).check(1)
+    with pytest.raises(InputError, match="one of them"):
+        plan("digits", numbers=Numbers(10, 10))
