@@ -267,7 +267,9 @@ def _minibatch_rows(s: Situation, seen: Rehearsed, moved: Moved) -> None:
     """What the rows of sampled minibatches take, as counted in the rehearsal."""
     if not isinstance(s.system.sample, Sampled):
         return
-    per_epoch = s.minibatches / max(1, seen.minibatches)
+    # The last minibatch of an epoch is counted whole only where it was rehearsed, as small as it is.
+    minibatches = math.ceil(s.minibatches) if seen.all_seeds and not s.stands_in else s.minibatches
+    per_epoch = minibatches / max(1, seen.minibatches)
     if s.job.queue.kind == "zarr":
         moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches / s.growth
     if not s.exchanges:

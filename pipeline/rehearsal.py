@@ -103,6 +103,8 @@ class Rehearsed:
     """Of the first rank, over the network, by kind."""
     whole: bool
     """Whether all epochs were done."""
+    all_seeds: bool
+    """Whether an epoch was one of the run, with its smaller last minibatch."""
 
     @classmethod
     def of(cls, cast: Cast, told: Sequence[Mapping[str, Any]]) -> "Rehearsed":
@@ -138,6 +140,7 @@ class Rehearsed:
             bytes=sent,
             waits=first["waits"]["network"],
             whole=whole,
+            all_seeds=cast.seeds is None or cast.seeds >= cast.outline["splits"]["train"],
         )
 
 
