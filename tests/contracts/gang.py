@@ -26,7 +26,7 @@ class RankFailedError(AssertionError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60.0, group_timeout_s: float = 30.0, mortal: tuple[int, ...] = ()
+    fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 180.0, group_timeout_s: float = 120.0, mortal: tuple[int, ...] = ()
 ) -> list[Any]:
     """What ``fn(group, *args)`` returns on each of `size` ranks.
 
