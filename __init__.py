@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.export import to_dgl_blocks, to_pyg
     from millrace.pipeline.loaders import NeighborLoader
     from millrace.pipeline.queues import open_queue
+    from millrace.pipeline.report.write import Report, report
     from millrace.pipeline.result import Result
     from millrace.pipeline.run import run
     from millrace.pipeline.systems import System, bulk, grappa, retexo, sar
@@ -43,6 +44,8 @@ _HOMES = {
     "to_pyg": "pipeline.export",
     "NeighborLoader": "pipeline.loaders",
     "open_queue": "pipeline.queues",
+    "Report": "pipeline.report.write",
+    "report": "pipeline.report.write",
     "Result": "pipeline.result",
     "run": "pipeline.run",
     "System": "pipeline.systems",
@@ -94,6 +97,7 @@ __all__ = [
     "NeighborLoader",
     "NeighborSampler",
     "ReadOptions",
+    "Report",
     "Result",
     "RunError",
     "Split",
@@ -109,6 +113,7 @@ __all__ = [
     "infer",
     "open_dataset",
     "open_queue",
+    "report",
     "retexo",
     "run",
     "sar",
