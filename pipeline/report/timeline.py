@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .reading import COUNTED, RankLog, RunRecord
+from .reading import COUNTED, SILENCE_S, RankLog, RunRecord
 
 Floats = npt.NDArray[np.float64]
 
 ROWS = (*COUNTED, "other")
 """The stages of a rank's time, which add up to it."""
-LATE_S = 2.0
-"""The driver hears a pulse at most so much later than the one before it, or a life of the rank ended in between."""
+JUMP_S, LATE_S = 0.5, 2.0
+"""A clock that is this much faster than the driver's was set to a checkpoint's seconds: as training begins, or just after."""
 WAITING = ("reduce", "exchange")
 """Where a rank that is early waits for the others."""
 WAIT_BIN_S = 0.5
@@ -54,9 +54,13 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
     elif exchange == BACKGROUND:
         columns["exchange"] = np.zeros_like(time)
     counted = np.stack([columns[name] for name in COUNTED], axis=1)
-    new = (np.diff(total) < 0) | (np.diff(log.steps) < 0) | (np.abs(np.diff(time) - np.diff(total)) > LATE_S)
+    ahead, steps, trains = np.diff(total) - np.diff(time), np.array(log.steps), np.array(log.trains)
+    new = (np.diff(total) < 0) | (np.diff(steps) < 0) | (ahead < -SILENCE_S)
+    if resumed_at is not None:
+        new |= (steps[:-1] == 0) & (ahead > np.where(np.diff(trains) > 0, JUMP_S, LATE_S))
     found = []
     for first, last in zip([0, *(np.flatnonzero(new) + 1)], [*(np.flatnonzero(new) + 1), len(time)]):
+        # A pulse may be heard late, never early.
         at, piece = total[first:last] + (time[first:last] - total[first:last]).min(), counted[first:last]
         # Before it trains, a rank has gone on from nothing, and its clock has run since its life began.
         if not log.trains[first] or (first == 0 and (resumed_at is None or resumed_at > time[0])):
@@ -105,7 +109,7 @@ class Timeline:
         # Piecewise linear; it never falls.
         end = self.begin + self.length + sum(b - a for a, b in self.silences)
         knots = sorted({self.begin, end, *(moment for silence in self.silences for moment in silence)})
-        return np.interp(places, self.place(knots), knots)
+        return np.asarray(np.interp(places, self.place(knots), knots))
 
     @property
     def cuts(self) -> list[tuple[float, float]]:
@@ -156,7 +160,9 @@ def timeline(run: RunRecord) -> Timeline | None:
     resumed_at = next((at for at, text in told.notes if text.startswith("resumed at ")), None)
     ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(told.ranks.items())}
     ranks = {rank: found for rank, found in ranks.items() if found}
-    begins = [told.first, *(s.at[0] for found in ranks.values() for s in found)]
-    begin = float(min(begins))
-    found = Timeline(begin, told.silences, 0.0, ranks)
-    return Timeline(begin, told.silences, max(float(found.place(told.last)), 1e-3), ranks)
+    begins = [float(s.at[0]) for found in ranks.values() for s in found]
+    begin = min([told.first, *begins])
+    # A rank's clock runs before anything is heard of it.
+    silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in told.silences]
+    found = Timeline(begin, silences, 0.0, ranks)
+    return Timeline(begin, silences, max(float(found.place(told.last)), 1e-3), ranks)
