@@ -110,6 +110,9 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
         for narrow in (False, True):
             figure = Figure(layout="constrained")
             on(Sheet(figure, narrow))
+            # Laid out once, for both files.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
             svg = io.StringIO()
             figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
             made[narrow] = _for_page(svg.getvalue(), f"{name}-{'narrow' if narrow else 'wide'}-", caption, colours)

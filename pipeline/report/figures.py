@@ -169,7 +169,7 @@ def pairs(summary: Summary) -> Draw | None:
             most = table.max()
             for r in range(size):
                 for s in range(size):
-                    ax.add_patch(_cell(s, r, table[r, s] / most))
+                    ax.barh(r, 1, left=s - 0.5, height=1, color=LINES[0], alpha=0.05 + 0.5 * float(table[r, s] / most), linewidth=0)
                     if size <= WRITTEN_OUT:
                         ax.text(s, r, amount(table[r, s]) if r != s else "", ha="center", va="center", fontsize=9 if size < 7 else 6)
             ax.set_xlim(-0.5, size - 0.5)
@@ -182,12 +182,6 @@ def pairs(summary: Summary) -> Draw | None:
             ax.set_title(f"{channel}: {amount(table.sum())}" + ("" if size <= WRITTEN_OUT else f", at most {amount(most)} a pair"))
 
     return on
-
-
-def _cell(x: int, y: int, share: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=LINES[0], alpha=0.05 + 0.5 * float(share), edgecolor="none")
 
 
 def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:

@@ -14,6 +14,8 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline import cli
+from millrace.pipeline.report import write
+from millrace.pipeline.report.canvas import Picture
 from millrace.pipeline.report.reading import COUNTED, RankLog, StageSpan, Told, names, read_run
 from millrace.pipeline.report.summary import amount, duration, summarise
 from millrace.pipeline.report.timeline import BACKGROUND, BESIDE, ROWS, WITHIN, Timeline, stretches, timeline
@@ -105,6 +107,12 @@ def copied(runs, tmp_path):
     return shutil.copytree(runs / "bulk", tmp_path / "run", ignore=shutil.ignore_patterns("report"))
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without pictures, for tests that look at words: drawing takes seconds."""
+    monkeypatch.setattr(write, "draw", lambda name, caption, on, colours: Picture(name, caption, "", "", b""))
+
+
 def result_of(run):
     return json.loads((run / "result.json").read_text())
 
@@ -191,6 +199,7 @@ def test_phases_are_told(runs, reported):
         assert any(phase["name"] in row and str(phase["parameters"]) in row for row in page.rows)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_has_not_finished(copied):
     (copied / "result.json").unlink()
     text = (copied / "metrics.jsonl").read_text()
@@ -206,6 +215,7 @@ def test_a_run_that_has_not_finished(copied):
     assert running.runs[0]["status"] == "running" and "last heard of" in page_of(running).words
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_has_only_begun(copied):
     for name in ("result.json", "metrics.jsonl"):
         (copied / name).unlink()
@@ -215,6 +225,7 @@ def test_a_run_that_has_only_begun(copied):
     assert "no pulses" in page_of(mr.report(copied)).words
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_old_run_without_pulses(copied):
     write_events(copied, [e for e in events_of(copied) if e["event"] not in ("Pulse", "QueueLevel")])
     old = result_of(copied)
@@ -228,12 +239,14 @@ def test_an_old_run_without_pulses(copied):
     assert page.row("result.json")[0] == f"{old['seconds']['forward_backward']:.2f}"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_another_version_s_configuration(copied):
     with (copied / "job.toml").open("a") as f:
         f.write("\n[later]\nthing = 7\n")
     assert page_of(mr.report(copied)).row("later.thing") == ["7"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_resumed_days_later(copied):
     shutil.rmtree(copied / "report", ignore_errors=True)
     before = events_of(copied)
@@ -398,6 +411,7 @@ def test_what_is_found(copied):
     assert "It computed for 40.0 s (forward_backward), they for 20.0 s on average." in waited
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_lost_ranks_are_named(copied):
     edit_result(copied, lost=[{"rank": 1, "phase": 0, "epoch": 3, "step": 2, "seeds": 120, "epochs": 2}])
     assert "Rank 1 was lost; the others went on without its 120 seeds in 2 epochs." in page_of(mr.report(copied)).words
@@ -436,6 +450,7 @@ def millrace(*words):
     return left.value.code
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command(runs, tmp_path, capsys):
     assert millrace("report", runs / "bulk", "--out", tmp_path / "r", "--json") == 0
     out, err = capsys.readouterr()
@@ -447,6 +462,7 @@ def test_the_command(runs, tmp_path, capsys):
     assert sum(record["runs"][0]["shares"].values()) == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("spoil", "words", "phrase"),
     [
