@@ -131,6 +131,7 @@ def _for_page(svg: str, prefix: str, caption: str, colours: dict[str, str]) -> s
     assert view is not None, "matplotlib gives its SVG a viewBox"
     svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} role="img" aria-label="{escape(caption)}">', svg, count=1)
     svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r' d="[^"]*"', lambda d: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", d[0]), svg)
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'href="#', f'href="#{prefix}', svg)
     svg = svg.replace("url(#", f"url(#{prefix}")

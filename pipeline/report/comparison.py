@@ -1,15 +1,16 @@
 """Several runs beside each other: a table, and their curves in one picture."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
+from ...storage.ledger import KINDS as LEDGER
 from ..look import KINDS, STAGES
 from .canvas import Sheet
 from .figures import Draw, line_style
 from .reading import RunRecord
-from .summary import Summary, amount
+from .summary import Summary, amount, first_step
 from .timeline import ROWS, Timeline
 
 Run = tuple[RunRecord, Timeline | None, Summary]
@@ -41,11 +42,12 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
         ("validation accuracy", accuracy("val_accuracy")),
         ("seconds an epoch (median)", each(lambda run, _: (s := epoch_seconds(run)) and f"{s:.3f}")),
         ("seconds in all", each(lambda _, summary: f"{summary.total_s:.2f}")),
-        ("largest share of time", each(lambda _, s: s.shares and "{1} {0:.0%}".format(*max((v, k) for k, v in s.shares.items())))),
+        ("largest share from the first step on", [_most(run, line) for run, line, _ in runs]),
         ("peak memory of a rank", each(lambda _, summary: summary.peak_rss_bytes and amount(max(summary.peak_rss_bytes)))),
         ("training step's memory", each(lambda run, _: _largest_step(run))),
     ]
     kinds = dict.fromkeys((c, k) for *_, s in runs for c, found in s.bytes.items() for k, n in found.items() if n)
+    kinds = sorted(kinds, key=lambda ck: (_place(LEDGER, ck[0]), _place(KINDS, ck[1])))
     rows += [(f"{c}: {k}", each(lambda _, s, c=c, k=k: amount(s.bytes.get(c, {}).get(k, 0)))) for c, k in kinds]
     return [(name, values) for name, values in rows if any(values)]
 
@@ -54,6 +56,19 @@ def epoch_seconds(run: RunRecord) -> float | None:
     """Median seconds of an epoch."""
     seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [e["seconds"] for e in run.told.epochs.values()]
     return float(np.median(seconds)) if seconds else None
+
+
+def _place(known: Iterable[str], name: str) -> int:
+    """Of a name among those that are known, or after them."""
+    names = list(known)
+    return names.index(name) if name in names else len(names)
+
+
+def _most(run: RunRecord, line: Timeline | None) -> str:
+    spent = line.over_ranks(first_step(run, line)) if line else {}
+    whole = sum(spent.values())
+    name = max(spent, key=lambda stage: spent[stage], default="")
+    return f"{name} {spent[name] / whole:.0%}" if whole else ""
 
 
 def _largest_step(run: RunRecord) -> str:
@@ -67,12 +82,12 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
     Args:
         runs: of the report.
         value: a key of `Told.epochs`.
-        by_time: over seconds, not over epochs.
+        by_time: over seconds since the first step, not over epochs.
     """
     curves = []
     for number, (run, line, _) in enumerate(runs):
         points = [
-            (float(line.place(seen["time"])) if by_time and line else epoch + 1, seen[value])
+            (float(line.place(seen["time"])) - first_step(run, line) if by_time and line else epoch + 1, seen[value])
             for epoch, seen in sorted(run.told.epochs.items())
             if seen[value] is not None
         ]
@@ -86,15 +101,15 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
         for name, points, style in curves:
             ax.plot(*points.T, label=name, marker="o" if len(points) < 30 else None, markersize=3, **style)
         ax.grid(True)
-        ax.set_xlabel("seconds" if by_time else "epoch")
+        ax.set_xlabel("seconds since the first step" if by_time else "epoch")
         sheet.legend(*ax.get_legend_handles_labels())
 
     return on
 
 
-def stacked(runs: list[Run], of: Callable[[RunRecord, Summary], dict[str, float]], colours: dict[str, str], unit: str) -> Draw | None:
+def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dict[str, str], unit: str) -> Draw | None:
     """A bar for each run, of pieces by stage or kind."""
-    bars = [(run.name, of(run, summary)) for run, _, summary in runs]
+    bars = [(run[0].name, of(run)) for run in runs]
     names = [name for name in colours if any(pieces.get(name) for _, pieces in bars)]
     if not names:
         return None
@@ -118,25 +133,33 @@ def stacked(runs: list[Run], of: Callable[[RunRecord, Summary], dict[str, float]
 def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
     """By name: caption, and how to draw it."""
 
-    def by_stage(_: RunRecord, summary: Summary) -> dict[str, float]:
-        ranks = max(1, len(summary.seconds))
-        return {name: sum(s[name] for s in summary.seconds) / ranks for name in ROWS}
+    def by_stage(run: Run) -> dict[str, float]:
+        record, line, _ = run
+        spent = line.over_ranks(first_step(record, line)) if line else {}
+        return {name: s / max(1, len(line.ranks) if line else 0) for name, s in spent.items()}
 
-    def of_channel(channel: str) -> Callable[[RunRecord, Summary], dict[str, float]]:
-        return lambda _, summary: {kind: n / 2**20 for kind, n in summary.bytes.get(channel, {}).items()}
+    def by_kind(run: Run) -> dict[str, float]:
+        return {kind: n / 2**20 for kind, n in run[2].bytes.get("network", {}).items()}
 
-    def by_memory(run: RunRecord, summary: Summary) -> dict[str, float]:
-        held = max((run.result or {}).get("memory_bytes") or [{}], key=lambda m: sum(m.values()))
+    def by_memory(run: Run) -> dict[str, float]:
+        record, _, summary = run
+        held = max((record.result or {}).get("memory_bytes") or [{}], key=lambda m: sum(m.values()))
         known = {name: held.get(name, 0) / 2**20 for name in ("graph", "features", "step")}
         peak = max(summary.peak_rss_bytes, default=0) / 2**20
         return {**known, "other": max(0.0, peak - sum(known.values()))}
 
     found = {
         "accuracy": ("Validation accuracy by epoch.", overlaid(runs, "val_accuracy", by_time=False)),
-        "accuracy-time": ("Validation accuracy by time since the run began.", overlaid(runs, "val_accuracy", by_time=True)),
+        "accuracy-time": (
+            "Validation accuracy by time since the first step: start-up is left out.",
+            overlaid(runs, "val_accuracy", by_time=True),
+        ),
         "loss": ("Training loss by epoch.", overlaid(runs, "train_loss", by_time=False)),
-        "time": ("Seconds of a rank by stage, mean over ranks.", stacked(runs, by_stage, {n: STAGES[n] for n in ROWS}, "seconds")),
-        "network": ("Sent over the network in training, all ranks.", stacked(runs, of_channel("network"), KINDS, "MiB")),
+        "time": (
+            "Seconds of a rank by stage from the first step on, mean over ranks.",
+            stacked(runs, by_stage, {n: STAGES[n] for n in ROWS}, "seconds"),
+        ),
+        "network": ("Sent over the network in training, all ranks.", stacked(runs, by_kind, KINDS, "MiB")),
         "memory": (
             "Peak memory of a rank: what is known of it, and the rest (the process, its libraries, and what is not counted). Features that "
             "are mapped from disk count where they lie.",

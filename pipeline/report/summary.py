@@ -21,6 +21,8 @@ BOTTLENECK = 0.25
 
 def amount(num_bytes: float) -> str:
     """Bytes in a unit that fits."""
+    if not num_bytes:
+        return "0"
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024 or unit == "GiB":
             return f"{num_bytes:,.0f} {unit}" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
@@ -146,6 +148,7 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
     if shares:
         largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
         whose = "the rank's" if ranks == "1 rank" else "the ranks'"
+        largest = [(share, name if name != "other" else "no stage (start-up and the like)") for share, name in largest]
         (share, name), *rest = largest
         said += f". Of {whose} time {_listed([f'{share:.0%} went to {name}', *(f'{share:.0%} to {name}' for share, name in rest)])}"
     return said + "."
@@ -182,8 +185,8 @@ def _began_late(run: RunRecord, line: Timeline) -> list[str]:
     first = first_step(run, line)
     if not SLOW_START * line.length < first < line.length:
         return []
-    spent = sum((s.spent(line.moments([0.0, first]))[0] for found in line.ranks.values() for s in found), np.zeros(len(ROWS)))
-    name = ROWS[int(spent.argmax())]
+    before = line.over_ranks(last=first)
+    name = max(before, key=lambda stage: before[stage])
     return [
         f"The first step was done after {duration(first)} of {duration(line.length)} (mostly {name}): data is opened, "
         "processes start, and kernels are compiled, which later runs on this machine find compiled."
@@ -195,9 +198,7 @@ def _held_up(run: RunRecord, line: Timeline) -> list[str]:
     times = [e["time"] for _, e in sorted(run.told.epochs.items())]
     if len(times) < 2:
         return []
-    between = np.array([times[0], times[-1]])
-    spent = sum((s.spent(between)[0] for found in line.ranks.values() for s in found), np.zeros(len(ROWS)))
-    seconds: dict[str, float] = dict(zip(ROWS, spent.tolist()))
+    seconds = line.over_ranks(*line.place([times[0], times[-1]]).tolist())
     whole = sum(seconds.values())
     if not whole:
         return []

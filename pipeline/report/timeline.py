@@ -127,10 +127,16 @@ class Timeline:
         spent = sum((s.spent(moments) for s in self.ranks[rank]), np.zeros((bins, len(ROWS))))
         return edges, spent / max((self.length - first) / bins, 1e-9)
 
-    def seconds(self, rank: int) -> dict[str, float]:
-        """Seconds of a rank by stage, as far as pulses tell."""
-        spent = sum((s.seconds[-1] for s in self.ranks[rank]), np.zeros(len(ROWS)))
+    def seconds(self, rank: int, first: float = 0.0, last: float | None = None) -> dict[str, float]:
+        """Seconds of a rank by stage, as far as pulses tell, from second `first` to second `last` or the end."""
+        moments = self.moments([first, self.length if last is None else last])
+        spent = sum((s.spent(moments)[0] for s in self.ranks[rank]), np.zeros(len(ROWS)))
         return dict(zip(ROWS, spent.tolist()))
+
+    def over_ranks(self, first: float = 0.0, last: float | None = None) -> dict[str, float]:
+        """`seconds`, of all ranks together."""
+        each = [self.seconds(rank, first, last) for rank in self.ranks]
+        return {name: sum(s[name] for s in each) for name in ROWS}
 
     def waits(self) -> Floats:
         """[P, P] seconds: of what rank r waited in `WAITING`, what it waited longer than rank s, while s waited least of all.
