@@ -120,16 +120,16 @@ def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, 
 
 def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
     """Over all lives of a rank: what was done twice is counted twice."""
-    ranks = sorted(run.told.ranks)
+    told = [(r, channel, to) for r, log in run.told.ranks.items() for life in log.lives for channel, to in _messages(life["sent_to"])]
+    size = max([len(to) for *_, to in told] + [r + 1 for r, *_ in told], default=0)
     tables: dict[str, np.ndarray[Any, Any]] = {}
-    for row, rank in enumerate(ranks):
-        for life in run.told.ranks[rank].lives:
-            for channel, kinds in life["sent_to"].items():
-                for to in kinds.values():
-                    table = tables.setdefault(channel, np.zeros((len(ranks), len(ranks)), np.int64))
-                    if len(to) == len(ranks):
-                        table[row] += np.array(to, np.int64)
+    for rank, channel, to in told:
+        tables.setdefault(channel, np.zeros((size, size), np.int64))[rank, : len(to)] += np.array(to, np.int64)
     return {channel: table.tolist() for channel, table in tables.items()}
+
+
+def _messages(sent_to: dict[str, dict[str, list[int]]]) -> list[tuple[str, list[int]]]:
+    return [(channel, to) for channel, kinds in sent_to.items() for to in kinds.values()]
 
 
 def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: int) -> str:
