@@ -262,8 +262,8 @@ def test_resumed_days_later(copied):
     line = timeline(record)
     assert line is not None
     ((at, length),) = line.cuts
-    assert 3 * 86400 - 1 < length < 3 * 86400 + 300 and at == pytest.approx(before[-1]["time"] - line.begin, abs=0.01)
-    assert line.length < 300
+    assert 3 * 86400 - 1 < length < 3 * 86400 + 3600 and at == pytest.approx(before[-1]["time"] - line.begin, abs=0.01)
+    assert line.length < 3600
     assert "3 epochs" in report.runs[0]["headline"] and sorted(record.told.epochs) == [0, 1, 2]
     assert "nothing ran for 72 h" in page_of(report).words
     # What a checkpoint brought back is not counted again.
