@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.plan import plan
     from millrace.pipeline.plan_inputs import Cluster, Numbers
     from millrace.pipeline.queues import open_queue
+    from millrace.pipeline.report.write import Report, report
     from millrace.pipeline.result import Result
     from millrace.pipeline.run import run
     from millrace.pipeline.systems import System, bulk, grappa, retexo, sar
@@ -50,6 +51,8 @@ _HOMES = {
     "Numbers": "pipeline.plan_inputs",
     "Link": "pipeline.links",
     "open_queue": "pipeline.queues",
+    "Report": "pipeline.report.write",
+    "report": "pipeline.report.write",
     "Result": "pipeline.result",
     "run": "pipeline.run",
     "System": "pipeline.systems",
@@ -104,6 +107,7 @@ __all__ = [
     "NeighborSampler",
     "Numbers",
     "ReadOptions",
+    "Report",
     "Result",
     "RunError",
     "Split",
@@ -120,6 +124,7 @@ __all__ = [
     "open_dataset",
     "open_queue",
     "plan",
+    "report",
     "retexo",
     "run",
     "sar",

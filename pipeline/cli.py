@@ -401,6 +401,23 @@ def inspect(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, finished or not; several are compared.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the report; by default `report` in the first run's folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")] = False,
+) -> None:
+    """Write a page with pictures: where a run's time, bytes and memory went, and who waited for whom."""
+    from .report.write import report as write
+
+    written = write([_home(run) for run in runs], _home(out) if out is not None else None)
+    for record in written.runs:
+        _say("\n".join([record["headline"], *record["findings"]]), err=as_json)
+    _say(f"report in {written.path}", err=as_json)
+    if as_json:
+        _say(json.dumps({"page": str(written.path), "pictures": [str(p) for p in written.pictures.values()], "runs": written.runs}))
+
+
+@app.command()
 def doctor(as_json: JsonFlag = False) -> None:
     """Say what is installed, what this machine offers, and what is missing for what."""
     from .doctor import examine

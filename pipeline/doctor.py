@@ -14,6 +14,7 @@ EXTRAS = {
     "pyg": ("torch_geometric",),
     "ogb": ("ogb",),
     "cloud": ("obstore",),
+    "report": ("matplotlib",),
 }
 
 

@@ -16,8 +16,8 @@ from ..storage.queue_object import is_url
 from ..storage.store import MANIFEST, read_manifest
 from .datasets import open_dataset
 from .queues import open_queue
-from .result import SCHEMA_VERSION
-from .run_folder import CHECKPOINTS, JOB, RESULT
+from .result import read_result
+from .run_folder import CHECKPOINTS, JOB
 
 SHOWN_SEEDS = 3
 
@@ -67,19 +67,13 @@ def _run(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = {"holds": "a run", "job": str(folder / JOB)}
     cursors = CheckpointStore(folder / CHECKPOINTS, {}, read_only=True).cursors()
     at = f"phase {cursors[-1].phase}, step {cursors[-1].step}" if cursors else "none"
-    try:
-        result = json.loads((folder / RESULT).read_text())
-    except FileNotFoundError:
+    result = read_result(folder)
+    if result is None:
         return {
             **record,
             "status": f"not finished: go on with it by `millrace run --resume --out {folder}`",
             "last checkpoint": at,
         }
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise StoreError(f"{folder / RESULT} is damaged ({e}); write it again by `millrace run --resume --out {folder}`") from None
-    seen = result.get("schema_version") if isinstance(result, dict) else None
-    if seen != SCHEMA_VERSION:
-        raise StoreError(f"{folder / RESULT} has schema version {seen}; this Millrace reads {SCHEMA_VERSION}")
     keys = (
         "status", "system", "model", "dataset", "num_nodes", "num_edges", "epochs", "best_epoch", "train_loss", "val_accuracy",
         "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",

@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .run_folder import write_whole
+from ..storage.errors import StoreError
+from .run_folder import RESULT, write_whole
 
 SCHEMA_VERSION = 1
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
@@ -36,6 +37,25 @@ def peak_rss_bytes() -> int:
 def write_json(path: Path, record: dict[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
     write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def read_result(run: Path) -> dict[str, Any] | None:
+    """The result in a run's folder; None where the run has not finished.
+
+    Raises:
+        StoreError: it is damaged, or of another schema version.
+    """
+    path = run / RESULT
+    try:
+        result = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise StoreError(f"{path} is damaged ({e}); write it again by `millrace run --resume --out {run}`") from None
+    seen = result.get("schema_version") if isinstance(result, dict) else None
+    if seen != SCHEMA_VERSION:
+        raise StoreError(f"{path} has schema version {seen}; this Millrace reads {SCHEMA_VERSION}")
+    return result
 
 
 @dataclass(frozen=True)

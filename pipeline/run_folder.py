@@ -100,10 +100,10 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
             CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True).latest()
     except StoreError as e:
         try:
-            before = _flat(resolve(read_toml(out / JOB)).model_dump(mode="json"))
+            before = flat(resolve(read_toml(out / JOB)).model_dump(mode="json"))
         except InputError:
             raise e from None
-        now = _flat(job.model_dump(mode="json"))
+        now = flat(job.model_dump(mode="json"))
         # Finished layers are not trained again, so there their epochs decide.
         free = tuple(k for k in FREE if k != "epochs" or job.system != "retexo")
         differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(free)]
@@ -120,11 +120,12 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         ) from None
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested tables by dotted key."""
+    found: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            found.update(flat(value, f"{prefix}{key}."))
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("storage", "stages", "pipeline")
 """Each may import itself and those before it."""
 GPU = {"dask_cuda", "dask_cudf", "cudf", "cugraph", "pylibcugraph", "raft_dask", "cupy"}
-LAZY = GPU | {"torch_geometric", "ogb", "networkx", "obstore", "dgl"}
+LAZY = GPU | {"torch_geometric", "ogb", "networkx", "obstore", "dgl", "matplotlib"}
 MODULES = sorted(p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

@@ -40,7 +40,8 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {f"millrace/{p.relative_to(ROOT).as_posix()}" for layer in LAYERS for p in (ROOT / layer).rglob("*.py")}
-    assert held == modules | {"millrace/__init__.py", "millrace/py.typed"}
+    page = {f"millrace/pipeline/report/page.{kind}" for kind in ("css", "html")}
+    assert held == modules | page | {"millrace/__init__.py", "millrace/py.typed"}
 
 
 def test_wheel_names_the_command_and_carries_the_licence(installed):

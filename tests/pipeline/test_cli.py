@@ -339,6 +339,7 @@ SURFACE = {
     "convert": {"--features", "--json", "--out", "--seed", "--set", "--split", "dataset"},
     "evaluate": {"--dataset", "--json", "run_folder"},
     "inspect": {"--json", "--minibatch", "path"},
+    "report": {"--json", "--out", "runs"},
     "doctor": {"--json"},
 }
 

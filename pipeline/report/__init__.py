@@ -1,0 +1,1 @@
+"""A run's report: one HTML file and its pictures, from the run's folder alone."""

@@ -1,0 +1,139 @@
+"""Pictures in two widths, for light and dark pages and for paper, from one description each."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...storage.errors import InputError
+
+INK, FAINT = "#1c2024", "#d3d7db"
+"""Of text, and of what should not draw the eye; pages replace them by their own."""
+WIDE_IN, NARROW_IN = 10.5, 4.3
+PNG_DPI = 110
+ROOM_IN = 0.5
+"""Above and below the axes."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn picture."""
+
+    name: str
+    caption: str
+    wide: str
+    """SVG for inside a page, in the page's own colours."""
+    narrow: str
+    """The same for a narrow page."""
+    png: bytes
+    """On white."""
+
+
+class Sheet:
+    """An empty picture of one width, on which axes are placed."""
+
+    def __init__(self, figure: Any, narrow: bool) -> None:
+        self.figure, self.narrow = figure, narrow
+
+    def rows(self, heights_in: list[float], **options: Any) -> list[Any]:
+        """Axes one above the other, which share their x axis."""
+        self.figure.set_size_inches(self._width, sum(heights_in) + ROOM_IN)
+        axes = self.figure.subplots(len(heights_in), 1, squeeze=False, sharex=True, height_ratios=heights_in, **options)
+        return [self._plain(ax) for ax in axes[:, 0]]
+
+    def grid(self, count: int, height_in: float, columns: int, **options: Any) -> list[Any]:
+        """So many axes side by side, `columns` in a row where there is room, else one."""
+        columns = 1 if self.narrow else min(columns, count)
+        rows = -(-count // columns)
+        self.figure.set_size_inches(self._width, rows * height_in + ROOM_IN)
+        axes = self.figure.subplots(rows, columns, squeeze=False, **options).ravel()
+        for ax in axes[count:]:
+            ax.remove()
+        return [self._plain(ax) for ax in axes[:count]]
+
+    @property
+    def _width(self) -> float:
+        return NARROW_IN if self.narrow else WIDE_IN
+
+    @staticmethod
+    def _plain(ax: Any) -> Any:
+        ax.spines[["top", "right"]].set_visible(False)
+        return ax
+
+    def legend(self, handles: list[Any], labels: list[str]) -> None:
+        """One legend for all axes, above them."""
+        if handles:
+            columns = min(len(handles), 3 if self.narrow else 8)
+            self.figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, handlelength=1.2, columnspacing=1.2)
+
+
+def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str, str]) -> Picture:
+    """Draw a picture.
+
+    Args:
+        name: of its file, without an ending.
+        caption: what it shows.
+        on: puts it on a sheet.
+        colours: CSS variables for colours in the SVG.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError(
+            "a report draws with matplotlib, which is not installed; install the extra: pip install 'millrace-gnn[report]'"
+        ) from None
+    settings: Any = {
+        **{key: INK for key in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")},
+        "axes.titlesize": "medium",
+        "axes.titlelocation": "left",
+        "grid.color": FAINT,
+        "legend.fontsize": "medium",
+        "font.size": 9.5,
+        # Text from a run's folder is text, never a formula.
+        "text.parse_math": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+    }
+    made: dict[bool, str] = {}
+    png = io.BytesIO()
+    with mpl.rc_context(), warnings.catch_warnings():
+        # Names may have characters that the font for measuring lacks; the page's own font has them.
+        warnings.simplefilter("ignore")
+        mpl.rcParams.update(mpl.rcParamsDefault)
+        mpl.rcParams.update(settings)
+        for narrow in (False, True):
+            figure = Figure(layout="constrained")
+            on(Sheet(figure, narrow))
+            # Laid out once, for both files.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+            svg = io.StringIO()
+            figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+            made[narrow] = _for_page(svg.getvalue(), f"{name}-{'narrow' if narrow else 'wide'}-", caption, colours)
+            if not narrow:
+                figure.savefig(png, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
+    return Picture(name, caption, made[False], made[True], png.getvalue())
+
+
+def _for_page(svg: str, prefix: str, caption: str, colours: dict[str, str]) -> str:
+    """An SVG file as a part of an HTML page: nothing but the drawing, ids that are its own, colours and fonts of the page."""
+    from html import escape
+
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    view = re.search(r'viewBox="[^"]*"', svg)
+    assert view is not None, "matplotlib gives its SVG a viewBox"
+    svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} role="img" aria-label="{escape(caption)}">', svg, count=1)
+    svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r' d="[^"]*"', lambda d: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", d[0]), svg)
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    svg = re.sub(r'href="#', f'href="#{prefix}', svg)
+    svg = svg.replace("url(#", f"url(#{prefix}")
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    return re.sub("#[0-9a-f]{6}\\b", lambda m: f"var({colours[m[0]]})" if m[0] in colours else m[0], svg).strip()

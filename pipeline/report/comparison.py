@@ -1,0 +1,169 @@
+"""Several runs beside each other: a table, and their curves in one picture."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ...storage.ledger import KINDS as LEDGER
+from ..look import KINDS, STAGES
+from .canvas import Sheet
+from .figures import Draw, line_style
+from .reading import RunRecord
+from .summary import Summary, amount, first_step
+from .timeline import ROWS, Timeline
+
+Run = tuple[RunRecord, Timeline | None, Summary]
+
+
+def differing(runs: list[RunRecord]) -> list[tuple[str, list[Any]]]:
+    """The configuration keys that are not the same in all runs, with their values; None where a run has no such key."""
+    keys = sorted({key for run in runs for key in run.config})
+    table = [(key, [run.config.get(key) for run in runs]) for key in keys]
+    return [(key, values) for key, values in table if any(v != values[0] for v in values)]
+
+
+def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
+    """What runs are compared by, a value for each."""
+
+    def each(of: Callable[[RunRecord, Summary], Any]) -> list[str]:
+        return [of(run, summary) or "" for run, _, summary in runs]
+
+    def accuracy(name: str) -> list[str]:
+        return each(lambda run, _: "" if (run.result or {}).get(name) is None else f"{(run.result or {})[name]:.4f}")
+
+    rows = [
+        ("status", each(lambda run, _: run.status)),
+        ("system", each(lambda run, _: run.config.get("system"))),
+        ("model", each(lambda run, _: (run.result or {}).get("model") or run.config.get("model.name"))),
+        ("ranks", each(lambda run, _: str(run.config.get("ranks")))),
+        ("epochs", each(lambda _, summary: str(summary.epochs))),
+        ("test accuracy", accuracy("test_accuracy")),
+        ("validation accuracy", accuracy("val_accuracy")),
+        ("seconds an epoch (median)", each(lambda run, _: (s := epoch_seconds(run)) and f"{s:.3f}")),
+        ("seconds in all", each(lambda _, summary: f"{summary.total_s:.2f}")),
+        ("largest share from the first step on", [_most(run, line) for run, line, _ in runs]),
+        ("peak memory of a rank", each(lambda _, summary: summary.peak_rss_bytes and amount(max(summary.peak_rss_bytes)))),
+        ("training step's memory", each(lambda run, _: _largest_step(run))),
+    ]
+    kinds = dict.fromkeys((c, k) for *_, s in runs for c, found in s.bytes.items() for k, n in found.items() if n)
+    kinds = sorted(kinds, key=lambda ck: (_place(LEDGER, ck[0]), _place(KINDS, ck[1])))
+    rows += [(f"{c}: {k}", each(lambda _, s, c=c, k=k: amount(s.bytes.get(c, {}).get(k, 0)))) for c, k in kinds]
+    return [(name, values) for name, values in rows if any(values)]
+
+
+def epoch_seconds(run: RunRecord) -> float | None:
+    """Median seconds of an epoch."""
+    seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [e["seconds"] for e in run.told.epochs.values()]
+    return float(np.median(seconds)) if seconds else None
+
+
+def _place(known: Iterable[str], name: str) -> int:
+    """Of a name among those that are known, or after them."""
+    names = list(known)
+    return names.index(name) if name in names else len(names)
+
+
+def _most(run: RunRecord, line: Timeline | None) -> str:
+    spent = line.over_ranks(first_step(run, line)) if line else {}
+    whole = sum(spent.values())
+    name = max(spent, key=lambda stage: spent[stage], default="")
+    return f"{name} {spent[name] / whole:.0%}" if whole else ""
+
+
+def _largest_step(run: RunRecord) -> str:
+    steps = [m.get("step", 0) for m in (run.result or {}).get("memory_bytes") or []]
+    return amount(max(steps)) if steps else ""
+
+
+def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
+    """One curve for each run.
+
+    Args:
+        runs: of the report.
+        value: a key of `Told.epochs`.
+        by_time: over seconds since the first step, not over epochs.
+    """
+    curves = []
+    for number, (run, line, _) in enumerate(runs):
+        points = [
+            (float(line.place(seen["time"])) - first_step(run, line) if by_time and line else epoch + 1, seen[value])
+            for epoch, seen in sorted(run.told.epochs.items())
+            if seen[value] is not None
+        ]
+        if points:
+            curves.append((run.name, np.array(points, dtype=float), line_style(number)))
+    if not curves:
+        return None
+
+    def on(sheet: Sheet) -> None:
+        (ax,) = sheet.rows([2.6])
+        for name, points, style in curves:
+            ax.plot(*points.T, label=name, marker="o" if len(points) < 30 else None, markersize=3, **style)
+        ax.grid(True)
+        ax.set_xlabel("seconds since the first step" if by_time else "epoch")
+        sheet.legend(*ax.get_legend_handles_labels())
+
+    return on
+
+
+def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dict[str, str], unit: str) -> Draw | None:
+    """A bar for each run, of pieces by stage or kind."""
+    bars = [(run[0].name, of(run)) for run in runs]
+    names = [name for name in colours if any(pieces.get(name) for _, pieces in bars)]
+    if not names:
+        return None
+
+    def on(sheet: Sheet) -> None:
+        (ax,) = sheet.rows([0.4 + 0.36 * len(bars)])
+        left = np.zeros(len(bars))
+        handles = []
+        for name in names:
+            values = np.array([pieces.get(name, 0.0) for _, pieces in bars])
+            handles.append(ax.barh(range(len(bars)), values, left=left, color=colours[name], height=0.7))
+            left += values
+        ax.set_yticks(range(len(bars)), [name if len(name) < 24 else f"…{name[-22:]}" for name, _ in bars])
+        ax.invert_yaxis()
+        ax.set_xlabel(unit)
+        sheet.legend(handles, names)
+
+    return on
+
+
+def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
+    """By name: caption, and how to draw it."""
+
+    def by_stage(run: Run) -> dict[str, float]:
+        record, line, _ = run
+        spent = line.over_ranks(first_step(record, line)) if line else {}
+        return {name: s / max(1, len(line.ranks) if line else 0) for name, s in spent.items()}
+
+    def by_kind(run: Run) -> dict[str, float]:
+        return {kind: n / 2**20 for kind, n in run[2].bytes.get("network", {}).items()}
+
+    def by_memory(run: Run) -> dict[str, float]:
+        record, _, summary = run
+        held = max((record.result or {}).get("memory_bytes") or [{}], key=lambda m: sum(m.values()))
+        known = {name: held.get(name, 0) / 2**20 for name in ("graph", "features", "step")}
+        peak = max(summary.peak_rss_bytes, default=0) / 2**20
+        return {**known, "other": max(0.0, peak - sum(known.values()))}
+
+    found = {
+        "accuracy": ("Validation accuracy by epoch.", overlaid(runs, "val_accuracy", by_time=False)),
+        "accuracy-time": (
+            "Validation accuracy by time since the first step: start-up is left out.",
+            overlaid(runs, "val_accuracy", by_time=True),
+        ),
+        "loss": ("Training loss by epoch.", overlaid(runs, "train_loss", by_time=False)),
+        "time": (
+            "Seconds of a rank by stage from the first step on, mean over ranks.",
+            stacked(runs, by_stage, {n: STAGES[n] for n in ROWS}, "seconds"),
+        ),
+        "network": ("Sent over the network in training, all ranks.", stacked(runs, by_kind, KINDS, "MiB")),
+        "memory": (
+            "Peak memory of a rank: what is known of it, and the rest (the process, its libraries, and what is not counted). Features that "
+            "are mapped from disk count where they lie.",
+            stacked(runs, by_memory, {**KINDS, "other": STAGES["other"]}, "MiB"),
+        ),
+    }
+    return {name: (caption, on) for name, (caption, on) in found.items() if on is not None}

@@ -1,0 +1,298 @@
+"""The pictures of one run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..look import KINDS, LINES, STAGES
+from .canvas import INK, Sheet
+from .reading import RankLog, RunRecord
+from .summary import SLOW_START, Summary, amount, first_step
+from .timeline import ROWS, Timeline
+
+Draw = Callable[[Sheet], None]
+SHOWN_RANKS = 16
+BINS, FEW_BINS = 240, 120
+MOST_POINTS = 600
+WRITTEN_OUT = 12
+"""Tables of more ranks than this are drawn without numbers."""
+DASHES = ("-", "--", ":", "-.")
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Colour and dashes of the line of a rank, a run or a part."""
+    return {"color": LINES[number % len(LINES)], "linestyle": DASHES[number // len(LINES) % len(DASHES)]}
+
+
+def shown_ranks(line: Timeline, summary: Summary) -> list[int]:
+    """All ranks, or of very many those that waited least and those that waited most."""
+    ranks = list(line.ranks)
+    if len(ranks) <= SHOWN_RANKS:
+        return ranks
+    by_wait = sorted(ranks, key=lambda rank: summary.seconds[ranks.index(rank)]["reduce"])
+    return sorted({*by_wait[: SHOWN_RANKS // 2], *by_wait[-SHOWN_RANKS // 2 :]})
+
+
+def thinned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """[n, ...] -> [at most MOST_POINTS, ...]: means of neighbours, where there are too many to see."""
+    if len(values) <= MOST_POINTS:
+        return values
+    return np.stack([piece.mean(axis=0) for piece in np.array_split(values, MOST_POINTS)])
+
+
+def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -> Draw:
+    """Stages of the run, and below what each rank spent its time on, from second `first` on."""
+
+    def on(sheet: Sheet) -> None:
+        ranks = shown_ranks(line, summary)
+        spans = [(s.stage, *line.place([s.begin, s.end])) for s in run.told.spans]
+        spans = [(stage, max(begin, first), end) for stage, begin, end in spans if end >= first]
+        stages = list(dict.fromkeys(stage for stage, *_ in spans))
+        axes = sheet.rows([0.28 + 0.17 * max(1, len(stages)), *[0.85 if len(ranks) < 9 else 0.5] * len(ranks)])
+        thinnest = (line.length - first) / 400
+        for row, stage in enumerate(stages):
+            pieces = [(begin, max(end - begin, thinnest)) for of, begin, end in spans if of == stage]
+            axes[0].broken_barh(pieces, (row - 0.35, 0.7), color=STAGES.get(stage, STAGES["other"]))
+        axes[0].set_yticks(range(len(stages)), stages)
+        axes[0].invert_yaxis()
+        axes[0].set_title("the run")
+        for at in line.place([at for at, _ in run.told.notes]):
+            axes[0].axvline(at, color=INK, linewidth=0.6, linestyle=":")
+        patches: dict[str, Any] = {}
+        for ax, rank in zip(axes[1:], ranks):
+            edges, shares = line.shares(rank, BINS if len(ranks) < 9 and not sheet.narrow else FEW_BINS, first)
+            base = np.zeros(len(shares))
+            for name, share in zip(ROWS, shares.T):
+                if (share > 0.001).any():
+                    patches[name] = ax.stairs(base + share, edges, baseline=base, fill=True, color=STAGES[name], linewidth=0.2)
+                base = base + share
+            ax.set_ylim(0, 1)
+            ax.set_yticks([0.5], [f"rank {rank}"])
+            ax.tick_params(left=False)
+        for ax in axes:
+            for at, _ in line.cuts:
+                ax.axvline(at, color=INK, linewidth=1)
+        axes[-1].set_xlim(first, line.length)
+        axes[-1].set_xlabel("seconds" if not line.cuts else "seconds, without the times in which nothing ran (lines)")
+        names = [name for name in ROWS if name in patches]
+        sheet.legend([patches[name] for name in names], names)
+
+    return on
+
+
+def _dots(points: int) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 3} if points < 40 else {}
+
+
+def curves(run: RunRecord) -> Draw | None:
+    """Loss of steps and epochs, and validation accuracy."""
+    told = run.told
+    if not told.epochs and not told.steps:
+        return None
+
+    def on(sheet: Sheet) -> None:
+        validated = [(e + 1, seen["val_accuracy"]) for e, seen in sorted(told.epochs.items()) if seen["val_accuracy"] is not None]
+        axes = sheet.grid(1 + bool(validated), 2.5, 2)
+        if told.steps:
+            steps = thinned(np.array([(x, loss) for _, x, loss in (told.steps[key] for key in sorted(told.steps))]))
+            axes[0].plot(*steps.T, color=STAGES["other"], linewidth=1, label="of steps (first rank)")
+        epochs = [(e + 1, seen["train_loss"]) for e, seen in sorted(told.epochs.items()) if seen["train_loss"] is not None]
+        if epochs:
+            axes[0].plot(
+                *np.array(epochs).T, color=LINES[0], marker="o" if len(epochs) < 40 else None, markersize=3, label="of epochs (all ranks)"
+            )
+        axes[0].set_title("training loss")
+        axes[0].legend(frameon=False)
+        if validated:
+            accuracy = np.array(validated)
+            axes[1].plot(
+                *accuracy.T, color=STAGES["evaluate"], marker="o" if len(accuracy) < 40 else None, markersize=3, label="validation"
+            )
+            result = run.result or {}
+            if result.get("test_accuracy") is not None and result.get("best_epoch", -1) >= 0:
+                at = result["best_epoch"] + 1
+                axes[1].plot(
+                    [at],
+                    [result["test_accuracy"]],
+                    color=LINES[1],
+                    marker="D",
+                    linestyle="",
+                    label="test, with the best epoch's parameters",
+                )
+                axes[1].axvline(at, color=INK, linewidth=0.6, linestyle=":")
+            axes[1].set_title("accuracy")
+            axes[1].legend(frameon=False, loc="lower right")
+        for ax in axes:
+            ax.grid(True)
+            ax.set_axisbelow(True)
+            ax.set_xlabel("epoch")
+            # A phase ends where layers are trained one after the other.
+            ends = np.cumsum([p["epochs"] for p in (run.result or {}).get("phases", []) if "epochs" in p])[:-1]
+            for end in ends:
+                ax.axvline(end, color=INK, linewidth=0.8)
+
+    return on
+
+
+def bars_of_bytes(summary: Summary) -> Draw | None:
+    """Bytes by channel and kind."""
+    rows = [(channel, kind, n) for channel, kinds in summary.bytes.items() for kind, n in kinds.items() if n]
+    if not rows:
+        return None
+
+    def on(sheet: Sheet) -> None:
+        (ax,) = sheet.rows([0.5 + 0.24 * len(rows)])
+        ax.barh(range(len(rows)), [n for *_, n in rows], color=[KINDS.get(kind, STAGES["other"]) for _, kind, _ in rows], height=0.7)
+        ax.set_yticks(range(len(rows)), [f"{channel}: {kind}" for channel, kind, _ in rows])
+        ax.invert_yaxis()
+        most = max(n for *_, n in rows)
+        for row, (*_, n) in enumerate(rows):
+            ax.text(n + most / 100, row, amount(n), va="center")
+        ax.set_xlim(0, most * (1.45 if sheet.narrow else 1.15))
+        ax.set_xticks([])
+        ax.spines["bottom"].set_visible(False)
+
+    return on
+
+
+def pairs(summary: Summary) -> Draw | None:
+    """Bytes of messages from rank to rank, a table for each channel."""
+    tables = {channel: np.array(table) for channel, table in summary.sent.items() if np.any(table)}
+    if not tables:
+        return None
+
+    def on(sheet: Sheet) -> None:
+        size = len(next(iter(tables.values())))
+        height = min(4.2, 1.0 + 0.42 * size)
+        for ax, (channel, table) in zip(sheet.grid(len(tables), height, 2), tables.items()):
+            most = table.max()
+            for r in range(size):
+                for s in range(size):
+                    ax.barh(r, 1, left=s - 0.5, height=1, color=LINES[0], alpha=0.05 + 0.5 * float(table[r, s] / most), linewidth=0)
+                    if size <= WRITTEN_OUT:
+                        ax.text(s, r, amount(table[r, s]) if r != s else "", ha="center", va="center", fontsize=9 if size < 7 else 6)
+            ax.set_xlim(-0.5, size - 0.5)
+            ax.set_ylim(size - 0.5, -0.5)
+            every = range(0, size, max(1, size // WRITTEN_OUT))
+            ax.set_xticks(every, every)
+            ax.set_yticks(every, every)
+            ax.set_xlabel("to rank")
+            ax.set_ylabel("from rank")
+            ax.set_title(f"{channel}: {amount(table.sum())}" + ("" if size <= WRITTEN_OUT else f", at most {amount(most)} a pair"))
+
+    return on
+
+
+def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
+    """Resident memory of each rank over time, above what it is known to consist of."""
+    told = run.told.ranks
+    ranks = [rank for rank in shown_ranks(line, summary) if len(told[rank].rss_bytes) > 1]
+    if not ranks:
+        return None
+    held = (run.result or {}).get("memory_bytes") or []
+
+    def on(sheet: Sheet) -> None:
+        patches: dict[str, Any] = {}
+        top = max(max(told[rank].rss_bytes) for rank in ranks) / 2**20
+        for ax, rank in zip(
+            sheet.grid(len(ranks), 1.9 if len(ranks) < 5 else 1.5, 2 if len(ranks) < 5 else 4, sharex=True, sharey=True), ranks
+        ):
+            base = 0.0
+            for name, size in held[rank].items() if rank < len(held) else ():
+                patches[name] = ax.axhspan(base, base + size / 2**20, color=KINDS.get(name, STAGES["other"]), linewidth=0)
+                base += size / 2**20
+            points = _over_time(line, told[rank], told[rank].rss_bytes)
+            patches["resident"] = ax.plot(points[:, 0], points[:, 1] / 2**20, color=INK, linewidth=1.4)[0]
+            ax.set_title(f"rank {rank}: at most {amount(max(told[rank].rss_bytes))}")
+            ax.set_xlim(0, line.length)
+            ax.set_ylim(0, top * 1.08)
+            ax.set_xlabel("seconds")
+            ax.set_ylabel("MiB")
+            ax.label_outer()
+        sheet.legend(list(patches.values()), list(patches))
+
+    return on
+
+
+def _over_time(line: Timeline, log: RankLog, values: Any) -> np.ndarray[Any, Any]:
+    return thinned(np.stack([line.place(log.time), np.array(values, dtype=float)], axis=1))
+
+
+def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
+    """What waits in the queue: that which sampling tasks fill, else those of the ranks."""
+    levels = {"all ranks": run.told.levels} if run.told.levels else {}
+    if not levels:
+        logs = run.told.ranks
+        levels = {f"rank {rank}": logs[rank].queue for rank in shown_ranks(line, summary) if logs[rank].queue}
+    if not any(bulks for queue in levels.values() for _, bulks, *_ in queue):
+        return None
+    bound = max(queue[-1][3] for queue in levels.values())
+
+    def on(sheet: Sheet) -> None:
+        axes = sheet.grid(2, 2.0, 2, sharex=True)
+        for number, (label, queue) in enumerate(levels.items()):
+            table = np.array(queue, dtype=float)
+            points = thinned(np.column_stack([line.place(table[:, 0]), table[:, 1], table[:, 2] / 2**20]))
+            axes[0].step(points[:, 0], points[:, 1], where="post", label=label, **line_style(number))
+            axes[1].step(points[:, 0], points[:, 2], where="post", **line_style(number))
+        axes[0].set_title("bulks that wait")
+        axes[1].set_title(f"MiB that wait (bound: {amount(bound)})")
+        if axes[1].get_ylim()[1] > bound / 2**20 / 4:
+            axes[1].axhline(bound / 2**20, color=INK, linestyle=":")
+        for ax in axes:
+            ax.set_ylim(bottom=0)
+            ax.set_xlim(0, line.length)
+            ax.set_xlabel("seconds")
+            ax.grid(True)
+        if len(levels) > 1:
+            sheet.legend(*axes[0].get_legend_handles_labels())
+
+    return on
+
+
+def parts(run: RunRecord) -> Draw | None:
+    """Nodes and edges of each part, and how many of them lead to others."""
+    quality = run.quality
+    if quality is None:
+        return None
+
+    def on(sheet: Sheet) -> None:
+        count = len(quality.parts)
+        rows = range(count)
+        axes = sheet.grid(2, 0.7 + 0.22 * min(count, 24), 2)
+        for ax, title, whole, of, more in (
+            (axes[0], "nodes", "nodes", "owned", "halo"),
+            (axes[1], "in-edges", "edges", "from the same part", "cut"),
+        ):
+            values = np.array([(getattr(p, whole), p.halo if more == "halo" else p.cut_edges) for p in quality.parts])
+            inner = values[:, 0] if more == "halo" else values[:, 0] - values[:, 1]
+            ax.barh(rows, inner, color=KINDS["step"], label=of, height=0.75)
+            ax.barh(rows, values[:, 1], left=inner, color=KINDS["features"], label=more, height=0.75)
+            ax.set_title(title)
+            ax.set_ylim(count - 0.5, -0.5)
+            ax.set_yticks(range(0, count, -(-count // 24)))
+            ax.set_ylabel("part")
+            ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.25, 1.16), ncols=2, borderaxespad=0)
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            ax.locator_params(axis="x", nbins=4)
+
+    return on
+
+
+def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict[str, tuple[str, Draw]]:
+    """By name: caption, and how to draw it. What the run says nothing of is left out."""
+    found: dict[str, tuple[str, Draw | None]] = {}
+    if line is not None and line.ranks:
+        found["timeline"] = "What each rank spent its time on: shares of a stretch of time, one above the other.", when(run, line, summary)
+        first = first_step(run, line)
+        if SLOW_START * line.length < first < line.length:
+            found["steps"] = "The same from the first step on.", when(run, line, summary, first)
+    found["curves"] = "Loss and accuracy by epoch.", curves(run)
+    found["bytes"] = "Payload by channel and kind, over all ranks.", bars_of_bytes(summary)
+    found["pairs"] = "Bytes of messages from rank to rank.", pairs(summary)
+    if line is not None and line.ranks:
+        found["memory"] = "Resident memory of each rank, and what is known of it.", memory(run, line, summary)
+        found["queue"] = "What waits in the queue.", queue_level(run, line, summary)
+    found["parts"] = "What each part holds, and what of it lies in others.", parts(run)
+    return {name: (caption, on) for name, (caption, on) in found.items() if on is not None}

@@ -1,0 +1,144 @@
+"""The report's page: what templates need, in plain values."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..look import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
+from ..result import versions
+from . import comparison
+from .canvas import FAINT, INK, Picture
+from .reading import RunRecord
+from .summary import Summary, amount, count, duration, heard_of
+from .timeline import ROWS, Timeline
+
+COLOURS = {
+    **{colour: f"--line-{number}" for number, colour in enumerate(LINES)},
+    **{colour: f"--{stage.replace('_', '-')}" for stage, colour in STAGES.items()},
+    INK: "--ink",
+    FAINT: "--faint",
+}
+"""CSS variables by colour."""
+MOST_NOTES = 200
+MATRIX_RANKS = 16
+
+
+def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compared: dict[str, Picture]) -> str:
+    """The page as HTML; everything that comes from a run's folder is escaped.
+
+    Args:
+        runs: of the report.
+        pictures: of each run, by name.
+        compared: of all runs together, by name; empty for one run.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"amount": amount, "duration": duration, "svg": Markup}
+    return environment.get_template("page.html").render(
+        title=f"Report: {', '.join(run.name for run, *_ in runs)}",
+        style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
+        colours={variable: colour for colour, variable in COLOURS.items() if colour not in (INK, FAINT)},
+        runs=[section(*run, drawn) for run, drawn in zip(runs, pictures)],
+        comparison=comparison.table(runs) if len(runs) > 1 else [],
+        differing=comparison.differing([run for run, *_ in runs]) if len(runs) > 1 else [],
+        compared=compared,
+        stage_meanings={name: (COLOURS[STAGES[name]], STAGE_MEANINGS[name]) for name in ROWS},
+        kind_meanings=KIND_MEANINGS,
+        written=f"{datetime.now():%Y-%m-%d %H:%M}",
+        millrace=versions().get("millrace-gnn", "of unknown version"),
+    )
+
+
+def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: dict[str, Picture]) -> dict[str, Any]:
+    """What the page says of one run."""
+    result = run.result or {}
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "status": run.status,
+        "heard_of": heard_of(run) if run.running else "",
+        "summary": summary,
+        "facts": _facts(run, summary),
+        "pictures": pictures,
+        "seconds": _seconds(result, line, summary),
+        "waits": summary.waits if len(summary.waits) <= MATRIX_RANKS else [],
+        "ranks": list(line.ranks) if line else [],
+        "bytes": _bytes(summary),
+        "memory": list(zip(result.get("memory_bytes") or [], result.get("peak_rss_bytes") or [])),
+        "hot_rows": result.get("hot_rows") or [],
+        "phases": result.get("phases") or [],
+        "clients": result.get("clients") or {},
+        "lost": result.get("lost") or [],
+        "quality": run.quality,
+        "partitioner": run.partitioner,
+        "notes": _notes(run, line),
+        "more_notes": max(0, len(run.told.notes) - MOST_NOTES),
+        "config": run.config,
+        "changed": sorted(run.changed),
+        "versions": result.get("versions") or {},
+        "missing": _missing(run, line),
+        "cuts": [(at, length) for at, length in line.cuts] if line else [],
+    }
+
+
+def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:
+    result = run.result or {}
+    facts: list[tuple[str, str | None]] = [
+        (name.replace("val_", "validation ").replace("_", " "), None if result.get(name) is None else f"{result[name]:.4f}")
+        for name in ("test_accuracy", "val_accuracy", "train_loss")
+    ]
+    epoch = comparison.epoch_seconds(run)
+    moved = sum(summary.bytes.get("network", {}).values())
+    facts += [
+        ("epochs", f"{summary.epochs}" + (f" (best: {result['best_epoch'] + 1})" if result.get("best_epoch", -1) >= 0 else "")),
+        ("an epoch (median)", None if epoch is None else duration(epoch)),
+        ("in all", duration(summary.total_s)),
+        ("peak memory of a rank", amount(max(summary.peak_rss_bytes)) if summary.peak_rss_bytes else None),
+        ("sent in training", amount(moved) if moved else None),
+        ("sampled edges", f"{result['sampled_edges']:,}" if result.get("sampled_edges") else None),
+    ]
+    return [(label, value) for label, value in facts if value is not None]
+
+
+def _seconds(result: dict[str, Any], line: Timeline | None, summary: Summary) -> list[tuple[str, dict[str, float]]]:
+    """Rows of the table of seconds."""
+    rows = [(f"rank {rank}", {**spent, "total": sum(spent.values())}) for rank, spent in zip(line.ranks if line else (), summary.seconds)]
+    if "seconds" in result:
+        rows.append(("result.json", {name: s for name, s in result["seconds"].items() if name != "per_epoch"}))
+    return rows
+
+
+def _bytes(summary: Summary) -> list[tuple[str, list[int]]]:
+    """By kind, over the channels of `summary.bytes`; kinds of which there were none are left out."""
+    kinds = dict.fromkeys(kind for found in summary.bytes.values() for kind in found)
+    rows = [(kind, [found.get(kind, 0) for found in summary.bytes.values()]) for kind in kinds]
+    return [(kind, values) for kind, values in rows if any(values)]
+
+
+def _notes(run: RunRecord, line: Timeline | None) -> list[tuple[float, str]]:
+    return [(float(line.place(at)) if line else 0.0, text) for at, text in run.told.notes[:MOST_NOTES]]
+
+
+def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
+    """What the page cannot show, and why."""
+    missing = []
+    if run.result is None:
+        missing.append(
+            "There is no result.json: the run has not finished. Numbers are those of its events so far, and test accuracy is not known."
+        )
+    if line is None:
+        missing.append("There is no metrics.jsonl: curves, times and memory over time are not known.")
+    elif not line.ranks:
+        missing.append(
+            "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): what each rank did when, its "
+            "memory over time, and who sent how much to whom are not known."
+        )
+    if run.told.unreadable:
+        missing.append(f"{count(run.told.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
+    if run.quality is None and run.config.get("system") in ("sar", "retexo", "grappa"):
+        missing.append("There are no parts in the folder (one rank, or they were removed): partition quality is not known.")
+    return missing

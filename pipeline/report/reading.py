@@ -1,0 +1,229 @@
+"""What a run's folder tells of it, whether the run has finished or not."""
+
+import json
+import math
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...stages.partition.quality import PartitionQuality
+from ...stages.partition.stage import KIND as PARTITIONING
+from ...storage.errors import InputError, StoreError
+from ...storage.store import open_store
+from ..config import Job, read_toml, resolve
+from ..result import read_result
+from ..run_folder import JOB, METRICS, PARTS, flat, is_held
+
+COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "evaluate", "partition")
+"""The stages that a rank goes through one after the other; the rest of its time is ``other``."""
+
+
+@dataclass
+class RankLog:
+    """One rank's pulses in the order in which the driver heard them: columns of n numbers."""
+
+    time: "array[float]" = field(default_factory=lambda: array("d"))
+    """Seconds since 1970 by the driver's clock, when a pulse was written down."""
+    total: "array[float]" = field(default_factory=lambda: array("d"))
+    """Seconds by the rank's clock."""
+    seconds: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in (*COUNTED, "sample")})
+    trains: "array[int]" = field(default_factory=lambda: array("b"))
+    """Whether training had begun in this life of the rank, or in one that it goes on from."""
+    steps: "array[int]" = field(default_factory=lambda: array("q"))
+    """In this life of the rank."""
+    rss_bytes: "array[int]" = field(default_factory=lambda: array("q"))
+    queue: list[tuple[float, int, int, int]] = field(default_factory=list)
+    """Time, bulks, bytes, bound: where the rank fills its queue."""
+    lives: list[dict[str, Any]] = field(default_factory=list)
+    """The last pulse of each life."""
+
+    def add(self, at: float, pulse: dict[str, Any]) -> None:
+        """Take in one more pulse. Raises KeyError, TypeError, ValueError: it is none."""
+        seconds, steps = pulse["seconds"], int(pulse["steps"])
+        row = {name: float(seconds.get(name, 0.0)) for name in self.seconds}
+        total, rss = float(seconds["total"]), int(pulse["rss_bytes"])
+        level = _level(at, pulse["queue"]) if pulse["queue"] else None
+        last = {name: pulse[name] for name in ("stage", "bytes", "sent_to", "seconds", "hot", "epoch", "step")}
+        if not self.time or steps < self.steps[-1] or total < self.total[-1]:
+            self.lives.append(last)
+        self.lives[-1] = last
+        if level:
+            self.queue.append(level)
+        self.time.append(at)
+        self.total.append(total)
+        self.trains.append("train" in seconds)
+        self.steps.append(steps)
+        self.rss_bytes.append(rss)
+        for name, value in row.items():
+            self.seconds[name].append(value)
+
+
+@dataclass(frozen=True)
+class StageSpan:
+    """A stage of the whole run, from begin to end; seconds since 1970."""
+
+    stage: str
+    text: str
+    begin: float
+    end: float
+
+
+@dataclass
+class Told:
+    """What ``metrics.jsonl`` says."""
+
+    ranks: dict[int, RankLog] = field(default_factory=dict)
+    steps: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
+    """By epoch and step: time, place (in epochs), loss. A step that was trained again counts as the last time."""
+    epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The fields of `events.EpochDone`, with its ``time``; likewise."""
+    levels: list[tuple[float, int, int, int]] = field(default_factory=list)
+    """Time, bulks, bytes, bound: of the queue that sampling tasks fill."""
+    spans: list[StageSpan] = field(default_factory=list)
+    notes: list[tuple[float, str]] = field(default_factory=list)
+    first: float | None = None
+    last: float | None = None
+    """Times of the first and the last event."""
+    silences: list[tuple[float, float]] = field(default_factory=list)
+    """From and to: when nothing was running, between one life of the run and the next."""
+    unreadable: int = 0
+    """Lines that are no event."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """A run as its folder tells it."""
+
+    folder: Path
+    name: str
+    """Short, and different from those of the other runs of a report."""
+    config: dict[str, Any]
+    """By dotted key, as resolved."""
+    changed: frozenset[str]
+    """Keys that differ from what the system has by default."""
+    result: dict[str, Any] | None
+    """None: the run has not finished."""
+    running: bool
+    told: Told
+    quality: PartitionQuality | None
+    """None: the run has no parts, or they are not all there."""
+    partitioner: str
+
+    @property
+    def status(self) -> str:
+        """``done``, ``running`` or ``not finished``."""
+        return "running" if self.running else "not finished" if self.result is None else str(self.result.get("status", "done"))
+
+    @property
+    def has_pulses(self) -> bool:
+        """Whether every rank told what it did."""
+        return any(len(log.time) > 1 for log in self.told.ranks.values())
+
+
+SILENCE_S = 30.0
+SILENCE_SHARE = 0.05
+"""Nothing heard for so long, and for this share of the time before, is a time in which nothing ran. Pulses come far more often."""
+
+
+def read_run(folder: Path, name: str) -> RunRecord:
+    """Read a run's folder.
+
+    Raises:
+        InputError: it holds no run.
+        StoreError: its result is damaged.
+    """
+    if not (folder / JOB).is_file():
+        raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a run")
+    config, changed = _config(folder / JOB)
+    quality, partitioner = _quality(folder / PARTS)
+    return RunRecord(
+        folder, name, config, changed, read_result(folder), is_held(folder), read_events(folder / METRICS), quality, partitioner
+    )
+
+
+def names(folders: list[Path]) -> list[str]:
+    """The shortest ends of paths that tell them apart."""
+    parts = [f.absolute().parts for f in folders]
+    for depth in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(p[-depth:]).lstrip("/") for p in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    raise InputError("a run is named twice; name each run once")
+
+
+def _config(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
+    table = read_toml(path)
+    try:
+        job = resolve(table)
+        usual = flat(resolve({"system": job.system}).model_dump(mode="json"))
+    except InputError:
+        # Another version's file: it is shown as it stands.
+        usual, shown = flat(Job().model_dump(mode="json")), flat(table)
+    else:
+        shown = flat(job.model_dump(mode="json", exclude_none=True))
+    return shown, frozenset(key for key, value in shown.items() if value != usual.get(key))
+
+
+def _quality(folder: Path) -> tuple[PartitionQuality | None, str]:
+    try:
+        meta = open_store(folder, PARTITIONING).meta
+        return PartitionQuality.from_record(meta["quality"]), str(meta["partitioner"])
+    except (StoreError, KeyError, TypeError):
+        return None, ""
+
+
+def read_events(path: Path) -> Told:
+    """Read the events of a run. A line that is cut off, or is no event, is counted and left out."""
+    told = Told()
+    open_spans: dict[str, tuple[str, float]] = {}
+    try:
+        f = path.open("rb")
+    except FileNotFoundError:
+        return told
+    with f:
+        for line in f:
+            try:
+                event = json.loads(line)
+                _take(told, open_spans, str(event["event"]), float(event["time"]), event)
+            except (ValueError, KeyError, TypeError):
+                told.unreadable += 1
+    for stage, (text, begin) in open_spans.items():
+        told.spans.append(StageSpan(stage, text, begin, told.last or begin))
+    told.spans.sort(key=lambda s: s.begin)
+    return told
+
+
+def _level(at: float, queue: dict[str, Any]) -> tuple[float, int, int, int]:
+    return at, int(queue["bulks"]), int(queue["bytes"]), int(queue["bound"])
+
+
+def _take(told: Told, open_spans: dict[str, tuple[str, float]], kind: str, at: float, event: dict[str, Any]) -> None:
+    if not math.isfinite(at):
+        raise ValueError(at)
+    match kind:
+        case "Pulse":
+            told.ranks.setdefault(int(event["rank"]), RankLog()).add(at, event)
+        case "QueueLevel":
+            told.levels.append(_level(at, event))
+        case "StepDone":
+            epoch, step, steps, loss = (event[k] for k in ("epoch", "step", "steps_per_epoch", "loss"))
+            told.steps[int(epoch), int(step)] = at, epoch + (step + 1) / steps, math.nan if loss is None else float(loss)
+        case "EpochDone":
+            told.epochs[int(event["epoch"])] = {k: event[k] for k in ("train_loss", "val_accuracy", "seconds", "best")} | {"time": at}
+        case "Note":
+            told.notes.append((at, str(event["text"])))
+        case "StageStarted" | "StageEnded":
+            stage = str(event["stage"])
+            text, begin = open_spans.pop(stage, (stage, at - float(event.get("seconds", 0.0))))
+            if kind == "StageEnded" or begin < at:
+                told.spans.append(StageSpan(stage, text, begin, at))
+            if kind == "StageStarted":
+                open_spans[stage] = str(event["text"]), at
+    if told.first is None or told.last is None:
+        told.first = told.last = at
+    silent = sum(b - a for a, b in told.silences)
+    # Without pulses a run may be silent while it works.
+    if told.ranks and at - told.last > max(SILENCE_S, SILENCE_SHARE * (told.last - told.first - silent)):
+        told.silences.append((told.last, at))
+    told.last = max(told.last, at)

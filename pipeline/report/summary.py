@@ -1,0 +1,236 @@
+"""What there is to say about a run in a few sentences and numbers."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .reading import RunRecord
+from .timeline import ROWS, WAITING, Timeline
+
+WORTH_SAYING = 0.10
+"""Of the ranks' time: what takes less is left to the tables."""
+SLOW_START = 0.25
+"""Of a run's time before its first step: where it is more, that is said, and the rest is drawn once more by itself."""
+BOTTLENECK = 0.25
+"""Of the ranks' time in training: what takes more holds the run up."""
+
+
+def amount(num_bytes: float) -> str:
+    """Bytes in a unit that fits."""
+    if not num_bytes:
+        return "0"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024 or unit == "GiB":
+            return f"{num_bytes:,.0f} {unit}" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 120:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """A run in a few numbers. Seconds and shares are those of its ranks, by their pulses; empty where there are none."""
+
+    headline: str
+    findings: list[str]
+    seconds: list[dict[str, float]]
+    """For each rank, by stage of `ROWS`."""
+    shares: dict[str, float]
+    """Of all ranks' time."""
+    waits: list[list[float]]
+    """See `Timeline.waits`."""
+    bytes: dict[str, dict[str, int]]
+    """By channel and kind: the result's, else as far as pulses tell."""
+    sent: dict[str, list[list[int]]]
+    """[P][P] bytes of messages from rank to rank, by channel."""
+    peak_rss_bytes: list[int]
+    total_s: float
+    epochs: int
+
+    def as_record(self, run: RunRecord) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        result = run.result or {}
+        return {
+            "run": str(run.folder),
+            "status": run.status,
+            "headline": self.headline,
+            "findings": self.findings,
+            **{key: result.get(key, run.config.get(key)) for key in ("system", "dataset", "ranks")},
+            **{key: result.get(key) for key in ("val_accuracy", "test_accuracy", "train_loss", "best_epoch")},
+            "epochs": self.epochs,
+            "seconds": {"total": self.total_s, "per_rank": self.seconds},
+            "shares": self.shares,
+            "waits": self.waits,
+            "bytes": self.bytes,
+            "sent": self.sent,
+            "peak_rss_bytes": self.peak_rss_bytes,
+        }
+
+
+def summarise(run: RunRecord, line: Timeline | None) -> Summary:
+    """Count what a run's folder tells."""
+    seconds = [line.seconds(rank) for rank in line.ranks] if line else []
+    whole = sum(sum(s.values()) for s in seconds)
+    shares = {name: sum(s[name] for s in seconds) / whole for name in ROWS} if whole else {}
+    waits = line.waits().tolist() if line and len(seconds) > 1 else []
+    result, told = run.result or {}, run.told
+    last = [log.lives[-1] for _, log in sorted(told.ranks.items()) if log.lives]
+    peaks = [max(log.rss_bytes) for _, log in sorted(told.ranks.items()) if log.rss_bytes]
+    total_s = result.get("seconds", {}).get("total") or (line.length if line else 0.0)
+    counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"} or _added([x["bytes"] for x in last])
+    epochs = result.get("epochs", len(told.epochs))
+    return Summary(
+        headline=_headline(run, shares, total_s, epochs),
+        findings=_findings(run, line, waits),
+        seconds=seconds,
+        shares=shares,
+        waits=waits,
+        bytes=counted,
+        sent=_sent(run),
+        peak_rss_bytes=result.get("peak_rss_bytes") or peaks,
+        total_s=total_s,
+        epochs=epochs,
+    )
+
+
+def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    added: dict[str, dict[str, int]] = {}
+    for record in records:
+        for channel, kinds in record.items():
+            for kind, num_bytes in kinds.items():
+                added.setdefault(channel, {})[kind] = added.get(channel, {}).get(kind, 0) + num_bytes
+    return added
+
+
+def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
+    """Over all lives of a rank: what was done twice is counted twice."""
+    told = [(r, channel, to) for r, log in run.told.ranks.items() for life in log.lives for channel, to in _messages(life["sent_to"])]
+    size = max([len(to) for *_, to in told] + [r + 1 for r, *_ in told], default=0)
+    tables: dict[str, np.ndarray[Any, Any]] = {}
+    for rank, channel, to in told:
+        tables.setdefault(channel, np.zeros((size, size), np.int64))[rank, : len(to)] += np.array(to, np.int64)
+    return {channel: table.tolist() for channel, table in tables.items()}
+
+
+def _messages(sent_to: dict[str, dict[str, list[int]]]) -> list[tuple[str, list[int]]]:
+    return [(channel, to) for channel, kinds in sent_to.items() for to in kinds.values()]
+
+
+def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: int) -> str:
+    result, config = run.result, run.config
+    model = (result or {}).get("model") or config.get("model.name", "a model")
+    size = f" ({result['num_nodes']:,} nodes, {result['num_edges']:,} edges)" if result else ""
+    ranks = count(int((result or config).get("ranks") or 1), "rank")
+    said = f"{model} was trained with {config.get('system')} on {config.get('dataset')}{size} by {ranks}: {count(epochs, 'epoch')} in "
+    said += duration(total_s)
+    if result is None:
+        asked = config.get("epochs")
+        ended = "it is running" if run.running else f"it has not finished (go on with: millrace run --resume --out {run.folder})"
+        said += f" of {asked} asked for so far; {ended}"
+    elif result.get("test_accuracy") is not None:
+        said += f", test accuracy {result['test_accuracy']:.4f}"
+    if shares:
+        largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
+        whose = "the rank's" if ranks == "1 rank" else "the ranks'"
+        largest = [(share, name if name != "other" else "no stage (start-up and the like)") for share, name in largest]
+        (share, name), *rest = largest
+        said += f". Of {whose} time {_listed([f'{share:.0%} went to {name}', *(f'{share:.0%} to {name}' for share, name in rest)])}"
+    return said + "."
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -> list[str]:
+    found = []
+    if line and line.ranks:
+        found += _began_late(run, line)
+        found += _held_up(run, line)
+        found += _waited_for(line, np.array(waits))
+    for lost in (run.result or {}).get("lost", []):
+        found.append(
+            f"Rank {lost['rank']} was lost; the others went on without its {count(lost['seeds'], 'seed')} in "
+            f"{count(lost['epochs'], 'epoch')}."
+        )
+    if run.result and run.result.get("train_loss") is None:
+        found.append("The training loss is not finite: the run has diverged.")
+    return found
+
+
+def first_step(run: RunRecord, line: Timeline) -> float:
+    """When the first step was done, in seconds of the timeline; its end where none was."""
+    first = min((at for at, *_ in run.told.steps.values()), default=None)
+    return line.length if first is None else float(line.place(first))
+
+
+def _began_late(run: RunRecord, line: Timeline) -> list[str]:
+    """What came before the first step, where it was much."""
+    first = first_step(run, line)
+    if not SLOW_START * line.length < first < line.length:
+        return []
+    before = line.over_ranks(last=first)
+    name = max(before, key=lambda stage: before[stage])
+    return [
+        f"The first step was done after {duration(first)} of {duration(line.length)} (mostly {name}): data is opened, "
+        "processes start, and kernels are compiled, which later runs on this machine find compiled."
+    ]
+
+
+def _held_up(run: RunRecord, line: Timeline) -> list[str]:
+    """What takes much of the time between the first epoch's end, when everything is compiled and warm, and the last one's."""
+    times = [e["time"] for _, e in sorted(run.told.epochs.items())]
+    if len(times) < 2:
+        return []
+    seconds = line.over_ranks(*line.place([times[0], times[-1]]).tolist())
+    whole = sum(seconds.values())
+    if not whole:
+        return []
+    advice = {
+        "queue_wait": "Sampling holds the run up: {share} of the time after the first epoch went to waiting for minibatches. "
+        "Sample once with `millrace sample`, or give sampling more threads or cluster.producers.",
+        "fetch": "Fetching holds the run up: {share} of the time after the first epoch went to gathering rows, or to waiting for them.",
+        "exchange": "Exchanges hold the run up: {share} of the time after the first epoch went to waiting for rows of other ranks.",
+        "evaluate": "{share} of the time after the first epoch went to validation; train.evaluate_every makes it rarer.",
+    }
+    return [text.format(share=f"{seconds[name] / whole:.0%}") for name, text in advice.items() if seconds[name] > BOTTLENECK * whole]
+
+
+def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> list[str]:
+    if waits.size < 4:
+        return []
+    numbers, caused = list(line.ranks), waits.sum(axis=0)
+    slow = int(caused.argmax())
+    others = (len(numbers) - 1) * line.length
+    if caused[slow] < WORTH_SAYING * others or math.isclose(caused[slow], 0):
+        return []
+    computed = {rank: line.seconds(rank)["forward_backward"] for rank in numbers}
+    theirs = sum(s for rank, s in computed.items() if rank != numbers[slow]) / (len(numbers) - 1)
+    return [
+        f"The others waited for rank {numbers[slow]}: {duration(caused[slow])} in all, {caused[slow] / others:.0%} of their time, in "
+        f"{' and '.join(WAITING)}. It computed for "
+        f"{duration(computed[numbers[slow]])} (forward_backward), they for {duration(theirs)} on average."
+    ]
+
+
+def heard_of(run: RunRecord) -> str:
+    """How long ago a run that goes on was last heard of."""
+    return (
+        "" if run.told.last is None else f"last heard of {duration(max(0.0, time.time() - run.told.last))} before this report was written"
+    )

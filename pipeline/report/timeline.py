@@ -1,0 +1,174 @@
+"""From pulses to time: what each rank did when, and who waited for whom."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .reading import COUNTED, SILENCE_S, RankLog, RunRecord
+
+Floats = npt.NDArray[np.float64]
+
+ROWS = (*COUNTED, "other")
+"""The stages of a rank's time, which add up to it."""
+JUMP_S, LATE_S = 0.5, 2.0
+"""A clock that is this much faster than the driver's was set to a checkpoint's seconds: as training begins, or just after."""
+WAITING = ("reduce", "exchange")
+"""Where a rank that is early waits for the others."""
+WAIT_BIN_S = 0.5
+MOST_WAIT_BINS = 2000
+
+BACKGROUND, WITHIN, BESIDE = "background", "within", "beside"
+EXCHANGES = {"sar": WITHIN, "retexo": BESIDE}
+"""Where a system's ranks exchange rows: within forward and backward, or beside them; otherwise in a thread, and `fetch` waits for that."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """A stretch of one rank's life without interruption; n + 1 moments."""
+
+    at: Floats
+    """[n + 1] seconds since 1970."""
+    seconds: Floats
+    """[n + 1, len(ROWS)] spent so far in this stretch."""
+
+    def spent(self, edges: Floats) -> Floats:
+        """[len(edges) - 1, len(ROWS)] seconds between moments; none outside of the stretch."""
+        so_far = np.stack([np.interp(edges, self.at, column) for column in self.seconds.T], axis=1)
+        return np.diff(so_far, axis=0)
+
+
+def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Stretch]:
+    """What a rank's clock said, cut where it did not run on.
+
+    Args:
+        log: its pulses.
+        exchange: `BACKGROUND`, `WITHIN` or `BESIDE`.
+        resumed_at: when the run said that it goes on from a checkpoint, if it did.
+    """
+    time, total = np.array(log.time), np.array(log.total)
+    columns = {name: np.array(log.seconds[name]) for name in COUNTED}
+    if exchange == WITHIN:
+        columns["forward_backward"] = columns["forward_backward"] - columns["exchange"]
+    elif exchange == BACKGROUND:
+        columns["exchange"] = np.zeros_like(time)
+    counted = np.stack([columns[name] for name in COUNTED], axis=1)
+    ahead, steps, trains = np.diff(total) - np.diff(time), np.array(log.steps), np.array(log.trains)
+    new = (np.diff(total) < 0) | (np.diff(steps) < 0) | (ahead < -SILENCE_S)
+    if resumed_at is not None:
+        new |= (steps[:-1] == 0) & (ahead > np.where(np.diff(trains) > 0, JUMP_S, LATE_S))
+    found = []
+    for first, last in zip([0, *(np.flatnonzero(new) + 1)], [*(np.flatnonzero(new) + 1), len(time)]):
+        # A pulse may be heard late, never early.
+        at, piece = total[first:last] + (time[first:last] - total[first:last]).min(), counted[first:last]
+        # Before it trains, a rank has gone on from nothing, and its clock has run since its life began.
+        if not log.trains[first] or (first == 0 and (resumed_at is None or resumed_at > time[0])):
+            at, piece = np.concatenate([[at[0] - total[first]], at]), np.concatenate([np.zeros((1, len(COUNTED))), piece])
+        if len(at) > 1:
+            found.append(Stretch(at, _so_far(np.diff(at), np.diff(piece, axis=0))))
+    return found
+
+
+def _so_far(lengths: Floats, deltas: Floats) -> Floats:
+    """[n + 1, len(ROWS)] from n intervals and what was counted in each; the rest of each is `other`.
+
+    What a clock was told only after it was over was spent before: where more is counted than an interval is long, it is moved back.
+    """
+    deltas = np.maximum(deltas, 0.0)
+    over = np.zeros(deltas.shape[1])
+    for i in range(len(lengths) - 1, -1, -1):
+        deltas[i] += over
+        fits = min(1.0, lengths[i] / max(deltas[i].sum(), 1e-9))
+        over = deltas[i] * (1 - fits)
+        deltas[i] *= fits
+    other = lengths - deltas.sum(axis=1)
+    return np.concatenate([np.zeros((1, len(ROWS))), np.cumsum(np.column_stack([deltas, other]), axis=0)])
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When what was done, over all ranks; seconds from `begin`, without the times in which nothing ran."""
+
+    begin: float
+    """Seconds since 1970."""
+    silences: list[tuple[float, float]]
+    """From and to, since 1970."""
+    length: float
+    """Seconds."""
+    ranks: dict[int, list[Stretch]]
+
+    def place(self, at: float | Sequence[float] | Floats) -> Floats:
+        """Where moments since 1970 lie."""
+        moments = np.asarray(at, dtype=float)
+        silent = sum((np.clip(moments, a, b) - a for a, b in self.silences), np.zeros_like(moments))
+        return moments - self.begin - silent
+
+    def moments(self, places: Sequence[float] | Floats) -> Floats:
+        """The inverse of `place`: seconds since 1970."""
+        # Piecewise linear; it never falls.
+        end = self.begin + self.length + sum(b - a for a, b in self.silences)
+        knots = sorted({self.begin, end, *(moment for silence in self.silences for moment in silence)})
+        return np.asarray(np.interp(places, self.place(knots), knots))
+
+    @property
+    def cuts(self) -> list[tuple[float, float]]:
+        """Where silences lie, and how long each was."""
+        return [(float(self.place(a)), b - a) for a, b in self.silences]
+
+    def shares(self, rank: int, bins: int, first: float = 0.0) -> tuple[Floats, Floats]:
+        """What a rank spent its time on from second `first` on.
+
+        Returns:
+            [bins + 1] edges, and [bins, len(ROWS)] shares of the time between them; they add up to less than 1 where the rank did not run.
+        """
+        edges = np.linspace(first, self.length, bins + 1)
+        moments = self.moments(edges)
+        spent = sum((s.spent(moments) for s in self.ranks[rank]), np.zeros((bins, len(ROWS))))
+        return edges, spent / max((self.length - first) / bins, 1e-9)
+
+    def seconds(self, rank: int, first: float = 0.0, last: float | None = None) -> dict[str, float]:
+        """Seconds of a rank by stage, as far as pulses tell, from second `first` to second `last` or the end."""
+        moments = self.moments([first, self.length if last is None else last])
+        spent = sum((s.spent(moments)[0] for s in self.ranks[rank]), np.zeros(len(ROWS)))
+        return dict(zip(ROWS, spent.tolist()))
+
+    def over_ranks(self, first: float = 0.0, last: float | None = None) -> dict[str, float]:
+        """`seconds`, of all ranks together."""
+        each = [self.seconds(rank, first, last) for rank in self.ranks]
+        return {name: sum(s[name] for s in each) for name in ROWS}
+
+    def waits(self) -> Floats:
+        """[P, P] seconds: of what rank r waited in `WAITING`, what it waited longer than rank s, while s waited least of all.
+
+        Within each half second or so: what ranks wait for each other in turn, faster than that, does not show.
+        """
+        numbers = sorted(self.ranks)
+        table = np.zeros((len(numbers), len(numbers)))
+        if len(numbers) < 2:
+            return table
+        bins = int(np.clip(self.length / WAIT_BIN_S, 1, MOST_WAIT_BINS))
+        shares = np.stack([self.shares(rank, bins)[1] for rank in numbers])
+        waited = shares[:, :, [ROWS.index(name) for name in WAITING]].sum(axis=2) * self.length / bins
+        everyone = (shares.sum(axis=2) > 0.9).all(axis=0)
+        for moment in np.flatnonzero(everyone):
+            slow = int(waited[:, moment].argmin())
+            table[:, slow] += waited[:, moment] - waited[slow, moment]
+        return table
+
+
+def timeline(run: RunRecord) -> Timeline | None:
+    """The timeline of a run; None where it told nothing at all."""
+    told = run.told
+    if told.first is None or told.last is None:
+        return None
+    exchange = EXCHANGES.get(str(run.config.get("system")), BACKGROUND)
+    resumed_at = next((at for at, text in told.notes if text.startswith("resumed at ")), None)
+    ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(told.ranks.items())}
+    ranks = {rank: found for rank, found in ranks.items() if found}
+    begins = [float(s.at[0]) for found in ranks.values() for s in found]
+    begin = min([told.first, *begins])
+    # A rank's clock runs before anything is heard of it.
+    silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in told.silences]
+    found = Timeline(begin, silences, 0.0, ranks)
+    return Timeline(begin, silences, max(float(found.place(told.last)), 1e-3), ranks)

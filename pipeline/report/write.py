@@ -1,0 +1,78 @@
+"""Write the report of one run, or of several beside each other."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...storage.errors import InputError
+from ..run_folder import write_whole
+from . import comparison, figures
+from .canvas import Picture, draw
+from .page import COLOURS, render
+from .reading import names, read_run
+from .summary import summarise
+from .timeline import timeline
+
+PAGE = "report.html"
+FOLDER = "report"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written."""
+
+    path: Path
+    """The page; it needs no other file."""
+    pictures: dict[str, Path]
+    """The PNG of each picture, by name; with several runs also by run: ``run/name``."""
+    runs: list[dict[str, Any]]
+    """Of each run, the numbers of its summary."""
+
+
+def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = None) -> Report:
+    """Write the report of a run, finished or not, or compare several.
+
+    Args:
+        runs: the folder of a run, or of each.
+        out: the report's folder; by default ``report`` in that of the first run. What an earlier report left there is replaced.
+
+    Raises:
+        InputError: a folder holds no run, or `out` cannot be written, or matplotlib is not installed.
+        StoreError: a run's result is damaged.
+    """
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not folders:
+        raise InputError("no run is named; expected the folder of at least one")
+    records = [read_run(folder, name) for folder, name in zip(folders, names(folders))]
+    lines = [timeline(record) for record in records]
+    read: list[comparison.Run] = [(record, line, summarise(record, line)) for record, line in zip(records, lines)]
+    drawn = [_drawn(figures.pictures_of(*run), f"{number}-" if len(read) > 1 else "") for number, run in enumerate(read)]
+    compared = _drawn(comparison.pictures_of(read), "compared-") if len(read) > 1 else {}
+    page = render(read, drawn, compared)
+    folder = Path(out) if out is not None else folders[0] / FOLDER
+    named = {**compared, **{f"{r.name}/{n}" if len(read) > 1 else n: p for r, found in zip(records, drawn) for n, p in found.items()}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / PAGE, page)
+        files = _write_pictures(folder, named)
+    except OSError as e:
+        raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None
+    return Report(folder / PAGE, files, [summary.as_record(record) for record, _, summary in read])
+
+
+def _drawn(pictures: dict[str, tuple[str, figures.Draw]], prefix: str) -> dict[str, Picture]:
+    """`prefix` keeps the ids of several runs in one page apart."""
+    return {name: draw(f"{prefix}{name}", caption, on, COLOURS) for name, (caption, on) in pictures.items()}
+
+
+def _write_pictures(folder: Path, pictures: dict[str, Picture]) -> dict[str, Path]:
+    files = {name: folder / f"{_plain(name)}.png" for name in pictures}
+    for name, path in files.items():
+        path.write_bytes(pictures[name].png)
+    return files
+
+
+def _plain(name: str) -> str:
+    """A name as a file's name."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
