@@ -1,0 +1,53 @@
+"""How what a run tells looks to people: one colour for a stage, and one for a kind of bytes, in every picture of it.
+
+The colours are Okabe and Ito's, which people with any kind of colour vision tell apart, with a grey and a brown beside them. They read on
+white and on black.
+"""
+
+STAGES = {
+    "forward_backward": "#0072b2",
+    "fetch": "#e69f00",
+    "exchange": "#56b4e9",
+    "queue_wait": "#d55e00",
+    "reduce": "#cc79a7",
+    "evaluate": "#009e73",
+    "partition": "#f0e442",
+    "sample": "#8c510a",
+    "other": "#bbbbbb",
+}
+"""Of the stages that a rank's clock counts, and of the time that it counts to none."""
+
+STAGE_MEANINGS = {
+    "forward_backward": "the model's own arithmetic, and the optimiser",
+    "fetch": "gathering feature rows and building neighbourhoods; waiting for rows that other ranks send ahead of time",
+    "exchange": "layers waiting for rows of other ranks",
+    "queue_wait": "waiting for sampled minibatches",
+    "reduce": "adding up gradients over ranks; whoever is early waits here for the others",
+    "evaluate": "validation and test over full neighbourhoods, and waiting for others in it",
+    "partition": "laying out what a rank sees",
+    "sample": "drawing minibatches, in threads or tasks beside the ranks",
+    "other": "start, checkpoints, and whatever else no stage counts",
+}
+
+KINDS = {
+    "graph": STAGES["partition"],
+    "features": STAGES["fetch"],
+    "activations": STAGES["exchange"],
+    "gradients": STAGES["reduce"],
+    "minibatches": STAGES["queue_wait"],
+    "control": STAGES["other"],
+    "step": STAGES["forward_backward"],
+}
+"""Of bytes, by kind: each has the colour of the stage that moves it. ``step`` is the memory of a training step."""
+
+KIND_MEANINGS = {
+    "graph": "ids and edges",
+    "features": "input rows",
+    "activations": "rows between layers, and their gradients",
+    "gradients": "of parameters",
+    "minibatches": "sampled structure",
+    "control": "counts, losses, agreements",
+}
+
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+"""Of ranks, or of runs, in this order; after the last, from the first again with other dashes."""
