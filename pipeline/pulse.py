@@ -66,35 +66,37 @@ class Heart:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
         self._thread.join()
-        self._emit(self._pulse())
+        self._beat(self._emit)
 
     def _run(self) -> None:
         due = time.monotonic() + self._interval_s
         while not self._over.wait(max(0.0, min(due - time.monotonic(), SHOWN_S if self._show else math.inf))):
             if self._show is not None and time.monotonic() < due:
-                self._show(self._pulse())
+                self._beat(self._show)
                 continue
-            self._emit(self._pulse())
+            self._beat(self._emit)
             self._beats += 1
             if self._beats % STEADY_BEATS == 0:
                 self._interval_s *= 2
             due = time.monotonic() + self._interval_s
 
-    def _pulse(self) -> Pulse:
+    def _beat(self, tell: Callable[[Pulse], None]) -> None:
         seconds, stage = self._clock.look()
         last, queue = self._last, self._queue
-        return Pulse(
-            rank=self._rank,
-            stage=stage,
-            epoch=last.epoch if last else -1,
-            step=last.step if last else -1,
-            loss=last.loss if last and last.seeds else None,
-            steps=self._steps,
-            edges=self._edges,
-            seconds={name: round(value, 4) for name, value in seconds.items()},
-            bytes={c: {k: n for k, n in kinds.items() if n} for c, kinds in self._ledger.as_record().items()},
-            sent_to=self._ledger.sent_to(),
-            rss_bytes=self._process.memory_info().rss,
-            queue=queue.level if queue is not None else {},
-            hot=last.hot if last else {},
+        tell(
+            Pulse(
+                rank=self._rank,
+                stage=stage,
+                epoch=last.epoch if last else -1,
+                step=last.step if last else -1,
+                loss=last.loss if last and last.seeds else None,
+                steps=self._steps,
+                edges=self._edges,
+                seconds={name: round(value, 4) for name, value in seconds.items()},
+                bytes={c: {k: n for k, n in kinds.items() if n} for c, kinds in self._ledger.as_record().items()},
+                sent_to=self._ledger.sent_to(),
+                rss_bytes=self._process.memory_info().rss,
+                queue=queue.level if queue is not None else {},
+                hot=last.hot if last else {},
+            )
         )

@@ -1,5 +1,7 @@
 """The page: a Bokeh document that draws `record.record` once a second. Each browser has a document of its own."""
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from bokeh.layouts import column, row
@@ -70,10 +72,10 @@ class Page:
         self.root = column(
             row(self.heading, self.run, sizing_mode="stretch_width"),
             row(column(self.over, self.shares, sizing_mode="stretch_width"), sizing_mode="stretch_width"),
-            row(self.stages, self.bytes, sizing_mode="stretch_width"),
+            row(self.stages, self.notes, sizing_mode="stretch_width"),
             row(self.losses, self.accuracy, self.queue, sizing_mode="stretch_width"),
             row(self.steps, self.edges, self.bulks, sizing_mode="stretch_width"),
-            row(self.moved, self.resident, self.notes, sizing_mode="stretch_width"),
+            row(self.resident, self.moved, self.bytes, sizing_mode="stretch_width"),
             sizing_mode="stretch_width",
         )
 
@@ -114,14 +116,14 @@ class Page:
     def _losses(self) -> Any:
         made = self._figure("Loss: each epoch's mean (dots), steps (line)")
         made.line("t", "loss", source=self.levels, color="#BBBBBB")
-        made.scatter("t", "loss", source=self.epochs, color=STAGES["forward_backward"], size=6)
+        made.scatter("t", "loss", source=self.epochs, color=STAGES["forward_backward"], size=5)
         made.line("t", "loss", source=self.epochs, color=STAGES["forward_backward"])
         return made
 
     def _accuracy(self) -> Any:
         made = self._figure("Validation accuracy")
         made.line("t", "val", source=self.epochs, color=STAGES["evaluate"])
-        made.scatter("t", "val", source=self.epochs, color=STAGES["evaluate"], size=6)
+        made.scatter("t", "val", source=self.epochs, color=STAGES["evaluate"], size=5)
         made.add_tools(HoverTool(tooltips="@val{0.0000} after @t{0} s"))
         return made
 
@@ -203,9 +205,9 @@ class Page:
     def _draw_curves(self, run: dict[str, Any]) -> None:
         curves, rates, done = run["curves"], run["curves"]["rates"], run["epochs_done"]
         times = curves["time_s"]
-        self.levels.data = {"t": times, "loss": curves["loss"], "bulks": curves["queue_bulks"], "bytes": curves["queue_bytes"]}
+        self.levels.data = {"t": times, "loss": _drawn(curves["loss"]), "bulks": curves["queue_bulks"], "bytes": curves["queue_bytes"]}
         self.epochs.data = {
-            "t": [e["time_s"] for e in done], "loss": [e["train_loss"] for e in done], "val": [e["val_accuracy"] for e in done]
+            "t": [e["time_s"] for e in done], "loss": _drawn(e["train_loss"] for e in done), "val": _drawn(e["val_accuracy"] for e in done)
         }  # fmt: skip
         none = [0.0] * len(rates["rate_time_s"])
         self.rates.data = {
@@ -241,6 +243,11 @@ def _state(rank: dict[str, Any]) -> str:
         where = f"epoch {rank['epoch'] + 1}, step {rank['step'] + 1}" if rank["epoch"] >= 0 else ""
         return ", ".join(part for part in (where, rank["stage"].replace("_", " ")) if part) or "running"
     return rank["state"]
+
+
+def _drawn(values: Iterable[float | None]) -> list[float]:
+    """Bokeh leaves out what is not a number, and would draw nothing as 0."""
+    return [math.nan if value is None else value for value in values]
 
 
 def _ticks(base: int, *units: str) -> CustomJSTickFormatter:

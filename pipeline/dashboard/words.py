@@ -90,7 +90,7 @@ def stages(run: dict[str, Any]) -> str:
     if sample := found.get("sample"):
         by = f"{run['producers'] or 1} task(s) at a time" if sample["by"] == "tasks" else "a thread in each rank"
         speed = NONE if sample["bulks_per_s"] is None else f"{amount(sample['bulks_per_s'])} bulks/s"
-        rows.append(("sample", by, speed, sample["waits"], "for room in the queue"))
+        rows.append(("sample", by, speed, sample["waits"], "for room in the queue, or has done all"))
     if fetch := found.get("fetch"):
         rows.append(("fetch", "a thread in each rank", NONE, fetch["waits"], "for minibatches, or for room"))
     train = found["train"]
@@ -118,7 +118,7 @@ def bytes_moved(run: dict[str, Any]) -> str:
         for kind, total in kinds.items():
             speed = rates.get(channel, {}).get(kind, 0)
             rows.append((channel, kind, size(total), f"{size(speed)}/s" if speed else NONE))
-    if hot := run["hot"]:
+    if (hot := run["hot"]) and hot["rows"]:
         rows.append(("hot rows", "hits", f"{percent(hot['rate'])} of {amount(hot['asked'])}", f"{amount(hot['rows'])} kept"))
     return table(("bytes", "kind", "in all", "now"), rows) if rows else f"<span style='color:{PALE}'>nothing has been moved yet</span>"
 
