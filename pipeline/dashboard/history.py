@@ -100,6 +100,8 @@ class RunSeen:
     ranks: dict[int, RankSeen] = field(default_factory=dict)
     level: dict[str, Any] = field(default_factory=dict)
     """The last `events.QueueLevel`, if there was one."""
+    doing: str = ""
+    """What its driver, or the first rank, is in the middle of."""
     steps_per_epoch: int | None = None
     epoch: dict[str, Any] = field(default_factory=dict)
     """The last `events.EpochDone`."""
@@ -216,6 +218,10 @@ class History:
                 run.epoch = said
                 run.best = said if said["best"] else run.best
                 run.epochs.add(now - run.began, (said["train_loss"], said["val_accuracy"]))
+            case "StageStarted":
+                run.doing = said["text"]
+            case "StageEnded":
+                run.doing = ""
             case "StepDone":
                 run.steps_per_epoch = said["steps_per_epoch"]
             case "Note":

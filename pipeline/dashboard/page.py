@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from html import escape
 from typing import Any
 
 from bokeh.layouts import column, row
@@ -39,13 +40,21 @@ def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
     from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
     page = Page(history)
-    page.update()
+
+    def update() -> None:
+        try:
+            page.update()
+        except Exception as e:
+            # Bokeh would write it to the terminal of whoever started the cluster, once a second.
+            page.heading.text = f"This page has failed: {escape(f'{type(e).__name__}: {e}')}. The run goes on; /millrace.json may say more."
+
+    update()
     doc.title = "Millrace"
     doc.add_root(page.root)
     doc.template = env.get_template("simple.html")
     doc.template_variables.update(extra)
     doc.theme = BOKEH_THEME
-    doc.add_periodic_callback(page.update, EVERY_MS)
+    doc.add_periodic_callback(update, EVERY_MS)
 
 
 class Page:

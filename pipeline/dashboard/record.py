@@ -35,9 +35,12 @@ def run_record(run: RunSeen, now: float) -> dict[str, Any]:
     sums = run.summed()
     return {
         "run": run.name,
-        **{key: run.about.get(key) for key in ("out", "system", "model", "dataset", "epochs", "producers")},
+        **{key: run.about.get(key) for key in ("out", "system", "model", "dataset", "producers")},
         "num_ranks": run.about.get("ranks"),
+        # Where phases follow each other, there are more than were asked for.
+        "epochs": run.epoch.get("epochs") or run.about.get("epochs"),
         "state": run.ended or ("running" if run.ranks else "starting"),
+        "doing": "" if run.ended else run.doing,
         "began": run.began,
         "elapsed_s": until - run.began,
         "epoch": max((r["epoch"] for r in ranks), default=-1),

@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Client
 
-from ..events import Emit, EpochDone, Event, Note, QueueLevel, StepDone
+from ..events import Emit, EpochDone, Event, Note, QueueLevel, StageEnded, StageStarted, StepDone
 from ..prepare import Prepared
 from ..rank import Interrupted
 
@@ -89,7 +89,7 @@ class _Told:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        told = isinstance(event, EpochDone | Note | QueueLevel)
+        told = isinstance(event, EpochDone | Note | QueueLevel | StageStarted | StageEnded)
         if isinstance(event, StepDone):
             # Of many steps a second, one that says how many an epoch has.
             told, self._steps = event.steps_per_epoch != self._steps, event.steps_per_epoch

@@ -51,7 +51,11 @@ def heading(run: dict[str, Any]) -> str:
     """What the run is, where it stands, and what is wrong with it."""
     what = f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {_ranks(run['num_ranks'] or len(run['ranks']))}"
     state, colour = run["state"], {"running": GOOD, "done": GOOD, "starting": PALE}.get(run["state"], BAD)
-    where = [f"<b style='color:{colour}'>{escape(state)}</b>", duration(run["elapsed_s"])]
+    where = [
+        f"<b style='color:{colour}'>{escape(state)}</b>",
+        duration(run["elapsed_s"]),
+        *([escape(run["doing"])] if run["doing"] else []),
+    ]
     if run["epoch"] >= 0:
         step = f", step {run['step'] + 1} of {run['steps_per_epoch']}" if run["steps_per_epoch"] else ""
         of = f" of {run['epochs']}" if run["epochs"] else ""

@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -45,8 +47,8 @@ def until(what, seconds=WAIT_S):
 
 @pytest.fixture(scope="module")
 def board(start_cluster):
-    """A scheduler with four workers, and where its dashboard is."""
-    with start_cluster(4, "127.0.0.1:0") as scheduler, Client(scheduler) as client:
+    """A scheduler with three workers, and where its dashboard is."""
+    with start_cluster(3, "127.0.0.1:0") as scheduler, Client(scheduler) as client:
         yield SimpleNamespace(scheduler=scheduler, client=client, address=client.dashboard_link.removesuffix("/status"))
 
 
@@ -305,3 +307,28 @@ def test_a_run_that_fails_or_loses_its_driver_says_so(small, tmp_path):
             kept.__enter__()
             until(lambda: state() == "starting")
         until(lambda: state() == "its driver is gone")
+
+
+@pytest.mark.parametrize("has_millrace", [True, False])
+def test_a_scheduler_of_the_users_own_gets_the_page_if_it_has_millrace(has_millrace, small, tmp_path):
+    if not has_millrace:
+        (tmp_path / "millrace").mkdir()
+        (tmp_path / "millrace" / "__init__.py").touch()
+    file, paths = tmp_path / "scheduler.json", [str(tmp_path), *sys.path]
+    command = ["-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--scheduler-file", str(file)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until(lambda: file.exists() and file.stat().st_size)
+        with Client(scheduler_file=str(file)) as client:
+            (note,) = notes_of(client, small, tmp_path)
+            if has_millrace:
+                (run,) = json.loads(get(note.removeprefix("this run: ").removesuffix("/millrace"), "millrace.json")[1])["runs"]
+                assert run["state"] == "done"
+            else:
+                assert note.startswith("the dashboard has no page for this run (ModuleNotFoundError: No module named 'millrace.pipeline'")
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -5,12 +5,13 @@ import math
 
 import pytest
 from bokeh.document import Document
+from bokeh.models import Div
 from dask.utils import key_split
 from distributed.diagnostics.progress_stream import color_of
 
 from millrace.pipeline.dashboard import words
 from millrace.pipeline.dashboard.history import NOTES, POINTS, RECENT_S, RUNS, Curve, History
-from millrace.pipeline.dashboard.page import Page
+from millrace.pipeline.dashboard.page import Page, show
 from millrace.pipeline.dashboard.record import SILENT_S, SPENT, WINDOW_S, record, spent
 
 HEARTBEAT_S = 0.5
@@ -184,6 +185,26 @@ def test_a_run_ends_once(cluster):
     elapsed = cluster.run["elapsed_s"]
     cluster.at += 100
     assert cluster.run["elapsed_s"] == elapsed
+
+
+def test_what_a_run_is_in_the_middle_of_is_said(cluster):
+    cluster.about(epochs=3)
+    cluster.said("StageStarted", stage="partition", text="cutting d into 4 parts", total=4)
+    assert cluster.run["state"] == "starting" and "cutting d into 4 parts" in words.heading(cluster.run)
+    cluster.said("StageEnded", stage="partition", seconds=1.0, text="")
+    assert cluster.run["doing"] == "" and cluster.run["epochs"] == 3
+    cluster.said("EpochDone", epoch=0, epochs=9, train_loss=0.5, val_accuracy=None, seconds=1.0, best=False)
+    assert cluster.run["epochs"] == 9, "three phases of three"
+
+
+def test_a_page_that_fails_says_so_and_nothing_else(cluster, monkeypatch):
+    monkeypatch.setattr(words, "heading", lambda run: 1 / 0)
+    cluster.about()
+    document = Document()
+    show(cluster.history, document, {})
+    (callback,) = document.session_callbacks
+    callback.callback()
+    assert any("has failed: ZeroDivisionError" in div.text for div in document.roots[0].select({"type": Div}))
 
 
 def test_hot_rows_and_queues_that_ranks_fill_are_summed(cluster):
