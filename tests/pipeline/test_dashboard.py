@@ -22,9 +22,9 @@ from millrace.pipeline.events import EpochDone, Note
 from millrace.pipeline.prepare import configure, open_data, prepare
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
-EPOCHS, STEPS = 4, 10
+EPOCHS, STEPS = 4, 4
 JOB = {
-    "epochs": EPOCHS, "batch_size": 16, "fanout": [4, 3], "hidden": 8, "seed": 3, "threads": 1, "ranks": 2, "minibatches_per_step": 2,
+    "epochs": EPOCHS, "batch_size": 40, "fanout": [4, 3], "hidden": 8, "seed": 3, "threads": 1, "ranks": 2, "minibatches_per_step": 2,
 }  # fmt: skip
 WAIT_S = 240.0
 """For a machine that does much else."""
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def get(address, path):
-    with urllib.request.urlopen(f"{address}/{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"{address}/{path}", timeout=WAIT_S) as answer:
         return answer.status, answer.read().decode()
 
 
