@@ -33,6 +33,7 @@ from . import events
 from .allocator import allocator
 from .bulk_flow import BulkFlow
 from .cluster import opened, places, wait_for_worker, worker_addresses
+from .dashboard.told import shown
 from .events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
 from .one_rank import RankReport
 from .partition_task import parts_by
@@ -96,8 +97,9 @@ def run_on_cluster(
     """
     job = prepared.job
     sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
-    with opened(job, emit, job.ranks + sampling) as client:
-        gang = _Gang(client, prepared, out, samples, module, emit, stop)
+    name = uuid.uuid4().hex[:8]
+    with opened(job, emit, job.ranks + sampling) as client, shown(client, prepared, out, topic_of(name), emit) as told:
+        gang = _Gang(client, name, prepared, out, samples, module, told, stop)
         try:
             reports = gang.run()
         finally:
@@ -109,16 +111,28 @@ def run_on_cluster(
     return reports
 
 
+def topic_of(name: str) -> str:
+    """Of the Dask events of a run's ranks."""
+    return f"millrace-{name}"
+
+
 class _Gang:
     def __init__(
-        self, client: Client, prepared: Prepared, out: Path, samples: str | Path | None, module: nn.Module | None, emit: Emit, stop: Any
+        self,
+        client: Client,
+        name: str,
+        prepared: Prepared,
+        out: Path,
+        samples: str | Path | None,
+        module: nn.Module | None,
+        emit: Emit,
+        stop: Any,
     ) -> None:
         self.client, self.prepared, self.out, self.samples = client, prepared, out.resolve(), samples
         self.emit, self.stop = emit, stop
         self.sample_s = self.partition_s = 0.0
         job = prepared.job
-        self.ranks, self.run_name = job.ranks, uuid.uuid4().hex[:8]
-        self.topic = f"millrace-{self.run_name}"
+        self.ranks, self.run_name, self.topic = job.ranks, name, topic_of(name)
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.dataset, self.features = share(job, prepared.dataset, self.out)
         self.module = None if module is None else _pickled(module)

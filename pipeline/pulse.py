@@ -1,6 +1,9 @@
 """A rank's pulse: what it is doing and has used, told at intervals from a thread of its own."""
 
+import math
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 import psutil
@@ -14,6 +17,8 @@ FIRST_S = 0.25
 """Between the first beats."""
 STEADY_BEATS = 200
 """After so many beats the interval doubles: short runs are told in detail, and the record of a long one stays small."""
+SHOWN_S = 1.0
+"""Between the beats of a pulse that somebody watches, at most."""
 
 
 class Heart:
@@ -26,6 +31,7 @@ class Heart:
         ledger: Ledger,
         queue: MinibatchQueue | None,
         emit: Emit,
+        show: Callable[[Pulse], None] | None = None,
         *,
         first_s: float = FIRST_S,
     ) -> None:
@@ -36,10 +42,11 @@ class Heart:
             ledger: the rank's.
             queue: that the rank fills itself, if it does.
             emit: called from the thread too.
+            show: called, once the interval is longer than `SHOWN_S`, with the beats in between, which need not be kept.
             first_s: seconds between the first beats.
         """
         self._rank, self._clock, self._ledger, self._emit = rank, clock, ledger, emit
-        self._queue = queue
+        self._queue, self._show = queue, show
         self._process = psutil.Process()
         self._interval_s, self._beats = first_s, 0
         self._last: StepDone | None = None
@@ -59,19 +66,24 @@ class Heart:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
         self._thread.join()
-        self._beat()
+        self._beat(self._emit)
 
     def _run(self) -> None:
-        while not self._over.wait(self._interval_s):
-            self._beat()
+        due = time.monotonic() + self._interval_s
+        while not self._over.wait(max(0.0, min(due - time.monotonic(), SHOWN_S if self._show else math.inf))):
+            if self._show is not None and time.monotonic() < due:
+                self._beat(self._show)
+                continue
+            self._beat(self._emit)
             self._beats += 1
             if self._beats % STEADY_BEATS == 0:
                 self._interval_s *= 2
+            due = time.monotonic() + self._interval_s
 
-    def _beat(self) -> None:
+    def _beat(self, tell: Callable[[Pulse], None]) -> None:
         seconds, stage = self._clock.look()
         last, queue = self._last, self._queue
-        self._emit(
+        tell(
             Pulse(
                 rank=self._rank,
                 stage=stage,

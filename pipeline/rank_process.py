@@ -169,7 +169,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         queue, alive = consumers_end(prepared, spec.queue, spec.samples)
         told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
     produce = spec.queue is None and spec.samples is None
-    with Heart(spec.rank, clock, ledger, told if produce else None, _Teller(tell)) as heart:
+    with Heart(spec.rank, clock, ledger, told if produce else None, _Teller(tell), lambda pulse: tell({"shown": vars(pulse)})) as heart:
         report = take_part(
             prepared,
             out,

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from distributed import Event, get_worker, secede
+
+from .rank_process import ABORTED, ORPHANED
 
 POLL_S = 0.05
 ORDER_S = 0.5
@@ -23,7 +23,10 @@ ORDER_S = 0.5
 GRACE_S = 2.0
 """A rank that was told to end has this long before it is killed."""
 METRIC = "millrace"
-"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation`` and the last ``pulse``."""
+"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation``, the last ``pulse``, and how it ``ended``.
+
+A rank that has ended is told of once more, so that its last pulse is not lost.
+"""
 LOG_TAIL = 30
 """Lines of a dead rank's log that are reported."""
 
@@ -59,7 +62,7 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         )
     outcome: dict[str, Any] = {}
 
-    pulses: dict[str, Any] = {"run": topic, "rank": spec["rank"], "generation": spec["generation"], "pulse": {}}
+    pulses: dict[str, Any] = {"run": topic, "rank": spec["rank"], "generation": spec["generation"], "pulse": {}, "ended": ""}
 
     def tell(message: dict[str, Any]) -> None:
         if message.get("event") == "Pulse":
@@ -73,6 +76,8 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
             message = json.loads(line)
             if message.keys() & {"report", "failed"}:
                 outcome.update(message)
+            elif "shown" in message:
+                pulses["pulse"] = message["shown"]
             else:
                 tell(message)
 
@@ -86,30 +91,43 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         except BrokenPipeError:
             pass  # it died at once: its exit status and its log say why
         tell({"pid": child.pid})
-        with _shown(worker, pulses):
-            _wait(child, Event(kill))
+        _show(worker, pulses)
+        _wait(child, Event(kill))
     finally:
-        if child.poll() is None:
+        stopped = child.poll() is None
+        if stopped:
             child.kill()
         status = child.wait()
-    listener.join(timeout=5)
+        listener.join(timeout=5)
+        pulses["ended"] = _ending(outcome, status, stopped)
     if outcome:
         return outcome
     return {"died": status, "log": log.read_text(errors="replace").splitlines()[-LOG_TAIL:]}
 
 
-@contextmanager
-def _shown(worker: Any, pulses: dict[str, Any]) -> Iterator[None]:
+def _show(worker: Any, pulses: dict[str, Any]) -> None:
     """Let the worker tell its scheduler, with every heartbeat, what the rank has last said of itself: what the dashboard shows."""
-    held = getattr(worker, "millrace_ranks", None)
-    if held is None:
-        held = worker.millrace_ranks = []
-        worker.metrics[METRIC] = lambda w: list(w.millrace_ranks)
-    held.append(pulses)
-    try:
-        yield
-    finally:
-        held.remove(pulses)
+    vars(worker).setdefault("millrace_ranks", []).append(pulses)
+    worker.metrics[METRIC] = _ranks_of
+
+
+def _ranks_of(worker: Any) -> list[dict[str, Any]]:
+    records = [dict(pulses) for pulses in worker.millrace_ranks]
+    for told, pulses in zip(records, list(worker.millrace_ranks)):
+        if told["ended"]:
+            worker.millrace_ranks.remove(pulses)
+    return records
+
+
+def _ending(outcome: dict[str, Any], status: int, stopped: bool) -> str:
+    """How a rank ended, in a few words."""
+    if "report" in outcome:
+        return "done"
+    if "failed" in outcome:
+        return "stopped" if outcome["failed"]["kind"] in ("Interrupted", "ShortHandedError") else "failed"
+    if stopped or status in (ORPHANED, ABORTED):
+        return "stopped"
+    return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 def _wait(child: subprocess.Popen[str], kill: Event) -> None:

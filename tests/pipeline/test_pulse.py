@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from millrace.pipeline import pulse
 from millrace.pipeline.clock import Clock
 from millrace.pipeline.events import Note, StepDone
 from millrace.pipeline.pulse import STEADY_BEATS, Heart
@@ -89,6 +90,18 @@ def test_a_heart_beats_on_where_its_rank_hangs_and_slower_after_a_while():
     at = [e.seconds["total"] for e in events[:-1]]
     early, late = at[STEADY_BEATS - 1] - at[STEADY_BEATS - 21], at[STEADY_BEATS + 19] - at[STEADY_BEATS - 1]
     assert late > 20 * 0.002 * 0.9 and early > 20 * 0.001 * 0.9
+
+
+def test_whoever_watches_a_pulse_sees_it_between_the_beats_that_are_kept(monkeypatch):
+    monkeypatch.setattr(pulse, "SHOWN_S", 0.01)
+    kept, shown = [], []
+    with Heart(0, Clock(), Ledger(), None, kept.append, shown.append, first_s=60.0):
+        until = time.monotonic() + 20
+        while len(shown) < 5 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert len(kept) == 1, "the last one"
+    at = [p.seconds["total"] for p in (*shown, *kept)]
+    assert len(shown) >= 5 and at == sorted(at)
 
 
 def test_a_heart_stops_with_a_rank_that_fails():

@@ -1,0 +1,249 @@
+"""What the scheduler has heard of the runs on it, in bounded memory: no Dask and no drawing in here.
+
+Ranks are heard through the metrics of their workers, what only a driver knows through its messages (`told.Told`).
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...storage.ledger import KINDS
+
+RUNS = 6
+"""Runs that are remembered."""
+POINTS = 300
+"""Of a curve over the life of a run, at most."""
+RECENT_S = 15.0
+"""How far back the recent past is kept whole."""
+NOTES = 30
+"""Of a run, at most."""
+
+Bytes = tuple[int, ...]
+"""A number for each (channel, kind), in the order of `KINDS`."""
+BYTES = [(channel, kind) for channel, kinds in KINDS.items() for kind in kinds]
+
+
+class Curve:
+    """Points over the life of a run. Once there are too many, every second one goes, and later ones are taken half as often."""
+
+    def __init__(self, most: int = POINTS) -> None:
+        self._most, self._gap_s = most, 0.0
+        self.points: list[tuple[float, Any]] = []
+        """(seconds, value)."""
+
+    def add(self, at: float, value: Any) -> None:
+        """Take a point, unless the last one was a moment ago."""
+        if self.points and at - self.points[-1][0] < self._gap_s:
+            return
+        self.points.append((at, value))
+        if len(self.points) > self._most:
+            del self.points[1::2]
+            self._gap_s = (self.points[-1][0] - self.points[0][0]) / len(self.points)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """All ranks of a run at one moment. Everything but `loss` and the queue only grows."""
+
+    steps: int
+    edges: int
+    sampled: int
+    """Bulks that sampling tasks have made."""
+    sample_s: float
+    """Of making them, over all tasks."""
+    bytes: Bytes
+    loss: float | None
+    """Of the last step, a mean over ranks."""
+    queue_bulks: int
+    queue_bytes: int
+
+
+@dataclass
+class RankSeen:
+    """One rank, as last heard of."""
+
+    worker: str
+    generation: int
+    began: float
+    heard: float
+    """When its pulse last went on; `began` before the first."""
+    pulse: dict[str, Any] = field(default_factory=dict)
+    """The fields of `events.Pulse`; none before the first."""
+    ended: str = ""
+    """How, once it has."""
+    recent: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
+    """(when, its pulse's seconds)."""
+    memory: Curve = field(default_factory=lambda: Curve(POINTS // 3))
+    """Resident bytes."""
+    most: Bytes = (0,) * len(BYTES)
+    """Bytes that it has counted, at most: a rank that starts again knows of none until it has read its checkpoint."""
+
+    def hear(self, pulse: Mapping[str, Any], now: float, run_s: float) -> None:
+        """Take in a pulse; `run_s` is the run's age."""
+        self.pulse, self.heard = dict(pulse), now
+        self.recent.append((now, pulse["seconds"]))
+        _forget(self.recent, now)
+        self.memory.add(run_s, pulse["rss_bytes"])
+        self.most = tuple(max(b, pulse["bytes"].get(c, {}).get(k, 0)) for b, (c, k) in zip(self.most, BYTES))
+
+
+@dataclass
+class RunSeen:
+    """One run. Moments are seconds since it was first heard of."""
+
+    name: str
+    began: float
+    about: dict[str, Any] = field(default_factory=dict)
+    """What its driver says of it: see `told.Told`."""
+    ranks: dict[int, RankSeen] = field(default_factory=dict)
+    level: dict[str, Any] = field(default_factory=dict)
+    """The last `events.QueueLevel`, if there was one."""
+    doing: str = ""
+    """What its driver, or the first rank, is in the middle of."""
+    steps_per_epoch: int | None = None
+    epoch: dict[str, Any] = field(default_factory=dict)
+    """The last `events.EpochDone`."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """Likewise, of those that were the best so far."""
+    epochs: Curve = field(default_factory=Curve)
+    """(train loss, validation accuracy) of each epoch."""
+    notes: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=NOTES))
+    ended: str = ""
+    """How, once it has."""
+    ended_at: float | None = None
+    before: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Steps and edges of each rank's earlier generations."""
+    sampled_before: tuple[int, float] = (0, 0.0)
+    """Bulks, and seconds of sampling, of earlier generations."""
+    sums: Curve = field(default_factory=Curve)
+    recent: deque[tuple[float, Sums]] = field(default_factory=deque)
+
+    def end(self, how: str, now: float) -> None:
+        """Say how it ended, if nobody has."""
+        if not self.ended:
+            self.ended, self.ended_at = how, now
+
+    def reborn(self, rank: int, worker: str, generation: int, now: float) -> RankSeen:
+        """A rank in its next life; what it has done before still counts."""
+        seen = self.ranks[rank]
+        if seen.pulse:
+            steps, edges = self.before.get(rank, (0, 0))
+            self.before[rank] = steps + seen.pulse["steps"], edges + seen.pulse["edges"]
+        return RankSeen(worker, generation, now, now, memory=seen.memory, most=seen.most)
+
+    def summed(self) -> Sums:
+        """All ranks now."""
+        pulses = {rank: seen.pulse for rank, seen in self.ranks.items() if seen.pulse}
+        told = {rank: (p["steps"], p["edges"]) for rank, p in pulses.items()}
+        every = [tuple(map(sum, zip(told.get(r, (0, 0)), self.before.get(r, (0, 0))))) for r in self.ranks]
+        losses = [p["loss"] for p in pulses.values() if p["loss"] is not None]
+        level = [self.level] if self.level else [p["queue"] for p in pulses.values() if p["queue"]]
+        return Sums(
+            # Ranks take steps together, so the one that is ahead says how many there were.
+            steps=max((steps for steps, _ in every), default=0),
+            edges=sum(edges for _, edges in every),
+            sampled=self.sampled_before[0] + self.level.get("sampled", 0),
+            sample_s=self.sampled_before[1] + self.level.get("seconds", 0.0),
+            bytes=tuple(map(sum, zip(*(seen.most for seen in self.ranks.values())))),
+            loss=sum(losses) / len(losses) if losses else None,
+            queue_bulks=sum(q["bulks"] for q in level),
+            queue_bytes=sum(q["bytes"] for q in level),
+        )
+
+
+class History:
+    """All runs that a scheduler has heard of. Everything happens on one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """
+        Args:
+            clock: seconds since the epoch.
+        """
+        self._clock = clock
+        self.runs: dict[str, RunSeen] = {}
+        """The latest last."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._clock()
+
+    def _run(self, name: str) -> RunSeen:
+        if name not in self.runs:
+            self.runs[name] = RunSeen(name, self.now())
+            while len(self.runs) > RUNS:
+                # An ended one goes first.
+                del self.runs[next((n for n, r in self.runs.items() if r.ended), next(iter(self.runs)))]
+        return self.runs[name]
+
+    def hear_worker(self, worker: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Take in what a worker tells of the ranks that it holds: see `rank_task.METRIC`."""
+        for record in records:
+            run, rank, now = self._run(record["run"]), record["rank"], self.now()
+            seen = run.ranks.get(rank)
+            if seen is not None and record["generation"] < seen.generation:
+                continue
+            if seen is None:
+                seen = run.ranks[rank] = RankSeen(worker, record["generation"], now, now)
+            elif record["generation"] > seen.generation:
+                seen = run.ranks[rank] = run.reborn(rank, worker, record["generation"], now)
+            pulse = record["pulse"]
+            if pulse and pulse["seconds"] != seen.pulse.get("seconds"):
+                seen.hear(pulse, now, now - run.began)
+            seen.ended = seen.ended or record["ended"]
+
+    def lose_worker(self, worker: str) -> None:
+        """A worker is gone, and with it every rank that it held."""
+        for run in self.runs.values():
+            for seen in run.ranks.values():
+                if seen.worker == worker:
+                    seen.ended = seen.ended or "its worker is gone"
+
+    def hear_driver(self, message: Mapping[str, Any]) -> None:
+        """Take in what a driver tells: see `told.Told`."""
+        run, now = self._run(message["run"]), self.now()
+        if "about" in message:
+            run.about = dict(message["about"])
+        if "ended" in message:
+            run.end(message["ended"], now)
+        said = message.get("said", {})
+        match said.get("event"):
+            case "QueueLevel":
+                if said["sampled"] < run.level.get("sampled", 0):
+                    bulks, seconds = run.sampled_before
+                    run.sampled_before = bulks + run.level["sampled"], seconds + run.level["seconds"]
+                run.level = said
+            case "EpochDone":
+                run.epoch = said
+                run.best = said if said["best"] else run.best
+                run.epochs.add(now - run.began, (said["train_loss"], said["val_accuracy"]))
+            case "StageStarted":
+                run.doing = said["text"]
+            case "StageEnded":
+                run.doing = ""
+            case "StepDone":
+                run.steps_per_epoch = said["steps_per_epoch"]
+            case "Note":
+                run.notes.append((now - run.began, said["text"]))
+
+    def lose_client(self, client: str) -> None:
+        """A client is gone: what it drove and has not ended, ends."""
+        for run in self.runs.values():
+            if run.about.get("client") == client:
+                run.end("its driver is gone", self.now())
+
+    def tick(self) -> None:
+        """Write down where every run stands; called at intervals."""
+        now = self.now()
+        for run in self.runs.values():
+            if run.ranks and (run.ended_at is None or now - run.ended_at < 2):
+                sums = run.summed()
+                run.sums.add(now - run.began, sums)
+                run.recent.append((now, sums))
+                _forget(run.recent, now)
+
+
+def _forget(recent: deque[tuple[float, Any]], now: float) -> None:
+    while len(recent) > 2 and recent[1][0] <= now - RECENT_S:
+        recent.popleft()

@@ -1,0 +1,108 @@
+"""The scheduler's part: it listens to workers and drivers, and adds ``/millrace`` and ``/millrace.json`` to what Dask serves.
+
+Dask has no public way to add a page, so this uses its internals (as they are in distributed 2026.7 and 2026.8). If anything is wrong with
+these, nothing is added, and whoever wanted the page goes on without it.
+"""
+
+import json
+from functools import partial
+from typing import Any
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+from tornado.ioloop import IOLoop, PeriodicCallback
+from tornado.web import RequestHandler
+
+from ..rank_task import METRIC
+from .history import History
+from .record import record
+
+PAGE = "millrace"
+TOPIC = "millrace"
+"""Of Dask events, under which drivers tell of their runs."""
+NO_DASHBOARD = "the scheduler runs without its dashboard"
+EVERY_S = 0.5
+"""As often as a small cluster's workers report."""
+
+
+class MillracePage(SchedulerPlugin):
+    """Registered by the driver of a run, once for each scheduler."""
+
+    name = "millrace-page"
+    idempotent = True
+
+    async def start(self, scheduler: Any) -> None:
+        """Add the page, or say in `trouble` why it cannot be added."""
+        self.trouble, self._scheduler, self._history = "", scheduler, History()
+        self._clock = PeriodicCallback(self._look, EVERY_S * 1000)
+        try:
+            _serve(scheduler, self._history)
+        except Exception as e:
+            self.trouble = f"{type(e).__name__}: {e}"
+            return
+        self._clock.start()
+
+    def _look(self) -> None:
+        for address, worker in self._scheduler.workers.items():
+            if ranks := worker.metrics.get(METRIC):
+                self._history.hear_worker(address, ranks)
+        self._history.tick()
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """A driver tells something."""
+        if topic == TOPIC and not self.trouble:
+            self._history.hear_driver(msg)
+
+    def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+        """A worker is gone, and its ranks with it."""
+        self._history.lose_worker(worker)
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """A driver may be gone."""
+        self._history.lose_client(client)
+
+    async def before_close(self) -> None:
+        """The scheduler ends."""
+        self._clock.stop()
+
+
+def trouble(dask_scheduler: Any) -> str:
+    """Why there is no page; nothing where there is one. For `Client.run_on_scheduler`, which names the argument."""
+    return dask_scheduler.plugins[MillracePage.name].trouble
+
+
+class _Json(RequestHandler):
+    def initialize(self, history: History) -> None:
+        self.history = history
+
+    def get(self) -> None:
+        """Everything that the page shows."""
+        self.set_header("Content-Type", "application/json")
+        self.set_header("Cache-Control", "no-store")
+        self.write(json.dumps(record(self.history), allow_nan=False))
+
+
+def _serve(scheduler: Any, history: History) -> None:
+    from bokeh.server.tornado import BokehTornado
+    from distributed.dashboard.core import BokehApplication
+    from distributed.dashboard.scheduler import template_variables
+
+    from .page import show
+
+    pages, server = template_variables(scheduler), scheduler.http_application
+    theirs = next((a for a in server.applications if isinstance(a, BokehTornado)), None)
+    if theirs is None:
+        raise RuntimeError(NO_DASHBOARD)
+    prefix = theirs.prefix
+    ours: Any = BokehApplication({f"/{PAGE}": partial(_document, history, show)}, scheduler, prefix=prefix, template_variables=pages)
+    tabs: list[str] = pages["pages"]
+    ours.initialize(IOLoop.current())
+    ours.add_handlers(r".*", [(rf"{prefix}/{PAGE}\.json", _Json, {"history": history})])
+    ours.start()
+    server.add_application(ours)
+    if PAGE not in tabs:
+        # Beside Dask's own front page.
+        tabs.insert(1, PAGE)
+
+
+def _document(history: History, show: Any, scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
+    show(history, doc, extra)

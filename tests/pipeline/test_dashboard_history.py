@@ -1,0 +1,251 @@
+"""What the dashboard remembers of runs, and what it makes of that: without a cluster."""
+
+import json
+import math
+
+import pytest
+from bokeh.document import Document
+from bokeh.models import Div
+from dask.utils import key_split
+from distributed.diagnostics.progress_stream import color_of
+
+from millrace.pipeline.dashboard import words
+from millrace.pipeline.dashboard.history import NOTES, POINTS, RECENT_S, RUNS, Curve, History
+from millrace.pipeline.dashboard.page import Page, show
+from millrace.pipeline.dashboard.record import SILENT_S, SPENT, WINDOW_S, record, spent
+
+HEARTBEAT_S = 0.5
+
+
+class Cluster:
+    """Says what workers and drivers would."""
+
+    def __init__(self):
+        self.at = 1000.0
+        self.history = History(lambda: self.at)
+
+    def about(self, run="a", **more):
+        told = {"client": "c", "out": "/runs/x", "system": "bulk", "model": "sage", "dataset": "d", "ranks": 2, "epochs": 9, "producers": 2}
+        self.history.hear_driver({"run": run, "about": {**told, **more}})
+
+    def said(self, event, run="a", **fields):
+        self.history.hear_driver({"run": run, "said": {"event": event, **fields}})
+
+    def pulse(self, rank, run="a", generation=0, ended="", **fields):
+        pulse = {
+            "rank": rank, "stage": "reduce", "epoch": 0, "step": 0, "loss": 0.5, "steps": 0, "edges": 0, "seconds": {"total": self.at},
+            "bytes": {}, "sent_to": {}, "rss_bytes": 1 << 20, "queue": {}, "hot": {}, **fields,
+        }  # fmt: skip
+        record = {"run": run, "rank": rank, "generation": generation, "ended": ended, "pulse": pulse if fields != {"none": True} else {}}
+        self.history.hear_worker(f"w{rank}", [record])
+
+    def tick(self, seconds=HEARTBEAT_S):
+        self.history.tick()
+        self.at += seconds
+
+    @property
+    def run(self):
+        return record(self.history)["runs"][0]
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+def test_tasks_of_a_stage_are_one_group_of_one_colour():
+    # Eight hexadecimal digits may all be letters, or all be figures.
+    for run in ("0123abcd", "abcdefab", "01234567"):
+        keys = [(f"partition-{run}", 3), (f"sample-{run}", 0, 2, 1), (f"train-{run}", 0, 1)]
+        assert [key_split(key) for key in keys] == ["partition", "sample", "train"]
+    assert len({color_of(name) for name in ("partition", "sample", "train")}) == 3
+
+
+def test_a_curve_spans_the_life_of_a_run_with_so_many_points_at_most():
+    curve = Curve(100)
+    for i in range(100_000):
+        curve.add(i * 0.5, i)
+        assert len(curve.points) <= 101
+    times = [t for t, _ in curve.points]
+    gaps = [b - a for a, b in zip(times, times[1:])]
+    assert times[0] == 0 and times[-1] > 0.98 * 50_000 and len(times) > 45
+    assert max(gaps) <= 2.5 * min(gaps)
+
+
+def test_the_history_is_bounded(cluster):
+    for number in range(2 * RUNS):
+        name = f"run{number}"
+        cluster.about(name)
+        for i in range(POINTS + 400):
+            cluster.pulse(0, name, steps=i, edges=i, seconds={"total": cluster.at})
+            cluster.said("EpochDone", name, epoch=i, epochs=9, train_loss=0.5, val_accuracy=0.5, seconds=1.0, best=True)
+            cluster.said("Note", name, text="x")
+            cluster.tick()
+    assert list(cluster.history.runs) == [f"run{n}" for n in range(RUNS, 2 * RUNS)]
+    for run in cluster.history.runs.values():
+        assert len(run.sums.points) <= POINTS + 1 and len(run.epochs.points) <= POINTS + 1
+        assert len(run.recent) <= RECENT_S / HEARTBEAT_S + 2 and len(run.ranks[0].recent) <= RECENT_S / HEARTBEAT_S + 2
+        assert len(run.ranks[0].memory.points) <= POINTS // 3 + 1
+        assert len(run.notes) == NOTES
+    assert len(json.dumps(record(cluster.history))) < RUNS * 300_000
+
+
+def test_an_ended_run_is_forgotten_before_one_that_goes_on(cluster):
+    for number in range(RUNS):
+        cluster.about(f"run{number}")
+    cluster.history.hear_driver({"run": "run2", "ended": "done"})
+    cluster.about("new")
+    assert "run2" not in cluster.history.runs and "run0" in cluster.history.runs
+
+
+def test_rates_and_shares_are_of_the_last_while(cluster):
+    cluster.about()
+    for i in range(200):
+        # Twice as fast in the second half.
+        steps = i if i < 100 else 100 + 2 * (i - 100)
+        for rank, reduce in ((0, 0.1), (1, 0.3)):
+            seconds = {"total": i * 0.5, "forward_backward": i * 0.2, "reduce": i * reduce / 2, "queue_wait": i * 0.05}
+            cluster.pulse(rank, steps=steps, edges=10 * steps, seconds=seconds, bytes={"network": {"gradients": 1000 * steps}})
+        cluster.said("QueueLevel", bulks=3, bytes=600, bound=1000, sampled=i // 4, seconds=i * 0.25)
+        cluster.tick()
+    run = cluster.run
+    rates = run["rates"]
+    assert rates["over_s"] == pytest.approx(WINDOW_S)
+    assert rates["steps"] == pytest.approx(4.0) and rates["edges"] == pytest.approx(2 * 40.0)
+    assert rates["bulks"] == pytest.approx(0.5) and rates["bytes"] == {"network": {"gradients": pytest.approx(8000)}}
+    assert run["steps"] == 298 and run["edges"] == 2 * 2980 and run["bulks_sampled"] == 49
+    assert run["queue"] == {"bulks": 3, "bytes": 600, "bound": 1000, "filled_by": "tasks"}
+    shares = [r["share"]["recent"] for r in run["ranks"]]
+    assert all(sum(s.values()) == pytest.approx(1) for s in shares)
+    assert [s["reduce"] for s in shares] == pytest.approx([0.1, 0.3])
+    stages = run["stages"]
+    assert stages["train"]["waits"] == pytest.approx(0.2 + 0.1)
+    assert stages["train"]["for"] == {"queue_wait": pytest.approx(0.1), "exchange": 0.0, "reduce": pytest.approx(0.2)}
+    assert stages["sample"]["waits"] == pytest.approx(1 - 0.5 / 2), "two tasks at a time, half a second of work in each second"
+    assert "waited <b>30 %</b>" in words.heading(run) and "for the slowest rank" in words.heading(run)
+
+
+@pytest.mark.parametrize(
+    ("system", "exchange", "trains"), [("sar", 2.0, 3.0), ("retexo", 2.0, 5.0), ("bulk", 0.0, 5.0), ("grappa", 0.0, 5.0)]
+)
+def test_what_a_rank_spends_adds_up_to_its_life(system, exchange, trains):
+    parts = spent({"forward_backward": 5.0, "exchange": 2.0, "reduce": 1.0, "sample": 7.0, "train": 9.0, "total": 12.0}, system)
+    assert (parts["exchange"], parts["forward_backward"]) == (exchange, trains)
+    assert set(parts) == set(SPENT) and sum(parts.values()) == 12.0
+
+
+def test_a_restart_counts_on_and_makes_no_peak(cluster):
+    cluster.about()
+    for i in range(20):
+        cluster.pulse(0, steps=i, edges=i, bytes={"network": {"control": 100 * i}}, seconds={"total": float(i)})
+        cluster.tick()
+    cluster.pulse(0, steps=19, edges=19, ended="killed by signal 9", bytes={"network": {"control": 1900}}, seconds={"total": 19.0})
+    assert cluster.run["ranks"][0]["state"] == "killed by signal 9" and "rank 0: killed by signal 9" in words.heading(cluster.run)
+    cluster.tick()
+    cluster.pulse(0, generation=1, none=True)
+    cluster.pulse(0, ended="killed by signal 9", steps=19, bytes={"network": {"control": 1900}})  # said late
+    assert cluster.run["ranks"][0]["state"] == "starting" and cluster.run["steps"] == 19
+    cluster.tick()
+    # It knows nothing of its earlier life until it has read the checkpoint.
+    for i, sent in enumerate([0, 1500, 1600, 1700, 1800, 1900, 2000]):
+        cluster.pulse(0, generation=1, steps=i, edges=i, bytes={"network": {"control": sent}}, seconds={"total": 15.0 + i})
+        cluster.tick(2.0)
+    run = cluster.run
+    assert (run["steps"], run["edges"], run["bytes"]) == (19 + 6, 19 + 6, {"network": {"control": 2000}})
+    assert max(run["curves"]["rates"]["network control"]) <= 200 and min(run["curves"]["rates"]["steps"]) >= 0
+    assert "have started again 1 time" in words.heading(run)
+
+
+def test_a_silent_rank_and_one_whose_worker_is_gone_are_named(cluster):
+    cluster.about()
+    for i in range(int(SILENT_S / HEARTBEAT_S) + 4):
+        cluster.pulse(0, seconds={"total": float(i)})
+        cluster.pulse(1, seconds={"total": 1.0})
+        cluster.pulse(2, none=True)
+        cluster.tick()
+    assert [r["state"] for r in cluster.run["ranks"]] == ["running", "silent", "starting"]
+    assert "rank 1 has been silent for" in words.heading(cluster.run)
+    cluster.history.lose_worker("w1")
+    assert cluster.run["ranks"][1]["state"] == "its worker is gone"
+    assert "rank 1: its worker is gone" in words.heading(cluster.run)
+
+
+def test_a_run_ends_once(cluster):
+    cluster.about()
+    cluster.pulse(0, loss=math.nan)
+    cluster.tick()
+    assert cluster.run["state"] == "running"
+    cluster.history.lose_client("another")
+    assert cluster.run["state"] == "running"
+    cluster.history.lose_client("c")
+    cluster.history.hear_driver({"run": "a", "ended": "done"})
+    assert cluster.run["state"] == "its driver is gone"
+    assert cluster.run["ranks"][0]["loss"] is None
+    json.dumps(record(cluster.history), allow_nan=False)
+    elapsed = cluster.run["elapsed_s"]
+    cluster.at += 100
+    assert cluster.run["elapsed_s"] == elapsed
+
+
+def test_what_a_run_is_in_the_middle_of_is_said(cluster):
+    cluster.about(epochs=3)
+    cluster.said("StageStarted", stage="partition", text="cutting d into 4 parts", total=4)
+    assert cluster.run["state"] == "starting" and "cutting d into 4 parts" in words.heading(cluster.run)
+    cluster.said("StageEnded", stage="partition", seconds=1.0, text="")
+    assert cluster.run["doing"] == "" and cluster.run["epochs"] == 3
+    cluster.said("EpochDone", epoch=0, epochs=9, train_loss=0.5, val_accuracy=None, seconds=1.0, best=False)
+    assert cluster.run["epochs"] == 9, "three phases of three"
+
+
+def test_a_page_that_fails_says_so_and_nothing_else(cluster, monkeypatch):
+    monkeypatch.setattr(words, "heading", lambda run: 1 / 0)
+    cluster.about()
+    document = Document()
+    show(cluster.history, document, {})
+    (callback,) = document.session_callbacks
+    callback.callback()
+    assert any("has failed: ZeroDivisionError" in div.text for div in document.roots[0].select({"type": Div}))
+
+
+def test_hot_rows_and_queues_that_ranks_fill_are_summed(cluster):
+    cluster.about()
+    for rank in range(2):
+        hot = {"rows": 5, "asked": 100, "hits": 25 + 50 * rank, "saved_bytes": 0}
+        cluster.pulse(rank, hot=hot, queue={"bulks": 2, "bytes": 30, "bound": 100}, seconds={"total": 2.0, "sample": 1.0})
+    run = cluster.run
+    assert run["hot"] == {"rows": 10, "asked": 200, "hits": 100, "rate": 0.5}
+    assert run["queue"] == {"bulks": 4, "bytes": 60, "bound": 200, "filled_by": "ranks"}
+    assert run["stages"]["sample"]["by"] == "ranks"
+    assert "50 % of 200" in words.bytes_moved({**run, "bytes": {}})
+
+
+def test_names_that_users_choose_are_escaped(cluster):
+    cluster.about(dataset="<script>x</script>", model="<b>", out="/runs/<i>")
+    cluster.said("Note", text="<script>y</script>")
+    cluster.history.hear_driver({"run": "a", "ended": "failed: <script>z</script>"})
+    run = cluster.run
+    assert "<script>" not in words.heading(run) + words.notes(run)
+    assert "&lt;script&gt;z" in words.heading(run)
+
+
+def test_a_page_shows_the_newest_run_until_another_is_chosen(cluster):
+    page = Page(cluster.history)
+    page.update()
+    assert "No run" in page.heading.text
+    for name, model in (("a", "sage"), ("b", "gat")):
+        cluster.about(name, model=model)
+        for i in range(30):
+            for rank in range(30):
+                cluster.pulse(rank, name, steps=i, seconds={"total": cluster.at, "reduce": cluster.at / 2})
+            cluster.tick()
+    document = Document()
+    document.add_root(page.root)
+    page.update()
+    assert page.heading.text.count("gat with bulk") == 1 and page.run.visible and len(page.run.options) == 2
+    assert page.bars.data["y"] == list(range(30)) and page.bars.data["reduce"][0] == pytest.approx(0.5)
+    page.run.value = "a"
+    page.update()
+    assert "sage with bulk" in page.heading.text
+    page.over.active = 1
+    document.validate()
+    assert document.to_json()
