@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from millrace.stages.evaluate import infer
     from millrace.stages.models import GAT, GCN, GIN
     from millrace.stages.models import SAGE as GraphSAGE
+    from millrace.stages.models.pyg import PyGModel
     from millrace.stages.neighbourhood.base import destinations
+    from millrace.stages.partition.quality import measure as partition_quality
+    from millrace.stages.partition.registry import partitioner
+    from millrace.stages.partition.stage import open_part, partition_dataset
     from millrace.stages.sample.fastgcn import FastGCNSampler
     from millrace.stages.sample.labor import LaborSampler
     from millrace.stages.sample.ladies import LadiesSampler
@@ -65,7 +69,12 @@ _HOMES = {
     "GCN": "stages.models",
     "GIN": "stages.models",
     "GraphSAGE": "stages.models:SAGE",
+    "PyGModel": "stages.models.pyg",
     "destinations": "stages.neighbourhood.base",
+    "partition_quality": "stages.partition.quality:measure",
+    "partitioner": "stages.partition.registry",
+    "open_part": "stages.partition.stage",
+    "partition_dataset": "stages.partition.stage",
     "FastGCNSampler": "stages.sample.fastgcn",
     "LaborSampler": "stages.sample.labor",
     "LadiesSampler": "stages.sample.ladies",
@@ -106,6 +115,7 @@ __all__ = [
     "NeighborLoader",
     "NeighborSampler",
     "Numbers",
+    "PyGModel",
     "ReadOptions",
     "Report",
     "Result",
@@ -122,7 +132,11 @@ __all__ = [
     "grappa",
     "infer",
     "open_dataset",
+    "open_part",
     "open_queue",
+    "partition_dataset",
+    "partition_quality",
+    "partitioner",
     "plan",
     "report",
     "retexo",

@@ -1,0 +1,50 @@
+"""The names of ``millrace``: type checkers and Python are told the same homes, and what one name gives another one takes."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import millrace as mr
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def told_to_type_checkers() -> dict[str, str]:
+    """Name -> "module:attribute", from the imports below ``if TYPE_CHECKING``."""
+    body = ast.parse((ROOT / "__init__.py").read_text()).body
+    block = next(n for n in body if isinstance(n, ast.If))
+    imports = [n for n in block.body if isinstance(n, ast.ImportFrom)]
+    return {a.asname or a.name: f"{n.module}:{a.name}" for n in imports for a in n.names}
+
+
+def test_type_checkers_and_python_are_told_the_same():
+    homes = {name: f"millrace.{home}" if ":" in home else f"millrace.{home}:{name}" for name, home in mr._HOMES.items()}
+    assert homes == told_to_type_checkers()
+    assert set(homes) == set(mr.__all__)
+
+
+@pytest.mark.parametrize("name", mr.__all__)
+def test_each_name_leads_somewhere(name):
+    assert getattr(mr, name).__doc__
+    assert name in dir(mr)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(AttributeError, match="'Graf'"):
+        mr.Graf  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_partitioning_by_public_names(tmp_path):
+    dataset = mr.open_dataset("sbm:nodes=300,classes=3,degree=6")
+    chosen = mr.partitioner("metis")
+    book = chosen.assign(dataset.graph, 3, seed=1)
+    report = mr.partition_dataset(dataset, chosen, 3, tmp_path / "parts", seed=1)
+    assert report.quality == mr.partition_quality(dataset.graph, book, dataset.split.train)
+    for number in range(3):
+        part, rows = mr.open_part(tmp_path / "parts", number)
+        assert np.array_equal(part.owned, book.owned(number))
+        assert part.num_halo == report.quality.parts[number].halo
+        assert len(rows.split.train) == report.quality.parts[number].train
+    assert mr.sar(partitioner=chosen).partition.partitioner == chosen
