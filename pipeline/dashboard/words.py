@@ -49,7 +49,8 @@ def title(run: dict[str, Any]) -> str:
 
 def heading(run: dict[str, Any]) -> str:
     """What the run is, where it stands, and what is wrong with it."""
-    what = f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {_ranks(run['num_ranks'] or len(run['ranks']))}"
+    ranks = count(run["num_ranks"] or len(run["ranks"]), "rank")
+    what = f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {ranks}"
     state, colour = run["state"], {"running": GOOD, "done": GOOD, "starting": PALE}.get(run["state"], BAD)
     where = [
         f"<b style='color:{colour}'>{escape(state)}</b>",
@@ -74,7 +75,7 @@ def troubles(run: dict[str, Any]) -> list[str]:
     well = ("running", "starting", "silent", "done", "stopped", run["state"])
     found += [f"rank {r['rank']}: {r['state']}" for r in run["ranks"] if r["state"] not in well]
     if again := max((r["generation"] for r in run["ranks"]), default=0):
-        found.append(f"all ranks have started again {again} time{'s' if again > 1 else ''}")
+        found.append(f"all ranks have started again {count(again, 'time')}")
     return found
 
 
@@ -92,22 +93,23 @@ def stages(run: dict[str, Any]) -> str:
     """A row for each stage: how fast, how much of its time it waits."""
     found, rows = run["stages"], []
     if sample := found.get("sample"):
-        by = f"{run['producers'] or 1} task(s) at a time" if sample["by"] == "tasks" else "a thread in each rank"
+        by = f"{count(run['producers'] or 1, 'task')} at a time" if sample["by"] == "tasks" else "a thread in each rank"
         speed = NONE if sample["bulks_per_s"] is None else f"{amount(sample['bulks_per_s'])} bulks/s"
         rows.append(("sample", by, speed, sample["waits"], "for room in the queue, or has done all"))
     if fetch := found.get("fetch"):
         rows.append(("fetch", "a thread in each rank", NONE, fetch["waits"], "for minibatches, or for room"))
     train = found["train"]
     speed = f"{amount(train['steps_per_s'])} steps/s, {amount(train['edges_per_s'])} edges/s"
-    rows.append(("train", _ranks(len(run["ranks"])), speed, train["waits"], _for_what(train["for"])))
+    rows.append(("train", count(len(run["ranks"]), "rank"), speed, train["waits"], _for_what(train["for"])))
     return table(
         ("stage", "by", "rate", "waits", "for"),
         [(f"<b>{name}</b>", by, speed, percent(waits), why) for name, by, speed, waits, why in rows],
     )
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count != 1 else ''}"
+def count(number: int, what: str) -> str:
+    """So many of something."""
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _for_what(shares: dict[str, float]) -> str:
