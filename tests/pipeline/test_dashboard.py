@@ -281,7 +281,8 @@ def test_whatever_fails_is_one_note_and_no_more(small, tmp_path, monkeypatch):
         assert notes_of(client, small, tmp_path) == [], "who starts a scheduler without a dashboard knows it"
         monkeypatch.setattr(client, "log_event", lambda *_: 1 / 0)
         monkeypatch.setattr(client, "register_plugin", lambda _: 1 / 0)
-        assert [n[:60] for n in notes_of(client, small, tmp_path)] == ["the dashboard has no page for this run (ZeroDivisionError: di"]
+        (note,) = notes_of(client, small, tmp_path)
+        assert note.startswith("the dashboard has no page for this run (ZeroDivisionError: ")
 
 
 def test_a_scheduler_that_does_not_answer_holds_nothing_up(small, tmp_path, monkeypatch):
@@ -302,10 +303,10 @@ def test_a_scheduler_that_does_not_answer_holds_nothing_up(small, tmp_path, monk
 
 def test_a_run_that_fails_or_loses_its_driver_says_so(small, tmp_path):
     with LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster:
-        address = cluster.dashboard_link.removesuffix("/status")
+        port = cluster.scheduler.http_server.port
 
         def state():
-            return json.loads(get(address, "millrace.json")[1])["runs"][0]["state"]
+            return json.loads(get(f"http://127.0.0.1:{port}", "millrace.json")[1])["runs"][0]["state"]
 
         with Client(cluster) as client:
             with pytest.raises(mr.RunError), told.shown(client, small, tmp_path, "one", lambda event: None):
@@ -336,7 +337,7 @@ def test_a_scheduler_of_the_users_own_gets_the_page_if_it_has_millrace(has_millr
                 (run,) = json.loads(get(note.removeprefix("this run: ").removesuffix("/millrace"), "millrace.json")[1])["runs"]
                 assert run["state"] == "done"
             else:
-                assert note.startswith("the dashboard has no page for this run (ModuleNotFoundError: No module named 'millrace.pipeline'")
+                assert note.startswith("the dashboard has no page for this run (ModuleNotFoundError: No module named 'millrace")
     finally:
         process.terminate()
         process.wait(30)
