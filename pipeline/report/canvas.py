@@ -111,7 +111,8 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
             figure = Figure(layout="constrained")
             on(Sheet(figure, narrow))
             # Laid out once, for both files.
-            figure.draw_without_rendering()
+            if (engine := figure.get_layout_engine()) is not None:
+                engine.execute(figure)
             figure.set_layout_engine("none")
             svg = io.StringIO()
             figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
