@@ -76,9 +76,10 @@ def test_epochs_and_steps_are_those_of_the_run(played: Played) -> None:
     assert gradients["bulk"] == 5 * gradients["sar"] == gradients["bulk, owned features"]
 
 
-def test_memory_is_more_than_the_process_and_time_more_than_nothing(played: Played) -> None:
+def test_memory_holds_the_process_and_time_is_more_than_nothing(played: Played) -> None:
     for f in played.plan.systems:
-        assert f.fits and f.memory_bytes == sum(f.memory.values()) > f.memory["process"] > 100 << 20
+        # What a graph of this size takes does not show beside the process.
+        assert f.fits and f.memory_bytes == sum(f.memory.values()) >= f.memory["process"] > 100 << 20
         assert f.seconds_per_epoch is not None and f.seconds_per_epoch > 0
         assert not f.estimate
 
