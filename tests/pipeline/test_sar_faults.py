@@ -84,7 +84,10 @@ class Listener:
         if "start again" in event.text:
             self.again.append((event.text, time.time(), ranks_alive()))
         if (self.folder / "stop").exists() and "rows of rank 1" in event.text:
-            os.kill(int((self.folder / "stop").read_text().split()[0]), signal.SIGCONT)
+            # It is there before it is written.
+            while not (said := (self.folder / "stop").read_text().split()):
+                time.sleep(0.01)
+            os.kill(int(said[0]), signal.SIGCONT)
 
     def stop(self):
         return self.stop_after is not None and self.epoch >= self.stop_after
