@@ -134,8 +134,10 @@ def live(board, tmp_path_factory):
     with Held(board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"hot": 0.1}) as run:
         # Its driver is held, so the ranks wait for minibatches, and the share of their lives that they have waited grows.
         until(
-            lambda: (r := runs(board)[0])["epoch"] >= 1
-            and all(x["stage"] == "queue_wait" and x["share"]["recent"].get("queue_wait", 0) > WAITED for x in r["ranks"])
+            lambda: (
+                (r := runs(board)[0])["epoch"] >= 1
+                and all(x["stage"] == "queue_wait" and x["share"]["recent"].get("queue_wait", 0) > WAITED for x in r["ranks"])
+            )
         )
         pages = {path: get(board.address, path) for path in ("millrace", "status", "millrace.json")}
         prefixes = board.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
