@@ -133,7 +133,7 @@ def _notes(stage: Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
             f"An epoch of {' and '.join(whole)} is one step over all train nodes, of which runs take hundreds; others take many in one."
         )
     if any(f.system == "retexo" for f in forecasts):
-        notes.append("retexo trains each layer for `epochs`: its epoch is the median over layers, and trains one layer only.")
+        notes.append("retexo trains each layer for `epochs`: its epoch is the mean over layers, and trains one layer only.")
     notes.append("Accuracy is not predicted.")
     if stage.stands_in:
         notes.append(f"An estimate: rehearsed on {stage.dataset.name}, which stands for the graph.")

@@ -1,11 +1,13 @@
 """From a rehearsal to a run: laws of memory and time."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
+from ..stages.fetch.exchange import MOST_STEPS
 from ..stages.fetch.visit import Visited, row_bytes
 from ..stages.models import MODELS
 from ..stages.models.lazy import Lazy
@@ -267,23 +269,78 @@ def _minibatch_rows(s: Situation, seen: Rehearsed, moved: Moved) -> None:
     """What the rows of sampled minibatches take, as counted in the rehearsal."""
     if not isinstance(s.system.sample, Sampled):
         return
-    # The last minibatch of an epoch is counted whole only where it was rehearsed, as small as it is.
-    minibatches = math.ceil(s.minibatches) if seen.all_seeds and not s.stands_in else s.minibatches
-    per_epoch = minibatches / max(1, seen.minibatches)
     if s.job.queue.kind == "zarr":
         moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches / s.growth
     if not s.exchanges:
+        # The last minibatch of an epoch is counted whole only where it was rehearsed, as small as it is.
+        minibatches = math.ceil(s.minibatches) if seen.all_seeds and not s.stands_in else s.minibatches
+        per_epoch = minibatches / max(1, seen.minibatches)
         moved.per_epoch["store", "features"] += seen.bytes["store"]["features"] * per_epoch / s.growth
         return
     c = s.replication
     moved.once["store", "features"] += s.feature_bytes * c / s.growth
     # Of the rows that a column of the grid holds, all but one block are other ranks'.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
+    first, later = rows_asked(s, seen, s.minibatches, s.ranks)
+    rehearsed, again = rows_asked(s, seen, *_rehearsed(s, seen))
+    epochs = seen.minibatches / math.ceil(_rehearsed(s, seen)[0])
+    asked = rehearsed + max(0.0, epochs - 1) * again if epochs > 1 else rehearsed * epochs
     words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
     for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
         # What does not grow with the graph is grown in the end all the same.
-        total = count * per_epoch * share / (s.growth if kind == "features" else 1)
-        moved.add(kind, total, total / s.ranks, seen.waits[kind] / max(1, seen.steps) * s.steps)
+        each = count / asked * share / (s.growth if kind == "features" else 1)
+        moved.add(kind, later * each, later * each / s.ranks, seen.waits[kind] / max(1, seen.steps) * s.steps)
+        moved.once["network", kind] += (first - later) * each
+
+
+def _rehearsed(s: Situation, seen: Rehearsed) -> tuple[float, int]:
+    """Minibatches of a rehearsed epoch, and ranks."""
+    if seen.all_seeds:
+        return len(s.dataset.split.train) / s.job.train.batch_size, seen.ranks
+    return float(MOST_STEPS * (s.job.train.minibatches_per_step or seen.ranks)), seen.ranks
+
+
+def rows_asked(s: Situation, seen: Rehearsed, minibatches: float, ranks: int) -> tuple[float, float]:
+    """Rows that ranks ask for in the first epoch and in each later one, in rows of one minibatch.
+
+    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`): how many rows that leaves was counted.
+
+    Args:
+        s: the run.
+        seen: its rehearsal.
+        minibatches: of an epoch; the last one may be less than whole.
+        ranks: that train on them.
+    """
+    per_step, count = s.job.train.minibatches_per_step or ranks, math.ceil(round(minibatches, 9))
+    united = seen.united or [1.0]
+    together = 1
+    if s.job.queue.kind != "zarr" and len(united) > 1:
+        step = per_step / ranks * united[0] * s.outline.num_features * s.itemsize * s.growth
+        together = max(1, min(MOST_STEPS, int(s.job.bulk.ahead_bytes // max(1, step))))
+
+    def unit(first: int, last: int) -> float:
+        held = np.zeros(ranks)
+        for i in range(first * per_step, min(last * per_step, count)):
+            held[i % per_step % ranks] += min(1.0, minibatches - i)
+        return float(sum(rows_of(united, m) for m in held)) / united[0]
+
+    def epoch(step: int) -> float:
+        steps = -(-count // per_step)
+        full = max(0, (steps - 1 - step) // together)
+        return full * unit(0, together) * (full > 0) + unit(step + full * together, steps)
+
+    return unit(0, 1) + (epoch(1) if count > per_step else 0.0), epoch(0)
+
+
+def rows_of(united: Sequence[float], minibatches: float) -> float:
+    """Distinct nodes of so many minibatches together: powers between what was counted, and beyond it."""
+    if minibatches <= 0:
+        return 0.0
+    if len(united) == 1:
+        return united[0] * minibatches
+    i = min(max(int(minibatches), 1), len(united) - 1)
+    power = math.log(united[i] / united[i - 1]) / math.log((i + 1) / i)
+    return united[i - 1] * (minibatches / i) ** power
 
 
 def _grow(moved: Moved, growth: float) -> None:
@@ -312,17 +369,33 @@ def memory_of(s: Situation, seen: Rehearsed, base: int, most_seen: int) -> Parts
         owned = s.replication * s.feature_bytes
         parts["data"] += round(owned / s.ranks - owned / s.growth / seen.ranks * s.growth)
     if s.sampled:
-        parts["bulks"] = _waiting_bytes(s, seen)
+        parts |= waiting_bytes(s, seen)
     return parts
 
 
-def _waiting_bytes(s: Situation, seen: Rehearsed) -> int:
-    """Sampled minibatches that come to wait where sampling is faster than training, beyond those that have waited in the rehearsal."""
-    most = s.job.queue.max_bytes if not isinstance(s.system.sample, Local) else s.system.sample.max_bytes
+def waiting_bytes(s: Situation, seen: Rehearsed) -> Parts:
+    """What comes to wait where sampling, and the fetching of rows, are faster than training: beyond what has waited in the rehearsal.
+
+    Of N minibatches that take s seconds to make ready and t to train on, N (1 - s / t) are ready when the last one is.
+    """
+    per_rank = math.ceil((s.job.train.minibatches_per_step or seen.ranks) / seen.ranks)
+    train_s = max(1e-9, seen.step_s / per_rank)
     mine = s.minibatches * s.epochs / s.ranks
-    ahead = max(0.0, 1 - seen.sample_s / max(1e-9, seen.step_s))
+
+    def ready(seconds: float, minibatches: float) -> float:
+        return minibatches * max(0.0, 1 - seconds / train_s)
+
+    parts, fetched = {}, 0.0
+    if s.exchanges and seen.united:
+        # Rows of this rank's own are copied beside those of the others.
+        rows = rows_of(seen.united, len(seen.united)) / len(seen.united) * s.outline.num_features * s.itemsize
+        most, slower = s.job.bulk.ahead_bytes / rows, max(seen.sample_s, seen.fetch_s)
+        fetched, before = (min(most, ready(slower, n)) for n in (mine, seen.minibatches / seen.ranks))
+        parts["rows"] = round(max(0.0, fetched - before) * (rows + seen.minibatch_bytes))
+    most = s.job.queue.max_bytes if not isinstance(s.system.sample, Local) else s.system.sample.max_bytes
     size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
-    return round(max(0.0, min(most, mine * ahead * size) - s.job.queue.bulk_size * size))
+    waiting = max(0.0, ready(seen.sample_s, mine) - fetched - s.job.queue.bulk_size)
+    return {**parts, "bulks": round(min(most, waiting * size))}
 
 
 def load(s: Situation, ranks: int) -> float:
@@ -342,8 +415,7 @@ def seconds(s: Situation, seen: Rehearsed, cast: Cast) -> float:
     """An epoch, without what messages take on a link."""
     crowd = load(s, s.per_host) / load(s, seen.ranks)
     if not s.sampled:
-        epoch = float(np.median(seen.epochs)) if seen.epochs else seen.step_s
-        return epoch * share_of_work(s) * crowd
+        return seen.step_s * share_of_work(s) * crowd
     if isinstance(s.system.sample, Local):
         return s.most_seeds / s.job.train.batch_size * seen.step_s * crowd if s.steps > 1 else seen.step_s * crowd
     per_step, rehearsed = (s.job.train.minibatches_per_step or p for p in (s.ranks, seen.ranks))

@@ -175,7 +175,8 @@ class Stage:
         changes: dict[str, Any] = {
             "epochs": epochs,
             "ranks": ranks,
-            "train": job.train.model_copy(update={"evaluate_every": 0, "patience": None}),
+            # Evaluation between epochs of full batches leaves caches cold for the next, as in a run; beside sampled ones it takes too long.
+            "train": job.train.model_copy(update={"patience": None, **({"evaluate_every": 0} if sampled else {})}),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
         if job.epochs > job.grappa.every:

@@ -89,9 +89,13 @@ class Rehearsed:
     minibatches: int
     """Of all ranks and epochs."""
     minibatch_bytes: float
-    """Structure of one, in memory; 0 where it is not known."""
+    """Structure of one, in memory; 0 where there are none."""
+    united: list[float]
+    """Distinct nodes of one minibatch, of two, and so on, the mean over ranks; empty where nobody asks."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
+    fetch_s: float
+    """Seconds of fetching a minibatch's rows from other ranks, beside training."""
     evaluate_s: float
     """Seconds of evaluating a split; 0 where training was cut short."""
     peak_rss_bytes: list[int]
@@ -122,7 +126,10 @@ class Rehearsed:
         counted = [t["heard"] for t in told]
         handed = sum(h["minibatches"] for h in counted)
         per_step = cast.job["train"]["minibatches_per_step"] or cast.ranks
-        trained = sum(r["minibatches"] for r in reports) if whole else len(steps) * per_step
+        # Where training was cut short, what had been handed on was sampled and, before more of it was, fetched.
+        trained = sum(r["minibatches"] for r in reports) if whole else handed or len(steps) * per_step
+        first_bulks = cast.ranks * min(cast.job["queue"]["bulk_size"], -(-per_epoch * per_step // cast.ranks)) if trained else 0
+        evaluations = 1 + sum("val_accuracy" in e for e in first["history"]) if whole else 0
         sent: dict[str, dict[str, int]] = {}
         for channel in first["bytes"]:
             sent[channel] = {kind: sum(r["bytes"][channel][kind] for r in reports) for kind in first["bytes"][channel]}
@@ -133,8 +140,13 @@ class Rehearsed:
             steps=len(steps),
             minibatches=trained,
             minibatch_bytes=sum(h["minibatch_bytes"] for h in counted) / max(1, handed),
-            sample_s=max(r["seconds"].get("sample", 0.0) for r in reports) * cast.ranks / max(1, trained),
-            evaluate_s=max(r["seconds"].get("evaluate", 0.0) for r in reports) / 2 if whole else 0.0,
+            united=[float(np.mean(sizes)) for sizes in zip(*(h["united"] for h in counted))],
+            # The first bulk pays for loading kernels.
+            sample_s=max(r["seconds"].get("sample", 0.0) - h["sampled_s"] for r, h in zip(reports, counted))
+            * cast.ranks
+            / max(1, trained - first_bulks),
+            fetch_s=max(r["seconds"].get("exchange", 0.0) for r in reports) * cast.ranks / max(1, trained),
+            evaluate_s=max(r["seconds"].get("evaluate", 0.0) for r in reports) / evaluations if evaluations else 0.0,
             peak_rss_bytes=[r["peak_rss_bytes"] for r in reports],
             memory_bytes=[r["memory_bytes"] for r in reports] if whole else [],
             bytes=sent,

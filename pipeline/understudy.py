@@ -14,17 +14,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..stages.base import Part
+from ..stages.base import Part, Phase, Placement, RankJob
 from ..stages.comm.gloo import Gloo
 from ..stages.comm.solo import Solo
+from ..stages.fetch.exchange import MOST_STEPS
 from ..stages.kernels.threads import set_num_threads
 from ..stages.sample.local import Local
 from ..storage.dataset import Dataset, Split
 from ..storage.ledger import Ledger
-from ..storage.queue import MinibatchQueue
+from ..storage.minibatch import MiniBatch
 from .clock import Clock
 from .config import Job
 from .events import Event, StageStarted, StepDone, silent
@@ -53,6 +55,10 @@ class Heard:
     """(epoch, when), as each step was done."""
     minibatches: int = 0
     minibatch_bytes: int = 0
+    united: list[int] = field(default_factory=list)
+    """Distinct nodes of the first minibatch, of the first two, and so on."""
+    sampled_s: float = 0.0
+    """Seconds of sampling until the first step was done, in which kernels were loaded."""
 
     def __call__(self, event: Event) -> None:
         """Listen to a rank's events."""
@@ -63,20 +69,43 @@ class Heard:
 
 
 class Weighed:
-    """A queue that adds up the bytes of what it hands out."""
+    """A queue, or a feed, that adds up the bytes of what it hands out."""
 
-    def __init__(self, queue: MinibatchQueue, heard: Heard) -> None:
-        self._queue, self._heard = queue, heard
+    def __init__(self, inner: Any, heard: Heard, unites: int = 0) -> None:
+        """
+        Args:
+            inner: what is weighed.
+            heard: where it is noted.
+            unites: size of the minibatches whose nodes are counted together, MOST_STEPS of them; 0: of none.
+        """
+        self._inner, self._heard, self._unites = inner, heard, unites
+        self._nodes: Any = np.empty(0, np.int64)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._queue, name)
+        return getattr(self._inner, name)
 
-    def get(self, epoch: int, index: int, timeout_s: float) -> Any:
-        """See `MinibatchQueue.get`."""
-        minibatch = self._queue.get(epoch, index, timeout_s)
+    def get(self, *where: Any, **how: Any) -> MiniBatch:
+        """See `MinibatchQueue.get` and `Feed.get`."""
+        minibatch = self._inner.get(*where, **how)
         self._heard.minibatches += 1
         self._heard.minibatch_bytes += minibatch.nbytes
+        if self._unites and self._nodes is not None and len(minibatch.seeds) == self._unites:
+            self._nodes = np.union1d(self._nodes, minibatch.nodes)
+            self._heard.united.append(len(self._nodes))
+            if len(self._heard.united) == MOST_STEPS:
+                self._nodes = None
         return minibatch
+
+
+@dataclass(frozen=True)
+class ShortLocal(Local):
+    """`Local` a bulk ahead, as in the midst of a long epoch; weighed."""
+
+    heard: Heard = field(default_factory=Heard)
+
+    def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> Any:
+        """See `SamplePolicy.feed`."""
+        return Weighed(super().feed(placement, phase, job, first), self.heard)
 
 
 @dataclass(frozen=True)
@@ -180,13 +209,19 @@ def rehearse(cast: Cast, rank: int, place: str) -> dict[str, Any]:
     else:
         prepared = prepare(job, _opened(cast, job))
     if isinstance(prepared.system.sample, Local):
-        # A bulk ahead, as in the midst of a long epoch.
-        prepared = replace(prepared, system=replace(prepared.system, sample=replace(prepared.system.sample, max_bytes=1)))
+        sample = ShortLocal(prepared.system.sample.sampler, max_bytes=1, heard=heard)
+        prepared = replace(prepared, system=replace(prepared.system, sample=sample))
     group: Any = Solo()
     if cast.ranks > 1:
         group = Gloo(dist.FileStore(place, cast.ranks), rank, cast.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)  # pyright: ignore[reportPrivateImportUsage]
-    queue: Any = Weighed(own_queue(prepared, Path(cast.out)), heard) if prepared.has_minibatches else None
+    unites = job.train.batch_size if cast.ranks > 1 and job.features == "owned" else 0
+    queue: Any = Weighed(own_queue(prepared, Path(cast.out)), heard, unites) if prepared.has_minibatches else None
     clock, begun = Clock(), time.process_time()
+
+    def hear(event: Event) -> None:
+        heard(event)
+        if len(heard.steps) == 1 and not heard.sampled_s:
+            heard.sampled_s = clock.look()[0].get("sample", 0.0)
 
     def enough() -> bool:
         # Of processors: on a busy machine a rehearsal takes longer, but is no shorter.
@@ -202,7 +237,7 @@ def rehearse(cast: Cast, rank: int, place: str) -> dict[str, Any]:
                 ledger=ledger,
                 produce=True,
                 producer_alive=lambda: True,
-                emit=heard,
+                emit=hear,
                 stop=enough,
                 clock=clock,
             )

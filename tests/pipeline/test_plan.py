@@ -186,3 +186,31 @@ def test_links_and_clusters_are_checked() -> None:
         Cluster(1, None, Link(0, 0)).check(1)
     with pytest.raises(InputError, match="one of them"):
         plan("digits", numbers=Numbers(10, 10))
+
+
+def test_rows_of_minibatches_fetched_together_are_asked_for_once(played: Played) -> None:
+    s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
+    united = [100.0, 180.0, 240.0, 280.0, 310.0, 335.0, 355.0, 370.0]
+    seen, s = replace(seen, united=united), replace(s, job=s.job.model_copy(update={"epochs": 1}))
+    # 11 steps of two ranks: one, then eight, then two; later eight and three.
+    first, later = plan_laws.rows_asked(s, seen, 22, 2)
+    assert first * 100 == pytest.approx(2 * (100 + 370 + 180)) and later * 100 == pytest.approx(2 * (370 + 240))
+    # Of the last step one rank has half a minibatch, the other none: half of one is more than half the rows.
+    _, shorter = plan_laws.rows_asked(s, seen, 20.5, 2)
+    assert 370 + 370 + 180 + 180 < shorter * 100 < 370 + 370 + 180 + 240
+    assert plan_laws.rows_asked(s, seen, 1, 2)[0] == plan_laws.rows_asked(s, seen, 1, 2)[1] == 1
+    assert 50 < plan_laws.rows_of(united, 0.5) < 100 < plan_laws.rows_of(united, 1.5) < 180
+    stored = replace(s, job=s.job.model_copy(update={"queue": s.job.queue.model_copy(update={"kind": "zarr"})}))
+    assert plan_laws.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
+
+
+def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played) -> None:
+    s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
+    job = s.job.model_copy(update={"epochs": 100, "queue": s.job.queue.model_copy(update={"max_bytes": 1 << 30})})
+    fast = replace(seen, united=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, minibatches=40)
+    # Rows of 12 numbers: of 468.75 minibatches of a rank half are ready when the last one is, of the 20 rehearsed ones as well.
+    held = plan_laws.waiting_bytes(replace(s, job=job), fast)
+    assert held["rows"] == pytest.approx((468.75 - 20) * 0.5 * (100 * 12 * 4 + 1000), rel=0.01)
+    assert held["bulks"] == pytest.approx((468.75 * (0.75 - 0.5) - s.job.queue.bulk_size) * 1000, rel=0.01)
+    slow = replace(fast, sample_s=2.0)
+    assert plan_laws.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
