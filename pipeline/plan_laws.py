@@ -388,10 +388,16 @@ def waiting_bytes(s: Situation, seen: Rehearsed) -> Parts:
     parts, fetched = {}, 0.0
     if s.exchanges and seen.united:
         # Rows of this rank's own are copied beside those of the others.
-        rows = rows_of(seen.united, len(seen.united)) / len(seen.united) * s.outline.num_features * s.itemsize
-        most, slower = s.job.bulk.ahead_bytes / rows, max(seen.sample_s, seen.fetch_s)
-        fetched, before = (min(most, ready(slower, n)) for n in (mine, seen.minibatches / seen.ranks))
-        parts["rows"] = round(max(0.0, fetched - before) * (rows + seen.minibatch_bytes))
+        row, slower = seen.united[0] * s.outline.num_features * s.itemsize, max(seen.sample_s, seen.fetch_s)
+
+        def held(minibatches: float, ranks: int, epochs: float) -> tuple[float, float]:
+            size = rows_asked(s, seen, minibatches, ranks)[1] / math.ceil(round(minibatches, 9)) * row
+            count = min(s.job.bulk.ahead_bytes / size, ready(slower, minibatches * epochs / ranks))
+            return count, count * (size + seen.minibatch_bytes)
+
+        fetched, size = held(s.minibatches, s.ranks, s.epochs)
+        rehearsed = _rehearsed(s, seen)
+        parts["rows"] = round(max(0.0, size - held(*rehearsed, seen.minibatches / math.ceil(rehearsed[0]))[1]))
     most = s.job.queue.max_bytes if not isinstance(s.system.sample, Local) else s.system.sample.max_bytes
     size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
     waiting = max(0.0, ready(seen.sample_s, mine) - fetched - s.job.queue.bulk_size)
