@@ -3,15 +3,17 @@
     python benchmarks/telemetry.py --json telemetry.json
     python benchmarks/telemetry.py --paired runs --pairs 12
 
-Two ranks of one thread on a local cluster, features of a rank's own, minibatches from sampling tasks. With telemetry: ranks tell their
-pulses, workers hand them on with every heartbeat, the driver tells queue and epochs, the scheduler keeps the history, and one browser
-(a Bokeh session, as a browser holds it) has the page open, which is drawn anew each second, while ``/millrace.json`` is asked for once a
-second. Without: none of this, and everything else the same.
+Two ranks of one thread on a local cluster, features of a rank's own, minibatches from a thread of each rank (``--queue zarr``: from
+sampling tasks, which come in bursts and make epochs differ by a third). With telemetry: ranks tell their pulses, workers hand them on
+with every heartbeat, the driver tells queue and epochs, the scheduler keeps the history, and one browser (a Bokeh session, as a browser
+holds it) has the page open, which is drawn anew each second, while ``/millrace.json`` is asked for once a second. Without: none of this,
+and everything else the same.
 
 ``--paired epochs`` (the default) turns it on in one epoch of each two, drawn by lot, in one run: neighbours in time are compared, so
 that what else the machine does cancels. ``--paired runs`` compares whole runs, in pairs of random order, by their median epochs. The
-figure is the mean of the logarithms of with / without over the pairs, with its 95 % interval by Student's t. The first epochs compile
-and fill caches and are left out.
+figure is the mean of the logarithms of with / without over the pairs, without the tenth that is largest and the tenth that is smallest
+(now and then the machine does something else for a while), with its 95 % interval by Yuen and Tukey's t. The first epochs compile and fill
+caches and are left out.
 """
 
 import argparse
@@ -114,14 +116,14 @@ def switched(kind: str, browser: Browser):
             os.environ["PYTHONPATH"] = before
 
 
-def run(kind: str, dataset: mr.Dataset, epochs: int) -> tuple[list[float], dict[str, Any]]:
+def run(kind: str, dataset: mr.Dataset, epochs: int, queue: str) -> tuple[list[float], dict[str, Any]]:
     """Seconds of each epoch, and how much was told."""
     browser = Browser()
     with tempfile.TemporaryDirectory() as folder, switched(kind, browser) as hear:
         try:
             result = mr.run(
                 dataset, out=Path(folder) / "run", emit=hear, epochs=epochs, ranks=2, threads=1, batch_size=512, fanout=(10, 5), hidden=128,
-                features="owned", executor="dask", train={"evaluate_every": 0}, queue={"kind": "zarr", "bulk_size": 8},
+                features="owned", executor="dask", train={"evaluate_every": 0}, queue={"kind": queue, "bulk_size": 8},
                 cluster={"dashboard_port": 0},
             )  # fmt: skip
         finally:
@@ -131,9 +133,9 @@ def run(kind: str, dataset: mr.Dataset, epochs: int) -> tuple[list[float], dict[
     return result.seconds["per_epoch"], {"pulses": pulses, "asked": browser.asked}
 
 
-def by_epochs(dataset: mr.Dataset, pairs: int) -> tuple[list[tuple[float, float]], dict[str, Any]]:
+def by_epochs(dataset: mr.Dataset, pairs: int, queue: str) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """(without, with) for pairs of epochs."""
-    seconds, seen = run("paired", dataset, COLD + 2 * pairs)
+    seconds, seen = run("paired", dataset, COLD + 2 * pairs, queue)
     return [_ordered(e, seconds[e], seconds[e + 1]) for e in range(COLD, len(seconds) - 1, 2)], seen
 
 
@@ -141,13 +143,13 @@ def _ordered(epoch: int, first: float, second: float) -> tuple[float, float]:
     return (second, first) if random.Random(epoch // 2).randrange(2) == 0 else (first, second)
 
 
-def by_runs(dataset: mr.Dataset, pairs: int, epochs: int) -> tuple[list[tuple[float, float]], dict[str, Any]]:
+def by_runs(dataset: mr.Dataset, pairs: int, epochs: int, queue: str) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """(without, with) for pairs of runs."""
     found, seen, lot = [], {}, random.Random(0)
     for number in range(pairs):
         medians = {}
         for kind in lot.sample(["off", "on"], 2):
-            seconds, told_of = run(kind, dataset, epochs)
+            seconds, told_of = run(kind, dataset, epochs, queue)
             medians[kind] = statistics.median(seconds[COLD:])
             seen[kind] = told_of
         found.append((medians["off"], medians["on"]))
@@ -157,9 +159,12 @@ def by_runs(dataset: mr.Dataset, pairs: int, epochs: int) -> tuple[list[tuple[fl
 
 def summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
     """By how much an epoch is longer, as a share of one without, and the 95 % interval of that."""
-    logs = [math.log(b / a) for a, b in pairs]
-    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    reach = float(student.ppf(0.975, len(logs) - 1)) * error
+    logs = sorted(math.log(b / a) for a, b in pairs)
+    count, cut = len(logs), len(logs) // 10
+    kept = logs[cut : count - cut]
+    clipped = [min(max(x, kept[0]), kept[-1]) for x in logs]
+    mean, error = statistics.fmean(kept), statistics.stdev(clipped) * math.sqrt(count) / len(kept)
+    reach = float(student.ppf(0.975, len(kept) - 1)) * error
     return {
         "pairs": len(pairs),
         "epoch_s": statistics.median(a for a, _ in pairs),
@@ -176,10 +181,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200, help="of epochs, or of runs")
     parser.add_argument("--epochs", type=int, default=20, help="of a run, with --paired runs")
     parser.add_argument("--dataset", default=DATASET)
+    parser.add_argument("--queue", choices=("memory", "zarr"), default="memory")
     parser.add_argument("--json", type=Path, help="write figures here")
     a = parser.parse_args()
     dataset, start, load = mr.open_dataset(a.dataset), time.perf_counter(), os.getloadavg()
-    pairs, seen = by_epochs(dataset, a.pairs) if a.paired == "epochs" else by_runs(dataset, a.pairs, a.epochs)
+    pairs, seen = by_epochs(dataset, a.pairs, a.queue) if a.paired == "epochs" else by_runs(dataset, a.pairs, a.epochs, a.queue)
     found = summary(pairs)
     print(
         f"{len(pairs)} pairs of {a.paired}, {time.perf_counter() - start:.0f} s; without telemetry an epoch takes {found['epoch_s']:.3f} s"

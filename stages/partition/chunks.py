@@ -5,7 +5,7 @@ the seeds of its *base* chunks, and sees *variable* chunks beside them, which ch
 rest is not there.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ...storage.dataset import Split
 from ...storage.edge_shards import EdgeShards
-from ...storage.features import MemoryFeatures
+from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ..base import Part, Phase, Placement, RankJob
+from ..kernels import join_cpu
 from ..random import Purpose, draw, node_words, stream
 from .base import Partitioner
 from .deal import Deal, Sweep
@@ -31,11 +32,11 @@ IdArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A part in memory."""
+    """A part."""
 
     shards: EdgeShards
-    features: npt.NDArray[np.floating]
-    """[N, F]."""
+    features: FeatureStore
+    """[N, F]; of one that was seen before, a view of what was joined then."""
     labels: Tensor
     degree: IdArray
     """int64 [N], in-degree in the whole graph."""
@@ -142,41 +143,49 @@ class Chunks:
         starts, visible = {}, 0
         for c, chunk in chunks.items():
             starts[c], visible = visible, visible + chunk.num_nodes
-        rows, sources, weights, outside = [], [], [], []
-        for c, chunk in chunks.items():
-            for s in range(chunk.shards.num_parts):
-                if s not in chunks and not self.halo:
-                    continue
-                row, local, weight = edges_of(chunk.shards, s)
-                if s not in chunks and self.halo < 1:
-                    seen = draw(node_words(halo_key, (s << 40) + local), 0) < self.halo * 2**32
-                    row, local, weight = row[seen], local[seen], None if weight is None else weight[seen]
-                rows.append(row + starts[c])
-                # Nodes outside are named by owner and local id until it is known which there are.
-                sources.append(local + starts[s] if s in chunks else -1 - local - (s << 40))
-                weights.append(weight)
-                if s not in chunks:
-                    outside.append((s << 40) + local)
-        halo = np.unique(np.concatenate(outside)) if outside else np.empty(0, np.int64)
-        row, source = np.concatenate([np.empty(0, np.int64), *rows]), np.concatenate([np.empty(0, np.int64), *sources])
-        far = source < 0
-        source[far] = visible + np.searchsorted(halo, -1 - source[far])
+        # Nodes outside are named by owner and local id until it is known which there are.
+        around = {c: self._around(chunk.shards, [*chunks], halo_key) for c, chunk in chunks.items()}
+        halo = np.unique(np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())]))
         nodes = visible + len(halo)
-        order = np.argsort(row, kind="stable")
-        indptr = np.zeros(nodes + 1, np.int64)
-        np.cumsum(np.bincount(row, minlength=nodes), out=indptr[1:])
-        weight = None if not weights or weights[0] is None else np.concatenate(weights)[order]
-        graph = Graph(indptr, source[order].astype(index_dtype(nodes)), weight)
 
-        halo_features, halo_degree = self._halo_rows(halo, data, job, chunks[base[0]].features)
-        features = np.concatenate([*(c.features for c in chunks.values()), halo_features])
+        def shards() -> Iterator[tuple[tuple[Any, Any, Any, Any, int], npt.NDArray[np.float32]]]:
+            for c, chunk in chunks.items():
+                for s in range(chunk.shards.num_parts):
+                    if s in chunks:
+                        place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
+                    elif s in around[c]:
+                        names = (s << 40) + sources_of(chunk.shards, s)
+                        at = np.searchsorted(halo, names)
+                        there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
+                        place = np.where(there, visible + at, -1)
+                    else:
+                        continue
+                    rows, counts, indices, weight = lists_of(chunk.shards, s)
+                    yield (rows, counts, indices, place, starts[c]), weight
+
+        present, loops = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+        for shard, _ in shards():
+            join_cpu.count_edges(*shard, present)
+        indptr = np.zeros(nodes + 1, np.int64)
+        np.cumsum(present, out=indptr[1:])
+        cursor, sources = indptr[:-1].copy(), np.empty(int(indptr[-1]), index_dtype(nodes))
+        weighted = next(iter(chunks.values())).shards.edge_weight is not None
+        weights = np.empty(len(sources) if weighted else 0, np.float32)
+        for shard, weight in shards():
+            join_cpu.join_edges(*shard, weight, cursor, sources, weights, loops)
+        graph = Graph(indptr, sources, weights if weighted else None)
+
+        like = chunks[base[0]].features
+        features = np.empty((nodes, like.num_features), like.dtype)
+        for c, chunk in chunks.items():
+            chunk.features.gather(np.arange(chunk.num_nodes), out=features[starts[c] : starts[c] + chunk.num_nodes])
+        halo_degree = self._halo_rows(halo, data, job, features[visible:])
         degree = np.concatenate([*(c.weighted_degree for c in chunks.values()), halo_degree])
         labels = torch.cat([c.labels for c in chunks.values()])
         labels = torch.cat([labels, labels.new_zeros((len(halo), *labels.shape[1:]))])
         # Of the in-edges of halo nodes none is here.
         count = np.concatenate([*(c.degree for c in chunks.values()), (halo_degree > 0).astype(np.int64)])
-        loops = np.bincount(row[row == source], minlength=nodes)
-        present, all_in = graph.in_degree - loops, count - loops
+        present, all_in = present - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
         of_base = [chunks[c] for c in base]
         # Where chunks come and go, a node is seen with its chunk, or without it as one of the halo; else in one of these ways only.
@@ -199,36 +208,47 @@ class Chunks:
             halo_inclusion=1.0 if not self.halo else either if inclusion < 1 else float(self.halo),
             base=base,
             variable=variable,
-            kept={c: replace(chunk, features=features[starts[c] : starts[c] + chunk.num_nodes]) for c, chunk in chunks.items()},
+            kept={
+                c: replace(chunk, features=MemoryFeatures(features[starts[c] : starts[c] + chunk.num_nodes])) for c, chunk in chunks.items()
+            },
         )
 
-    def _halo_rows(
-        self, halo: IdArray, data: Part, job: RankJob, like: npt.NDArray[np.floating]
-    ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.float64]]:
-        """Features, of the width and type of others, and degrees of nodes outside, from the stores of their owners."""
-        features = np.empty((len(halo), like.shape[1]), like.dtype)
+    def _around(self, shards: EdgeShards, here: list[int], halo_key: int) -> dict[int, IdArray]:
+        """By owner, the names of a chunk's sources outside that are seen."""
+        names = {}
+        for s in range(shards.num_parts) if self.halo else ():
+            if s in here:
+                continue
+            names[s] = (s << 40) + sources_of(shards, s)
+            if self.halo < 1:
+                names[s] = names[s][draw(node_words(halo_key, names[s]), 0) < self.halo * 2**32]
+        return names
+
+    def _halo_rows(self, halo: IdArray, data: Part, job: RankJob, out: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """Write features of nodes outside, from the stores of their owners. Returns their degrees."""
         degree = np.empty(len(halo))
         owner = halo >> 40
         assert data.peers is not None
-        for s in np.unique(owner):
-            at = np.flatnonzero(owner == s)
-            local = halo[at] - (int(s) << 40)
-            store, degrees = data.peers.rows(int(s))
-            features[at], degree[at] = store.gather(local), degrees[local]
-        job.ledger.add("store", "features", features.nbytes)
-        return features, degree
+        bounds = np.flatnonzero(np.diff(owner, prepend=-1, append=-1)) if len(halo) else ()
+        for begin, end in zip(bounds, bounds[1:]):
+            s = int(owner[begin])
+            local = halo[begin:end] - (s << 40)
+            store, degrees = data.peers.rows(s)
+            store.gather(local, out=out[begin:end])
+            degree[begin:end] = degrees[local]
+        job.ledger.add("store", "features", out.nbytes)
+        return degree
 
 
 def load(part: Part, job: RankJob) -> Chunk:
-    """A part's edges and rows in memory."""
+    """A part's edges, and its rows where they are stored."""
     shards, n = part.shards, part.shards.num_owned
     degree = np.bincount(shards.rows, shards.counts, minlength=n).astype(np.int64)
     weighted = degree.astype(np.float64)
     if shards.edge_weight is not None:
         weighted = np.bincount(np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n).astype(np.float64)
-    features = part.features.gather(np.arange(n))
-    count(job.ledger, shards.nbytes, features.nbytes)
-    return Chunk(shards, features, part.labels, degree, weighted, part.split)
+    count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
+    return Chunk(shards, part.features, part.labels, degree, weighted, part.split)
 
 
 def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:
@@ -237,15 +257,19 @@ def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:
     ledger.add("store", "features", features_bytes)
 
 
-def edges_of(shards: EdgeShards, s: int) -> tuple[IdArray, IdArray, npt.NDArray[np.float32] | None]:
-    """Row and source of each edge of shard s, both as local ids at their owners, and weights."""
+def lists_of(
+    shards: EdgeShards, s: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Rows of shard s, edges of each, their sources' positions in the shard, and weights (empty: there are none)."""
     of = slice(int(shards.row_splits[s]), int(shards.row_splits[s + 1]))
     edges = slice(int(shards.edge_splits[s]), int(shards.edge_splits[s + 1]))
-    rows = np.repeat(shards.rows[of].astype(np.int64), shards.counts[of])
-    sources = shards.indices[edges].astype(np.int64)
-    if s != shards.part:
-        sources = shards.sources[int(shards.source_splits[s]) : int(shards.source_splits[s + 1])].astype(np.int64)[sources]
-    return rows, sources, None if shards.edge_weight is None else shards.edge_weight[edges]
+    weight = np.empty(0, np.float32) if shards.edge_weight is None else shards.edge_weight[edges]
+    return shards.rows[of], shards.counts[of], shards.indices[edges], weight
+
+
+def sources_of(shards: EdgeShards, s: int) -> IdArray:
+    """Local ids, at their owner, of the sources of shard s; not of the part's own."""
+    return shards.sources[int(shards.source_splits[s]) : int(shards.source_splits[s + 1])].astype(np.int64)
 
 
 def _part(data: Part, number: int) -> Part:

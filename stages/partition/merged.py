@@ -12,7 +12,7 @@ from ...storage.edge_shards import EdgeShards
 from ...storage.features import MemoryFeatures
 from ...storage.graph import index_dtype
 from ..base import Part
-from .chunks import edges_of
+from .chunks import lists_of, sources_of
 
 IdArray = npt.NDArray[np.int64]
 
@@ -77,3 +77,10 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
         labels=torch.cat([p.labels for p in parts]),
         split=Split(**split),
     )
+
+
+def edges_of(shards: EdgeShards, s: int) -> tuple[IdArray, IdArray, npt.NDArray[np.float32] | None]:
+    """Row and source of each edge of shard s, both as local ids at their owners, and weights."""
+    rows, counts, indices, weight = lists_of(shards, s)
+    sources = indices.astype(np.int64) if s == shards.part else sources_of(shards, s)[indices]
+    return np.repeat(rows.astype(np.int64), counts), sources, None if shards.edge_weight is None else weight

@@ -214,7 +214,7 @@ def test_rows_of_earlier_super_epochs_do_not_stay(ahead: bool) -> None:
         rows.append(weakref.ref(place.features))
     gc.collect()
     assert [ref() is not None for ref in rows] == [False, False, False, True]
-    assert place is not None and all(c.features.base is not None for c in place.kept.values()) and bool(place.kept) is not ahead
+    assert place is not None and all(c.features.rows.base is not None for c in place.kept.values()) and bool(place.kept) is not ahead
 
 
 def test_going_on_in_the_middle_of_a_sweep() -> None:
