@@ -32,7 +32,7 @@ from .understudy_cast import Cast
 
 STEPS = 8
 """Of a rehearsed epoch of minibatches: a bulk, and as many as rows of other ranks are asked for together."""
-SAMPLED_EPOCHS, WHOLE_EPOCHS = 4, 3
+SAMPLED_EPOCHS, WHOLE_EPOCHS = 8, 3
 """Rehearsed: of minibatches; of full batches."""
 MOST_RANKS = 4
 """Rehearsed on one machine."""

@@ -135,8 +135,8 @@ class Rehearsed:
             sent[channel] = {kind: sum(r["bytes"][channel][kind] for r in reports) for kind in first["bytes"][channel]}
         return cls(
             ranks=cast.ranks,
-            epochs=steady,
-            step_s=float(np.mean(steady)) / per_epoch if steady else float(np.mean(gaps[1:] or gaps)),
+            epochs=[s for phase in steady for s in phase],
+            step_s=float(np.mean([np.median(s) for s in steady])) / per_epoch if steady else float(np.mean(gaps[1:] or gaps)),
             steps=len(steps),
             minibatches=trained,
             minibatch_bytes=sum(h["minibatch_bytes"] for h in counted) / max(1, handed),
@@ -156,9 +156,9 @@ class Rehearsed:
         )
 
 
-def _steady(epochs: list[float], cast: Cast) -> list[float]:
-    """Epochs of each phase but its first; of sampled minibatches not the last either, when nothing is sampled any more."""
+def _steady(epochs: list[float], cast: Cast) -> list[list[float]]:
+    """Of each phase, its epochs but the first; of sampled minibatches not the last either, when nothing is sampled any more."""
     per_phase = cast.job["epochs"]
     last = per_phase - 1 if cast.seeds is not None else per_phase
-    kept = [s for i, s in enumerate(epochs) if STEADY <= i % per_phase < last]
-    return kept or epochs
+    phases = [epochs[i : i + per_phase] for i in range(0, len(epochs), per_phase)]
+    return [phase[STEADY:last] or phase for phase in phases]

@@ -59,6 +59,8 @@ class Heard:
     """Distinct nodes of the first minibatch, of the first two, and so on."""
     sampled_s: float = 0.0
     """Seconds of sampling until the first step was done, in which kernels were loaded."""
+    loaded_s: float = 0.0
+    """Of processors, by then: where kernels are compiled for the first time, more than all that follows."""
 
     def __call__(self, event: Event) -> None:
         """Listen to a rank's events."""
@@ -216,16 +218,16 @@ def rehearse(cast: Cast, rank: int, place: str) -> dict[str, Any]:
         group = Gloo(dist.FileStore(place, cast.ranks), rank, cast.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)  # pyright: ignore[reportPrivateImportUsage]
     unites = job.train.batch_size if cast.ranks > 1 and job.features == "owned" else 0
     queue: Any = Weighed(own_queue(prepared, Path(cast.out)), heard, unites) if prepared.has_minibatches else None
-    clock, begun = Clock(), time.process_time()
+    clock = Clock()
 
     def hear(event: Event) -> None:
         heard(event)
-        if len(heard.steps) == 1 and not heard.sampled_s:
-            heard.sampled_s = clock.look()[0].get("sample", 0.0)
+        if isinstance(event, StepDone) and len(heard.steps) == 1:
+            heard.sampled_s, heard.loaded_s = clock.look()[0].get("sample", 0.0), time.process_time()
 
     def enough() -> bool:
         # Of processors: on a busy machine a rehearsal takes longer, but is no shorter.
-        return len(heard.steps) > LEAST_STEPS and time.process_time() - begun > cast.limit_s * cast.threads
+        return len(heard.steps) > LEAST_STEPS and time.process_time() - heard.loaded_s > cast.limit_s * cast.threads
 
     try:
         report = asdict(
