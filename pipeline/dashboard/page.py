@@ -33,6 +33,8 @@ BAR = 26
 """Pixels of a rank."""
 MANY = 10
 """A legend names at most so many ranks."""
+NARROW = 320
+"""Pixels; what would be narrower goes below."""
 
 
 def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
@@ -67,7 +69,7 @@ class Page:
         self.run.on_change("value", self._choose)
         self.over = RadioButtonGroup(labels=["the last seconds", "the whole run"], active=0, width=220)
         self.over.on_change("active", lambda attr, old, new: self.update())
-        self.heading, self.stages, self.bytes, self.notes = (Div(sizing_mode="stretch_width") for _ in range(4))
+        self.heading, self.stages, self.bytes, self.notes = (Div(sizing_mode="stretch_width", min_width=NARROW) for _ in range(4))
         self.bars = ColumnDataSource({"y": [], **{name: [] for name in SPENT}, **{f"{name}_text": [] for name in SPENT}})
         self.states = ColumnDataSource({"y": [], "x": [], "text": [], "colour": []})
         self.levels = ColumnDataSource({"t": [], "loss": [], "bulks": [], "bytes": []})
@@ -79,12 +81,12 @@ class Page:
         self.queue, self.steps, self.edges, self.bulks = self._queue(), *self._speeds()
         self.moved, self.resident = self._moved(), self._resident()
         self.root = column(
-            row(self.heading, self.run, sizing_mode="stretch_width"),
-            row(column(self.over, self.shares, sizing_mode="stretch_width"), sizing_mode="stretch_width"),
-            row(self.stages, self.notes, sizing_mode="stretch_width"),
-            row(self.losses, self.accuracy, self.queue, sizing_mode="stretch_width"),
-            row(self.steps, self.edges, self.bulks, sizing_mode="stretch_width"),
-            row(self.resident, self.moved, self.bytes, sizing_mode="stretch_width"),
+            _row(self.heading, self.run),
+            _row(column(self.over, self.shares, sizing_mode="stretch_width")),
+            _row(self.stages, self.notes),
+            _row(self.losses, self.accuracy, self.queue),
+            _row(self.steps, self.edges, self.bulks),
+            _row(self.resident, self.moved, self.bytes),
             sizing_mode="stretch_width",
         )
 
@@ -94,7 +96,7 @@ class Page:
 
     def _figure(self, title: str) -> Any:
         """Of something over time."""
-        made: Any = figure(title=title, height=HEIGHT, sizing_mode="stretch_width", toolbar_location=None, tools="")
+        made: Any = figure(title=title, height=HEIGHT, min_width=NARROW, sizing_mode="stretch_width", toolbar_location=None, tools="")
         made.x_range = self.time
         made.xaxis.formatter = CustomJSTickFormatter(code="return tick >= 600 ? `${+(tick / 60).toPrecision(3)} min` : `${tick} s`")
         return made
@@ -145,7 +147,7 @@ class Page:
         made.extra_y_ranges = {"bulks": DataRange1d(start=0)}
         made.add_layout(LinearAxis(y_range_name="bulks", axis_label="bulks"), "right")
         made.step("t", "bulks", source=self.levels, color="#000000", y_range_name="bulks", mode="after", legend_label="bulks")
-        return _with_legend(made, "top_left", 3)
+        return _with_legend(made)
 
     def _speeds(self) -> tuple[Any, Any, Any]:
         figures = []
@@ -166,7 +168,7 @@ class Page:
         made.varea_stack(list(NETWORK), x="t", source=self.rates, color=[KINDS[kind] for kind in NETWORK], legend_label=list(NETWORK))
         _in_bytes(made)
         made.y_range.start = 0
-        return _with_legend(made, "top_left", 3)
+        return _with_legend(made)
 
     def _resident(self) -> Any:
         made = self._figure("Memory of each rank")
@@ -174,7 +176,7 @@ class Page:
         made.add_tools(HoverTool(tooltips="@rank"))
         _in_bytes(made)
         made.y_range.start = 0
-        return _with_legend(made, "bottom_right", 5)
+        return _with_legend(made)
 
     def update(self) -> None:
         """Look at the history again."""
@@ -243,6 +245,8 @@ class Page:
             self.bound.data_source.data = {"x": [times[0], times[-1]], "y": [queue["bound"]] * 2}
             self.queue.extra_y_ranges["bulks"].end = 1.1 * max(1, *curves["queue_bulks"])
         self.moved.visible = any(channel == "network" for channel in run["bytes"])
+        for item in self.moved.legend[0].items:
+            item.visible = bool(run["bytes"].get("network", {}).get(item.label.value))
 
 
 def _state(rank: dict[str, Any]) -> str:
@@ -272,8 +276,15 @@ def _in_bytes(made: Any) -> None:
     made.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512], desired_num_ticks=5)
 
 
-def _with_legend(made: Any, where: str, columns: int) -> Any:
+def _with_legend(made: Any) -> Any:
+    """Above, where it hides nothing."""
     legend = made.legend[0]
-    legend.location, legend.orientation, legend.ncols, legend.padding = where, "horizontal", columns, 2
-    legend.label_text_font_size, legend.background_fill_alpha = "11px", 0.6
+    made.add_layout(legend, "above")
+    legend.location, legend.orientation, legend.padding, legend.border_line_color = "left", "horizontal", 2, None
+    legend.label_text_font_size, legend.glyph_width, legend.background_fill_alpha = "11px", 14, 0
     return made
+
+
+def _row(*made: Any) -> Any:
+    """Side by side; below each other where the window is narrow."""
+    return row(*made, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})

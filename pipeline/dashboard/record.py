@@ -70,11 +70,15 @@ def _rank(number: int, seen: RankSeen, system: str, now: float, run_ended: str) 
     recent = _difference(seen.recent)
     over = bool(seen.ended or run_ended)
     whole = spent(p["seconds"], system) if p else {}
+    state = seen.ended or run_ended or ("silent" if p and silent_s > SILENT_S else "running" if p else "starting")
+    if run_ended == "done":
+        # Its workers have gone before its driver says so.
+        state = "done"
     return {
         "rank": number,
         "worker": seen.worker,
         "generation": seen.generation,
-        "state": seen.ended or run_ended or ("silent" if p and silent_s > SILENT_S else "running" if p else "starting"),
+        "state": state,
         "silent_s": 0.0 if over or not p else silent_s,
         "stage": p.get("stage", ""),
         "epoch": p.get("epoch", -1),

@@ -170,6 +170,17 @@ def test_a_silent_rank_and_one_whose_worker_is_gone_are_named(cluster):
     assert "rank 1: its worker is gone" in words.heading(cluster.run)
 
 
+def test_workers_that_leave_before_the_driver_says_that_all_is_done_are_no_loss(cluster):
+    cluster.about()
+    for rank in range(2):
+        cluster.pulse(rank)
+    cluster.tick()
+    cluster.history.lose_worker("w1")
+    cluster.history.hear_driver({"run": "a", "ended": "done"})
+    assert [r["state"] for r in cluster.run["ranks"]] == ["done", "done"]
+    assert "gone" not in words.heading(cluster.run)
+
+
 def test_a_run_ends_once(cluster):
     cluster.about()
     cluster.pulse(0, loss=math.nan)
