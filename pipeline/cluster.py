@@ -32,8 +32,13 @@ SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "250ms",
+    "distributed.admin.system-monitor.interval": "1s",
+    "distributed.admin.system-monitor.disk": False,
 }
-"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing."""
+"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing. What trains is a process beside each of
+them: a profile of the worker would show it waiting, a hundred times a second, on a core that the rank could use."""
 
 
 def check_reachable(c: Cluster) -> None:
