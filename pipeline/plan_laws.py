@@ -315,7 +315,7 @@ def rows_asked(s: Situation, seen: Rehearsed, minibatches: float, ranks: int) ->
     united = seen.united or [1.0]
     together = 1
     if s.job.queue.kind != "zarr" and len(united) > 1:
-        step = per_step / ranks * united[0] * s.outline.num_features * s.itemsize * s.growth
+        step = per_step / ranks * united[0] * s.outline.num_features * s.itemsize
         together = max(1, min(MOST_STEPS, int(s.job.bulk.ahead_bytes // max(1, step))))
 
     def unit(first: int, last: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from ..stages.fetch.exchange import MOST_STEPS
 from ..stages.partition.base import Partitioner
 from ..stages.partition.cut_counts import CutCounts, count_cut
 from ..stages.partition.given import Given
@@ -30,7 +31,7 @@ from .shared_data import share
 from .systems import System
 from .understudy_cast import Cast
 
-STEPS = 8
+STEPS = MOST_STEPS
 """Of a rehearsed epoch of minibatches: a bulk, and as many as rows of other ranks are asked for together."""
 SAMPLED_EPOCHS, WHOLE_EPOCHS = 8, 3
 """Rehearsed: of minibatches; of full batches."""
