@@ -14,8 +14,7 @@ from millrace.stages.evaluate_together import evaluate_together
 from millrace.stages.fetch.visit import Visits
 from millrace.stages.full_batch import arrange
 from millrace.stages.models.sage import SAGE
-from millrace.stages.partition.chunks import edges_of
-from millrace.stages.partition.merged import merged
+from millrace.stages.partition.merged import edges_of, merged
 from millrace.stages.partition.sharded import share
 from millrace.storage.dataset import Dataset
 from millrace.storage.edge_shards import EdgeShards
