@@ -33,7 +33,7 @@ from .understudy_cast import Cast
 
 STEPS = MOST_STEPS
 """Of a rehearsed epoch of minibatches: a bulk, and as many as rows of other ranks are asked for together."""
-SAMPLED_EPOCHS, WHOLE_EPOCHS = 8, 3
+SAMPLED_EPOCHS, WHOLE_EPOCHS = 8, 5
 """Rehearsed: of minibatches; of full batches."""
 MOST_RANKS = 4
 """Rehearsed on one machine."""

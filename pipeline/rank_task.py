@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dask.config
 from distributed import Event, get_worker, secede
 
 from .rank_process import ABORTED, ORPHANED
@@ -27,6 +28,7 @@ METRIC = "millrace"
 
 A rank that has ended is told of once more, so that its last pulse is not lost.
 """
+TRIM = "MALLOC_TRIM_THRESHOLD_"
 LOG_TAIL = 30
 """Lines of a dead rank's log that are reported."""
 
@@ -46,7 +48,7 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
     secede()  # a long task must not keep the worker's threads from sampling
     log = Path(spec["out"]) / "logs" / f"rank-{spec['rank']}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **spec["environment"]}
+    environment = {**own_environment(), **spec["environment"]}
     with log.open("a") as errors:
         errors.write(f"--- generation {spec['generation']}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         errors.flush()
@@ -103,6 +105,19 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
     if outcome:
         return outcome
     return {"died": status, "log": log.read_text(errors="replace").splitlines()[-LOG_TAIL:]}
+
+
+def own_environment() -> dict[str, str]:
+    """Of this process, but for the allocator's setting that Dask gives its workers.
+
+    With it every tensor above 128 KiB is mapped anew and given back when it is freed: epochs of a tenth of a second take 1.1 to 1.4 times
+    as long, to save 2 % of a rank's memory. What somebody has set himself stays.
+    """
+    environment = dict(os.environ)
+    of_dask = dask.config.get("distributed.nanny.pre-spawn-environ", {}).get(TRIM)
+    if of_dask is not None and environment.get(TRIM) == str(of_dask):
+        del environment[TRIM]
+    return environment
 
 
 def _show(worker: Any, pulses: dict[str, Any]) -> None:
