@@ -24,10 +24,11 @@ from .allocator import allocator
 from .config import Job
 from .events import Emit, StageStarted, silent
 from .plan_inputs import MOST_EDGES, MOST_FEATURE_BYTES, Cluster, Numbers, stand_in
-from .plan_laws import Forecast, Situation, foresee, least_bytes
+from .plan_laws import Forecast, foresee, least_bytes
 from .prepare import Outline, make_system, open_data, placed
 from .rehearsal import Rehearsed, Understudy
 from .shared_data import share
+from .situation import Situation
 from .systems import System
 from .understudy_cast import Cast
 

@@ -7,17 +7,18 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline import plan as planning
-from millrace.pipeline import plan_laws, plan_stage
+from millrace.pipeline import plan_laws, plan_rows, plan_stage, plan_time
 from millrace.pipeline.config import Job
 from millrace.pipeline.events import StageAdvanced, StageStarted
 from millrace.pipeline.links import LINKS, Link
 from millrace.pipeline.plan import Plan, plan
 from millrace.pipeline.plan_bytes import Moved
 from millrace.pipeline.plan_inputs import Cluster, Numbers, candidates, stand_in
-from millrace.pipeline.plan_laws import Forecast, Situation
+from millrace.pipeline.plan_laws import Forecast
 from millrace.pipeline.plan_told import told
 from millrace.pipeline.prepare import make_system, placed
 from millrace.pipeline.rehearsal import Rehearsed
+from millrace.pipeline.situation import Situation
 from millrace.pipeline.understudy_cast import Cast
 from millrace.storage.errors import InputError
 from millrace.tests.pipeline.test_cli import millrace
@@ -109,10 +110,10 @@ def test_slower_links_take_longer_and_the_fastest_that_fits_is_chosen(played: Pl
     s = played.situations["sar"]
     slow = replace(s, link=LINKS["edge"])
     moved = played.laws["sar"]
-    assert plan_laws.network_seconds(s, moved) == 0
+    assert plan_time.network_seconds(s, moved) == 0
     # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
     expected = sum(moved.busiest["network", k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items())
-    assert plan_laws.network_seconds(slow, moved) == pytest.approx(expected)
+    assert plan_time.network_seconds(slow, moved) == pytest.approx(expected)
     assert expected > 0.2
     first, *rest = played.plan.systems
     tight = [replace(first, fits=False, seconds_per_epoch=1e-6), *rest]
@@ -124,14 +125,23 @@ def test_slower_links_take_longer_and_the_fastest_that_fits_is_chosen(played: Pl
 
 def test_more_ranks_than_were_rehearsed_grow_by_their_parts(played: Played) -> None:
     s, seen = played.situations["sar"], played.seen["sar"]
-    assert plan_laws.share_of_work(s) == pytest.approx(1)
+    assert plan_time.share_of_work(s) == pytest.approx(1)
     double = replace(s, nodes=2 * s.nodes, edges=2 * s.edges)
-    assert plan_laws.share_of_work(double) == pytest.approx(2)
+    assert plan_time.share_of_work(double) == pytest.approx(2)
     base = 10 << 20
     small, large = (plan_laws.memory_of(x, seen, base, 0) for x in (s, double))
     assert large["data"] == pytest.approx(2 * small["data"], abs=2) and large["process"] == base
     crowded = replace(s, per_host=8, threads=2, cores=4)
-    assert plan_laws.load(crowded, 8) == 4 and plan_laws.load(crowded, 1) == 1
+    assert plan_time.load(crowded, 8) == 4 and plan_time.load(crowded, 1) == 1
+
+
+def test_dask_takes_its_share_where_no_core_is_left(played: Played) -> None:
+    s = replace(played.situations["sar"], threads=1, per_host=2)
+    assert s.job.executor == "dask"
+    assert plan_time.tended(replace(s, cores=4)) == 1
+    assert plan_time.tended(replace(s, cores=2)) == pytest.approx(1 / (1 - 0.14 / 2))
+    assert plan_time.tended(replace(s, per_host=1000, cores=2)) == 2
+    assert plan_time.tended(replace(s, cores=1, job=s.job.model_copy(update={"executor": "inline"}))) == 1
 
 
 def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
@@ -193,25 +203,29 @@ def test_rows_of_minibatches_fetched_together_are_asked_for_once(played: Played)
     united = [100.0, 180.0, 240.0, 280.0, 310.0, 335.0, 355.0, 370.0]
     seen, s = replace(seen, united=united), replace(s, job=s.job.model_copy(update={"epochs": 1}))
     # 11 steps of two ranks: one, then eight, then two; later eight and three.
-    first, later = plan_laws.rows_asked(s, seen, 22, 2)
+    first, later = plan_rows.rows_asked(s, seen, 22, 2)
     assert first * 100 == pytest.approx(2 * (100 + 370 + 180)) and later * 100 == pytest.approx(2 * (370 + 240))
     # Of the last step one rank has half a minibatch, the other none: half of one is more than half the rows.
-    _, shorter = plan_laws.rows_asked(s, seen, 20.5, 2)
+    _, shorter = plan_rows.rows_asked(s, seen, 20.5, 2)
     assert 370 + 370 + 180 + 180 < shorter * 100 < 370 + 370 + 180 + 240
-    assert plan_laws.rows_asked(s, seen, 1, 2)[0] == plan_laws.rows_asked(s, seen, 1, 2)[1] == 1
-    assert 50 < plan_laws.rows_of(united, 0.5) < 100 < plan_laws.rows_of(united, 1.5) < 180
+    assert plan_rows.rows_asked(s, seen, 1, 2)[0] == plan_rows.rows_asked(s, seen, 1, 2)[1] == 1
+    assert 50 < plan_rows.rows_of(united, 0.5) < 100 < plan_rows.rows_of(united, 1.5) < 180
     stored = replace(s, job=s.job.model_copy(update={"queue": s.job.queue.model_copy(update={"kind": "zarr"})}))
-    assert plan_laws.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
+    assert plan_rows.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
 
 
 def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played) -> None:
     s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
     job = s.job.model_copy(update={"epochs": 100, "queue": s.job.queue.model_copy(update={"max_bytes": 1 << 30})})
-    fast = replace(seen, united=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5)
+    fast = replace(seen, united=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0)
     # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of those rehearsed as well.
-    held, rehearsed = plan_laws.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
+    held, rehearsed = plan_rows.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
     # The last minibatch of each epoch is smaller.
     assert held["rows"] == pytest.approx((468.75 - rehearsed) * 0.5 * (9.375 / 10 * 100 * 12 * 4 + 1000), rel=0.01)
     assert held["bulks"] == pytest.approx((468.75 * (0.75 - 0.5) - s.job.queue.bulk_size) * 1000, rel=0.01)
+    # Validation is time for the fetching too: where it takes as long as an epoch's training, three in four are ready.
+    validates = replace(s, job=job, outline=replace(s.outline, splits={**s.outline.splits, "val": 1}))
+    validated = plan_rows.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
+    assert validated["rows"] / held["rows"] == pytest.approx((468.75 * 0.75 - rehearsed * 0.5) / ((468.75 - rehearsed) * 0.5), rel=0.01)
     slow = replace(fast, sample_s=2.0)
-    assert plan_laws.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
+    assert plan_rows.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
