@@ -180,6 +180,7 @@ def _train(
     from .progress import Terminal
     from .run import run as run_job
     from .run_folder import JOB, check_run_folder
+    from .uncompiled import leave_compiler_out
 
     out = _home(out) if out is not None else None
     if samples is not None and "://" not in samples:
@@ -190,6 +191,7 @@ def _train(
         check_run_folder(out, resume)
         job = job if job is not None else (out / JOB)
     resolved = resolve(_table(job, flags, overrides))
+    leave_compiler_out()
     with _graceful_stop() as stop, Terminal() as terminal:
         result = run_job(out=out, resume=resume, samples=samples, emit=terminal, stop=stop, config=resolved)
     _print_result(result, as_json)

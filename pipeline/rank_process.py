@@ -129,7 +129,9 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .pulse import Heart
     from .queues import Told, consumers_end, minibatches_per_epoch
     from .shared_data import open_shared
+    from .uncompiled import leave_compiler_out
 
+    leave_compiler_out()
     clock, stop, ledger = Clock(), threading.Event(), Ledger()
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)

@@ -37,6 +37,7 @@ from .queues import own_queue
 from .rank import Interrupted
 from .result import peak_rss_bytes
 from .shared_data import open_shared
+from .uncompiled import leave_compiler_out
 from .understudy_cast import Cast
 
 TIMEOUT_S = 120.0
@@ -152,8 +153,7 @@ def as_if_started(library: int) -> int:
 
 def main() -> NoReturn:
     """Serve whoever holds the other end of standard input, until it closes."""
-    # The first optimiser imports it, which takes as long as torch itself.
-    __import__("torch._dynamo")
+    leave_compiler_out()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     answers.write(json.dumps({"base_bytes": peak_rss_bytes()}) + "\n")

@@ -30,6 +30,11 @@ class TensorBytes(TorchDispatchMode):
         self.peak_bytes = 0
         """Largest sum so far."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would load its compiler to have it look away from the next method.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
