@@ -16,6 +16,10 @@ if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
     os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="millrace-kernels-")
     atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
 
+# Read when Triton is first imported, by whichever test comes first.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

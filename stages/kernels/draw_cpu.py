@@ -11,7 +11,7 @@ from numba import njit
 from ..random import GOLDEN as _GOLDEN
 from ..random import NODE as _NODE
 from .intrinsics import prefetch
-from .race import exponential
+from .race_cpu import exponential
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64

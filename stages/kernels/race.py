@@ -10,7 +10,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 FRACTION_BITS = 32
 TABLE_BITS = 12
@@ -37,32 +36,8 @@ def log2_table() -> npt.NDArray[np.int64]:
     return table
 
 
-@njit(inline="always")
-def _length(x):
-    """Index of the highest bit of x >= 1."""
-    n = 0
-    for step in (32, 16, 8, 4, 2, 1):
-        if x >> (n + step):
-            n += step
-    return n
-
-
-@njit(inline="always")
-def exponential(bits, table):
-    """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits: an int64 in [0, 32 * 2**32]."""
-    x = np.int64(bits) + np.int64(1)
-    top = _length(x)
-    mantissa = (x << (32 - top)) - (np.int64(1) << 32)
-    cell = mantissa >> (32 - TABLE_BITS)
-    rest = mantissa & ((np.int64(1) << (32 - TABLE_BITS)) - 1)
-    # At the very top of the table (x = 2**32) the mantissa is 0 and top is 32: log2 is exact.
-    below = table[cell]
-    log = below + (((table[min(cell + 1, np.int64(1) << TABLE_BITS)] - below) * rest) >> (32 - TABLE_BITS))
-    return (np.int64(32 - top) << FRACTION_BITS) - log
-
-
 def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """`exponential` of an array, in NumPy: the definition."""
+    """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits each: int64 in [0, 32 * 2**32]. The definition."""
     x = bits.astype(np.int64) + 1
     top = np.zeros(len(x), np.int64)
     for step in (32, 16, 8, 4, 2, 1):

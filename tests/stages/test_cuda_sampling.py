@@ -1,0 +1,165 @@
+"""The device's sampling kernels give the bits of the compiled ones: on a GPU where there is one, else in Triton's interpreter."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millrace.stages.kernels import cpu, cuda, graph_cuda
+from millrace.stages.sample.base import BulkRequest, SeedPlan
+from millrace.stages.sample.labor import LaborSampler
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.errors import RunError
+from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.graph import Graph, from_edges
+
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def graphs(draw: st.DrawFn, weighted: bool | None = None) -> Graph:
+    """Empty rows, isolated nodes, self loops, multi-edges, hubs, one node, no edges; weights some of which are 0."""
+    n = draw(st.integers(1, 40))
+    edges = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=150))
+    hub = draw(st.integers(0, 60))
+    src = [u for u, _ in edges] + [i % n for i in range(hub)]
+    dst = [v for _, v in edges] + [0] * hub
+    some = draw(st.booleans()) if weighted is None else weighted
+    weight = np.linspace(0.5, 2.0, len(src)) * (np.arange(len(src)) % 4 > 0) if some else None
+    return from_edges(np.array(src, np.int64), np.array(dst, np.int64), n, edge_weight=weight)
+
+
+fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 40, 100]), min_size=1, max_size=3).map(tuple)
+seeds = st.integers(0, 2**40)
+
+
+def digests(graph, plan, sampler, kernel, workspace=None):
+    requests = (plan.request(3, n) for n in range(plan.num_bulks))
+    return [minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches]
+
+
+def same(graph, sampler, seed, k, workspace=None):
+    """A few bulks of k minibatches, the last one smaller, by both."""
+    nodes = np.arange(graph.num_nodes, dtype=np.int64)
+    plan = SeedPlan(nodes, max(1, -(-len(nodes) // (k + 1))), k, seed)
+    return digests(graph, plan, sampler, cuda, workspace) == digests(graph, plan, sampler, cpu)
+
+
+@FEW
+@given(graphs(), fanouts, st.booleans(), st.sampled_from(["new", "all"]), st.booleans(), st.integers(1, 3), seeds)
+def test_uniform(graph, fanout, replace, expand, edge_ids, k, seed):
+    assert same(graph, NeighborSampler(fanout, replace=replace, expand=expand, edge_ids=edge_ids), seed, k)
+
+
+@FEW
+@given(graphs(weighted=True), fanouts, st.booleans(), st.sampled_from(["new", "all"]), st.integers(1, 3), seeds)
+def test_in_proportion_to_weights(graph, fanout, replace, expand, k, seed):
+    assert same(graph, NeighborSampler(fanout, replace=replace, weighted=True, expand=expand), seed, k)
+
+
+@FEW
+@given(graphs(), fanouts, st.booleans(), st.integers(1, 3), seeds)
+def test_labor(graph, fanout, poisson, k, seed):
+    assert same(graph, LaborSampler(fanout, poisson), seed, k)
+
+
+def nasty() -> Graph:
+    """A hub of 300 in-edges, some of them parallel, among 200 nodes of about 10."""
+    rng = np.random.default_rng(2)
+    src, dst = rng.integers(0, 200, 2300), np.concatenate([rng.integers(0, 180, 2000), np.zeros(300, np.int64)])
+    return from_edges(src, dst, 200, edge_weight=rng.random(2300))
+
+
+SAMPLERS = [
+    NeighborSampler((3, 7)),
+    NeighborSampler((40, 2), expand="all", edge_ids=True),
+    NeighborSampler((5, 3), replace=True),
+    NeighborSampler((200, 2), replace=True, weighted=True),
+    NeighborSampler((10, 3), weighted=True),
+    NeighborSampler((-1, 2)),
+    LaborSampler((5, 3)),
+    LaborSampler((5, 3), poisson=True),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_each_way_on_a_graph_with_a_hub(sampler):
+    assert same(nasty(), sampler, 1, 2)
+
+
+def test_several_programs_share_a_launch(monkeypatch):
+    """As on a device: tiles of a few rows, more programs than one for a minibatch's table, bulks in pieces."""
+    from millrace.stages.kernels import draw_cuda, labor_cuda, number_cuda
+
+    for module, name, value in (
+        (draw_cuda, "TILE", 128),
+        (draw_cuda, "BLOCK", 256),
+        (labor_cuda, "BLOCK", 512),
+        (number_cuda, "BLOCK", 64),
+        (number_cuda, "SCAN", 64),
+        (graph_cuda, "SCAN", 64),
+        (cuda, "TABLE_BYTES", 5 * 256 * 2),
+        (draw_cuda, "BOUND", 40),
+    ):
+        monkeypatch.setattr(module, name, value)
+    for sampler in (NeighborSampler((4, 3)), NeighborSampler((130,), replace=True), LaborSampler((3, 2))):
+        assert same(nasty(), sampler, 5, 3)
+
+
+def test_64_bit_ids():
+    graph = nasty()
+    wide = Graph(graph.indptr, graph.indices.astype(np.int64))
+    plan = SeedPlan(np.arange(50), 20, 2, 0)
+    sampler = NeighborSampler((2, 2))
+    assert digests(wide, plan, sampler, cuda) == digests(Graph(graph.indptr, graph.indices), plan, sampler, cpu)
+
+
+def test_a_workspace_is_clear_after_each_bulk():
+    graph, space = nasty(), cuda.Workspace()
+    assert space.nbytes == 0
+    for sampler in (NeighborSampler((3, 2)), LaborSampler((2,))):
+        assert same(graph, sampler, 6, 2, space)
+    tables = space.take(1, graph_cuda.on_device(graph))
+    assert (tables.local == -1).all()
+    assert not tables.found.any()
+
+
+def test_topology_is_copied_once():
+    graph = nasty()
+    assert graph_cuda.on_device(graph) is graph_cuda.on_device(graph)
+    assert graph_cuda.on_device(graph).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_no_minibatches():
+    graph = nasty()
+    keys = np.empty((0, 1), np.uint64)
+    assert cuda.neighbor(graph, [], keys, (3,)) == []
+    assert cuda.labor(graph, [], keys[:, 0], (3,)) == []
+
+
+def test_a_minibatch_that_cannot_be_indexed_is_refused():
+    graph = from_edges(np.arange(40000), np.arange(40000), 40000)
+    request = BulkRequest(0, 0, 0, 0, (np.arange(40000),))
+    with pytest.raises(RunError, match="smaller batch_size or fanout"):
+        cuda.neighbor(graph, request.seeds, request.keys(1), (1 << 16,), replace=True)
+
+
+BARE = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numba", "zarr", "dask", "distributed", "scipy"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+import millrace.stages.kernels.cuda
+print("fine")
+"""
+
+
+def test_a_bare_machine_can_import_the_kernels():
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "fine\n", done.stderr
