@@ -265,8 +265,8 @@ class Job(_Section):
     """Of features, activations and parameters."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
-    kernel: Literal["cpu", "reference"] = "cpu"
-    """Sampling kernels: compiled, or the literal matrix formulation (slow)."""
+    kernel: Literal["cpu", "reference", "cuda"] = "cpu"
+    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU."""
     check: bool = False
     """Prove the invariants of every message on the way."""
     start_from: str | None = None

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..stages.arena import give_back
 from ..stages.base import Group, Held, Part, PartitionPolicy, Phase, Placement, RankJob
-from ..stages.kernels import cpu, reference
+from ..stages.kernels import sampling
 from ..stages.partition.base import Partitioner
 from ..storage.checkpoint import CheckpointStore
 from ..storage.fingerprint import digest_record
@@ -31,8 +30,6 @@ from .rank import Trainer, train_rank
 from .result import peak_rss_bytes
 from .run_folder import CHECKPOINTS, MODEL
 from .score import scores
-
-KERNELS: dict[str, ModuleType] = {"cpu": cpu, "reference": reference}
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def take_part(
         bulk_size=job.queue.bulk_size if queue is None else queue.bulk_size,
         epochs=job.epochs,
         dtype=TORCH_DTYPES[job.dtype],
-        kernel=KERNELS[job.kernel],
+        kernel=sampling(job.kernel),
         group=group,
         ledger=ledger,
         queue=queue,

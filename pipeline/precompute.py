@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..stages.kernels import sampling
 from ..stages.sample.base import SeedPlan
 from ..stages.sample.produce import Receipt, Sampled, sample_bulks
 from ..storage.dataset import Dataset
@@ -15,7 +16,6 @@ from ..storage.queue_object import is_url, queue_at
 from ..storage.queue_zarr import ZarrQueue
 from .config import Bulk, Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
-from .one_rank import KERNELS
 from .prepare import make_system, open_data, sample_fingerprint
 from .rank import Interrupted
 from .run_folder import held
@@ -89,7 +89,7 @@ def _fill(job: Job, dataset: Dataset, sample: Sampled, plan: SeedPlan, queue: Za
 
     try:
         sample_bulks(
-            dataset.graph, sample.sampler, plan, KERNELS[job.kernel], queue,
+            dataset.graph, sample.sampler, plan, sampling(job.kernel), queue,
             first_epoch=0, last_epoch=job.epochs, stop=stop, on_receipt=advance,
         )  # fmt: skip
         if stop():

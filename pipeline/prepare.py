@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..stages.base import Part, Placement
 from ..stages.fetch.exchange import Exchanged
 from ..stages.fetch.visit import Visited
+from ..stages.kernels import sampling
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
 from ..stages.partition.base import Partitioner
@@ -171,8 +172,9 @@ def refuse_what_is_missing(job: Job) -> None:
     """Refuse a job that this version cannot run, before anything slow is done for it.
 
     Raises:
-        InputError: it asks for a device or an executor that is not there.
+        InputError: it asks for a device, kernels or an executor that are not there.
     """
+    _ = sampling(job.kernel)
     if job.device == "cuda":
         raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
     if job.train.products == "bfloat16" and job.dtype != "float32":
@@ -225,6 +227,8 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     graph = dataset.graph
     if isinstance(system.sample, Sampled | Local | SampledByOwners):
         system.sample.sampler.check(graph)
+        if not hasattr(sampling(job.kernel), system.sample.sampler.name):
+            raise InputError(f"kernel is \"{job.kernel}\", which has no sampler '{system.sample.sampler.name}'; leave kernel out")
     if isinstance(system.partition, Blocks) or isinstance(system.neighbourhood, Exchanged):
         _ = Grid(job.ranks, system.options.get("replication", 1))
     if system.name == "bulk":
@@ -267,8 +271,8 @@ def _refuse_what_bulk_ignores(job: Job, system: System) -> None:
     """Raises InputError for options that do not go with who holds what."""
     partitioned = 'bulk.topology is "partitioned"'
     if isinstance(system.sample, SampledByOwners):
-        if job.kernel == "reference":
-            raise InputError(f'kernel is "reference", which samples from a whole graph, but {partitioned}; leave kernel out')
+        if job.kernel != "cpu":
+            raise InputError(f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out')
         if job.queue.kind == "zarr":
             raise InputError(f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out')
     elif not isinstance(system.neighbourhood, Exchanged):

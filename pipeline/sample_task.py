@@ -66,11 +66,11 @@ def _opened(order: SampleOrder) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1)
 def _open(order: SampleOrder) -> tuple[Any, ...]:
+    from ..stages.kernels import sampling
     from ..stages.kernels.threads import set_num_threads
     from ..stages.sample.base import SeedPlan
     from ..stages.sample.produce import Sampled
     from .config import Job
-    from .one_rank import KERNELS
     from .prepare import prepare
     from .queues import shared_queue
     from .shared_data import open_shared
@@ -83,4 +83,4 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be asked for again.
     queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
     queue.release(sys.maxsize, 0)
-    return prepared.dataset.graph, prepared.system.sample.sampler, plan, KERNELS[job.kernel], queue
+    return prepared.dataset.graph, prepared.system.sample.sampler, plan, sampling(job.kernel), queue

@@ -16,8 +16,9 @@ from . import labor_cuda, sample_cuda
 from .graph_cuda import TABLE_BYTES, DeviceGraph, Workspace, moved, on_device, stride
 from .number_cuda import before
 from .sampled import EdgeList, NeighborSample
+from .words_cuda import device
 
-__all__ = ["Workspace", "labor", "neighbor"]
+__all__ = ["Workspace", "device", "labor", "neighbor"]
 
 
 def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:

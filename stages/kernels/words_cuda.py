@@ -46,8 +46,8 @@ def row_of(ends, num_rows, e, steps):
 
 INTERPRETED = not isinstance(mixed, triton.JITFunction)
 """Whether Triton's interpreter runs the kernels, on the host's memory: decided by TRITON_INTERPRET when Triton was imported."""
-TILE = 1 << 16 if INTERPRETED else 1 << 10
-"""Elements of one program. The interpreter's time goes by programs, not by elements."""
+TILE = 1 << 11 if INTERPRETED else 1 << 10
+"""Elements of one program. The interpreter's time goes by programs, up to some thousand elements."""
 
 
 def device() -> torch.device:

@@ -1,0 +1,51 @@
+"""``kernel = "cuda"``: the same run, and a sentence where it cannot be."""
+
+import sys
+
+import pytest
+import torch
+
+import millrace as mr
+from millrace.stages import kernels
+from millrace.stages.kernels import words_cuda
+from millrace.storage.errors import InputError, MissingExtraError
+from millrace.tests.contracts.command import command
+
+DATASET = "sbm:nodes=60,classes=2,features=4,seed=1"
+SMALL = {
+    "epochs": 1,
+    "model": {"name": "sage", "hidden": 4, "layers": 2},
+    "sampler": {"name": "neighbor", "fanout": [3, 2]},
+    "train": {"batch_size": 16},
+}
+
+
+def test_the_kernel_does_not_show(tmp_path):
+    seen = [mr.run(DATASET, out=tmp_path / k, kernel=k, **SMALL).parameters_sha256 for k in ("cpu", "cuda")]
+    assert seen[0] == seen[1]
+
+
+def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(words_cuda, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = command("run", "--dataset", DATASET, "--set", "kernel=cuda", "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert 'kernel is "cuda", but torch sees no GPU here' in err
+    assert len(err.splitlines()) <= 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_samplers_that_it_lacks_are_refused(tmp_path):
+    with pytest.raises(InputError, match="has no sampler 'ladies'"):
+        mr.run(DATASET, out=tmp_path / "run", kernel="cuda", sampler={"name": "ladies", "sizes": [4, 4]}, model=SMALL["model"])
+
+
+def test_triton_may_be_absent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingExtraError, match="Triton is not installed"):
+        kernels.sampling("cuda")
+
+
+def test_unknown_kernels_are_refused():
+    with pytest.raises(InputError, match="did you mean 'cuda'"):
+        kernels.sampling("cudas")
