@@ -234,7 +234,7 @@ def partition(
     dataset: Annotated[str, typer.Argument(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.")],
     parts: Annotated[int, typer.Option(help="P, the number of partitions.")],
     out: Annotated[Path, typer.Option(help="Folder of the partitions.")],
-    method: Annotated[str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work")] = "metis",
+    method: Annotated[str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | louvain | leiden")] = "metis",
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,
@@ -242,6 +242,7 @@ def partition(
 ) -> None:
     """Cut a dataset into partitions and print the cut, the balance and the halo share."""
     from ..stages.partition.base import check_parts
+    from ..stages.partition.clustered import Clustered
     from ..stages.partition.registry import partitioner
     from ..stages.partition.stage import partition_dataset
     from .config import resolve
@@ -250,6 +251,8 @@ def partition(
 
     job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _home(out)
     chosen, parts = partitioner(method), check_parts(parts)
+    if isinstance(chosen, Clustered) and not out.exists():
+        chosen.refuse_what_is_missing()
     on_cluster = job.executor == "dask"
     if on_cluster:
         from .cluster import check_reachable

@@ -82,8 +82,8 @@ class Partition(_Section):
     """How the graph is cut into parts, one or more for each rank, by systems whose ranks hold parts."""
 
     method: str | None = None
-    """contiguous, hash, ldg, fennel, metis, or metis-work, which balances nodes and edges together and is the default; blocks of rows are
-    contiguous."""
+    """contiguous, hash, ldg, fennel, metis, or metis-work, which balances nodes and edges together and is the default; louvain and leiden
+    need GPUs; blocks of rows are contiguous."""
     owners: str | None = None
     """A file by ``numpy.save`` with the part of each node, in place of a method."""
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..stages.comm.solo import Solo
 from ..stages.kernels.threads import set_num_threads
+from ..stages.partition.clustered import Clustered
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.ledger import Ledger
@@ -114,6 +115,8 @@ def run(
     # What cannot be is refused before anything is written.
     refuse_samples(prepared, samples)
     refuse_owners(prepared)
+    if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
+        cut.refuse_what_is_missing()
     if not prepared.outline.splits["train"]:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
     queue = open_samples(prepared, samples) if samples is not None else None

@@ -35,7 +35,7 @@ class Metis:
         import pymetis
 
         parts = check_parts(parts)
-        adjacency = _undirected(graph)
+        adjacency = undirected(graph)
         # METIS prints to the process's standard output and returns no table when it is asked for more parts than there are nodes.
         if not adjacency.nnz or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)
@@ -63,12 +63,12 @@ class MetisWork(Metis):
 
     name = "metis-work"
 
-    def node_weights(self, graph: Graph) -> npt.NDArray[np.int64] | None:
+    def node_weights(self, graph: Graph) -> npt.NDArray[np.int64]:
         """See `Metis.node_weights`."""
         return max(1, graph.num_edges // max(1, graph.num_nodes)) + graph.in_degree
 
 
-def _undirected(graph: Graph) -> scipy.sparse.csr_array:
+def undirected(graph: Graph) -> scipy.sparse.csr_array:
     """[V, V]: the number of edges between two different nodes, in either direction."""
     ones = np.ones(graph.num_edges, np.int32)
     edges = scipy.sparse.csr_array((ones, graph.indices, graph.indptr), shape=(graph.num_nodes, graph.num_nodes))

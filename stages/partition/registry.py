@@ -5,13 +5,14 @@ from types import MappingProxyType
 
 from ...storage.errors import InputError, nearest
 from .base import Partitioner
+from .clustered import Leiden, Louvain
 from .contiguous import Contiguous
 from .hash import Hash
 from .metis import Metis, MetisWork
 from .streaming import Fennel, Ldg
 
 PARTITIONERS: Mapping[str, Callable[[], Partitioner]] = MappingProxyType(
-    {p.name: p for p in (Contiguous, Hash, Ldg, Fennel, Metis, MetisWork)}
+    {p.name: p for p in (Contiguous, Hash, Ldg, Fennel, Metis, MetisWork, Louvain, Leiden)}
 )
 """Name -> class; each can be made without arguments."""
 

@@ -104,7 +104,7 @@ def test_a_system_without_a_sampler(mode):
         ({"cluster": {"wait_note_s": 0}}, "'cluster.wait_note_s' is 0"),
         (
             {"system": "sar", "partition": {"method": "metiss"}},
-            "'metiss'; expected contiguous, hash, ldg, fennel, metis, metis-work; did you mean 'metis'",
+            "'metiss'; expected contiguous, hash, ldg, fennel, metis, metis-work, louvain, leiden; did you mean 'metis'",
         ),
         ({"system": "sar", "sampler": {"fanout": [3, 2]}}, "system 'sar' samples nothing"),
         ({"system": "sar", "queue": {"keep": "all"}}, "no minibatches to queue"),

@@ -32,7 +32,8 @@ def edge_list(graph: Graph) -> np.ndarray:
 
 
 def test_every_partitioner_is_registered_and_follows_the_protocol():
-    assert {p.name for p in ALL} == set(PARTITIONERS)
+    on_gpus = {"louvain", "leiden"}  # test_partition_gpu.py
+    assert {p.name for p in ALL} | on_gpus == set(PARTITIONERS)
     for name in PARTITIONERS:
         assert isinstance(partitioner(name), Partitioner)
         assert partitioner(name).name == name

@@ -1,0 +1,111 @@
+"""Parts of whole communities, which GPUs find: Louvain and Leiden."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+
+from ...storage.errors import InputError, RunError
+from ...storage.graph import Graph, index_dtype
+from ...storage.partition_book import PartitionBook, TableBook
+from ..random import Purpose, stream
+from .base import check_parts
+from .contiguous import Contiguous
+from .metis import MetisWork, undirected
+from .packing import lay_out, pack
+from .rapids import Algorithm, Find, communities, count_gpus
+
+FINER = 4.0
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """Communities of high modularity, packed whole into parts that are even in the work of full-batch training (see `MetisWork`).
+
+    Where whole communities make a part heavier than `slack` allows, they are laid end to end instead and cut into stretches of equal work.
+    Nodes within a community are then in the order of smaller ones, which are looked for at `FINER` times the resolution.
+
+    The graph is seen as `Metis` sees it. Its pairs of neighbours are made by the processor, about 40 bytes per adjacency; communities are
+    found by cuGraph on one GPU, or on all of the machine if there are several. This has been checked against the interfaces of RAPIDS 26.10
+    only and has not been run on a GPU yet. What cuGraph finds need not be the same twice: it adds in no fixed order.
+    """
+
+    resolution: float = 1.0
+    """Higher ones make smaller communities."""
+    slack: float = 1.1
+    """The heaviest part over the mean, with whole communities."""
+
+    algorithm: ClassVar[Algorithm]
+
+    def __post_init__(self) -> None:
+        if not self.resolution > 0:
+            raise InputError(f"resolution is {self.resolution}; expected a number above 0, such as 1")
+        if not self.slack > 1:
+            raise InputError(f"slack is {self.slack}; expected more than 1, such as 1.1: the heaviest part over the mean")
+
+    def refuse_what_is_missing(self) -> int:
+        """The number of GPUs.
+
+        Raises:
+            InputError: RAPIDS is not installed, or there is no GPU.
+        """
+        return count_gpus(f"partition.method '{self.algorithm}'", "'metis-work'")
+
+    def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
+        """See `Partitioner.assign`. A graph without edges, or with no more nodes than parts, is cut into ranges.
+
+        Raises:
+            InputError: as `refuse_what_is_missing`.
+            RunError: cuGraph left out nodes.
+        """
+        parts = check_parts(parts)
+        gpus = self.refuse_what_is_missing()
+        pairs = scipy.sparse.coo_array(scipy.sparse.triu(undirected(graph), 1))
+        if not pairs.nnz or graph.num_nodes <= parts:
+            return Contiguous("nodes").assign(graph, parts, seed)
+        if parts == 1:
+            return TableBook(np.zeros(graph.num_nodes, np.int32), 1)
+        # Both directions of each pair are counted by indices of the same width.
+        dtype = index_dtype(max(graph.num_nodes, 2 * pairs.nnz))
+        low, high = pairs.row.astype(dtype), pairs.col.astype(dtype)
+        work = MetisWork().node_weights(graph)
+        key = stream(seed, Purpose.PARTITION) & 0x7FFF_FFFF
+        with communities(low, high, pairs.data.astype(np.float32), gpus) as find:
+            coarse = self._of_every_node(find, self.resolution, key, low, high, graph.num_nodes)
+            part_of = pack(coarse, work, parts)
+            if np.bincount(part_of, work, parts).max() > self.slack * work.sum() / parts:
+                fine = self._of_every_node(find, self.resolution * FINER, key, low, high, graph.num_nodes)
+                part_of = lay_out(coarse, fine, work, parts)
+        return TableBook(part_of, parts)
+
+    def _of_every_node(
+        self, find: Find, resolution: float, key: int, low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], num_nodes: int
+    ) -> npt.NDArray[np.int64]:
+        """int64 [V]: nodes without a neighbour are communities of their own, numbered from the end down."""
+        nodes, found = find(self.algorithm, resolution, key)
+        cluster = -1 - np.arange(num_nodes)
+        cluster[nodes] = found
+        lacking = np.zeros(num_nodes, bool)
+        lacking[low], lacking[high] = True, True
+        lacking[nodes] = False
+        if lacking.any():
+            raise RunError(f"cuGraph's {self.algorithm} gave no community to {lacking.sum()} of {num_nodes} nodes; use 'metis-work'")
+        return cluster
+
+
+@dataclass(frozen=True)
+class Louvain(Clustered):
+    """By Louvain's method (Blondel, Guillaume, Lambiotte, Lefebvre, J. Stat. Mech. P10008, 2008). It draws nothing from the seed."""
+
+    name = "louvain"
+    algorithm: ClassVar[Algorithm] = "louvain"
+
+
+@dataclass(frozen=True)
+class Leiden(Clustered):
+    """By Leiden's (Traag, Waltman, van Eck, Scientific Reports 9, 2019), whose communities hang together."""
+
+    name = "leiden"
+    algorithm: ClassVar[Algorithm] = "leiden"

@@ -1,0 +1,60 @@
+"""Clusters of nodes in parts of even weight, whole where that is possible."""
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.integer]
+
+
+def pack(cluster: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
+    """Whole clusters dealt out to parts, the heaviest first, each to the lightest part (longest processing time first; Graham, 1969).
+
+    No part is heavier than the mean part and the heaviest cluster together, nor than the lightest part by more than that cluster. The
+    result depends on which nodes are together, not on what their clusters are called.
+
+    Args:
+        cluster: int [V], any numbers.
+        weight: int [V], what each node counts, at least 0.
+        parts: P.
+
+    Returns:
+        int32 [V], the part of each node.
+    """
+    _, first, member = np.unique(cluster, return_index=True, return_inverse=True)
+    heavy = np.zeros(len(first), np.int64)
+    np.add.at(heavy, member, weight)
+    part_of = np.empty(len(first), np.int32)
+    lightest = [(0, p) for p in range(parts)]
+    for c in np.lexsort((first, -heavy)):
+        load, p = lightest[0]
+        part_of[c] = p
+        heapq.heapreplace(lightest, (load + int(heavy[c]), p))
+    return part_of[member]
+
+
+def lay_out(coarse: IntArray, fine: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
+    """Clusters laid end to end, the heaviest first, and cut into stretches of equal weight: few clusters have nodes in several parts.
+
+    No part is heavier than the mean part and one node together. The result depends on which nodes are together, not on names.
+
+    Args:
+        coarse: int [V], clusters that are to stay together.
+        fine: int [V], the order within them: where one is cut, few of these are.
+        weight: int [V], what each node counts, at least 0.
+        parts: P.
+
+    Returns:
+        int32 [V], the part of each node.
+    """
+    _, first, member = np.unique(coarse, return_index=True, return_inverse=True)
+    _, first_fine, member_fine = np.unique(fine, return_index=True, return_inverse=True)
+    heavy = np.zeros(len(first), np.int64)
+    np.add.at(heavy, member, weight)
+    order = np.lexsort((first_fine[member_fine], first[member], -heavy[member]))
+    weights = weight[order].astype(np.int64)
+    before = np.cumsum(weights) - weights
+    part_of = np.empty(len(order), np.int32)
+    part_of[order] = np.minimum(before * parts // max(1, int(weights.sum())), parts - 1)
+    return part_of

@@ -1,0 +1,125 @@
+"""Communities of a graph's nodes by RAPIDS cuGraph 26.10, on one GPU or, through Dask, on all of this machine.
+
+Which modules are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py` checks that.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ...storage.errors import InputError, MissingExtraError
+
+Algorithm = Literal["louvain", "leiden"]
+Find = Callable[[Algorithm, float, int], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
+"""(algorithm, resolution, seed) -> nodes, each once, and the community of each. Nodes without a neighbour may be absent."""
+Columns = dict[str, npt.NDArray[Any]]
+
+NEEDED = ("cupy", "cudf", "cugraph", "pylibcugraph")
+NEEDED_BY_SEVERAL = ("dask_cuda", "dask_cudf", "raft_dask")
+NAMES = {"source": "low", "destination": "high", "edge_attr": "weight"}
+SLICES_PER_GPU = 2
+"""As many as `Graph.from_dask_cudf_edgelist` makes of them."""
+
+
+def count_gpus(what: str, instead: str) -> int:
+    """How many GPUs RAPIDS can use here, at least one.
+
+    Args:
+        what: needs them, for the message.
+        instead: what needs none, for the message.
+
+    Raises:
+        MissingExtraError: a module is not installed.
+        InputError: there is no GPU, or no driver.
+    """
+    _refuse_lack_of(NEEDED, what, instead)
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    runtime = cupy.cuda.runtime
+    try:
+        gpus = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as e:
+        raise InputError(f"{what} needs an NVIDIA GPU, but CUDA says {e}; use {instead}, or a machine with a GPU and its driver") from None
+    if gpus < 1:
+        raise InputError(f"{what} needs an NVIDIA GPU, but there is none; use {instead}, or a machine with a GPU and its driver")
+    if gpus > 1:
+        _refuse_lack_of(NEEDED_BY_SEVERAL, what, instead)
+    return gpus
+
+
+def _refuse_lack_of(modules: tuple[str, ...], what: str, instead: str) -> None:
+    lacking = [m for m in modules if find_spec(m) is None]
+    if lacking:
+        raise MissingExtraError(
+            f"{what} needs an NVIDIA GPU and RAPIDS, but {', '.join(lacking)} cannot be found; use {instead}, "
+            "or pip install 'millrace-gnn[gpu]' where there is a GPU"
+        )
+
+
+@contextmanager
+def communities(low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], weight: npt.NDArray[np.float32], gpus: int) -> Iterator[Find]:
+    """An undirected graph on `gpus` GPUs, for as long as communities are looked for in it.
+
+    Args:
+        low: int32 or int64 [n], the smaller end of each pair of neighbours, each pair once.
+        high: of the same dtype, the larger end.
+        weight: float32 [n].
+        gpus: of `count_gpus`. With more than one a cluster of this machine, with a worker for each, is started and ended.
+    """
+    columns = {"low": low, "high": high, "weight": weight}
+    with _on_one_gpu(columns) if gpus == 1 else _on_several(columns, gpus) as find:
+        yield find
+
+
+@contextmanager
+def _on_one_gpu(columns: Columns) -> Iterator[Find]:
+    import cugraph  # pyright: ignore[reportMissingImports]
+
+    graph = cugraph.Graph(directed=False)
+    graph.from_cudf_edgelist(_frame(columns), **NAMES)
+    yield lambda algorithm, resolution, seed: _on_host(_called(cugraph, graph, algorithm, resolution, seed))
+
+
+@contextmanager
+def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
+    from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+    from distributed import Client
+
+    with LocalCUDACluster(n_workers=gpus, dashboard_address=None) as cluster, Client(cluster) as client:
+        # After the cluster: these set up the first GPU for this process, which workers must not find done.
+        import cugraph  # pyright: ignore[reportMissingImports]
+        import cugraph.dask as on_all  # pyright: ignore[reportMissingImports]
+        import cugraph.dask.comms.comms as comms  # pyright: ignore[reportMissingImports]
+        import dask_cudf  # pyright: ignore[reportMissingImports]
+
+        comms.initialize(p2p=True)
+        try:
+            cuts = [len(columns["low"]) * i // (gpus * SLICES_PER_GPU) for i in range(gpus * SLICES_PER_GPU + 1)]
+            slices: Any = client.scatter([{k: v[a:b] for k, v in columns.items()} for a, b in zip(cuts, cuts[1:])])
+            empty = _frame({k: v[:0] for k, v in columns.items()})
+            graph = cugraph.Graph(directed=False)
+            graph.from_dask_cudf_edgelist(dask_cudf.from_delayed(client.map(_frame, slices), meta=empty, verify_meta=False), **NAMES)
+            yield lambda algorithm, resolution, seed: _on_host(_called(on_all, graph, algorithm, resolution, seed).compute())
+        finally:
+            comms.destroy()
+
+
+def _frame(columns: Columns) -> Any:
+    import cudf  # pyright: ignore[reportMissingImports]
+
+    return cudf.DataFrame(columns)
+
+
+def _called(module: Any, graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> Any:
+    """Louvain takes no seed."""
+    if algorithm == "louvain":
+        return module.louvain(graph, resolution=resolution)[0]
+    return module.leiden(graph, resolution=resolution, random_state=seed)[0]
+
+
+def _on_host(frame: Any) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    return frame["vertex"].to_numpy(), frame["partition"].to_numpy()
