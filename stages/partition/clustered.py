@@ -11,11 +11,12 @@ from ...storage.errors import InputError, RunError
 from ...storage.graph import Graph, index_dtype
 from ...storage.partition_book import PartitionBook, TableBook
 from ..random import Purpose, stream
+from ..rapids import count_gpus
 from .base import check_parts
 from .contiguous import Contiguous
 from .metis import MetisWork, undirected
 from .packing import lay_out, pack
-from .rapids import Algorithm, Find, communities, count_gpus
+from .rapids import Algorithm, Find, communities
 
 FINER = 4.0
 

@@ -5,59 +5,19 @@ Which modules are called, and with which arguments, follows the files of the 26.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-
-from ...storage.errors import InputError, MissingExtraError
 
 Algorithm = Literal["louvain", "leiden"]
 Find = Callable[[Algorithm, float, int], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
 """(algorithm, resolution, seed) -> nodes, each once, and the community of each. Nodes without a neighbour may be absent."""
 Columns = dict[str, npt.NDArray[Any]]
 
-NEEDED = ("cupy", "cudf", "cugraph", "pylibcugraph")
-NEEDED_BY_SEVERAL = ("dask_cuda", "dask_cudf", "raft_dask")
 NAMES = {"source": "low", "destination": "high", "edge_attr": "weight"}
 SLICES_PER_GPU = 2
 """As many as `Graph.from_dask_cudf_edgelist` makes of them."""
-
-
-def count_gpus(what: str, instead: str) -> int:
-    """How many GPUs RAPIDS can use here, at least one.
-
-    Args:
-        what: needs them, for the message.
-        instead: what needs none, for the message.
-
-    Raises:
-        MissingExtraError: a module is not installed.
-        InputError: there is no GPU, or no driver.
-    """
-    _refuse_lack_of(NEEDED, what, instead)
-    import cupy  # pyright: ignore[reportMissingImports]
-
-    runtime = cupy.cuda.runtime
-    try:
-        gpus = int(runtime.getDeviceCount())
-    except runtime.CUDARuntimeError as e:
-        raise InputError(f"{what} needs an NVIDIA GPU, but CUDA says {e}; use {instead}, or a machine with a GPU and its driver") from None
-    if gpus < 1:
-        raise InputError(f"{what} needs an NVIDIA GPU, but there is none; use {instead}, or a machine with a GPU and its driver")
-    if gpus > 1:
-        _refuse_lack_of(NEEDED_BY_SEVERAL, what, instead)
-    return gpus
-
-
-def _refuse_lack_of(modules: tuple[str, ...], what: str, instead: str) -> None:
-    lacking = [m for m in modules if find_spec(m) is None]
-    if lacking:
-        raise MissingExtraError(
-            f"{what} needs an NVIDIA GPU and RAPIDS, but {', '.join(lacking)} cannot be found; use {instead}, "
-            "or pip install 'millrace-gnn[gpu]' where there is a GPU"
-        )
 
 
 @contextmanager
@@ -68,7 +28,7 @@ def communities(low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], wei
         low: int32 or int64 [n], the smaller end of each pair of neighbours, each pair once.
         high: of the same dtype, the larger end.
         weight: float32 [n].
-        gpus: of `count_gpus`. With more than one a cluster of this machine, with a worker for each, is started and ended.
+        gpus: of `stages.rapids.count_gpus`. With more than one a cluster of this machine, with a worker for each, is started and ended.
     """
     columns = {"low": low, "high": high, "weight": weight}
     with _on_one_gpu(columns) if gpus == 1 else _on_several(columns, gpus) as find:

@@ -204,6 +204,141 @@ class LocalCUDACluster(LocalCluster):
         super().__init__(n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, **kwargs)
 
 
+class DeviceArray:
+    """cupy.ndarray: to be fetched by `get`, and by nothing else."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.array(values)
+        self.dtype = self.values.dtype
+
+    def __array__(self, *args: Any, **kwargs: Any):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        return self.values.copy()
+
+
+def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
+    return DeviceArray(np.asarray(a, dtype))
+
+
+class ResourceHandle:
+    def __init__(self, handle=None):
+        pass
+
+
+class GraphProperties:
+    def __init__(self, is_symmetric=False, is_multigraph=False):
+        self.is_symmetric, self.is_multigraph = is_symmetric, is_multigraph
+
+
+class SGGraph:
+    """pylibcugraph's, of edges from the first array to the second."""
+
+    def __init__(
+        self,
+        resource_handle,
+        graph_properties,
+        src_or_offset_array,
+        dst_or_index_array,
+        weight_array=None,
+        store_transposed=False,
+        renumber=False,
+        do_expensive_check=False,
+        edge_id_array=None,
+        edge_type_array=None,
+        edge_start_time_array=None,
+        edge_end_time_array=None,
+        input_array_format="COO",
+        vertices_array=None,
+        drop_self_loops=False,
+        drop_multi_edges=False,
+        symmetrize=False,
+    ):
+        assert isinstance(resource_handle, ResourceHandle) and isinstance(graph_properties, GraphProperties)
+        assert input_array_format == "COO" and not store_transposed
+        arrays = [src_or_offset_array, dst_or_index_array, weight_array, edge_id_array, edge_type_array, vertices_array]
+        assert all(a is None or isinstance(a, DeviceArray) for a in arrays)
+        assert (edge_id_array is None) == (edge_type_array is None)
+        assert len({a.dtype for a in (src_or_offset_array, dst_or_index_array, vertices_array, edge_id_array) if a is not None}) == 1
+        self.src, self.dst, self.weight, self.edge_id, self.edge_type, self.vertices = (None if a is None else a.values for a in arrays)
+        self.edges_of: dict[int, np.ndarray] = {int(v): np.flatnonzero(self.src == v) for v in np.unique(self.src)}
+
+
+def neighbor_sample(
+    resource_handle,
+    input_graph,
+    start_vertex_list,
+    h_fan_out,
+    *,
+    starting_vertex_start_times=None,
+    starting_vertex_end_times=None,
+    starting_vertex_label_offsets=None,
+    vertex_type_offsets=None,
+    num_edge_types=1,
+    with_replacement,
+    do_expensive_check,
+    prior_sources_behavior=None,
+    deduplicate_sources=False,
+    disjoint_sampling=False,
+    return_hops=False,
+    renumber=False,
+    retain_seeds=False,
+    compression="COO",
+    compress_per_hop=False,
+    random_state=None,
+    temporal_sampling_comparison=None,
+    use_edge_weights_as_biases=False,
+    neighbor_selection="random",
+    fixed_window=False,
+):
+    assert isinstance(resource_handle, ResourceHandle) and isinstance(input_graph, SGGraph)
+    assert isinstance(start_vertex_list, DeviceArray) and start_vertex_list.dtype == input_graph.src.dtype
+    assert isinstance(starting_vertex_label_offsets, DeviceArray) and starting_vertex_label_offsets.dtype == np.int64
+    assert isinstance(h_fan_out, np.ndarray) and h_fan_out.dtype == np.int32
+    assert prior_sources_behavior in ("carryover", "exclude") and deduplicate_sources and return_hops
+    assert compression == "COO" and not renumber and not retain_seeds
+    g, cuts = input_graph, starting_vertex_label_offsets.values
+    if cuts[-1] != len(start_vertex_list):
+        raise ValueError("'starting_vertex_label_offsets' and 'start_vertex_list' must be proportional")
+    rng = np.random.default_rng(random_state)
+    edges: list[int] = []
+    ends, batch = [0], []
+    for label, (a, b) in enumerate(zip(cuts, cuts[1:])):
+        frontier = known = set(start_vertex_list.values[a:b].tolist())
+        for fanout in h_fan_out:
+            drawn: list[int] = []
+            for v in rng.permutation(sorted(frontier)):
+                out = g.edges_of.get(int(v), np.empty(0, np.int64))
+                p = g.weight[out] / g.weight[out].sum() if use_edge_weights_as_biases and len(out) and g.weight[out].any() else None
+                if use_edge_weights_as_biases:
+                    out = out if p is not None else out[:0]
+                possible = len(out) if p is None else int((p > 0).sum())
+                if fanout >= 0 and len(out):
+                    out = rng.choice(out, fanout if with_replacement else min(fanout, possible), with_replacement, p)
+                drawn += out.tolist()
+            edges += drawn
+            batch += [label] * len(drawn)
+            ends.append(len(edges))
+            reached = set(g.dst[drawn].tolist())
+            frontier = reached - known if prior_sources_behavior == "exclude" else reached | frontier
+            known = known | reached
+    at = np.array(edges, np.int64)
+    found = {
+        "majors": g.src[at],
+        "minors": g.dst[at],
+        "weight": None if g.weight is None else g.weight[at],
+        "edge_id": None if g.edge_id is None else g.edge_id[at],
+        "edge_type": None if g.edge_type is None else g.edge_type[at],
+        "batch_id": np.array(batch, np.int32),
+        "label_hop_offsets": np.array(ends, np.int64),
+    }
+    return {k: DeviceArray(v) for k, v in found.items() if v is not None}
+
+
 FAKES: dict[str, Any] = {
     "cudf.DataFrame": DataFrame,
     "cudf.Series.to_numpy": Series.to_numpy,
@@ -218,6 +353,11 @@ FAKES: dict[str, Any] = {
     "cugraph.dask.comms.comms.initialize": initialize,
     "cugraph.dask.comms.comms.destroy": destroy,
     "dask_cuda.LocalCUDACluster": LocalCUDACluster,
+    "pylibcugraph.ResourceHandle": ResourceHandle,
+    "pylibcugraph.GraphProperties": GraphProperties,
+    "pylibcugraph.SGGraph": SGGraph,
+    "pylibcugraph.neighbor_sample": neighbor_sample,
+    "cupy.asarray": asarray,
 }
 """By their real names: functions, classes (whose parameters are those of making one), and methods."""
 
@@ -242,8 +382,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
                 setattr(module(outer), last, made)
         return modules[name]
 
-    for name in ("pylibcugraph", "raft_dask"):
-        module(name)
+    module("raft_dask")
     monkeypatch.setattr(Comms, "initialized", False)
     for name, fake in {**FAKES, "cupy.cuda.runtime.getDeviceCount": count, "cupy.cuda.runtime.CUDARuntimeError": CUDARuntimeError}.items():
         home, _, last = name.rpartition(".")

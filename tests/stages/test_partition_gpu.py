@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from millrace.stages import rapids as machine
 from millrace.stages.partition import rapids as calls
 from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.clustered import Leiden, Louvain
@@ -165,7 +166,7 @@ def test_what_is_missing_is_named(monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_command_refuses_in_one_sentence_before_anything_is_written(tmp_path, method):
-    if all(calls.find_spec(m) for m in calls.NEEDED):
+    if all(machine.find_spec(m) for m in machine.NEEDED):
         pytest.skip("RAPIDS is here")
     partition = ("partition", CUT, "--parts", 2, "--method", method, "--out", tmp_path / "parts")
     run = ("run", "--dataset", CUT, "--system", "sar", "--set", f"partition.method={method}", "--epochs", 1, "--out", tmp_path / "run")

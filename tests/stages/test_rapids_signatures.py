@@ -1,0 +1,64 @@
+"""The stand-ins for RAPIDS take what the real functions take, as read from the wheels of 26.10."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from millrace.tests.contracts.rapids import FAKES
+from millrace.tests.contracts.rapids_signatures import WHERE, plain, read
+
+READ = json.loads((Path(__file__).parents[1] / "contracts" / "rapids_signatures.json").read_text())
+
+
+def taken(fake) -> str:
+    """The parameters of a stand-in, in the words of the file."""
+    parameters = list(inspect.signature(fake).parameters.values())
+    if parameters and parameters[0].name == "self":
+        del parameters[0]
+    bare = inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
+    return plain(str(bare)[1:-1])
+
+
+def test_every_stand_in_was_read_from_a_wheel():
+    assert set(FAKES) == set(READ["signatures"]) == set(WHERE)
+    assert READ["wheels"]["cugraph-cu13"] == READ["wheels"]["pylibcugraph-cu13"] == "26.10.0"
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_a_stand_in_takes_what_the_real_one_takes(name):
+    assert taken(FAKES[name]) == READ["signatures"][name]
+
+
+def test_an_argument_that_is_gone_is_refused():
+    with pytest.raises(TypeError, match="label_to_output_comm_rank"):
+        FAKES["pylibcugraph.neighbor_sample"](1, 2, 3, 4, with_replacement=False, do_expensive_check=False, label_to_output_comm_rank=0)
+
+
+def test_the_reader_drops_types_and_comments():
+    source = """
+class Other:
+    def f(self, a):
+        pass
+
+cdef class Graph(Base):
+    class Inner:
+        def __cinit__(self, x):
+            pass
+
+    def __cinit__(self,
+                  Handle handle,
+                  size_t count, # why, and (why) not
+                  *,
+                  names: dict[str, int] | None = None,
+                  bool_t check,
+                  times=(1, 2)):
+        pass
+
+def f(a: int = -1, **kwargs: Any) -> tuple[int, int]:
+    pass
+"""
+    assert read(source, "Graph.__cinit__") == "(handle, count, *, names=None, check, times=(1, 2))"
+    assert read(source, "f") == "(a=-1, **kwargs)"
+    assert read(source, "Other.f") == "(a)"
