@@ -7,10 +7,11 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from ..stages.rapids import NEEDED, NEEDED_BY_SEVERAL
 from .result import versions
 
 EXTRAS = {
-    "gpu": ("dask_cuda", "cudf", "pylibcugraph", "cugraph", "cupy"),
+    "gpu": (*NEEDED, *NEEDED_BY_SEVERAL),
     "pyg": ("torch_geometric",),
     "ogb": ("ogb",),
     "cloud": ("obstore",),

@@ -3,6 +3,7 @@
 Which modules are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py` checks that.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -45,11 +46,26 @@ def _on_one_gpu(columns: Columns) -> Iterator[Find]:
 
 
 @contextmanager
+def _environment_as_it_was() -> Iterator[None]:
+    """Dask and dask-cuda leave settings for their workers in this process's environment, which ranks would inherit."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
 def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
     from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
     from distributed import Client
 
-    with LocalCUDACluster(n_workers=gpus, dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        _environment_as_it_was(),
+        LocalCUDACluster(n_workers=gpus, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
         # After the cluster: these set up the first GPU for this process, which workers must not find done.
         import cugraph  # pyright: ignore[reportMissingImports]
         import cugraph.dask as on_all  # pyright: ignore[reportMissingImports]
@@ -62,7 +78,9 @@ def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
             slices: Any = client.scatter([{k: v[a:b] for k, v in columns.items()} for a, b in zip(cuts, cuts[1:])])
             empty = _frame({k: v[:0] for k, v in columns.items()})
             graph = cugraph.Graph(directed=False)
-            graph.from_dask_cudf_edgelist(dask_cudf.from_delayed(client.map(_frame, slices), meta=empty, verify_meta=False), **NAMES)
+            graph.from_dask_cudf_edgelist(
+                dask_cudf.from_delayed(client.map(_frame, slices, key="partition-edges"), meta=empty, verify_meta=False), **NAMES
+            )
             yield lambda algorithm, resolution, seed: _on_host(_called(on_all, graph, algorithm, resolution, seed).compute())
         finally:
             comms.destroy()

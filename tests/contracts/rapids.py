@@ -6,6 +6,7 @@ too; `rapids_signatures.json`, read from the wheels, says which those are. What 
 """
 
 import importlib.machinery
+import os
 import sys
 import types
 from typing import Any
@@ -201,6 +202,7 @@ class LocalCUDACluster(LocalCluster):
         pre_import=None,
         **kwargs,
     ):
+        os.environ["RAPIDS_NO_INITIALIZE"] = "True"  # as the real one does
         super().__init__(n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, **kwargs)
 
 

@@ -1,5 +1,6 @@
 """Parts of communities that GPUs find, with RAPIDS stood in for; and how communities are packed."""
 
+import os
 import sys
 
 import numpy as np
@@ -93,12 +94,13 @@ def test_parts_cut_little_and_are_balanced(monkeypatch, method, gpus):
 
 
 def test_one_gpu_and_several_find_the_same_where_the_algorithm_does(monkeypatch):
-    graph, books = sbm(nodes=400, blocks=8), []
+    graph, books, before = sbm(nodes=400, blocks=8), [], dict(os.environ)
     for gpus in (1, 2, 3):
         with monkeypatch.context() as m:
             rapids.install(m, gpus)
             books.append(Louvain().assign(graph, 3, 0).part(np.arange(400)))
             assert not rapids.Comms.initialized
+            assert os.environ == before
     assert np.array_equal(books[0], books[1]) and np.array_equal(books[0], books[2])
 
 
