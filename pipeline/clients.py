@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stages.partition.clients import client_traffic, packed, read_traffic, write_clients
+from ..stages.partition.clustered import Clustered
 from ..stages.partition.given import Given
 from ..stages.partition.sharded import Sharded
 from ..storage.errors import InputError
@@ -18,11 +19,16 @@ def refuse_owners(prepared: Prepared) -> None:
     """Refuse clients or owners that do not fit the graph, before anything is written.
 
     Raises:
-        InputError: more clients than nodes, or owners that are no ranks or clients.
+        InputError: more clients than nodes, owners that are no ranks or clients, or clients that could not be found again.
     """
     graph, clients, cut = prepared.placement.graph, prepared.system.clients, prepared.system.partition.partitioner
     if isinstance(clients, int) and clients > graph.num_nodes:
         raise InputError(f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each')
+    if isinstance(clients, int) and isinstance(cut, Clustered):
+        raise InputError(
+            f"retexo.clients is {clients}, whose owners are found again when the run is resumed, but '{cut.algorithm}' need not find the "
+            'same twice; use partition.method = "metis-work"'
+        )
     if isinstance(cut, Given):
         if clients == "nodes":
             raise InputError('owners are given, but retexo.clients is "nodes", so that each node is its own; leave one of them out')

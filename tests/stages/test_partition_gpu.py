@@ -190,3 +190,22 @@ def test_the_command_cuts_where_there_are_gpus(tmp_path, monkeypatch, method):
     monkeypatch.undo()
     # A finished folder is only read, with or without a GPU.
     assert command(*words)[0] == 0
+
+
+def test_clients_that_could_not_be_found_again_are_refused(tmp_path, monkeypatch):
+    rapids.install(monkeypatch)
+    sets = ("--set", "retexo.clients=5", "--set", "partition.method=louvain")
+    code, _, err = command("run", "--dataset", CUT, "--system", "retexo", *sets, "--epochs", 1, "--out", tmp_path / "run")
+    assert code == 2
+    assert "'louvain' need not find the same twice" in " ".join(err.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_began_where_there_was_a_gpu_is_resumed_without_one(tmp_path, monkeypatch):
+    rapids.install(monkeypatch)
+    words = ("run", "--dataset", CUT, "--system", "sar", "--set", "partition.method=leiden", "--layers", 2, "--out", tmp_path / "run")
+    code, _, err = command(*words, "--epochs", 1)
+    assert code == 0, err
+    monkeypatch.undo()
+    code, _, err = command(*words, "--epochs", 2, "--resume")
+    assert code == 0, err
