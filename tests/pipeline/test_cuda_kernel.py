@@ -16,7 +16,7 @@ SMALL = {
     "epochs": 1,
     "model": {"name": "sage", "hidden": 4, "layers": 2},
     "sampler": {"name": "neighbor", "fanout": [3, 2]},
-    "train": {"batch_size": 16},
+    "train": {"batch_size": 32},
 }
 
 
