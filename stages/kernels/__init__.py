@@ -3,10 +3,14 @@
 from importlib import import_module
 from types import ModuleType
 
+import torch
+
 from ...storage.errors import InputError, MissingExtraError, nearest
 
 AGGREGATION = ("cpu", "reference")
-"""Backends of aggregation."""
+"""Backends of aggregation over tensors in the memory of the host."""
+ON_DEVICE = ("cuda",)
+"""Those over tensors in a device's memory."""
 SAMPLING = ("cpu", "reference", "cuda")
 """Backends of sampling."""
 
@@ -16,10 +20,19 @@ def aggregation(name: str = "cpu") -> ModuleType:
 
     Raises:
         InputError: no such backend.
+        MissingExtraError: it needs Triton, which is not installed.
     """
-    if name not in AGGREGATION:
-        raise InputError(f"no aggregation backend '{name}'; expected one of {', '.join(AGGREGATION)}{nearest(name, AGGREGATION)}")
+    known = (*AGGREGATION, *ON_DEVICE)
+    if name not in known:
+        raise InputError(f"no aggregation backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
+    if name in ON_DEVICE:
+        _refuse_without_triton("aggregation on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
     return import_module(f".aggregate_{name}", __name__)
+
+
+def aggregation_on(device: torch.device) -> ModuleType:
+    """The backend for tensors on `device`."""
+    return aggregation("cuda" if device.type == "cuda" else "cpu")
 
 
 def sampling(name: str = "cpu") -> ModuleType:
@@ -32,11 +45,15 @@ def sampling(name: str = "cpu") -> ModuleType:
     if name not in SAMPLING:
         raise InputError(f"no sampling backend '{name}'; expected one of {', '.join(SAMPLING)}{nearest(name, SAMPLING)}")
     if name == "cuda":
-        try:
-            import_module("triton")
-        except ImportError:
-            raise MissingExtraError('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out') from None
+        _refuse_without_triton('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out')
     module = import_module(f".{name}", __name__)
     if name == "cuda":
         module.device()
     return module
+
+
+def _refuse_without_triton(text: str) -> None:
+    try:
+        import_module("triton")
+    except ImportError:
+        raise MissingExtraError(text) from None

@@ -17,7 +17,8 @@ from .ahead import prefetch_rows
 from .attention_cpu import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
 from .attention_shared_cpu import attend_shared, attend_shared_backward
 from .cut import row_parts
-from .lists import InLists, IntArray, at, factor, of_row, rows_array
+from .lists import InLists, IntArray
+from .lists_cpu import at, factor, of_row, rows_array
 from .shards_cpu import add_rows, maximum_into, spmm_into, take_rows
 from .softmax_cpu import dots
 from .threads import parallel

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..arena import empty
 from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
-from .lists import InLists, IntArray, at
+from .lists import InLists, IntArray
+from .lists_cpu import at
 from .rules import AttentionRule, EdgeNumbers
 from .softmax_cpu import CHUNK_ROWS, JIT, constants, dots, keep, leaky, num_chunks, number, numbering
 from .threads import parallel

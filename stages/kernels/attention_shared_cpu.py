@@ -19,7 +19,8 @@ from ..arena import empty
 from ..rows import base_and_ids
 from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
-from .lists import InLists, at
+from .lists import InLists
+from .lists_cpu import at
 from .rules import AttentionRule, EdgeNumbers
 from .softmax_cpu import CHUNK_ROWS, JIT, chunk_parts, constants, dots, keep, leaky, num_chunks, number, numbering
 from .threads import parallel

@@ -16,7 +16,8 @@ from ..rows import base_and_ids
 from .ahead import AHEAD
 from .cut import even_parts
 from .intrinsics import prefetch
-from .lists import IntArray, at
+from .lists import IntArray
+from .lists_cpu import at
 from .threads import parallel
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}

@@ -16,7 +16,8 @@ from ..arena import empty
 from ..rows import base_and_ids
 from .ahead import prefetch_rows
 from .cut import even_parts, row_parts
-from .lists import InLists, IntArray, at, factor, of_row, rows_array
+from .lists import InLists, IntArray
+from .lists_cpu import at, factor, of_row, rows_array
 from .threads import parallel
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}

@@ -12,7 +12,7 @@ from ..arena import empty
 from ..random import GOLDEN as _GOLDEN
 from ..random import NODE as _NODE
 from .cut import even_parts, part_count
-from .lists import at
+from .lists_cpu import at
 from .rules import AttentionRule, EdgeNumbers
 from .threads import parallel
 
