@@ -20,121 +20,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .attention_cuda import (
+    add_outer,
+    attend,
+    attend_backward,
+    attend_from,
+    attend_into,
+    attend_shared,
+    attend_shared_backward,
+    dots,
+    weighted_sum,
+)
 from .lists import InLists, IntArray
 from .lists_cuda import DeviceLists, on_device
+from .sums_cuda import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile
 
-UNROLL = 4
-"""Edges of each row whose reads are under way together."""
-TILE = 512
-"""Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
-# What a row of the result gets beside its neighbours: see `aggregate_cpu`.
-_NOTHING, _ADDED, _BESIDE, _FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-
-
-def tile(width: int, most: int = 256) -> tuple[int, int]:
-    """Rows and columns of a program's tile, powers of two."""
-    columns = min(triton.next_power_of_2(width), most)
-    return max(TILE // columns, 1), columns
-
-
-@triton.jit
-def row_of(rows, i, inside):
-    """The row of the result that list i belongs to: ``rows[i]``, or i; int64."""
-    v = i.to(tl.int64)
-    if rows is not None:
-        v = tl.load(rows + i, inside, 0).to(tl.int64)
-    return v
-
-
-@triton.jit
-def _sum_rows(
-    begin, end, rows, indices, coef, x, scale, own, out, n, F, x_stride, out_stride, own_rows,
-    LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr, UNROLL: tl.constexpr,
-    BR: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0) * BR + tl.arange(0, BR)
-    k = tl.program_id(1) * BF + tl.arange(0, BF)
-    inside, columns = i < n, k < F
-    both = inside[:, None] & columns[None, :]
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
-    v = row_of(rows, i, inside)
-    total = tl.zeros([BR, BF], x.dtype.element_ty)
-    if scale is not None:
-        s = tl.load(scale + v, inside, 0)
-    for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-        for t in tl.static_range(UNROLL):
-            q = start + j + t
-            here = q < stop
-            u = tl.load(indices + q, here, 0).to(tl.int64)
-            a = tl.load(x + u[:, None] * x_stride + k[None, :], here[:, None] & columns[None, :], 0)
-            # Where there is no edge, `a` is 0 and its factor may be anything finite.
-            if coef is not None:
-                a *= tl.load(coef + q, here, 0).to(total.dtype)[:, None]
-            if scale is not None:
-                a = tl.where(here[:, None], a * s[:, None], 0)
-            total += a
-    at = v if TO_ROWS else i.to(tl.int64)
-    place = out + at[:, None] * out_stride + k[None, :]
-    if ADD:
-        total += tl.load(place, both, 0)
-    mine = both & (i < own_rows)[:, None]
-    if KIND == _ADDED:
-        factor = tl.load(own + i, i < own_rows, 0)[:, None]
-        total += tl.where(mine, factor * tl.load(x + i.to(tl.int64)[:, None] * x_stride + k[None, :], mine, 0), 0)
-    if KIND == _BESIDE:
-        tl.store(place + F, tl.load(x + i.to(tl.int64)[:, None] * x_stride + k[None, :], mine, 0), mine)
-    if KIND == _FROM_BESIDE:
-        total += tl.load(x + i.to(tl.int64)[:, None] * x_stride + F + k[None, :], mine, 0)
-    tl.store(place, total, both)
-
-
-def add_lists(
-    lists: DeviceLists,
-    rows: Tensor | None,
-    x: Tensor,
-    out: Tensor,
-    width: int,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-    add: bool = False,
-    kind: tl.constexpr = _NOTHING,
-    own: Tensor | None = None,
-    own_rows: int = 0,
-) -> None:
-    """``out[rows[i], :width] (+)= row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e], :width]``.
-
-    Args:
-        lists: n lists over S rows.
-        rows: [n], distinct; list i belongs to row i when absent.
-        x: [S, >= width], with contiguous rows.
-        out: [N, >= width], with contiguous rows, of x's dtype.
-        width: columns.
-        coef: [e].
-        row_scale: [N] of x's dtype.
-        add: whether to add to what `out` holds, or to write over it.
-        kind: what the first `own_rows` rows get besides.
-        own: [own_rows] of x's dtype, where `kind` needs it.
-        own_rows: see `kind`.
-    """
-    rows_per, columns = tile(width)
-
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        n = len(begin)
-        if n and width:
-            grid = triton.cdiv(n, rows_per), triton.cdiv(width, columns)
-            launched: Any = _sum_rows[grid]
-            launched(
-                begin, end, rows, lists.indices, coef, x, row_scale, own, result, n, width, x.stride(0), result.stride(0),
-                own_rows if whole else 0, LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole, KIND=kind if whole else _NOTHING,
-                UNROLL=UNROLL, BR=rows_per, BF=columns,
-            )  # fmt: skip
-
-    launch(lists.begin, lists.end, rows, out, True)
-    if (rest := lists.rest) is not None:
-        partial = out.new_empty(len(rest.of), width)
-        launch(rest.begin, rest.end, rest.of if rows is None else rows[rest.of], partial, False)
-        add_lists(rest.pieces, rest.long if rows is None else rows[rest.long], partial, out, width, add=True)
+__all__ = [
+    "add_outer",
+    "add_rows",
+    "attend",
+    "attend_backward",
+    "attend_from",
+    "attend_into",
+    "attend_shared",
+    "attend_shared_backward",
+    "dots",
+    "maximum",
+    "maximum_backward",
+    "maximum_from",
+    "maximum_into",
+    "spmm",
+    "spmm_backward",
+    "spmm_beside",
+    "spmm_beside_backward",
+    "spmm_from",
+    "spmm_into",
+    "take_rows",
+    "weighted_sum",
+]
 
 
 def _towards_sources(
@@ -158,7 +81,7 @@ def _on(array: IntArray | None, like: Tensor) -> Tensor | None:
 def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
     """See `aggregate_cpu.spmm`."""
     out = x.new_empty(lists.num_dst, x.shape[1])
-    kind = _NOTHING if own is None else _ADDED
+    kind = NOTHING if own is None else ADDED
     add_lists(lists.on(x.device), None, x, out, x.shape[1], coef, row_scale, kind=kind, own=own, own_rows=lists.num_dst)
     return out
 
@@ -169,7 +92,7 @@ def spmm_backward(
     """See `aggregate_cpu.spmm_backward`."""
     out = grad.new_empty(lists.num_src, grad.shape[1])
     back, weight = _towards_sources(lists.on(grad.device), None, coef, row_scale, grad.dtype)
-    kind = _NOTHING if own is None else _ADDED
+    kind = NOTHING if own is None else ADDED
     add_lists(back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst)
     return out
 
@@ -177,7 +100,7 @@ def spmm_backward(
 def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
     """See `aggregate_cpu.spmm_beside`."""
     out = x.new_empty(lists.num_dst, 2 * x.shape[1])
-    add_lists(lists.on(x.device), None, x, out, x.shape[1], coef, row_scale, kind=_BESIDE, own_rows=lists.num_dst)
+    add_lists(lists.on(x.device), None, x, out, x.shape[1], coef, row_scale, kind=BESIDE, own_rows=lists.num_dst)
     return out
 
 
@@ -186,7 +109,7 @@ def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = Non
     width = grad.shape[1] // 2
     out = grad.new_empty(lists.num_src, width)
     back, weight = _towards_sources(lists.on(grad.device), None, coef, row_scale, grad.dtype)
-    add_lists(back, None, grad, out, width, weight, kind=_FROM_BESIDE, own_rows=lists.num_dst)
+    add_lists(back, None, grad, out, width, weight, kind=FROM_BESIDE, own_rows=lists.num_dst)
     return out
 
 
@@ -212,7 +135,7 @@ def spmm_from(
 _PLACE, _GIVEN, _GIVEN_BY_COLUMN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _max_rows(
     begin, end, rows, indices, position, x, out, arg, n, F,
     LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, INTO: tl.constexpr, POSITION: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
@@ -284,7 +207,7 @@ def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x
     _maxima(lists.on(x.device), _on(rows, x), _on(edge, x), x, out, arg, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _max_backward_rows(
     begin, end, dst, edge, position, arg, grad, out, n, F,
     LIMIT: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
@@ -296,7 +219,7 @@ def _max_backward_rows(
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     total = tl.zeros([BR, BF], grad.dtype.element_ty)
     for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
-        for t in tl.static_range(UNROLL):
+        for t in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
             q = start + j + t
             here = q < stop
             seen = here[:, None] & columns[None, :]

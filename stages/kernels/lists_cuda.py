@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...storage.graph import index_dtype
 from .lists import InLists
-from .rules import EdgeNumbers
 
 CHUNK = 256
 """Edges of one list that one program walks."""
@@ -115,11 +114,3 @@ class DeviceLists:
         narrow = torch.from_numpy(np.empty(0, index_dtype(max(len(edge), self.num_dst)))).dtype
         lists = DeviceLists(indptr, dst[edge].to(narrow), self.num_dst, int(kept.max()) if len(kept) else 0, self.limit)
         return lists, edge.to(narrow)
-
-
-def names_of(numbers: EdgeNumbers | None, device: torch.device) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """`first`, `own` and `edge` of the numbers, on `device`: see `EdgeNumbers`."""
-    if numbers is None:
-        return None, None, None
-    edge = None if numbers.edge is None else on_device(numbers.edge, device)
-    return on_device(numbers.first, device), on_device(numbers.own, device), edge

@@ -1,9 +1,12 @@
 """What an aggregation kernel is told beside the arrays."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from .lists import IntArray
 
@@ -45,3 +48,16 @@ class EdgeNumbers:
     """int64 [N]."""
     edge: IntArray | None = None
     """int32 or int64 [e], each edge's position among all edges of these rows; its position in the lists when absent."""
+
+    @cached_property
+    def _there(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
+        return {}
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`first`, `own` and `edge` in the memory of `device`: they travel once."""
+        from .lists_cuda import on_device
+
+        if device not in self._there:
+            edge = None if self.edge is None else on_device(self.edge, device)
+            self._there[device] = on_device(self.first, device), on_device(self.own, device), edge
+        return self._there[device]
