@@ -12,7 +12,7 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
-from ..kernels import aggregation
+from ..kernels import aggregation_on
 from ..kernels.lists import InLists
 from ..kernels.rules import EdgeNumbers
 from .base import Message, Reduce
@@ -23,7 +23,8 @@ from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBesi
 class BlockNeighbourhood:
     """Aggregation over the edges of one block. See `Neighbourhood` for what each call computes.
 
-    Everything stays on the CPU, in float32 or float64; the block's arrays are shared, not copied, where their layout allows.
+    Results lie where the rows do, on the CPU or on a CUDA device, in float32 or float64. On the CPU the block's arrays are shared, not
+    copied, where their layout allows; to a device they travel once.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class BlockNeighbourhood:
             block: one layer's edges.
             degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights); or what
                 gives it, called when a layer first asks.
-            kernels: the aggregation backend, by default ``aggregation("cpu")``.
+            kernels: the aggregation backend; by default what fits the device of the rows.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: what attention dropout keys edges by; by default their places in the block.
 
@@ -50,7 +51,7 @@ class BlockNeighbourhood:
             raise InputError(f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for each")
         self.block = block
         self._degree = degree
-        self._kernels = kernels or aggregation("cpu")
+        self._given = kernels
         self.names = names
         self._numbers = numbers
 
@@ -81,6 +82,9 @@ class BlockNeighbourhood:
         """Edges present."""
         return self.block.num_edges
 
+    def _kernels(self, x: Tensor) -> ModuleType:
+        return self._given or aggregation_on(x.device)
+
     @cached_property
     def lists(self) -> InLists:
         """The block's edges as the kernels read them."""
@@ -109,6 +113,13 @@ class BlockNeighbourhood:
         total = torch.from_numpy(np.bincount(self.lists.rows, self.weight.numpy().astype(np.float64), minlength=self.num_dst))
         return torch.where(total > 0, 1 / total, 0.0).to(dtype)
 
+    def _scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
+        scale = self._row_scale(reduce, like.dtype)
+        return None if scale is None else scale.to(like.device)
+
+    def _weight(self, like: Tensor) -> Tensor | None:
+        return None if self.weight is None else self.weight.to(like.device)
+
     def coefficients(self, dtype: torch.dtype) -> Tensor:
         """What each edge counts in `sum`, [e]."""
         scale = self._row_scale("sum", dtype)
@@ -117,12 +128,12 @@ class BlockNeighbourhood:
 
     def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         if reduce == "max":
-            return Maximum.apply(x, self._kernels, lists)  # pyright: ignore[reportReturnType]
-        coef = self.weight
+            return Maximum.apply(x, self._kernels(x), lists)  # pyright: ignore[reportReturnType]
+        coef = self._weight(x)
         if factor is not None:
-            of_edge = factor.detach().to(x.dtype)[torch.from_numpy(lists.indices)]
+            of_edge = factor.detach().to(x.device, x.dtype)[torch.from_numpy(lists.indices).to(x.device)]
             coef = of_edge if coef is None else of_edge.mul_(coef)
-        return Spmm.apply(x, own, self._kernels, lists, coef, self._row_scale(reduce, x.dtype))  # pyright: ignore[reportReturnType]
+        return Spmm.apply(x, own, self._kernels(x), lists, coef, self._scale(reduce, x))  # pyright: ignore[reportReturnType]
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device, as do the
@@ -130,7 +141,7 @@ class BlockNeighbourhood:
         x = as_matrix(h, self.num_src, "h")
         check_scale(factor, self.num_src, "factor")
         check_scale(own, self.num_dst, "own")
-        own = None if own is None else own.to(x.dtype).contiguous()
+        own = None if own is None else own.to(x.device, x.dtype).contiguous()
         return self._reduce(self.lists, x, "sum", factor, own).reshape(self.num_dst, *h.shape[1:])
 
     def mean(self, h: Tensor) -> Tensor:
@@ -140,7 +151,7 @@ class BlockNeighbourhood:
     def mean_beside(self, h: Tensor) -> Tensor:
         """[num_src, D] -> [num_dst, 2D]."""
         x = as_matrix(h, self.num_src, "h")
-        return SpmmBeside.apply(x, self._kernels, self.lists, self.weight, self._row_scale("mean", x.dtype))  # pyright: ignore[reportReturnType]
+        return SpmmBeside.apply(x, self._kernels(x), self.lists, self._weight(x), self._scale("mean", x))  # pyright: ignore[reportReturnType]
 
     def max(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
@@ -155,7 +166,7 @@ class BlockNeighbourhood:
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
         rule = attention_rule(slope, dropout)
-        out = Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._kernels, self.lists, rule, self._numbers)
+        out = Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._kernels(z), self.lists, rule, self._numbers)
         return out  # pyright: ignore[reportReturnType]
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
@@ -164,7 +175,7 @@ class BlockNeighbourhood:
         alike(z=z, a_src=a_src, a_dst=a_dst)
         check_both(z, a_src, a_dst, self.num_src)
         rule = attention_rule(slope, dropout)
-        out = AttendBoth.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels, self.lists, rule, self._numbers)
+        out = AttendBoth.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(z), self.lists, rule, self._numbers)
         return out  # pyright: ignore[reportReturnType]
 
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
@@ -173,7 +184,7 @@ class BlockNeighbourhood:
         alike(h=h, a_src=a_src, a_dst=a_dst)
         check_shared(h, a_src, a_dst, self.num_src)
         rule = attention_rule(slope, dropout)
-        out = AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels, self.lists, rule, self._numbers)
+        out = AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(h), self.lists, rule, self._numbers)
         return out  # pyright: ignore[reportReturnType]
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
@@ -183,9 +194,9 @@ class BlockNeighbourhood:
         """
         check_reduce(reduce)
         as_matrix(h, self.num_src, "h")
-        src = torch.from_numpy(self.lists.indices)
-        weight = None if self.weight is None else self.weight.to(h.dtype)
-        messages = message(h[src], h[torch.from_numpy(self.lists.rows)], weight, *params)
+        src, dst = (torch.from_numpy(rows).to(h.device) for rows in (self.lists.indices, self.lists.rows))
+        weight = None if self.weight is None else self.weight.to(h.device, h.dtype)
+        messages = message(h[src], h[dst], weight, *params)
         x = as_matrix(messages, self.block.num_edges, "the message's result")
         return self._reduce(self._edge_lists, x, reduce).reshape(self.num_dst, *messages.shape[1:])
 

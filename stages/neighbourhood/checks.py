@@ -10,13 +10,13 @@ from ..rows import NamedRows
 
 def full_precision(x: Tensor) -> Tensor:
     """Under autocast a product of the user's comes in bfloat16; aggregations are in float32."""
-    return x.float() if x.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu") else x
+    return x.float() if x.dtype == torch.bfloat16 and torch.is_autocast_enabled(x.device.type) else x
 
 
 def check_dtype(x: Tensor, name: str) -> None:
-    """Raise InputError unless x is float32 or float64 on the CPU."""
-    if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
-        raise InputError(f"{name} is {x.dtype} on {x.device}; expected float32 or float64 on the cpu")
+    """Raise InputError unless x is float32 or float64, on the CPU or a CUDA device."""
+    if x.dtype not in (torch.float32, torch.float64) or x.device.type not in ("cpu", "cuda"):
+        raise InputError(f"{name} is {x.dtype} on {x.device}; expected float32 or float64 on the cpu or a cuda device")
 
 
 def as_matrix(h: Tensor, rows: int, name: str) -> Tensor:
@@ -39,12 +39,14 @@ def check_scale(values: Tensor | None, rows: int, name: str) -> None:
 
 
 def alike(**given: Tensor) -> None:
-    """Refuse tensors of different types."""
+    """Refuse tensors of different types, or on different devices."""
     first = next(iter(given))
     for name, x in given.items():
         check_dtype(x, name)
         if x.dtype != given[first].dtype:
             raise InputError(f"{name} is {x.dtype} and {first} is {given[first].dtype}; expected one dtype")
+        if x.device != given[first].device:
+            raise InputError(f"{name} is on {x.device} and {first} on {given[first].device}; expected one device")
 
 
 def check_attention(z: Tensor, a_src: Tensor, logit_dst: Tensor, num_src: int, num_dst: int) -> None:

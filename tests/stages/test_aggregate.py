@@ -17,18 +17,13 @@ from millrace.stages.kernels.softmax_cpu import CHUNK_ROWS, chunk_parts, num_chu
 from millrace.stages.kernels.threads import set_num_threads
 from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
 from millrace.stages.rows import NamedRows, base_and_ids
+from millrace.tests.contracts.aggregate_kernels import random_lists, results
 
 
 @pytest.fixture(autouse=True)
 def _restore() -> Iterator[None]:
     yield
     set_num_threads(None)
-
-
-def random_lists(n: int, S: int, e: int, seed: int, index: type = np.int32) -> InLists:
-    rng = np.random.default_rng(seed)
-    kept = np.bincount(rng.integers(0, max(n, 1), e if n else 0), minlength=n)
-    return InLists.of(np.cumsum([0, *kept]), rng.integers(0, S, int(kept.sum())).astype(index), S)
 
 
 lists_of = st.builds(
@@ -39,35 +34,6 @@ lists_of = st.builds(
     st.integers(0, 10**6),
     st.sampled_from([np.int32, np.int64]),
 )
-
-
-def results(kernels: Any, lists: InLists, width: int, dtype: torch.dtype, dropout: float, seed: int = 0) -> list[Tensor]:
-    """Every function of a backend on the same random inputs."""
-    g = torch.Generator().manual_seed(seed)
-
-    def rand(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
-
-    n, S, heads = lists.num_dst, lists.num_src, 3
-    x, grad, scale, own, coef = rand(S, width), rand(n, width), rand(n), rand(n), rand(lists.num_edges).float()
-    found = []
-    for c in (None, coef):
-        for r in (None, scale):
-            found += [kernels.spmm(lists, x, c, r), kernels.spmm_backward(lists, grad, c, r)]
-            found += [kernels.spmm_beside(lists, x, c, r), kernels.spmm_beside_backward(lists, torch.cat([grad, grad + 1], 1), c, r)]
-    found += [kernels.spmm(lists, x, coef, scale, own), kernels.spmm_backward(lists, grad, coef, scale, own)]
-    largest, arg = kernels.maximum(lists, x)
-    found += [largest, arg, kernels.maximum_backward(lists, arg, grad)]
-    z, a, logit, upstream = rand(S, heads, width), rand(heads, width), rand(n, heads), rand(n, heads, width)
-    rule = AttentionRule(0.2, dropout, 12345 + seed)
-    out, log_sum = kernels.attend(lists, z, a, logit, rule)
-    found += [out, log_sum, *kernels.attend_backward(lists, z, a, logit, rule, out, log_sum, upstream)]
-    b = rand(heads, width)
-    made = kernels.attend_shared(lists, x, a, b, rule)
-    found += [*made, *kernels.attend_shared_backward(lists, x, a, b, rule, *made, upstream, True)]
-    dx, *constant = kernels.attend_shared_backward(lists, x, a, b, rule, *made, upstream, False)
-    assert dx is None
-    return found + constant
 
 
 @given(lists=lists_of, width=st.sampled_from([1, 7, 16, 33]), dropout=st.sampled_from([0.0, 0.3]))

@@ -101,7 +101,7 @@ widths = st.sampled_from([1, 4, 9])
 
 
 def at(x: Tensor, ids: IntArray) -> Tensor:
-    return x[torch.from_numpy(ids).long()].contiguous()
+    return x[torch.from_numpy(ids).long().to(x.device)].contiguous()
 
 
 def sums(k: Any, case: Case, x: Tensor, grad: Tensor, coef: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -143,18 +143,18 @@ def test_sums_are_those_of_the_dense_matrix(name: str, case: Case, width: int, w
 
 def maxima(k: Any, case: Case, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Maxima, the edges of the graph that attain them, and the gradient."""
-    result, winner, dx = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64), torch.zeros_like(x)
+    result, winner, dx = torch.empty_like(x), torch.empty_like(x, dtype=torch.int64), torch.zeros_like(x)
     for rank in case.ranks:
         shape = len(rank.nodes), x.shape[1]
         # What lies there before the first edge does not matter.
-        out, arg = x.new_full(shape, 1e9), torch.full(shape, -1)
+        out, arg = x.new_full(shape, 1e9), torch.full(shape, -1, device=x.device)
         for shard in rank.shards:
             k.maximum_into(shard.lists, shard.rows, shard.edge, at(x, shard.src), out, arg)
         for shard in rank.shards:
             dx[torch.from_numpy(shard.src).long()] += k.maximum_from(shard.lists, shard.rows, shard.edge, arg, at(grad, rank.nodes))
         here = torch.from_numpy(rank.nodes).long()
         result[here] = out.masked_fill_(arg < 0, 0)
-        winner[here] = torch.where(arg < 0, arg, arg + torch.from_numpy(rank.first)[:, None])
+        winner[here] = torch.where(arg < 0, arg, arg + torch.from_numpy(rank.first).to(x.device)[:, None])
     return result, winner, dx
 
 
