@@ -27,9 +27,10 @@ from millrace.storage.errors import InputError  # noqa: E402
 from millrace.storage.graph import Graph  # noqa: E402
 from millrace.tests.contracts.aggregate_kernels import random_lists, results  # noqa: E402
 from millrace.tests.contracts.aggregations import CALLS  # noqa: E402
-from millrace.tests.stages.test_shards import HEADS, RICH, attention, maxima, sums  # noqa: E402
+from millrace.tests.stages.test_shards import HEADS, attention, make_case, maxima, sums  # noqa: E402
 
 CUDA: Any = aggregation("cuda")
+CASE = make_case(7, 26, 2, 1)
 # Empty lists have a sum of 0, whose logarithm NumPy remarks upon; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
 
@@ -72,18 +73,18 @@ def test_float32_is_as_good_as_float32() -> None:
 
 
 def test_shards_add_up_to_the_whole_graph() -> None:
-    width, V, e = 3, RICH.lists.num_src, RICH.lists.num_edges
-    x, grad, coef, scale = (RICH.rand(*s, salt=i) for i, s in enumerate(((V, width), (V, width), (e,), (V,))))
-    whole = RICH.rand(V, width, salt=5).round()
+    width, V, e = 3, CASE.lists.num_src, CASE.lists.num_edges
+    x, grad, coef, scale = (CASE.rand(*s, salt=i) for i, s in enumerate(((V, width), (V, width), (e,), (V,))))
+    whole = CASE.rand(V, width, salt=5).round()
     z, a, logit, upstream = (
-        RICH.rand(*s, salt=i) for i, s in enumerate(((V, HEADS, width), (HEADS, width), (V, HEADS), (V, HEADS, width)))
+        CASE.rand(*s, salt=i) for i, s in enumerate(((V, HEADS, width), (HEADS, width), (V, HEADS), (V, HEADS, width)))
     )
 
     def found(k: Any, device: str) -> list[Tensor]:
         there = [t.to(device) for t in (x, grad, coef.float(), scale)]
-        made = [*sums(k, RICH, *there), *maxima(k, RICH, whole.to(device), there[1])]
+        made = [*sums(k, CASE, *there), *maxima(k, CASE, whole.to(device), there[1])]
         inputs = [t.to(device) for t in (z, a, logit)]
-        return [*made, *attention(k, RICH, *inputs, AttentionRule(0.2, 0.4, 2**64 - 3), upstream.to(device))[0]]
+        return [*made, *attention(k, CASE, *inputs, AttentionRule(0.2, 0.4, 2**64 - 3), upstream.to(device))[0]]
 
     for got, want in zip(found(CUDA, DEVICE), found(aggregate_reference, "cpu"), strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
