@@ -10,7 +10,7 @@ venv: $(STAMP)
 # The stamp is written last, so an interrupted installation is taken up again. torch first and alone: it is what the rest must fit.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "This is Python %d.%d; Millrace needs 3.11 to 3.13. Name one: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" % v)'
-	@echo "Installing into .venv (about 1.6 GB with the CPU build of torch; a few minutes)"
+	@echo "Installing into .venv (about 3.5 GB with the CPU build of torch; a few minutes)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --upgrade "pip>=25.1" "setuptools>=77"
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check torch==2.13.0
