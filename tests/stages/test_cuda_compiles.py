@@ -1,10 +1,12 @@
-"""Triton's compiler takes every sampling kernel down to a GPU's machine code: the interpreter is laxer than it is about types."""
+"""Triton's compiler takes every kernel down to a GPU's machine code: the interpreter is laxer than it is about types."""
 
 import os
 import subprocess
 import sys
 
-CODE = """
+import pytest
+
+SAMPLING = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -51,7 +53,57 @@ print(len(KERNELS))
 """
 
 
-def test_every_kernel_compiles(tmp_path):
+AGGREGATION = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from millrace.stages.kernels import aggregate_cuda, attention_cuda, sums_cuda
+
+REAL = {"x", "y", "z", "out", "own", "scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src", "logit_src", "logit_dst", "log_sum"}
+NARROW = {"indices", "dst", "edge", "arg", "position"}
+LISTS = {"begin", "end", "rows", "first", "own_names"}
+EDGES = {"LIMIT": 256, "UNROLL": 4, "BR": 4, "BD": 128, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0}
+WHOLE = EDGES | {"first": None, "own_names": None, "edge": None, "rows": None, "TO_ROWS": True, "OWN": True}
+SHARD = EDGES | {"TO_ROWS": True, "OWN": False}
+KERNELS = [
+    *((sums_cuda._sum_rows, {"rows": None, "LIMIT": 256, "TO_ROWS": True, "ADD": False, "KIND": k, "UNROLL": 4, "BR": 4, "BF": 128}) for k in range(4)),
+    (aggregate_cuda._max_rows, {"position": None, "LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 0, "BR": 4, "BF": 128}),
+    (aggregate_cuda._max_rows, {"LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 2, "BR": 4, "BF": 128}),
+    (aggregate_cuda._max_backward_rows, {"position": None, "LIMIT": 256, "UNROLL": 4, "BR": 4, "BF": 128}),
+    (attention_cuda._dot_rows, {"BR": 4, "BD": 128}),
+    (attention_cuda._log_sums, {"rows": None, "LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "INTO": False, "OWN": True, "BR": 8, "BH": 4}),
+    (attention_cuda._log_sums, {"logit_dst": None, "LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "INTO": True, "OWN": False, "BR": 8, "BH": 4}),
+    (attention_cuda._attend_rows, WHOLE | {"before": None}),
+    (attention_cuda._attend_rows, SHARD),
+    (attention_cuda._backward_dst, WHOLE),
+    (attention_cuda._backward_dst, SHARD),
+    (attention_cuda._backward_src, WHOLE | {"SHARED": True}),
+    (attention_cuda._backward_src, SHARD | {"SHARED": False}),
+]
+launched = {kernel for kernel, _ in KERNELS}
+for module in (aggregate_cuda, attention_cuda, sums_cuda):
+    for name, kernel in vars(module).items():
+        if isinstance(kernel, triton.JITFunction) and kernel.fn.__module__ == module.__name__ and name.endswith(("_rows", "_sums", "_dst", "_src")):
+            assert kernel in launched, name
+for kernel, options in KERNELS:
+    given = {name: value for name, value in options.items() if name in kernel.arg_names}
+
+    def kind(name):
+        if name in given:
+            return "constexpr"
+        if name in REAL:
+            return "*fp32"
+        return "u64" if name == "key" else "*fp32" if name == "coef" else "*i32" if name in NARROW else "*i64" if name in LISTS else "i32"
+
+    places = {(kernel.arg_names.index(name),): value for name, value in given.items()}
+    source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+print(len(KERNELS))
+"""
+
+
+@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 14, id="sampling"), pytest.param(AGGREGATION, 16, id="aggregation")])
+def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert done.stdout == "14\n", done.stderr
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.stdout == f"{kernels}\n", done.stderr
