@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .compact_cuda import compacted
 from .draw_cuda import BLOCK, Drawn, Rows, cumulated, degrees, ranked, total
 from .graph_cuda import DeviceGraph, Tables, Workspace
 from .number_cuda import Counts, Group
@@ -44,25 +45,6 @@ def _look(
     tl.store(flags + e, kept, mask=some)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])
-def _compact(
-    indptr, sources, nodes, owner, ends, flags, place, found, edges, positions, num_rows, num_edges, stride, steps, BLOCK: tl.constexpr
-):
-    """Write the flagged edges where `place` says, and mark their sources."""
-    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = e < num_edges
-    e = tl.where(some, e, 0)
-    f = row_of(ends, num_rows, e, steps)
-    kept = some & (tl.load(flags + e, mask=some, other=0) != 0)
-    v = tl.load(nodes + f, mask=kept, other=0).to(tl.int64)
-    at = tl.load(indptr + v, mask=kept, other=0) + e - tl.load(ends + f, mask=kept, other=0)
-    u = tl.load(sources + at, mask=kept, other=0)
-    out = tl.load(place + e, mask=kept, other=0)
-    tl.store(edges + out, u, mask=kept)
-    tl.store(positions + out, at, mask=kept)
-    tl.store(found + tl.load(owner + f, mask=kept, other=0).to(tl.int64) * stride + u.to(tl.int64), 1, mask=kept)
-
-
 def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, poisson: bool) -> Drawn:
     n, degree = len(rows.nodes), degrees(graph, rows)
     ends = cumulated(degree)
@@ -80,15 +62,7 @@ def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, 
         rank = torch.arange(count, device=graph.device) - ends[row]
         # `order` lists row after row, so element i of it is in the row of edge i.
         flags.scatter_(0, order, (rank < s).to(torch.uint8))
-    place = cumulated(flags)
-    kept = place[ends]
-    room = total(kept)
-    edges, positions = graph.indices.new_empty(room), torch.empty(room, dtype=torch.int64, device=graph.device)
-    if room:
-        launch(_compact, programs(count, BLOCK))(
-            *lists, ends, flags, place, tables.found, edges, positions, n, count, tables.stride, steps, BLOCK=BLOCK
-        )
-    return Drawn(kept, edges, positions)
+    return compacted(graph, rows, ends, flags, tables)
 
 
 def labor(

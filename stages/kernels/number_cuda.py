@@ -106,27 +106,43 @@ def start(flat: Tensor, counts: Counts, tables: Tables) -> Group:
     return Group(Rows(flat, owner), counts)
 
 
-def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[Hop, Group]:
-    """Number the nodes that a hop has found, in ascending order, from `known` on in each minibatch.
+def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> tuple[Group, Counts]:
+    """Number the nodes that are marked but have no number, in ascending order, from `known` on in each minibatch.
+
+    Args:
+        known: nodes that each minibatch has.
+        tables: of the bulk.
+        dtype: of ids.
+        beside: int64, what else the host wants to hear in the one wait.
 
     Returns:
-        The hop and its new nodes.
+        The new nodes, and `beside` on the host.
     """
     k, device = len(known), tables.local.device
     counts = torch.empty(k * tables.programs, dtype=torch.int64, device=device)
     launch(_count, len(counts))(tables.found, tables.local, counts, BLOCK=SCAN)
     offsets = cumulated(counts)
-    ends = drawn.ends[moved(before(group.counts), device)]
-    # The one wait of a hop: the next one's memory is as large as what was found.
-    told = torch.cat([ends, offsets[:: tables.programs]]).cpu().numpy()
-    edges, new = np.diff(told[: k + 1]), np.diff(told[k + 1 :])
-    nodes = torch.empty(int(new.sum()), dtype=drawn.sources.dtype, device=device)
+    # The host must wait: the next hop's memory is as large as what was found.
+    told = torch.cat([beside, offsets[:: tables.programs]]).cpu().numpy()
+    new = np.diff(told[len(beside) :])
+    nodes = torch.empty(int(new.sum()), dtype=dtype, device=device)
     rows = Rows(nodes, torch.empty(len(nodes), dtype=torch.int32, device=device))
     if len(nodes):
         launch(_name, len(counts))(
             tables.found, tables.local, offsets, moved(known, device), rows.nodes, rows.owner, tables.programs, BLOCK=SCAN
         )
-    return Hop(group, drawn, edges), Group(rows, new)
+    return Group(rows, new), told[: len(beside)]
+
+
+def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[Hop, Group]:
+    """Number the nodes that a hop has found; see `named`. The one wait of a hop.
+
+    Returns:
+        The hop and its new nodes.
+    """
+    ends = drawn.ends[moved(before(group.counts), tables.local.device)]
+    new, told = named(known, tables, drawn.sources.dtype, ends)
+    return Hop(group, drawn, np.diff(told)), new
 
 
 def _put(values: Tensor, group: Group, shift: Counts, add: Counts, out: Tensor) -> None:

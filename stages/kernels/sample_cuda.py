@@ -82,7 +82,7 @@ def expand(
 def refuse_beyond_int32(edges: int) -> None:
     """Raises RunError if one minibatch cannot have so many edges."""
     if edges >= 2**31 - 1:
-        raise RunError(f"a minibatch would hold {edges} edges; at most {2**31 - 2} fit: use a smaller batch_size or fanout")
+        raise RunError(f"a minibatch would hold {edges} edges; at most {2**31 - 2} fit: use a smaller batch_size, fanout or sizes")
 
 
 def neighbor(

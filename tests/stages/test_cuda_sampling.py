@@ -146,7 +146,7 @@ def test_no_minibatches():
 def test_a_minibatch_that_cannot_be_indexed_is_refused():
     graph = from_edges(np.arange(40000), np.arange(40000), 40000)
     request = BulkRequest(0, 0, 0, 0, (np.arange(40000),))
-    with pytest.raises(RunError, match="smaller batch_size or fanout"):
+    with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
         cuda.neighbor(graph, request.seeds, request.keys(1), (1 << 16,), replace=True)
 
 
