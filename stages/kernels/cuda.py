@@ -1,6 +1,6 @@
 """The sampling kernels of a GPU, in Triton and torch, under the names that every backend exports.
 
-Here NumPy's arrays become tensors and come back; `sample_cuda` says how a bulk is drawn. Nothing else imports Triton, and nothing
+Here NumPy's arrays become tensors and come back; `sample_cuda` and `layerwise_cuda` say how a bulk is drawn. Nothing else imports Triton, and nothing
 here needs numba: the machine with the GPU may lack it.
 """
 
@@ -12,13 +12,15 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ...storage.graph import Graph
-from . import labor_cuda, sample_cuda
+from . import labor_cuda, layerwise_cuda, sample_cuda
 from .graph_cuda import TABLE_BYTES, DeviceGraph, Workspace, moved, on_device, stride
+from .layered import LayerSample
 from .number_cuda import before
 from .sampled import EdgeList, NeighborSample
+from .terms_cuda import terms
 from .words_cuda import device
 
-__all__ = ["Workspace", "device", "labor", "neighbor"]
+__all__ = ["Workspace", "device", "fastgcn", "labor", "ladies", "neighbor"]
 
 
 def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
@@ -98,3 +100,65 @@ def labor(
         streams = moved(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
         out += _samples(labor_cuda.labor(on, flat, counts, streams, fanout, poisson=poisson, workspace=space))
     return out
+
+
+def _layers(made: layerwise_cuda.DeviceLayers) -> list[LayerSample]:
+    nodes = _cut(made.rows.nodes, made.node_ends[-1])
+    ends = np.stack(made.node_ends, axis=1).tolist()
+    indptr = [_cut(x.indptr, x.rows + 1) for x in made.lists]
+    indices = [_cut(x.indices, x.edges) for x in made.lists]
+    weight = None if made.weight is None else [_cut(w, x.edges) for w, x in zip(made.weight, made.lists)]
+    return [
+        LayerSample(
+            nodes[q],
+            tuple(ends[q]),
+            tuple(x[q] for x in indptr),
+            tuple(x[q] for x in indices),
+            None if weight is None else tuple(x[q] for x in weight),
+        )
+        for q in range(len(nodes))
+    ]
+
+
+def _layer_wise(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    debias: str,
+    workspace: Workspace | None,
+    every_row: bool,
+) -> list[LayerSample]:
+    known, space, out = terms(graph), workspace if workspace is not None else Workspace(), []
+    for piece in _pieces(known.graph, len(seeds)):
+        flat, counts = _flat(known.graph, seeds[piece])
+        out += _layers(
+            layerwise_cuda.layers(known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space)
+        )
+    return out
+
+
+def ladies(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    *,
+    debias: str = "ratio",
+    workspace: Workspace | None = None,
+) -> list[LayerSample]:
+    """See `layerwise_reference.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    return _layer_wise(graph, seeds, keys, sizes, debias, workspace, every_row=False)
+
+
+def fastgcn(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    *,
+    debias: str = "ratio",
+    workspace: Workspace | None = None,
+) -> list[LayerSample]:
+    """See `layerwise_reference.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    return _layer_wise(graph, seeds, keys, sizes, debias, workspace, every_row=True)
