@@ -1,7 +1,7 @@
 """The sampling kernels of a GPU, in Triton and torch, under the names that every backend exports.
 
-Here NumPy's arrays become tensors and come back; `sample_cuda` and `layerwise_cuda` say how a bulk is drawn. Nothing else imports Triton, and nothing
-here needs numba: the machine with the GPU may lack it.
+Here NumPy's arrays become tensors and come back; `sample_cuda` and `layerwise_cuda` say how a bulk is drawn. Nothing else imports
+Triton, and nothing here needs numba: the machine with the GPU may lack it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -132,9 +132,7 @@ def _layer_wise(
     known, space, out = terms(graph), workspace if workspace is not None else Workspace(), []
     for piece in _pieces(known.graph, len(seeds)):
         flat, counts = _flat(known.graph, seeds[piece])
-        out += _layers(
-            layerwise_cuda.layers(known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space)
-        )
+        out += _layers(layerwise_cuda.layers(known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space))
     return out
 
 

@@ -66,7 +66,7 @@ def _add_in_order(values, ends, out, num_rows, ROWS: tl.constexpr):
     at = tl.load(ends + f, mask=live, other=0)
     count = tl.load(ends + f + 1, mask=live, other=0) - at
     sums = tl.zeros([ROWS], tl.float64)
-    for i in range(0, tl.max(count, 0).to(tl.int32)):
+    for i in range(tl.max(count, 0).to(tl.int32)):
         sums += tl.load(values + at + i, mask=i < count, other=0.0)
     tl.store(out + f, sums, mask=live)
 
@@ -79,7 +79,8 @@ def _extract(graph: DeviceGraph, group: Group, tables: Tables) -> Hop:
     flags = torch.empty(count, dtype=torch.uint8, device=graph.device)
     if count:
         launch(_look, programs(count, BLOCK))(
-            graph.indptr, graph.indices, rows.nodes, rows.owner, ends, tables.local, flags, n, count, tables.stride, n.bit_length(), BLOCK=BLOCK
+            graph.indptr, graph.indices, rows.nodes, rows.owner, ends, tables.local, flags,
+            n, count, tables.stride, n.bit_length(), BLOCK=BLOCK,
         )  # fmt: skip
     drawn = compacted(graph, rows, ends, flags, tables)
     counts = np.diff(drawn.ends[moved(before(group.counts), graph.device)].cpu().numpy())

@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from ...storage.errors import RunError
+from . import room
 from .draw_cuda import Drawn, Rows, draw
 from .graph_cuda import DeviceGraph, Tables, Weights, Workspace
 from .number_cuda import Counts, DeviceList, Group, Hop, forget, joined, merged, number, start
@@ -81,8 +82,8 @@ def expand(
 
 def refuse_beyond_int32(edges: int) -> None:
     """Raises RunError if one minibatch cannot have so many edges."""
-    if edges >= 2**31 - 1:
-        raise RunError(f"a minibatch would hold {edges} edges; at most {2**31 - 2} fit: use a smaller batch_size, fanout or sizes")
+    if edges >= room.LIMIT:
+        raise RunError(f"a minibatch would hold {edges} edges; at most {room.LIMIT - 1} fit: use a smaller batch_size, fanout or sizes")
 
 
 def neighbor(

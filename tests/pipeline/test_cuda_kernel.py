@@ -8,6 +8,7 @@ import torch
 import millrace as mr
 from millrace.stages import kernels
 from millrace.stages.kernels import words_cuda
+from millrace.stages.sample import SAMPLERS
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.tests.contracts.command import command
 
@@ -20,9 +21,25 @@ SMALL = {
 }
 
 
-def test_the_kernel_does_not_show(tmp_path):
-    seen = [mr.run(DATASET, out=tmp_path / k, kernel=k, **SMALL).parameters_sha256 for k in ("cpu", "cuda")]
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SMALL["sampler"],
+        {"name": "labor", "fanout": [3, 2]},
+        {"name": "ladies", "sizes": [12, 8]},
+        {"name": "fastgcn", "sizes": [12, 8], "debias": "bottom_k"},
+    ],
+    ids=lambda s: s["name"],
+)
+def test_the_kernel_does_not_show(tmp_path, sampler):
+    given = SMALL | {"sampler": sampler}
+    seen = [mr.run(DATASET, out=tmp_path / k, kernel=k, **given).parameters_sha256 for k in ("cpu", "cuda")]
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("name", kernels.SAMPLING)
+def test_every_kernel_has_every_sampler(name):
+    assert all(callable(getattr(kernels.sampling(name), sampler)) for sampler in SAMPLERS)
 
 
 def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):
@@ -33,11 +50,6 @@ def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):
     assert 'kernel is "cuda", but torch sees no GPU here' in err
     assert len(err.splitlines()) <= 3
     assert not (tmp_path / "run").exists()
-
-
-def test_samplers_that_it_lacks_are_refused(tmp_path):
-    with pytest.raises(InputError, match="has no sampler 'ladies'"):
-        mr.run(DATASET, out=tmp_path / "run", kernel="cuda", sampler={"name": "ladies", "sizes": [4, 4]}, model=SMALL["model"])
 
 
 def test_triton_may_be_absent(monkeypatch):

@@ -10,9 +10,10 @@ SAMPLING = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from millrace.stages.kernels import draw_cuda, labor_cuda, number_cuda
+from millrace.stages.kernels import compact_cuda, draw_cuda, labor_cuda, layerwise_cuda, number_cuda, terms_cuda
 
 INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n"}
+INT |= {"limit", "row_steps", "edge_steps"}
 NARROW = {"sources", "nodes", "owner", "edges", "row", "local", "indices"}
 TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
 KERNELS = [
@@ -29,9 +30,14 @@ KERNELS = [
     (number_cuda._translate, {"KEEP": True, "BLOCK": 1024}),
     (labor_cuda._look, {"POISSON": True, "BLOCK": 1024}),
     (labor_cuda._look, {"POISSON": False, "BLOCK": 1024}),
-    (labor_cuda._compact, {"BLOCK": 1024}),
+    (compact_cuda._compact, {"BLOCK": 1024}),
+    (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": False, "BLOCK": 1024}),
+    (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": True, "BLOCK": 1024}),
+    (terms_cuda._throw, {"EVERY_ROW": True, "WEIGHTED": True, "BLOCK": 1}),
+    (layerwise_cuda._look, {"BLOCK": 1024}),
+    (layerwise_cuda._add_in_order, {"ROWS": 128}),
 ]
-for module in (draw_cuda, number_cuda, labor_cuda):
+for module in (draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda):
     for name, kernel in vars(module).items():
         # Those with another's name are called by kernels, not launched.
         if isinstance(kernel, triton.JITFunction) and name not in ("_is_new", "exponential", "draw_word", "node_word", "row_of"):
@@ -41,6 +47,8 @@ for kernel, given in KERNELS:
     def kind(name):
         if name in given:
             return "constexpr"
+        if kernel is layerwise_cuda._add_in_order and name in ("values", "out"):
+            return "*fp64"
         return "i32" if name in INT else "*u8" if name in ("found", "flags") else "*i32" if name in NARROW else "*i64"
 
     places = {(kernel.arg_names.index(name),): value for name, value in given.items()}
@@ -49,6 +57,8 @@ for kernel, given in KERNELS:
     assert made["cubin"]
     # The race's division must be IEEE's.
     assert ("div.rn.f64" in made["ptx"]) == (kernel is draw_cuda._race), kernel
+    # Fused operations would round sums of weights otherwise than other kernels do.
+    assert kernel is not layerwise_cuda._add_in_order or ("add.rn.f64" in made["ptx"] and "fma" not in made["ptx"])
 print(len(KERNELS))
 """
 
@@ -106,7 +116,7 @@ print(len(KERNELS))
 """
 
 
-@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 14, id="sampling"), pytest.param(AGGREGATION, 16, id="aggregation")])
+@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 19, id="sampling"), pytest.param(AGGREGATION, 16, id="aggregation")])
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False)

@@ -9,13 +9,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.stages.kernels import cpu, cuda, graph_cuda
+from millrace.stages.kernels import cpu, cuda, graph_cuda, layered, room, terms_cuda
 from millrace.stages.sample.base import BulkRequest, SeedPlan
+from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
+from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.stages import test_layerwise
 
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -67,6 +70,19 @@ def test_labor(graph, fanout, poisson, k, seed):
     assert same(graph, LaborSampler(fanout, poisson), seed, k)
 
 
+@FEW
+@given(
+    test_layerwise.graphs(),
+    st.sampled_from([LadiesSampler, FastGCNSampler]),
+    test_layerwise.sizes,
+    test_layerwise.debias,
+    st.integers(1, 3),
+    seeds,
+)
+def test_layer_wise(graph, kind, sizes, debias, k, seed):
+    assert same(graph, kind(sizes, debias), seed, k)
+
+
 def nasty() -> Graph:
     """A hub of 300 in-edges, some of them parallel, among 200 nodes of about 10."""
     rng = np.random.default_rng(2)
@@ -83,6 +99,8 @@ SAMPLERS = [
     NeighborSampler((-1, 2)),
     LaborSampler((5, 3)),
     LaborSampler((5, 3), poisson=True),
+    # By darts alone, and with a race for the rest of the candidates.
+    *(kind((20, 190), way) for kind in (LadiesSampler, FastGCNSampler) for way in layered.DEBIAS),
 ]
 
 
@@ -93,12 +111,16 @@ def test_each_way_on_a_graph_with_a_hub(sampler):
 
 def test_several_programs_share_a_launch(monkeypatch):
     """As on a device: tiles of a few rows, more programs than one for a minibatch's table, bulks in pieces."""
-    from millrace.stages.kernels import draw_cuda, labor_cuda, number_cuda
+    from millrace.stages.kernels import compact_cuda, draw_cuda, labor_cuda, layerwise_cuda, number_cuda
 
     for module, name, value in (
         (draw_cuda, "TILE", 256),
         (draw_cuda, "BLOCK", 256),
         (labor_cuda, "BLOCK", 1024),
+        (compact_cuda, "BLOCK", 1024),
+        (layerwise_cuda, "BLOCK", 16),
+        (layerwise_cuda, "ROWS", 4),
+        (terms_cuda, "TILE", 32),
         (number_cuda, "BLOCK", 128),
         (number_cuda, "SCAN", 128),
         (graph_cuda, "SCAN", 128),
@@ -109,21 +131,22 @@ def test_several_programs_share_a_launch(monkeypatch):
     for sampler in (NeighborSampler((4,)), LaborSampler((3,))):
         assert same(nasty(), sampler, 5, 3)
     few = from_edges(np.arange(40) % 9, np.arange(40) % 7, 12)
-    assert same(few, NeighborSampler((130,), replace=True), 5, 3)
+    for sampler in (NeighborSampler((130,), replace=True), LadiesSampler((9, 9))):
+        assert same(few, sampler, 5, 3)
 
 
 def test_64_bit_ids():
     graph = nasty()
     wide = Graph(graph.indptr, graph.indices.astype(np.int64))
     plan = SeedPlan(np.arange(50), 20, 2, 0)
-    sampler = NeighborSampler((2, 2))
-    assert digests(wide, plan, sampler, cuda) == digests(Graph(graph.indptr, graph.indices), plan, sampler, cpu)
+    for sampler in (NeighborSampler((2, 2)), LadiesSampler((9, 9))):
+        assert digests(wide, plan, sampler, cuda) == digests(Graph(graph.indptr, graph.indices), plan, sampler, cpu)
 
 
 def test_a_workspace_is_clear_after_each_bulk():
     graph, space = nasty(), cuda.Workspace()
     assert space.nbytes == 0
-    for sampler in (NeighborSampler((3, 2)), LaborSampler((2,))):
+    for sampler in (NeighborSampler((3, 2)), LaborSampler((2,)), LadiesSampler((9,)), FastGCNSampler((190,))):
         assert same(graph, sampler, 6, 2, space)
     tables = space.take(1, graph_cuda.on_device(graph))
     assert (tables.local == -1).all()
@@ -141,6 +164,7 @@ def test_no_minibatches():
     keys = np.empty((0, 1), np.uint64)
     assert cuda.neighbor(graph, [], keys, (3,)) == []
     assert cuda.labor(graph, [], keys[:, 0], (3,)) == []
+    assert cuda.ladies(graph, [], keys, (3,)) == cuda.fastgcn(graph, [], keys, (3,)) == []
 
 
 def test_a_minibatch_that_cannot_be_indexed_is_refused():
@@ -148,6 +172,24 @@ def test_a_minibatch_that_cannot_be_indexed_is_refused():
     request = BulkRequest(0, 0, 0, 0, (np.arange(40000),))
     with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
         cuda.neighbor(graph, request.seeds, request.keys(1), (1 << 16,), replace=True)
+
+
+def test_layers_that_cannot_be_indexed_are_refused(monkeypatch):
+    graph = from_edges(np.arange(1, 301) % 5, np.zeros(300, np.int64), 5)
+    monkeypatch.setattr(room, "LIMIT", 200)
+    with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
+        LadiesSampler((5,)).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cuda)
+
+
+def test_sums_over_a_whole_bulk_may_wrap_around():
+    """Those of each minibatch do not, but many of them lie side by side."""
+    terms = terms_cuda.terms(nasty())
+    prefix = terms.everywhere[1]
+    first, last, words = (torch.tensor([x], device=prefix.device) for x in (0, len(prefix) - 1, 5))
+    shifted = prefix + (2**63 - 1 - int(prefix[-1]) // 2)
+    assert int(shifted[-1]) < 0 < int(shifted[0])
+    hits, expected = (terms.throw(None, first, last, p, words, 50) for p in (shifted, prefix))
+    assert hits.tolist() == expected.tolist()
 
 
 BARE = """
