@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.stages.kernels import cpu, cuda, graph_cuda, layered, room, terms_cuda
+from millrace.stages import random
+from millrace.stages.kernels import cpu, cuda, graph_cuda, layered, layerwise_cuda, room, terms_cuda, words_cuda
 from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
@@ -190,6 +191,25 @@ def test_sums_over_a_whole_bulk_may_wrap_around():
     assert int(shifted[-1]) < 0 < int(shifted[0])
     hits, expected = (terms.throw(None, first, last, p, words, 50) for p in (shifted, prefix))
     assert hits.tolist() == expected.tolist()
+
+
+def test_darts_at_the_edge_of_a_row_hit_that_row():
+    """Masses of 1, so that every dart is at an edge."""
+    terms = terms_cuda.terms(nasty())
+    device = terms.loop.device
+    first, last, words = (torch.tensor([x], device=device) for x in (0, 200, 5))
+    hits = terms.throw(None, first, last, torch.arange(201, device=device), words, 50)
+    bits = random.mix(np.uint64(5) + np.arange(1, 51, dtype=np.uint64) * random.GOLDEN)
+    assert hits.tolist() == [[int(b) * 200 >> 64 for b in bits]]
+
+
+def test_weights_are_added_up_in_order():
+    """Rounding to float32 hides the order nearly always: here it decides."""
+    device = terms_cuda.terms(nasty()).loop.device
+    values = torch.tensor([1e16, 1.0, 1.0, -1e16, 1.0, 1.0, 1e16], dtype=torch.float64, device=device)
+    ends, out = torch.tensor([0, 4, 4, 7], device=device), torch.empty(3, dtype=torch.float64, device=device)
+    words_cuda.launch(layerwise_cuda._add_in_order, 1)(values, ends, out, 3, ROWS=layerwise_cuda.ROWS)
+    assert out.tolist() == [1e16 + 1.0 + 1.0 - 1e16, 0.0, 1.0 + 1.0 + 1e16] == [0.0, 0.0, 1e16 + 2]
 
 
 BARE = """
