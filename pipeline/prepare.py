@@ -227,8 +227,6 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     graph = dataset.graph
     if isinstance(system.sample, Sampled | Local | SampledByOwners):
         system.sample.sampler.check(graph)
-        # Where it cannot be used it says so, before anything is made.
-        _ = sampling(job.kernel)
     if isinstance(system.partition, Blocks) or isinstance(system.neighbourhood, Exchanged):
         _ = Grid(job.ranks, system.options.get("replication", 1))
     if system.name == "bulk":
