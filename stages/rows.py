@@ -1,4 +1,4 @@
-"""Feature rows that are named but not gathered yet.
+"""Feature rows that are named but not gathered yet, in the memory of the host or of a device.
 
 The first layer of a minibatch often needs no matrix of its sources' features at all: an aggregation can read them where they lie. Such
 a layer never pays for the gather; any other operation gathers first, and sees an ordinary tensor.
@@ -27,16 +27,17 @@ class NamedRows(Tensor):
     `base` through `ids`.
     """
 
-    base: npt.NDArray[np.floating]
-    """[V, F], C-contiguous."""
-    ids: npt.NDArray[np.integer]
-    """[n] rows of `base`."""
+    base: npt.NDArray[np.floating] | Tensor
+    """[V, F], contiguous; a tensor where a device has it."""
+    ids: npt.NDArray[np.integer] | Tensor
+    """[n] rows of `base`; beside it."""
 
     @staticmethod
-    def __new__(cls, base: npt.NDArray[np.floating], ids: npt.NDArray[np.integer]) -> "NamedRows":
+    def __new__(cls, base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor) -> "NamedRows":
         """`ids` must be in range."""
         make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
-        self = make(cls, (len(ids), base.shape[1]), dtype=torch_dtype(base.dtype))
+        there = {"dtype": base.dtype, "device": base.device} if isinstance(base, Tensor) else {"dtype": torch_dtype(base.dtype)}
+        self = make(cls, (len(ids), base.shape[1]), **there)
         self.base, self.ids, self._rows = base, ids, None
         return self
 
@@ -44,6 +45,9 @@ class NamedRows(Tensor):
         """The first n rows, gathered."""
         if self._rows is not None:
             return self._rows[:n]
+        if isinstance(self.base, Tensor):
+            assert isinstance(self.ids, Tensor)
+            return self.base.index_select(0, self.ids[:n])
         out = empty((n, self.shape[1]), self.dtype)
         # In range, so nothing is clipped: mode="raise" would need a buffer beside `out`.
         np.take(self.base, self.ids[:n], axis=0, out=out.numpy(), mode="clip")
@@ -82,8 +86,17 @@ class NamedRows(Tensor):
 def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer] | None]:
     """What a kernel reads: row u of `x` is ``base[ids[u]]``, or ``base[u]`` where there are no ids."""
     if isinstance(x, NamedRows) and x._rows is None:  # pyright: ignore[reportPrivateUsage]
-        return x.base, x.ids
+        return np.asarray(x.base), np.asarray(x.ids)
     return x.numpy(), None
+
+
+def device_base_and_ids(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`base_and_ids` in the memory of x's device."""
+    if isinstance(x, NamedRows):
+        if x._rows is None and isinstance(x.base, Tensor) and isinstance(x.ids, Tensor):  # pyright: ignore[reportPrivateUsage]
+            return x.base, x.ids
+        return x.gathered(), None
+    return x, None
 
 
 def head(x: Tensor, n: int) -> Tensor:

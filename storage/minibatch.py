@@ -1,6 +1,7 @@
 """Messages between sampling and training: Block, MiniBatch, Bulk. Structure only, never features."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,8 @@ class MiniBatch:
     nested: bool
     """True: block i's rows and edges are the leading rows and edges of block i-1's (only newly found nodes were expanded), so all
     blocks are views of one edge list."""
+    on_host: ClassVar[bool] = True
+    """Whether `blocks` lie in the memory of the host, and asking for them costs nothing."""
 
     @property
     def seeds(self) -> IntArray:

@@ -139,11 +139,15 @@ class BoundedQueue(ABC):
     def _drop(self, key: BulkKey) -> None:
         """Remove the bulk. Called without the lock."""
 
+    def _size(self, bulk: Bulk) -> int:
+        """What it counts against the bound."""
+        return packed_bytes(bulk)
+
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """See `MinibatchQueue.put`."""
         key = (bulk.epoch, bulk.number)
         assert {m.index // self.bulk_size for m in bulk.minibatches} == {bulk.number}, "bulks cut the epoch at multiples of bulk_size"
-        last, size = bulk.minibatches[-1].index, packed_bytes(bulk)
+        last, size = bulk.minibatches[-1].index, self._size(bulk)
         with self._changed:
             self._require_running()
             if key in self._unreleased or self._has(key) or self._is_done(key, last):
@@ -321,6 +325,10 @@ class MemoryQueue(BoundedQueue):
         """Numbers of the epoch's bulks that are there."""
         with self._changed:
             return {number for e, number in self._bulks if e == epoch}
+
+    def _size(self, bulk: Bulk) -> int:
+        # Packing would copy from a device what is to stay there.
+        return packed_bytes(bulk) if all(m.on_host for m in bulk.minibatches) else sum(m.nbytes for m in bulk.minibatches)
 
     def _has(self, key: BulkKey) -> bool:
         return key in self._bulks

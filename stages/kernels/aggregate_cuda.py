@@ -31,6 +31,7 @@ from .attention_cuda import (
     dots,
     weighted_sum,
 )
+from ..rows import NamedRows, device_base_and_ids
 from .lists import InLists, IntArray
 from .lists_cuda import DeviceLists, on_device
 from .sums_cuda import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile
@@ -60,18 +61,12 @@ __all__ = [
 ]
 
 
-def _towards_sources(
-    lists: DeviceLists, rows: Tensor | None, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype
-) -> tuple[DeviceLists, Tensor | None]:
+def _towards_sources(lists: DeviceLists, rows: Tensor | None, coef: Tensor | None, dtype: torch.dtype) -> tuple[DeviceLists, Tensor | None]:
     """The transposed lists, over rows of the result, and what each of their edges counts."""
     back, edge = lists.transposed
     if rows is not None:
         back = back.over(rows[back.indices])
-    weight = None if coef is None else coef[edge].to(dtype)
-    if row_scale is not None:
-        scale = row_scale[back.indices]
-        weight = scale if weight is None else weight.mul_(scale)
-    return back, weight
+    return back, None if coef is None else coef[edge].to(dtype)
 
 
 def _on(array: IntArray | None, like: Tensor) -> Tensor | None:
@@ -80,9 +75,10 @@ def _on(array: IntArray | None, like: Tensor) -> Tensor | None:
 
 def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
     """See `aggregate_cpu.spmm`."""
-    out = x.new_empty(lists.num_dst, x.shape[1])
+    base, ids = device_base_and_ids(x)
+    out = base.new_empty(lists.num_dst, x.shape[1])
     kind = NOTHING if own is None else ADDED
-    add_lists(lists.on(x.device), None, x, out, x.shape[1], coef, row_scale, kind=kind, own=own, own_rows=lists.num_dst)
+    add_lists(lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=kind, own=own, own_rows=lists.num_dst, ids=ids)
     return out
 
 
@@ -91,16 +87,17 @@ def spmm_backward(
 ) -> Tensor:
     """See `aggregate_cpu.spmm_backward`."""
     out = grad.new_empty(lists.num_src, grad.shape[1])
-    back, weight = _towards_sources(lists.on(grad.device), None, coef, row_scale, grad.dtype)
+    back, weight = _towards_sources(lists.on(grad.device), None, coef, grad.dtype)
     kind = NOTHING if own is None else ADDED
-    add_lists(back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst)
+    add_lists(back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst, source_scale=row_scale)
     return out
 
 
 def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
     """See `aggregate_cpu.spmm_beside`."""
-    out = x.new_empty(lists.num_dst, 2 * x.shape[1])
-    add_lists(lists.on(x.device), None, x, out, x.shape[1], coef, row_scale, kind=BESIDE, own_rows=lists.num_dst)
+    base, ids = device_base_and_ids(x)
+    out = base.new_empty(lists.num_dst, 2 * x.shape[1])
+    add_lists(lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=BESIDE, own_rows=lists.num_dst, ids=ids)
     return out
 
 
@@ -108,8 +105,8 @@ def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = Non
     """See `aggregate_cpu.spmm_beside_backward`."""
     width = grad.shape[1] // 2
     out = grad.new_empty(lists.num_src, width)
-    back, weight = _towards_sources(lists.on(grad.device), None, coef, row_scale, grad.dtype)
-    add_lists(back, None, grad, out, width, weight, kind=FROM_BESIDE, own_rows=lists.num_dst)
+    back, weight = _towards_sources(lists.on(grad.device), None, coef, grad.dtype)
+    add_lists(back, None, grad, out, width, weight, kind=FROM_BESIDE, own_rows=lists.num_dst, source_scale=row_scale)
     return out
 
 
@@ -126,8 +123,8 @@ def spmm_from(
 ) -> Tensor:
     """See `aggregate_cpu.spmm_from`."""
     out = grad.new_empty(lists.num_src, width)
-    back, weight = _towards_sources(lists.on(grad.device), _on(rows, grad), coef, row_scale, grad.dtype)
-    add_lists(back, None, grad, out, width, weight)
+    back, weight = _towards_sources(lists.on(grad.device), _on(rows, grad), coef, grad.dtype)
+    add_lists(back, None, grad, out, width, weight, source_scale=row_scale)
     return out
 
 
@@ -195,6 +192,7 @@ def _maxima(lists: DeviceLists, rows: Tensor | None, position: Tensor | None, x:
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
     """See `aggregate_cpu.maximum`."""
+    x, _ = device_base_and_ids(x if not isinstance(x, NamedRows) else x.gathered())
     out = x.new_empty(lists.num_dst, x.shape[1])
     arg = torch.empty_like(out, dtype=torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
     _maxima(lists.on(x.device), None, None, x, out, arg, False)

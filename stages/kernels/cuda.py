@@ -1,7 +1,7 @@
 """The sampling kernels of a GPU, in Triton and torch, under the names that every backend exports.
 
-Here NumPy's arrays become tensors and come back; `sample_cuda` and `layerwise_cuda` say how a bulk is drawn. Nothing else imports
-Triton, and nothing here needs numba: the machine with the GPU may lack it.
+Here NumPy's arrays become tensors and come back, or stay on the device (`*_pieces`); `sample_cuda` and `layerwise_cuda` say how a bulk
+is drawn. Nothing else imports Triton, and nothing here needs numba: the machine with the GPU may lack it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from .sampled import EdgeList, NeighborSample
 from .terms_cuda import terms
 from .words_cuda import device
 
-__all__ = ["Workspace", "device", "fastgcn", "labor", "ladies", "neighbor"]
+__all__ = ["Workspace", "device", "fastgcn", "labor", "labor_pieces", "ladies", "layer_pieces", "neighbor", "neighbor_pieces"]
 
 
 def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
@@ -53,7 +53,7 @@ def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
     return [NeighborSample(nodes[q], tuple(ends[q]), tuple(x[q] for x in lists)) for q in range(len(nodes))]
 
 
-def neighbor(
+def neighbor_pieces(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
@@ -64,6 +64,24 @@ def neighbor(
     expand: str = "new",
     keep_positions: bool = False,
     workspace: Workspace | None = None,
+) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+    """`neighbor` with its result on the device, in pieces: which minibatches, and these."""
+    on, space = on_device(graph), workspace if workspace is not None else Workspace()
+    weights = None if probability is None else on.weighted(probability)
+    for piece in _pieces(on, len(seeds)):
+        flat, counts = _flat(on, seeds[piece])
+        streams = moved(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
+        yield (
+            piece,
+            sample_cuda.neighbor(
+                on, flat, counts, streams, fanout,
+                replace=replace, weights=weights, again=expand == "all", keep=keep_positions, workspace=space,
+            ),
+        )  # fmt: skip
+
+
+def neighbor(
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], fanout: Sequence[int], **options: Any
 ) -> list[NeighborSample]:
     """See `sample_reference.neighbor`: the same arguments, the same bits.
 
@@ -71,20 +89,10 @@ def neighbor(
         InputError: there is no GPU.
         RunError: a minibatch has more edges than its lists can index.
     """
-    on, space, out = on_device(graph), workspace if workspace is not None else Workspace(), []
-    weights = None if probability is None else on.weighted(probability)
-    for piece in _pieces(on, len(seeds)):
-        flat, counts = _flat(on, seeds[piece])
-        streams = moved(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
-        made = sample_cuda.neighbor(
-            on, flat, counts, streams, fanout,
-            replace=replace, weights=weights, again=expand == "all", keep=keep_positions, workspace=space,
-        )  # fmt: skip
-        out += _samples(made)
-    return out
+    return [s for _, made in neighbor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
 
 
-def labor(
+def labor_pieces(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
@@ -92,14 +100,20 @@ def labor(
     *,
     poisson: bool = False,
     workspace: Workspace | None = None,
-) -> list[NeighborSample]:
-    """See `labor_reference.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    on, space, out = on_device(graph), workspace if workspace is not None else Workspace(), []
+) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+    """`labor` with its result on the device; see `neighbor_pieces`."""
+    on, space = on_device(graph), workspace if workspace is not None else Workspace()
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
         streams = moved(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
-        out += _samples(labor_cuda.labor(on, flat, counts, streams, fanout, poisson=poisson, workspace=space))
-    return out
+        yield piece, labor_cuda.labor(on, flat, counts, streams, fanout, poisson=poisson, workspace=space)
+
+
+def labor(
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], fanout: Sequence[int], **options: Any
+) -> list[NeighborSample]:
+    """See `labor_reference.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    return [s for _, made in labor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
 
 
 def _layers(made: layerwise_cuda.DeviceLayers) -> list[LayerSample]:
@@ -120,43 +134,32 @@ def _layers(made: layerwise_cuda.DeviceLayers) -> list[LayerSample]:
     ]
 
 
-def _layer_wise(
+def layer_pieces(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
     sizes: Sequence[int],
-    debias: str,
-    workspace: Workspace | None,
+    *,
+    debias: str = "ratio",
     every_row: bool,
-) -> list[LayerSample]:
-    known, space, out = terms(graph), workspace if workspace is not None else Workspace(), []
+    workspace: Workspace | None = None,
+) -> Iterator[tuple[slice, layerwise_cuda.DeviceLayers]]:
+    """`ladies`, or with `every_row` `fastgcn`, with its result on the device; see `neighbor_pieces`."""
+    known, space = terms(graph), workspace if workspace is not None else Workspace()
     for piece in _pieces(known.graph, len(seeds)):
         flat, counts = _flat(known.graph, seeds[piece])
-        out += _layers(layerwise_cuda.layers(known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space))
-    return out
+        yield piece, layerwise_cuda.layers(known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space)
 
 
 def ladies(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    workspace: Workspace | None = None,
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], sizes: Sequence[int], **options: Any
 ) -> list[LayerSample]:
     """See `layerwise_reference.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    return _layer_wise(graph, seeds, keys, sizes, debias, workspace, every_row=False)
+    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=False, **options) for s in _layers(made)]
 
 
 def fastgcn(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    workspace: Workspace | None = None,
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], sizes: Sequence[int], **options: Any
 ) -> list[LayerSample]:
     """See `layerwise_reference.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    return _layer_wise(graph, seeds, keys, sizes, debias, workspace, every_row=True)
+    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=True, **options) for s in _layers(made)]

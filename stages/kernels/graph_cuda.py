@@ -1,7 +1,7 @@
 """A graph's topology on the device, copied there once, and the tables in which a bulk finds and numbers its nodes."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -75,6 +75,15 @@ class DeviceGraph:
 
 
 _graphs: WeakKeyDictionary[Graph, DeviceGraph] = WeakKeyDictionary()
+_numbers: WeakKeyDictionary[Graph, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def number_on_device(graph: Graph, name: Literal["in_degree", "degree", "edge_weight"]) -> Tensor:
+    """That array of the graph on the device; copied once, kept as long as the graph lives."""
+    known = _numbers.setdefault(graph, {})
+    if name not in known:
+        known[name] = moved(getattr(graph, name), device())
+    return known[name]
 
 
 def on_device(graph: Graph) -> DeviceGraph:

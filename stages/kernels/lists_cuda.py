@@ -46,7 +46,7 @@ class DeviceLists:
     """`InLists` on a device: n lists over S source rows."""
 
     indptr: Tensor
-    """int64 [n+1]."""
+    """int32 or int64 [n+1]."""
     indices: Tensor
     """int32 or int64 [e]."""
     num_src: int
@@ -66,6 +66,15 @@ class DeviceLists:
     def num_dst(self) -> int:
         """n."""
         return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """e."""
+        return len(self.indices)
+
+    def on(self, device: torch.device) -> "DeviceLists":
+        """Themselves: they are there."""
+        return self
 
     @cached_property
     def begin(self) -> Tensor:

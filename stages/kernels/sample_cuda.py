@@ -40,6 +40,8 @@ class DeviceSample:
     """L+1 times int64 [k], on the host."""
     lists: tuple[DeviceList, ...]
     """See `NeighborSample.lists`."""
+    edge_ends: tuple[Counts, ...]
+    """L times int64 [k], on the host: edges of the rows that were known before each hop."""
 
 
 def expand(
@@ -62,11 +64,12 @@ def expand(
     tables = workspace.take(len(counts), graph)
     group = start(seeds, counts, tables)
     groups, known, node_ends = [group], counts, [counts]
-    edges = np.zeros(len(counts), np.int64)
+    edges, edge_ends = np.zeros(len(counts), np.int64), []
     hops: list[Hop] = []
     for h, s in enumerate(fanout):
         hop, new = number(group, draw_hop(group, h, s, tables), known, tables)
         edges = edges + hop.counts
+        edge_ends.append(hop.counts if again else edges)
         refuse_beyond_int32(int(edges.max()))
         known = known + new.counts
         groups = [merged([*groups, new])] if again else [*groups, new]
@@ -77,7 +80,7 @@ def expand(
     lists = tuple(joined([h], tables) for h in hops) if again else (joined(hops, tables),)
     forget(nodes.rows, tables)
     workspace.put_back(tables)
-    return DeviceSample(nodes.rows, tuple(node_ends), lists)
+    return DeviceSample(nodes.rows, tuple(node_ends), lists, tuple(edge_ends))
 
 
 def refuse_beyond_int32(edges: int) -> None:

@@ -33,7 +33,7 @@ def row_of(rows, i, inside):
 
 @triton.jit(do_not_specialize=["n", "own_rows"])
 def _sum_rows(
-    begin, end, rows, indices, coef, x, scale, own, out, n, F, x_stride, out_stride, own_rows,
+    begin, end, rows, indices, coef, x, ids, scale, source_scale, own, out, n, F, x_stride, out_stride, own_rows,
     LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr, UNROLL: tl.constexpr,
     BR: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
@@ -52,10 +52,16 @@ def _sum_rows(
             q = start + j + t
             here = q < stop
             u = tl.load(indices + q, here, 0).to(tl.int64)
+            if source_scale is not None:
+                factor = tl.load(source_scale + u, here, 0)
+            if ids is not None:
+                u = tl.load(ids + u, here, 0).to(tl.int64)
             a = tl.load(x + u[:, None] * x_stride + k[None, :], here[:, None] & columns[None, :], 0)
             # Where there is no edge, `a` is 0 and its factor may be anything finite.
             if coef is not None:
                 a *= tl.load(coef + q, here, 0).to(total.dtype)[:, None]
+            if source_scale is not None:
+                a *= factor[:, None]
             if scale is not None:
                 a = tl.where(here[:, None], a * s[:, None], 0)
             total += a
@@ -64,13 +70,17 @@ def _sum_rows(
     if ADD:
         total += tl.load(place, both, 0)
     mine = both & (i < own_rows)[:, None]
-    if KIND == ADDED:
-        factor = tl.load(own + i, i < own_rows, 0)[:, None]
-        total += tl.where(mine, factor * tl.load(x + i.to(tl.int64)[:, None] * x_stride + k[None, :], mine, 0), 0)
-    if KIND == BESIDE:
-        tl.store(place + F, tl.load(x + i.to(tl.int64)[:, None] * x_stride + k[None, :], mine, 0), mine)
-    if KIND == FROM_BESIDE:
-        total += tl.load(x + i.to(tl.int64)[:, None] * x_stride + F + k[None, :], mine, 0)
+    if KIND != NOTHING:
+        itself = i.to(tl.int64)
+        if ids is not None:
+            itself = tl.load(ids + i, i < own_rows, 0).to(tl.int64)
+        row = x + itself[:, None] * x_stride + k[None, :]
+        if KIND == ADDED:
+            total += tl.where(mine, tl.load(own + i, i < own_rows, 0)[:, None] * tl.load(row, mine, 0), 0)
+        if KIND == BESIDE:
+            tl.store(place + F, tl.load(row, mine, 0), mine)
+        if KIND == FROM_BESIDE:
+            total += tl.load(row + F, mine, 0)
     tl.store(place, total, both)
 
 
@@ -86,6 +96,8 @@ def add_lists(
     kind: tl.constexpr = NOTHING,
     own: Tensor | None = None,
     own_rows: int = 0,
+    ids: Tensor | None = None,
+    source_scale: Tensor | None = None,
 ) -> None:
     """``out[rows[i], :width] (+)= row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e], :width]``.
 
@@ -101,6 +113,8 @@ def add_lists(
         kind: what the first `own_rows` rows get besides.
         own: [own_rows] of x's dtype, where `kind` needs it.
         own_rows: see `kind`.
+        ids: [S]; row u of x is then ``x[ids[u]]``, that of `own` and beside it too.
+        source_scale: [S] of x's dtype, beside `coef`: ``source_scale[indices[e]]``.
     """
     rows_per, columns = tile(width)
 
@@ -110,7 +124,7 @@ def add_lists(
             grid = triton.cdiv(n, rows_per), triton.cdiv(width, columns)
             launched: Any = _sum_rows[grid]
             launched(
-                begin, end, rows, lists.indices, coef, x, row_scale, own, result, n, width, x.stride(0), result.stride(0),
+                begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n, width, x.stride(0), result.stride(0),
                 own_rows if whole else 0, LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole, KIND=kind if whole else NOTHING,
                 UNROLL=UNROLL, BR=rows_per, BF=columns,
             )  # fmt: skip

@@ -77,6 +77,20 @@ class Sampler(Protocol):
         """
         ...
 
+    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
+        """What `sample` draws, bit by bit, drawn by the kernels of a GPU and left there: `resident.ResidentMiniBatch`.
+
+        Args:
+            graph: in-neighbour lists.
+            request: what to draw.
+            workspace: see `sample`.
+
+        Raises:
+            InputError: there is no GPU.
+            RunError: a minibatch has more edges than its lists can index.
+        """
+        ...
+
     def sample_by_owners(self, owners: "Owners", request: BulkRequest) -> Bulk:
         """What `sample` draws, bit by bit, where rows lie with several ranks. All of them call this at the same time.
 

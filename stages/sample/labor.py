@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
@@ -74,6 +76,31 @@ class LaborSampler:
             kept = np.diff(s.indptr)
             made.append(self.minibatch(request, i, s, [self.weigh(graph, s.nodes[: len(kept)], kept, s.positions, fanout)], []))
         return Bulk(request.epoch, request.number, tuple(made))
+
+    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample_on_device`."""
+        from ..kernels import cuda
+        from ..kernels.graph_cuda import number_on_device
+        from ..kernels.resident_cuda import ResidentBulk
+        from .resident import node_weights, resident
+
+        def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
+            degree = number_on_device(graph, "in_degree")[rows].double()
+            if not self.poisson:
+                return degree / kept.clamp(min=1)
+            fanout = torch.tensor(self.fanout, device=hop.device)[hop]
+            return torch.where(fanout < 0, 1.0, (degree / fanout).clamp(min=1.0))
+
+        pieces = cuda.labor_pieces(graph, request.seeds, request.keys(1)[:, 0], self.fanout, poisson=self.poisson, workspace=workspace)
+        bound = None if self.poisson or min(self.fanout) < 0 else max(self.fanout)
+        weights, of_edge = self.sends_weights(graph), graph.edge_weight is not None
+        made = (
+            (piece, ResidentBulk(
+                d.rows, d.node_ends, d.lists, d.edge_ends, node_weights(graph, d, scale, of_edge) if weights else None,
+                nested=True, bound=bound,
+            )) for piece, d in pieces
+        )  # fmt: skip
+        return resident(request, made)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""

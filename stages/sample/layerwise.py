@@ -55,6 +55,22 @@ class LayerwiseSampler:
         minibatches = (MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples))
         return Bulk(request.epoch, request.number, tuple(minibatches))
 
+    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample_on_device`."""
+        from ..kernels import cuda
+        from ..kernels.resident_cuda import ResidentBulk
+        from .resident import resident
+
+        pieces = cuda.layer_pieces(
+            graph, request.seeds, request.keys(self.num_layers), self.sizes,
+            debias=self.debias, every_row=self.every_row, workspace=workspace,
+        )  # fmt: skip
+        made = (
+            (piece, ResidentBulk(d.rows, d.node_ends, d.lists, [x.edges for x in d.lists], d.weight, nested=False, bound=None))
+            for piece, d in pieces
+        )
+        return resident(request, made)
+
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
         samples = draw_layer_wise(owners, request.seeds, request.keys(self.num_layers), self.sizes, self.debias, self.every_row)

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
@@ -89,6 +90,39 @@ class NeighborSampler:
             weight = [self.weigh(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.positions) for e in m.lists]
             made.append(self.minibatch(request, i, m, weight, [e.positions if self.edge_ids else None for e in m.lists]))
         return Bulk(request.epoch, request.number, tuple(made))
+
+    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample_on_device`. Raises what `check` raises."""
+        from ..kernels import cuda
+        from ..kernels.graph_cuda import number_on_device
+        from ..kernels.resident_cuda import ResidentBulk
+        from .resident import node_weights, resident
+
+        self.check(graph)
+        weights = graph.edge_weight is not None
+        pieces = cuda.neighbor_pieces(
+            graph,
+            request.seeds,
+            request.keys(self.num_layers),
+            self.fanout,
+            replace=self.replace,
+            probability=_exact_weights(graph) if self.weighted else None,
+            expand=self.expand,
+            keep_positions=weights or self.edge_ids,
+            workspace=workspace,
+        )
+
+        def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
+            return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(min=1)
+
+        bound = None if min(self.fanout) < 0 else max(self.fanout)
+        made = (
+            (piece, ResidentBulk(
+                d.rows, d.node_ends, d.lists, d.edge_ends, node_weights(graph, d, scale, not self.weighted) if weights else None,
+                nested=self.expand == "new", bound=bound,
+            )) for piece, d in pieces
+        )  # fmt: skip
+        return resident(request, made, self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""

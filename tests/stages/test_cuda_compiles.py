@@ -69,9 +69,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from millrace.stages.kernels import aggregate_cuda, attention_cuda, sums_cuda
 
-REAL = {"x", "y", "z", "out", "own", "scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src"}
+REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src"}
 REAL |= {"logit_src", "logit_dst", "log_sum"}
-NARROW = {"indices", "dst", "edge", "arg", "position"}
+NARROW = {"ids", "indices", "dst", "edge", "arg", "position"}
 LISTS = {"begin", "end", "rows", "first", "own_names"}
 EDGES = {"LIMIT": 256, "UNROLL": 4, "BR": 4, "BD": 128, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0}
 WHOLE = EDGES | {"first": None, "own_names": None, "edge": None, "rows": None, "TO_ROWS": True, "OWN": True}
@@ -80,6 +80,7 @@ SUMS = {"rows": None, "LIMIT": 256, "TO_ROWS": True, "ADD": False, "UNROLL": 4, 
 LOGITS = {"LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "BR": 8, "BH": 4}
 KERNELS = [
     *((sums_cuda._sum_rows, SUMS | {"KIND": kind}) for kind in range(4)),
+    (sums_cuda._sum_rows, SUMS | {"KIND": 2, "ids": None, "coef": None, "source_scale": None}),
     (aggregate_cuda._max_rows, {"position": None, "LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 0, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_rows, {"LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 2, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_backward_rows, {"position": None, "LIMIT": 256, "UNROLL": 4, "BR": 4, "BF": 128}),
@@ -116,7 +117,7 @@ print(len(KERNELS))
 """
 
 
-@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 19, id="sampling"), pytest.param(AGGREGATION, 16, id="aggregation")])
+@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 19, id="sampling"), pytest.param(AGGREGATION, 17, id="aggregation")])
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False)

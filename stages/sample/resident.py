@@ -1,0 +1,118 @@
+"""Minibatches that stay on the device that drew them."""
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.graph import Graph
+from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ..kernels.graph_cuda import moved, number_on_device
+from ..kernels.number_cuda import before
+from ..kernels.resident_cuda import ResidentBulk, leading
+from ..kernels.sample_cuda import DeviceSample
+from .base import BulkRequest
+
+
+class ResidentMiniBatch(MiniBatch):
+    """One minibatch of a `ResidentBulk`. Whoever asks for `blocks`, as whatever writes or checks minibatches does, gets copies on the
+    host and waits for them; training reads the device's."""
+
+    on_host = False
+
+    def __init__(self, epoch: int, index: int, bulk: ResidentBulk, q: int, edge_ids: bool) -> None:
+        """
+        Args:
+            epoch: which.
+            index: position in the epoch.
+            bulk: holds it.
+            q: position in the bulk.
+            edge_ids: whether blocks say where their edges lie in the graph's arrays.
+        """
+        # Frozen, as every message is.
+        for name, value in (("epoch", epoch), ("index", index), ("nested", bulk.nested)):
+            object.__setattr__(self, name, value)
+        self.__dict__.update(bulk=bulk, q=q, edge_ids=edge_ids)
+
+    bulk: ResidentBulk
+    q: int
+    edge_ids: bool
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Copies on the host, outermost first."""
+        b, q, hops = self.bulk, self.q, range(self.bulk.num_hops)
+        b.await_here()
+        nodes, ends = _host(b.nodes_of(q)), tuple(int(e[q]) for e in b.node_ends)
+        outer = hops[-1] if b.nested else None
+        found = {h: self._list(h) for h in hops if outer in (None, h)}
+        if outer is not None:
+            return nested_blocks(nodes, ends, *found[outer])
+        return tuple(Block(ends[h], nodes[: ends[h + 1]], *found[h]) for h in reversed(hops))
+
+    def _list(self, h: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32] | None, npt.NDArray[np.int64] | None]:
+        b, q = self.bulk, self.q
+        lists, ids = b.block(q, h), b.positions_of(q, h) if self.edge_ids else None
+        weight = b.weight_of(q, h)
+        return _host(lists.indptr), _host(lists.indices), None if weight is None else _host(weight), None if ids is None else _host(ids)
+
+    @property
+    def num_edges(self) -> int:
+        """See `MiniBatch.num_edges`."""
+        ends = self.bulk.edge_ends
+        return int(ends[-1][self.q]) if self.nested else sum(int(e[self.q]) for e in ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.bulk.nbytes(self.q)
+
+
+def _host(x: Tensor) -> npt.NDArray[Any]:
+    return x.cpu().numpy()
+
+
+def node_weights(
+    graph: Graph, made: DeviceSample, scale: Callable[[Tensor, Tensor, Tensor], Tensor], of_edge: bool
+) -> list[Tensor]:
+    """`Block.weight` of the edges of each list, float32.
+
+    Args:
+        graph: that the nodes are of.
+        made: the minibatches, with positions if `of_edge`.
+        scale: (ids, kept edges, hop) of each row to what each of its edges counts, float64.
+        of_edge: whether that is times the edge's weight in the graph.
+    """
+    node_at, weights = moved(before(made.node_ends[-1])[:-1], made.rows.nodes.device), []
+    for x in made.lists:
+        owner, row = leading(x.rows, node_at.device)
+        at = moved(before(x.rows + 1)[:-1], node_at.device)[owner] + row
+        kept = (x.indptr[at + 1] - x.indptr[at]).long()
+        hop = torch.zeros_like(row)
+        for ends in made.node_ends[:-1]:
+            hop += row >= moved(ends, node_at.device)[owner]
+        each = torch.repeat_interleave(scale(made.rows.nodes[node_at[owner] + row], kept, hop), kept, output_size=len(x.indices))
+        if of_edge:
+            assert x.positions is not None
+            each = number_on_device(graph, "edge_weight")[x.positions].double() * each
+        weights.append(each.float())
+    return weights
+
+
+def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]], edge_ids: bool = False) -> Bulk:
+    """A bulk of the minibatches that lie on the device.
+
+    Args:
+        request: what was asked for.
+        pieces: which of its minibatches, and these.
+        edge_ids: see `ResidentMiniBatch`.
+    """
+    made: list[MiniBatch] = []
+    for piece, bulk in pieces:
+        numbers = request.indices[piece]
+        made += [ResidentMiniBatch(request.epoch, index, bulk, q, edge_ids) for q, index in enumerate(numbers)]
+    return Bulk(request.epoch, request.number, tuple(made))
