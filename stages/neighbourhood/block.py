@@ -1,8 +1,10 @@
 """A sampled block, or a whole graph as one block, as a neighbourhood in the memory of this process."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +22,14 @@ from .checks import alike, as_matrix, attention_rule, check_attention, check_bot
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
 
 
-class BlockNeighbourhood:
-    """Aggregation over the edges of one block. See `Neighbourhood` for what each call computes.
+class ListNeighbourhood(ABC):
+    """Aggregation over the edges of lists. See `Neighbourhood` for what each call computes.
 
-    Results lie where the rows do, on the CPU or on a CUDA device, in float32 or float64. On the CPU the block's arrays are shared, not
-    copied, where their layout allows; to a device they travel once.
+    Results lie where the rows do, in float32 or float64. A subclass says where the lists are.
     """
 
     def __init__(
         self,
-        block: Block,
         degree: Tensor | Callable[[], Tensor],
         kernels: ModuleType | None = None,
         names: npt.NDArray[np.int64] | None = None,
@@ -37,23 +37,39 @@ class BlockNeighbourhood:
     ) -> None:
         """
         Args:
-            block: one layer's edges.
             degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights); or what
                 gives it, called when a layer first asks.
             kernels: the aggregation backend; by default what fits the device of the rows.
             names: int64 [num_src], see `Neighbourhood.names`.
-            numbers: what attention dropout keys edges by; by default their places in the block.
-
-        Raises:
-            InputError: degree has another shape.
+            numbers: what attention dropout keys edges by; by default their places in the lists.
         """
-        if isinstance(degree, Tensor) and degree.shape != (block.num_src,):
-            raise InputError(f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for each")
-        self.block = block
         self._degree = degree
         self._given = kernels
         self.names = names
         self._numbers = numbers
+
+    @property
+    @abstractmethod
+    def lists(self) -> Any:
+        """The edges as the kernels read them."""
+
+    @property
+    @abstractmethod
+    def _edge_lists(self) -> Any:
+        """Lists in which every edge is a source of its own."""
+
+    @property
+    @abstractmethod
+    def weight(self) -> Tensor | None:
+        """`Block.weight` as a tensor, float32 [e]."""
+
+    @abstractmethod
+    def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
+        """What a row's weighted sum is multiplied by, [num_dst]; None where that is 1."""
+
+    @abstractmethod
+    def _ends(self, lists: Any, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
+        """[e] the source of each edge, and what gives [e] the destinations, on that device."""
 
     @property
     def spans_ranks(self) -> bool:
@@ -70,48 +86,20 @@ class BlockNeighbourhood:
     @property
     def num_dst(self) -> int:
         """Rows of the result."""
-        return self.block.num_dst
+        return self.lists.num_dst
 
     @property
     def num_src(self) -> int:
         """Rows of `h`."""
-        return self.block.num_src
+        return self.lists.num_src
 
     @property
     def num_edges(self) -> int:
         """Edges present."""
-        return self.block.num_edges
+        return self.lists.num_edges
 
     def _kernels(self, x: Tensor) -> ModuleType:
         return self._given or aggregation_on(x.device)
-
-    @cached_property
-    def lists(self) -> InLists:
-        """The block's edges as the kernels read them."""
-        return InLists.of(self.block.indptr, self.block.indices, self.num_src)
-
-    @cached_property
-    def _edge_lists(self) -> InLists:
-        """Lists in which every edge is a source of its own."""
-        positions = np.arange(self.block.num_edges, dtype=self.block.indices.dtype)
-        return InLists.of(self.block.indptr, positions, self.block.num_edges)
-
-    @cached_property
-    def weight(self) -> Tensor | None:
-        """`Block.weight` as a tensor, float32 [e]."""
-        weight = self.block.weight
-        return None if weight is None else torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))
-
-    def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
-        """What a row's weighted sum is multiplied by, [num_dst]; None where that is 1."""
-        kept = torch.from_numpy(self.lists.kept)
-        if self.weight is None:
-            scale = self.degree[: self.num_dst].to(dtype) if reduce == "sum" else torch.ones(self.num_dst, dtype=dtype)
-            return scale / kept.clamp(min=1).to(dtype)
-        if reduce == "sum":
-            return None
-        total = torch.from_numpy(np.bincount(self.lists.rows, self.weight.numpy().astype(np.float64), minlength=self.num_dst))
-        return torch.where(total > 0, 1 / total, 0.0).to(dtype)
 
     def _scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
         scale = self._row_scale(reduce, like.dtype)
@@ -123,15 +111,18 @@ class BlockNeighbourhood:
     def coefficients(self, dtype: torch.dtype) -> Tensor:
         """What each edge counts in `sum`, [e]."""
         scale = self._row_scale("sum", dtype)
-        weight = torch.ones(self.block.num_edges, dtype=dtype) if self.weight is None else self.weight.to(dtype)
-        return weight if scale is None else weight * scale[torch.from_numpy(self.lists.rows)]
+        if scale is None:
+            assert self.weight is not None
+            return self.weight.to(dtype)
+        each = scale[self._ends(self.lists, scale.device)[1]()]
+        return each if self.weight is None else self.weight.to(dtype) * each
 
-    def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    def _reduce(self, lists: Any, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels(x), lists)  # pyright: ignore[reportReturnType]
         coef = self._weight(x)
         if factor is not None:
-            of_edge = factor.detach().to(x.device, x.dtype)[torch.from_numpy(lists.indices).to(x.device)]
+            of_edge = factor.detach().to(x.device, x.dtype)[self._ends(lists, x.device)[0]]
             coef = of_edge if coef is None else of_edge.mul_(coef)
         return Spmm.apply(x, own, self._kernels(x), lists, coef, self._scale(reduce, x))  # pyright: ignore[reportReturnType]
 
@@ -194,11 +185,88 @@ class BlockNeighbourhood:
         """
         check_reduce(reduce)
         as_matrix(h, self.num_src, "h")
-        src, dst = (torch.from_numpy(rows).to(h.device) for rows in (self.lists.indices, self.lists.rows))
+        src, dst = self._ends(self.lists, h.device)
         weight = None if self.weight is None else self.weight.to(h.device, h.dtype)
-        messages = message(h[src], h[dst], weight, *params)
-        x = as_matrix(messages, self.block.num_edges, "the message's result")
+        messages = message(h[src], h[dst()], weight, *params)
+        x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self._edge_lists, x, reduce).reshape(self.num_dst, *messages.shape[1:])
+
+
+class BlockNeighbourhood(ListNeighbourhood):
+    """`ListNeighbourhood` over the edges of one block, for rows on the CPU or on a CUDA device. On the CPU the block's arrays are shared,
+    not copied, where their layout allows; to a device they travel once.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        degree: Tensor | Callable[[], Tensor],
+        kernels: ModuleType | None = None,
+        names: npt.NDArray[np.int64] | None = None,
+        numbers: EdgeNumbers | None = None,
+    ) -> None:
+        """
+        Args:
+            block: one layer's edges.
+            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights); or what
+                gives it, called when a layer first asks.
+            kernels: the aggregation backend; by default what fits the device of the rows.
+            names: int64 [num_src], see `Neighbourhood.names`.
+            numbers: what attention dropout keys edges by; by default their places in the block.
+
+        Raises:
+            InputError: degree has another shape.
+        """
+        if isinstance(degree, Tensor) and degree.shape != (block.num_src,):
+            raise InputError(f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for each")
+        super().__init__(degree, kernels, names, numbers)
+        self.block = block
+
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        return self.block.num_dst
+
+    @property
+    def num_src(self) -> int:
+        """Rows of `h`."""
+        return self.block.num_src
+
+    @property
+    def num_edges(self) -> int:
+        """Edges present."""
+        return self.block.num_edges
+
+    @cached_property
+    def lists(self) -> InLists:
+        """The block's edges as the kernels read them."""
+        return InLists.of(self.block.indptr, self.block.indices, self.num_src)
+
+    @cached_property
+    def _edge_lists(self) -> InLists:
+        """Lists in which every edge is a source of its own."""
+        positions = np.arange(self.block.num_edges, dtype=self.block.indices.dtype)
+        return InLists.of(self.block.indptr, positions, self.block.num_edges)
+
+    @cached_property
+    def weight(self) -> Tensor | None:
+        """`Block.weight` as a tensor, float32 [e]."""
+        weight = self.block.weight
+        return None if weight is None else torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))
+
+    def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
+        """What a row's weighted sum is multiplied by, [num_dst]; None where that is 1."""
+        kept = torch.from_numpy(self.lists.kept)
+        if self.weight is None:
+            scale = self.degree[: self.num_dst].to(dtype) if reduce == "sum" else torch.ones(self.num_dst, dtype=dtype)
+            return scale / kept.clamp(min=1).to(dtype)
+        if reduce == "sum":
+            return None
+        total = torch.from_numpy(np.bincount(self.lists.rows, self.weight.numpy().astype(np.float64), minlength=self.num_dst))
+        return torch.where(total > 0, 1 / total, 0.0).to(dtype)
+
+    def _ends(self, lists: InLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
+        return torch.from_numpy(lists.indices).to(device), lambda: torch.from_numpy(lists.rows).to(device)
 
 
 def whole_graph(graph: Graph, dtype: torch.dtype = torch.float32, kernels: ModuleType | None = None) -> BlockNeighbourhood:
