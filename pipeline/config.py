@@ -225,6 +225,17 @@ class Cluster(_Section):
     """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
 
 
+class Gpu(_Section):
+    """What a rank keeps in the memory of its GPU, with ``device = "cuda"``."""
+
+    topology: Literal["auto", "device", "pinned"] = "auto"
+    """Where neighbour lists lie: in its memory, in locked memory of the host, which kernels read directly, or there if they fit."""
+    features: Literal["auto", "device", "pinned"] = "auto"
+    """Where feature rows lie, likewise."""
+    cache_bytes: int = Field(default=1 << 30, ge=0)
+    """Of its memory for rows that lie on the host: those of the nodes with the most out-edges."""
+
+
 class CheckpointEvery(_Section):
     """When to write checkpoints, besides the end of the run."""
 
@@ -260,13 +271,13 @@ class Job(_Section):
     executor: Literal["inline", "dask"] | None = None
     """``inline``: this process; ``dask``: a cluster. By default inline for one rank."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where ranks train. This version takes ``cpu`` only."""
+    """Where ranks train: on processors, or each on a GPU of its own."""
     dtype: Literal["float32", "float64"] = "float32"
     """Of features, activations and parameters."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
     kernel: Literal["cpu", "reference", "cuda"] = "cpu"
-    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU."""
+    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU. By default those of `device`."""
     check: bool = False
     """Prove the invariants of every message on the way."""
     start_from: str | None = None
@@ -282,6 +293,7 @@ class Job(_Section):
     grappa: Grappa = Grappa()
     retexo: Retexo = Retexo()
     sar: Sar = Sar()
+    gpu: Gpu = Gpu()
     cluster: Cluster = Cluster()
     checkpoint: CheckpointEvery = CheckpointEvery()
     read: ReadOptions = ReadOptions()
@@ -376,6 +388,8 @@ def resolve(table: Mapping[str, Any]) -> Job:
         job = Job.model_validate(dict(table))
     except ValidationError as e:
         raise InputError(_sentence(e)) from None
+    if job.device == "cuda" and "kernel" not in job.model_fields_set and job.system == "bulk" and job.bulk.topology == "replicated":
+        job = job.model_copy(update={"kernel": "cuda"})
     if job.partition.method is None:
         method = "contiguous" if job.system == "bulk" and job.bulk.topology == "partitioned" else "metis-work"
         job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": method})})

@@ -24,10 +24,11 @@ from ..storage.fingerprint import digest_record
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clock import Clock
+from .device import on_device, ready_device
 from .events import Emit, Note, StageEnded, StageStarted
 from .prepare import TORCH_DTYPES, Prepared, refuse_slow_products
-from .rank import Trainer, train_rank
-from .result import peak_rss_bytes
+from .rank import Trainer, on_host, train_rank
+from .result import peak_device_bytes, peak_rss_bytes
 from .run_folder import CHECKPOINTS, MODEL
 from .score import scores
 
@@ -48,6 +49,7 @@ class RankReport:
     waits: dict[str, dict[str, int]]
     """Messages that were waited for one after the other, by channel and kind."""
     peak_rss_bytes: int
+    peak_device_bytes: int
     memory_bytes: dict[str, int]
     """See `rank.Progress.memory_bytes`."""
     fetched: dict[str, int]
@@ -108,7 +110,10 @@ def take_part(
     """
     job, outline = prepared.job, prepared.outline
     refuse_slow_products(job)
+    device = ready_device(job)
     model = prepared.build_model()
+    if device is not None:
+        model = model.to(device)
     rank_job = RankJob(
         seed=job.seed,
         batch_size=job.train.batch_size,
@@ -128,8 +133,11 @@ def take_part(
         generation=generation,
         fingerprint=digest_record(prepared.fingerprint),
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
+        device=device,
     )
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
+    if device is not None:
+        system, rank_job = on_device(system, rank_job, job)
     score = scores(prepared, system, model, rank_job, out, emit)
     validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
     checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0)
@@ -170,6 +178,7 @@ def take_part(
         bytes=ledger.as_record(),
         waits=ledger.waits(),
         peak_rss_bytes=peak_rss_bytes(),
+        peak_device_bytes=peak_device_bytes(),
         memory_bytes=progress.memory_bytes,
         fetched=progress.fetched,
         parameters_sha256=sha256,
@@ -200,5 +209,5 @@ class PlacedOnce:
 
 def _save_model(path: Path, model: nn.Module) -> None:
     aside = path.with_name(f".writing-{path.name}")
-    torch.save(model.state_dict(), aside)
+    torch.save(on_host(model.state_dict()), aside)
     aside.replace(path)

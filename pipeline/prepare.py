@@ -39,6 +39,7 @@ from . import systems
 from .begin_from import begun
 from .config import SHORTHANDS, Job, build, merged, resolve
 from .datasets import GENERATED, ReadOptions, open_dataset
+from .device import refuse_off_device
 from .events import Emit, Note, StageEnded, StageStarted
 from .parts import Parts
 from .schedule import LayerByLayer
@@ -164,7 +165,7 @@ def refuse_slow_products(job: Job) -> None:
     Raises:
         InputError: it has no products in bfloat16, and the job wants them.
     """
-    if job.train.products == "bfloat16" and not has_bfloat16():
+    if job.train.products == "bfloat16" and job.device == "cpu" and not has_bfloat16():
         raise InputError("train.products is 'bfloat16', but this processor has no bfloat16 products; use \"float32\"")
 
 
@@ -176,7 +177,7 @@ def refuse_what_is_missing(job: Job) -> None:
     """
     _ = sampling(job.kernel)
     if job.device == "cuda":
-        raise InputError("device is 'cuda', but this version trains on CPUs only; use device = \"cpu\"")
+        refuse_off_device(job)
     if job.train.products == "bfloat16" and job.dtype != "float32":
         raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
     if job.executor == "inline" and job.ranks > 1:

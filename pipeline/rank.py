@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..stages.arena import Arena, reusing
 from ..stages.base import Feed, Fetcher, FetchesAhead, Group, Held, Part, Phase, PhaseFetcher, Placement, RankJob, StepRules, Validation
@@ -18,6 +19,8 @@ from ..storage.errors import InputError, RunError
 from .clock import Clock
 from .config import CheckpointEvery, Train
 from .events import Emit, EpochDone, Note, StepDone
+from .result import peak_device_bytes
+from .step_losses import StepLosses
 from .systems import System
 
 Validate = Callable[[nn.Module], float]
@@ -98,8 +101,10 @@ class Trainer:
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """A fresh optimiser, as the configuration has it."""
-        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-        return kinds[self.train.optimizer](parameters, lr=self.train.lr, weight_decay=self.train.weight_decay)
+        kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        # On a GPU one launch for all parameters, not several for each.
+        fused = {"fused": True} if parameters[0].is_cuda else {}
+        return kinds[self.train.optimizer](parameters, lr=self.train.lr, weight_decay=self.train.weight_decay, **fused)
 
     @property
     def rules(self) -> StepRules:
@@ -186,6 +191,7 @@ class _PhaseLoop:
         self.arena = Arena()
         self.other_bytes = 0
         """Of a step's tensors that lie elsewhere."""
+        self.losses = StepLosses()
         self.saved_at = time.monotonic()
         self.lost: dict[int, dict[str, int]] = {}
         """Ranks that this phase goes on without, and their records in `Progress.lost`."""
@@ -217,11 +223,15 @@ class _PhaseLoop:
             for s in range(step, self.steps):
                 start = time.perf_counter()
                 # A step's tensors are followed once: the first tells what the others take.
-                others = TensorBytes(self.arena) if not self.progress.memory_bytes else None
+                others = TensorBytes(self.arena) if self.t.job.device is None and not self.progress.memory_bytes else None
                 with reusing(self.arena), others or nullcontext():
                     self._step(epoch, s)
                 self.arena.step()
-                self._account_memory(others)
+                # What a GPU's allocator counts takes as long to ask for as several launches.
+                if self.t.job.device is None or s + 1 == self.steps:
+                    self._account_memory(others)
+                with self.clock.measure("forward_backward"):
+                    self.losses.wait() if s + 1 == self.steps else self.losses.look()
                 self.progress.epoch_seconds += time.perf_counter() - start
                 self._account_losses(epoch, s)
                 if s + 1 < self.steps:
@@ -260,7 +270,8 @@ class _PhaseLoop:
         self.module.train()
         # Gradients of the last step go back to the arena.
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum, seeds, weight, edges = 0.0, 0, 0.0, 0
+        loss_sum: float | Tensor = 0.0
+        seeds, weight, edges = 0, 0.0, 0
         first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)
         # Every rank goes through as many rounds: fetching may be something that all of them do together.
         for index in range(first + group.rank, last + -(last - first) % group.size + group.rank, group.size):
@@ -289,10 +300,15 @@ class _PhaseLoop:
                 self.optimizer.step()
         self.feed.release(epoch, last - 1)
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
-        progress.loss_sum += loss_sum
         progress.loss_seeds += seeds
         progress.sampled_edges += edges
-        t.emit(StepDone(epoch, step, self.steps, loss_sum / max(seeds, 1), seeds, edges, self._hot()))
+        hot = self._hot()
+
+        def told(loss: float) -> None:
+            progress.loss_sum += loss
+            t.emit(StepDone(epoch, step, self.steps, loss / max(seeds, 1), seeds, edges, hot))
+
+        self.losses.add(loss_sum, told)
 
     def _account_memory(self, others: TensorBytes | None) -> None:
         """What the run's memory consists of; told once the first step has shown what a step takes, where it matters."""
@@ -302,7 +318,7 @@ class _PhaseLoop:
         self.progress.memory_bytes = {
             "graph": graph.nbytes,
             "features": features.num_rows * features.num_features * features.dtype.itemsize,
-            "step": self.arena.peak_bytes + self.other_bytes,
+            "step": self.arena.peak_bytes + self.other_bytes if self.t.job.device is None else peak_device_bytes(),
         }
         if others is not None and self.t.job.group.rank == 0 and sum(self.progress.memory_bytes.values()) >= WORTH_TELLING_BYTES:
             mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in self.progress.memory_bytes.items()}
@@ -401,15 +417,16 @@ class _PhaseLoop:
         t, progress = self.t, self.progress
         if t.checkpoints is None:
             return
+        self.losses.wait()
         self._pool()
         if _speaks(t.job.group):
             state = {name: value for name, value in vars(progress).items() if name not in KEPT_OUT}
             t.checkpoints.taken_over().save(
                 progress.cursor,
                 {
-                    "model": t.model.state_dict(),
-                    "optimizer": optimizer_state,
-                    "progress": {**state, **{name: state[name] + so_far for name, so_far in progress.pooled.items()}},
+                    "model": on_host(t.model.state_dict()),
+                    "optimizer": on_host(optimizer_state),
+                    "progress": on_host({**state, **{name: state[name] + so_far for name, so_far in progress.pooled.items()}}),
                     "ledgers": progress.ledgers,
                     "seconds": self.clock.snapshot(),
                 },
@@ -438,6 +455,11 @@ class _PhaseLoop:
                 setattr(progress, name, 0)
             else:
                 setattr(progress, name, value if _speaks(group) else 0.0)
+
+
+def on_host(state: Any) -> Any:
+    """The same with every tensor in the memory of the host, so that who has no GPU can read it."""
+    return pytree.tree_map_only(Tensor, lambda x: x.cpu(), state)
 
 
 def _missing(group: Group) -> list[int]:

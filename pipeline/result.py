@@ -41,6 +41,13 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def peak_device_bytes() -> int:
+    """Most memory of a GPU that tensors of this process have taken so far; 0 where it has none."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+
+
 def write_json(path: Path, record: dict[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
     write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")

@@ -205,7 +205,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         peak_rss_bytes=[r.peak_rss_bytes for r in reports],
         memory_bytes=[r.memory_bytes for r in reports],
         hot_rows=[r.fetched for r in reports] if first.fetched else None,
-        peak_device_bytes=[0] * len(reports),
+        peak_device_bytes=[r.peak_device_bytes for r in reports],
         minibatches=sum(r.minibatches for r in reports),
         sampled_edges=sum(r.sampled_edges for r in reports),
         phases=first.phases,

@@ -260,7 +260,7 @@ class RankJob:
     epochs: int
     dtype: torch.dtype
     kernel: Any
-    """The sampling kernels (`stages.kernels.cpu` or `reference`)."""
+    """The sampling kernels, a module of `stages.kernels`."""
     group: Group
     ledger: Ledger
     queue: Any = None
@@ -282,6 +282,10 @@ class RankJob:
     """How often the ranks of this run have been started before."""
     fingerprint: str = ""
     """A digest of everything that decides the parameters of this run."""
+    device: torch.device | None = None
+    """Whose memory a step's tensors lie in, the model's too; None: the host's."""
+    resident: bool = False
+    """Whether minibatches are drawn on `device` and stay there."""
     needs_all_rows: bool = False
     """Whether training depends on nodes that no seed's result does, as batch normalisation over all nodes makes it."""
 
@@ -398,8 +402,8 @@ class FetchesAhead(Fetcher, Protocol):
 class WorkDone:
     """What a piece of work contributed."""
 
-    loss_sum: float
-    """Summed over its seeds, unweighted."""
+    loss_sum: float | Tensor
+    """Summed over its seeds, unweighted; a scalar on the device of those who train there, who must not wait for it."""
     seeds: int
     weight: float | None = None
     """What its seeds count together; None: each one."""

@@ -42,11 +42,11 @@ def forward_backward(
     """
     # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
-    with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
+    with torch.autocast(fetched.y.device.type, torch.bfloat16, enabled=products == "bfloat16"):
         logits = model(fetched.hoods, fetched.h)
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     loss = summed_loss(logits, fetched.y, task, weights)
     (loss * weight if weight != 1.0 else loss).backward()
-    told = loss if weights is None else summed_loss(logits.detach(), fetched.y, task)
-    return WorkDone(float(told.detach()), len(fetched.y))
+    told = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
+    return WorkDone(told if told.is_cuda else float(told), len(fetched.y))

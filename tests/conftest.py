@@ -4,7 +4,9 @@ import atexit
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,15 @@ if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
 # Read when Triton is first imported, by whichever test comes first.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    with suppress(ImportError):
+        from triton.runtime.interpreter import GridExecutor
+
+        # It keeps the grid of the kernel under way in one place, and a run launches kernels from several threads.
+        def one_at_a_time(self: GridExecutor, *args: object, _call=GridExecutor.__call__, _lock=threading.RLock(), **kwargs: object) -> None:
+            with _lock:
+                _call(self, *args, **kwargs)
+
+        GridExecutor.__call__ = one_at_a_time
 
 
 @pytest.fixture(scope="session")

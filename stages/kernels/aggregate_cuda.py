@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..rows import NamedRows, device_base_and_ids
 from .attention_cuda import (
     add_outer,
     attend,
@@ -31,7 +32,6 @@ from .attention_cuda import (
     dots,
     weighted_sum,
 )
-from ..rows import NamedRows, device_base_and_ids
 from .lists import InLists, IntArray
 from .lists_cuda import DeviceLists, on_device
 from .sums_cuda import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile

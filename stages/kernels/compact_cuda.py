@@ -42,7 +42,8 @@ def compacted(graph: DeviceGraph, rows: Rows, ends: Tensor, flags: Tensor, table
     place = cumulated(flags)
     kept = place[ends]
     room = total(kept)
-    edges, positions = graph.indices.new_empty(room), torch.empty(room, dtype=torch.int64, device=graph.device)
+    edges = torch.empty(room, dtype=graph.indices.dtype, device=graph.device)
+    positions = torch.empty(room, dtype=torch.int64, device=graph.device)
     if room:
         launch(_compact, programs(len(flags), BLOCK))(
             graph.indptr, graph.indices, rows.nodes, rows.owner, ends, flags, place, tables.found, edges, positions,

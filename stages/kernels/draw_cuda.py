@@ -227,7 +227,7 @@ def draw(
     ends = cumulated(kept)
     all_, racing = fanout < 0, weights is not None and not replace
     room = total(ends) if all_ or racing or n * s > BOUND else n * s
-    edges = graph.indices.new_empty(max(room, 1))
+    edges = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)
     positions = torch.empty(max(room, 1), dtype=torch.int64, device=graph.device) if keep else None
     if not n or not room:
         return Drawn(ends, edges, positions)

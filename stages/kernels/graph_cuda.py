@@ -12,6 +12,10 @@ from torch import Tensor
 from ...storage.graph import Graph
 from .words_cuda import device
 
+Place = Literal["auto", "device", "pinned"]
+"""In the device's memory, in the host's (locked, so that kernels read it there), or there if it fits."""
+SHARE = 0.6
+"""Of the device's free memory, at most, that one array may take to fit."""
 SCAN = 1 << 12
 """Nodes of one minibatch that one program looks through for new ones."""
 TABLE_BYTES = 4 << 30
@@ -48,7 +52,7 @@ class DeviceGraph:
     indptr: Tensor
     """int64 [V+1]."""
     indices: Tensor
-    """int32 or int64 [E]."""
+    """int32 or int64 [E]; on the device, or in locked memory of the host (see `place`)."""
     max_degree: int
     """The largest in-degree."""
     _weights: dict[int, tuple[Any, Weights]] = field(default_factory=dict)
@@ -83,6 +87,7 @@ def number_on_device(graph: Graph, name: Literal["in_degree", "degree", "edge_we
     known = _numbers.setdefault(graph, {})
     if name not in known:
         known[name] = moved(getattr(graph, name), device())
+        settle(known[name].device)
     return known[name]
 
 
@@ -92,12 +97,50 @@ def on_device(graph: Graph) -> DeviceGraph:
     Raises:
         InputError: there is no GPU.
     """
-    known = _graphs.get(graph)
-    if known is None:
-        to = device()
-        indptr, indices = moved(graph.indptr, to), moved(graph.indices, to)
-        known = _graphs[graph] = DeviceGraph(indptr, indices, int(graph.in_degree.max(initial=0)))
+    return _graphs.get(graph) or place(graph, "auto")
+
+
+def place(graph: Graph, where: Place) -> DeviceGraph:
+    """Put the graph's topology where kernels read it.
+
+    Args:
+        graph: in-neighbour lists.
+        where: of the sources of edges, the larger part of them; the rest is on the device in any case.
+
+    Raises:
+        InputError: there is no GPU.
+    """
+    to = device()
+    indices = reachable(graph.indices, to, where)
+    known = _graphs[graph] = DeviceGraph(moved(graph.indptr, to), indices, int(graph.in_degree.max(initial=0)))
+    settle(to)
     return known
+
+
+def fits(num_bytes: int, to: torch.device) -> bool:
+    """Whether so much more leaves the device enough for work on it."""
+    return to.type != "cuda" or num_bytes <= SHARE * torch.cuda.mem_get_info(to)[0]
+
+
+def reachable(array: npt.NDArray[Any], to: torch.device, where: Place) -> Tensor:
+    """The array where kernels on the device can read it: there, or in locked memory of the host.
+
+    Args:
+        array: of any shape.
+        to: the device.
+        where: ``auto``: on the device if it fits.
+    """
+    if where == "device" or (where == "auto" and fits(array.nbytes, to)):
+        return moved(array, to)
+    locked = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=to.type == "cuda")
+    locked.numpy()[...] = array
+    return locked
+
+
+def settle(to: torch.device) -> None:
+    """Wait for copies to the device: other threads, whose streams do not wait for this one's, read them too."""
+    if to.type == "cuda":
+        torch.cuda.synchronize(to)
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,11 +65,13 @@ class ResidentBulk:
         self._row_at = [before(x.rows + 1) for x in lists]
         self._edge_at = [before(x.edges) for x in lists]
         self._there: dict[int, _Transposed] = {}
-        self.ready: torch.cuda.Event | None = None
+        self._ready: torch.cuda.Event | None = None
         """When the device has made all this; None: it has."""
+        self._waiting: set[int] = set()
+        """Streams that wait for that."""
         if self.device.type == "cuda":
-            self.ready = torch.cuda.Event()
-            self.ready.record()
+            self._ready = torch.cuda.Event()
+            self._ready.record()
 
     @property
     def size(self) -> int:
@@ -97,10 +99,12 @@ class ResidentBulk:
 
     def await_here(self) -> None:
         """The stream of this thread waits until the bulk is made, and its memory lasts until that stream is done with it."""
-        if self.ready is not None:
-            here = torch.cuda.current_stream(self.device)
-            here.wait_event(self.ready)
-            self.ready = None
+        if self._ready is None:
+            return
+        here = torch.cuda.current_stream(self.device)
+        if here.cuda_stream not in self._waiting:
+            self._waiting.add(here.cuda_stream)
+            here.wait_event(self._ready)
             for t in self.tensors:
                 t.record_stream(here)
 

@@ -124,9 +124,9 @@ def add_lists(
             grid = triton.cdiv(n, rows_per), triton.cdiv(width, columns)
             launched: Any = _sum_rows[grid]
             launched(
-                begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n, width, x.stride(0), result.stride(0),
-                own_rows if whole else 0, LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole, KIND=kind if whole else NOTHING,
-                UNROLL=UNROLL, BR=rows_per, BF=columns,
+                begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n, width,
+                x.stride(0), result.stride(0), own_rows if whole else 0, LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole,
+                KIND=kind if whole else NOTHING, UNROLL=UNROLL, BR=rows_per, BF=columns,
             )  # fmt: skip
 
     launch(lists.begin, lists.end, rows, out, True)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...storage.errors import InputError
 from ...storage.graph import Graph
 from .draw_cuda import Rows, cumulated
 from .graph_cuda import DeviceGraph, moved, on_device
@@ -138,7 +139,7 @@ def terms(graph: Graph) -> Terms:
     """The graph's `Terms`; made once, kept as long as the graph lives. With weights the host needs some E int64 numbers on the way.
 
     Raises:
-        InputError: there is no GPU.
+        InputError: there is no GPU, or the topology is not in its memory.
     """
     known = _terms.get(graph)
     if known is None:
@@ -148,6 +149,10 @@ def terms(graph: Graph) -> Terms:
 
 def _made(graph: Graph) -> Terms:
     on, V = on_device(graph), graph.num_nodes
+    if on.indices.device != on.device:
+        raise InputError(
+            'layer-wise samplers need the topology in the GPU\'s memory, and it is not there: use neighbor or labor, or kernel = "cpu"'
+        )
     bits, w = fraction_bits(V), graph.edge_weight
     if w is None:
         whole = graph.in_degree + 1

@@ -140,7 +140,7 @@ class Sampled:
             producer = Producer(
                 job.queue,
                 graph=placement.graph,
-                sampler=self.sampler,
+                sampler=_on_device(self.sampler, job),
                 plan=replace(plan, takes=job.is_mine) if job.group.size > 1 else plan,
                 kernel=job.kernel,
                 first_epoch=first[0],
@@ -148,6 +148,17 @@ class Sampled:
                 first_bulk=first[1] // job.bulk_size,
             )
         return QueueFeed(job.queue, producer, job.ledger, job.producer_alive)
+
+
+def _on_device(sampler: Sampler, job: RankJob) -> Any:
+    """The sampler, or one whose bulks stay on the device."""
+    if not job.resident:
+        return sampler
+    # Needs Triton.
+    from .resident import LeftOnDevice
+
+    assert job.device is not None
+    return LeftOnDevice(sampler, job.device)
 
 
 class QueueFeed:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from ..kernels.graph_cuda import moved, number_on_device
 from ..kernels.number_cuda import before
 from ..kernels.resident_cuda import ResidentBulk, leading
 from ..kernels.sample_cuda import DeviceSample
-from .base import BulkRequest
+from .base import BulkRequest, Sampler
 
 
 class ResidentMiniBatch(MiniBatch):
@@ -54,7 +53,8 @@ class ResidentMiniBatch(MiniBatch):
             return nested_blocks(nodes, ends, *found[outer])
         return tuple(Block(ends[h], nodes[: ends[h + 1]], *found[h]) for h in reversed(hops))
 
-    def _list(self, h: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32] | None, npt.NDArray[np.int64] | None]:
+    def _list(self, h: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
+        """indptr, indices, weight and edge ids of a hop."""
         b, q = self.bulk, self.q
         lists, ids = b.block(q, h), b.positions_of(q, h) if self.edge_ids else None
         weight = b.weight_of(q, h)
@@ -76,9 +76,25 @@ def _host(x: Tensor) -> npt.NDArray[Any]:
     return x.cpu().numpy()
 
 
-def node_weights(
-    graph: Graph, made: DeviceSample, scale: Callable[[Tensor, Tensor, Tensor], Tensor], of_edge: bool
-) -> list[Tensor]:
+class LeftOnDevice:
+    """A sampler whose bulks stay on the device, drawn on a stream of their own, beside the training."""
+
+    def __init__(self, sampler: Sampler, device: torch.device) -> None:
+        """
+        Args:
+            sampler: says what is drawn.
+            device: where.
+        """
+        self._sampler = sampler
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample_on_device`; `kernel` is not asked."""
+        with torch.cuda.stream(self._stream):
+            return self._sampler.sample_on_device(graph, request, workspace)
+
+
+def node_weights(graph: Graph, made: DeviceSample, scale: Callable[[Tensor, Tensor, Tensor], Tensor], of_edge: bool) -> list[Tensor]:
     """`Block.weight` of the edges of each list, float32.
 
     Args:

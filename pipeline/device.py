@@ -1,0 +1,62 @@
+"""What changes where a rank trains on a GPU: whose memory tensors lie in, and how minibatches come there."""
+
+from dataclasses import replace
+
+import torch
+
+from ..stages.base import RankJob
+from ..stages.fetch.gather import Gathered
+from ..stages.kernels import sampling
+from ..storage.errors import InputError
+from .config import Job
+from .systems import System
+
+
+def refuse_off_device(job: Job) -> None:
+    """Refuse what no GPU can do in this version, before anything slow is done for it.
+
+    Raises:
+        InputError: a system without minibatches, or there is no GPU.
+        MissingExtraError: Triton is not installed.
+    """
+    if job.system in ("sar", "retexo"):
+        raise InputError(
+            f"device is 'cuda', but system '{job.system}' trains on CPUs only in this version; use bulk or grappa, or device = \"cpu\""
+        )
+    _there()
+
+
+def _there() -> torch.device:
+    return sampling("cuda").device()
+
+
+def ready_device(job: Job) -> torch.device | None:
+    """The device of this rank, chosen for everything that follows; None: it trains in the memory of the host.
+
+    Raises:
+        InputError: there is no GPU.
+    """
+    if job.device == "cpu":
+        return None
+    to = _there()
+    if to.type == "cuda":
+        to = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.reset_peak_memory_stats(to)
+    return to
+
+
+def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, RankJob]:
+    """The system with what its minibatches need to be trained on a device, and this rank's job.
+
+    Args:
+        system: of the run.
+        rank_job: of this rank, with its device.
+        job: the configuration.
+    """
+    # Needs Triton.
+    from ..stages.fetch.on_device import GatheredOnDevice, MovedToDevice
+
+    if not isinstance(system.neighbourhood, Gathered):
+        return replace(system, neighbourhood=MovedToDevice(system.neighbourhood)), rank_job
+    policy = GatheredOnDevice(job.gpu.features, job.gpu.cache_bytes, job.gpu.topology)
+    return replace(system, neighbourhood=policy), replace(rank_job, resident=job.kernel == "cuda")

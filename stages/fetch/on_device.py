@@ -1,0 +1,196 @@
+"""Fetch for ranks that train on a GPU: everything a step reads is there, or on its way, when the step is asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...storage.features import CountedFeatures, FeatureStore, in_place
+from ...storage.minibatch import MiniBatch
+from ..base import Fetched, Fetcher, NeighbourhoodPolicy, Placement, RankJob
+from ..kernels.draw_cuda import Rows
+from ..kernels.graph_cuda import Place, fits, moved, number_on_device, place, reachable, settle
+from ..kernels.number_cuda import DeviceList
+from ..kernels.resident_cuda import ResidentBulk
+from ..kernels.rows_cuda import Cache, gather_rows
+from ..neighbourhood.resident import ResidentNeighbourhood
+from ..rows import NamedRows, torch_dtype
+from ..sample.resident import ResidentMiniBatch
+
+UPLOAD_BYTES = 256 << 20
+"""Rows of a store that is not in memory travel in pieces of this size."""
+
+
+@dataclass(frozen=True)
+class GatheredOnDevice:
+    """`Gathered` on a device: rows lie in its memory, or are read from the host's, each at most once per minibatch."""
+
+    features: Place = "auto"
+    """Where rows lie."""
+    cache_bytes: int = 1 << 30
+    """Of device memory for rows that lie on the host: those with the most out-edges."""
+    topology: Place = "auto"
+    """Where neighbour lists lie that are sampled from there."""
+
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
+        """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
+        assert job.device is not None
+        if job.resident:
+            place(placement.graph, self.topology)
+        return DeviceGather(placement, CountedFeatures(placement.features, job.ledger, "store"), job.device, self)
+
+
+class DeviceGather:
+    """Hands out neighbourhoods over lists that stay where they were drawn. Rows on the device are only named: the first layer reads
+    them where they lie. Rows on the host are gathered by a stream of their own, one minibatch ahead of the training as long as the next
+    one is of the same bulk."""
+
+    exchange_s = 0.0
+
+    def __init__(self, placement: Placement, features: FeatureStore, device: torch.device, policy: GatheredOnDevice) -> None:
+        """
+        Args:
+            placement: labels and degrees.
+            features: where rows come from; read once.
+            device: where to.
+            policy: see there.
+        """
+        self._placement, self._device = placement, device
+        self._base = _uploaded(features, device, policy.features)
+        self._labels = placement.labels.to(device)
+        self._degree = cache(lambda: placement.degree.to(device))
+        self._cache: Cache | None = None
+        self._near = self._base.device == device
+        self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
+        if not self._near and (count := min(policy.cache_bytes // max(self._base[:1].nbytes, 1), len(self._base))):
+            self._cache = Cache(self._base, _most_read(placement, count))
+        settle(device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows on the device."""
+        return (self._base.nbytes if self._near else 0) + (0 if self._cache is None else self._cache.rows.nbytes)
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        """See `Fetcher.fetch`."""
+        bulk, q = (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, self._device), 0)
+        bulk.await_here()
+        nodes = bulk.nodes_of(q)
+        hops = range(bulk.num_hops)
+        degree = cache(lambda: self._degree()[nodes])
+        hoods = tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in reversed(hops))
+        h = NamedRows(self._base, nodes) if self._near else self._gathered(bulk, q)
+        return Fetched(work.epoch, work.index, hoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
+
+    def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
+        """The rows of minibatch q; those of the next one are begun."""
+        here, self._ahead = self._ahead, None
+        if here is None or here[0] is not bulk or here[1] != q:
+            here = self._begin(bulk, q)
+        if q + 1 < bulk.size:
+            self._ahead = self._begin(bulk, q + 1)
+        rows, done = here[2], here[3]
+        if done is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(done)
+            rows.record_stream(stream)
+        return rows
+
+    def _begin(self, bulk: ResidentBulk, q: int) -> tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None]:
+        if self._stream is None:
+            return bulk, q, gather_rows(self._base, bulk.nodes_of(q), self._cache), None
+        with torch.cuda.stream(self._stream):
+            bulk.await_here()
+            rows, done = gather_rows(self._base, bulk.nodes_of(q), self._cache), torch.cuda.Event()
+            done.record()
+        return bulk, q, rows, done
+
+    def idle(self) -> None:
+        """See `Fetcher.idle`: ranks gather by themselves."""
+
+
+def _uploaded(features: FeatureStore, device: torch.device, where: Place) -> Tensor:
+    """All rows, where kernels of the device can read them."""
+    V, F = features.num_rows, features.num_features
+    everywhere = np.arange(V)
+    base = in_place(features, everywhere)
+    if base is not None:
+        return reachable(base, device, where)
+    near = where == "device" or (where == "auto" and fits(V * F * features.dtype.itemsize, device))
+    there: Any = {"device": device} if near else {"pin_memory": device.type == "cuda"}
+    out = torch.empty((V, F), dtype=torch_dtype(features.dtype), **there)
+    step = max(1, UPLOAD_BYTES // max(F * features.dtype.itemsize, 1))
+    for first in range(0, V, step):
+        out[first : first + step] = torch.from_numpy(features.gather(everywhere[first : first + step]))
+    return out
+
+
+def _most_read(placement: Placement, count: int) -> Tensor:
+    """int64 [count], the nodes with the most out-edges, on the device: in the long run these are asked for most often."""
+    out_degree = np.bincount(placement.graph.indices, minlength=placement.graph.num_nodes)
+    first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
+    return moved(first.astype(np.int64), number_on_device(placement.graph, "in_degree").device)
+
+
+def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
+    """A minibatch that was sampled on the host, on the device: a bulk of one."""
+
+    def count(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.array([n], np.int64)
+
+    blocks = work.blocks[::-1]  # nearest the seeds first
+    held = blocks[-1:] if work.nested else blocks
+    lists = [
+        DeviceList(
+            moved(b.indptr.astype(np.int32, copy=False), device), moved(b.indices, device), None, count(b.num_dst), count(b.num_edges)
+        )
+        for b in held
+    ]
+    nodes = moved(work.nodes, device)
+    return ResidentBulk(
+        Rows(nodes, nodes),
+        [count(blocks[0].num_dst), *(count(b.num_src) for b in blocks)],
+        lists,
+        [count(b.num_edges) for b in blocks],
+        None if held[0].weight is None else [moved(b.weight, device) for b in held if b.weight is not None],
+        nested=work.nested,
+        bound=max(int(np.diff(b.indptr).max(initial=0)) for b in held),
+    )
+
+
+@dataclass(frozen=True)
+class MovedToDevice:
+    """Another policy's minibatches, fetched on the host: rows, labels and weights move to the device, and lists when a layer asks."""
+
+    inner: NeighbourhoodPolicy
+
+    def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "MovedFetcher":
+        """See `NeighbourhoodPolicy.fetcher`."""
+        assert job.device is not None
+        return MovedFetcher(self.inner.fetcher(placement, job, module), job.device)
+
+
+class MovedFetcher:
+    """What it does not do itself the inner fetcher does, fetching ahead above all."""
+
+    def __init__(self, inner: Fetcher, device: torch.device) -> None:
+        """
+        Args:
+            inner: fetches on the host.
+            device: where its results go.
+        """
+        self._inner, self._device = inner, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def fetch(self, work: Any) -> Fetched:
+        """See `Fetcher.fetch`."""
+        got = self._inner.fetch(work)
+        there: Callable[[Tensor], Tensor] = lambda x: x.to(self._device, non_blocking=True)  # noqa: E731
+        return replace(got, h=there(got.h), y=there(got.y), weight=None if got.weight is None else there(got.weight))

@@ -1,0 +1,59 @@
+"""Rows of a matrix by number, from a device's memory, from locked memory of the host, or from both."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .sums_cuda import tile
+
+
+@triton.jit(do_not_specialize=["n"])
+def _gather_rows(base, cache, slot, ids, out, n, F, stride, BR: tl.constexpr, BF: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    k = tl.program_id(1) * BF + tl.arange(0, BF)
+    inside = i < n
+    both = inside[:, None] & (k < F)[None, :]
+    u = tl.load(ids + i, inside, 0).to(tl.int64)
+    if slot is not None:
+        s = tl.load(slot + u, inside, -1).to(tl.int64)
+        near = (s >= 0)[:, None]
+        x = tl.load(cache + s[:, None] * F + k[None, :], both & near, 0)
+        x = tl.where(near, x, tl.load(base + u[:, None] * stride + k[None, :], both & (near == 0), 0))
+    else:
+        x = tl.load(base + u[:, None] * stride + k[None, :], both, 0)
+    tl.store(out + i[:, None] * F + k[None, :], x, both)
+
+
+class Cache:
+    """Some rows of a matrix that lies in the host's memory, on the device."""
+
+    def __init__(self, base: Tensor, rows: Tensor) -> None:
+        """
+        Args:
+            base: [V, F], in locked memory.
+            rows: int64 [m], distinct, on the device.
+        """
+        self.slot = torch.full((len(base),), -1, dtype=torch.int32, device=rows.device)
+        self.slot[rows] = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
+        self.rows = gather_rows(base, rows)
+
+
+def gather_rows(base: Tensor, ids: Tensor, cache: Cache | None = None) -> Tensor:
+    """``base[ids]``, [n, F], on the device of `ids`, without a wait.
+
+    Args:
+        base: [V, F], with contiguous rows; on that device or in locked memory of the host.
+        ids: int32 or int64 [n], in range.
+        cache: of rows that need not be read there.
+    """
+    n, width = len(ids), base.shape[1]
+    out = torch.empty((n, width), dtype=base.dtype, device=ids.device)
+    rows, columns = tile(width)
+    if n and width:
+        launched: Any = _gather_rows[triton.cdiv(n, rows), triton.cdiv(width, columns)]
+        kept, slot = (None, None) if cache is None else (cache.rows, cache.slot)
+        launched(base, kept, slot, ids, out, n, width, base.stride(0), BR=rows, BF=columns)
+    return out
