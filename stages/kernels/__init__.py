@@ -35,6 +35,18 @@ def aggregation_on(device: torch.device) -> ModuleType:
     return aggregation("cuda" if device.type == "cuda" else "cpu")
 
 
+def dropout_on(device: torch.device) -> ModuleType:
+    """The module that drops elements of tensors on `device`.
+
+    Raises:
+        MissingExtraError: it is a GPU, and Triton is not installed.
+    """
+    if device.type != "cuda":
+        return import_module(".dropout_cpu", __name__)
+    _refuse_without_triton("dropout on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
+    return import_module(".dropout_cuda", __name__)
+
+
 def sampling(name: str = "cpu") -> ModuleType:
     """The sampling kernels of that name.
 

@@ -63,24 +63,27 @@ print(len(KERNELS))
 """
 
 
-AGGREGATION = """
+LAYERS = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from millrace.stages.kernels import aggregate_cuda, attention_cuda, sums_cuda
+from millrace.stages.kernels import aggregate_cuda, attention_cuda, dropout_cuda, rows_cuda, sums_cuda
 
 REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src"}
-REAL |= {"logit_src", "logit_dst", "log_sum"}
-NARROW = {"ids", "indices", "dst", "edge", "arg", "position"}
-LISTS = {"begin", "end", "rows", "first", "own_names"}
+REAL |= {"logit_src", "logit_dst", "log_sum", "base", "cache"}
+NARROW = {"ids", "indices", "dst", "edge", "arg", "position", "slot"}
+LISTS = {"begin", "end", "rows", "first", "own_names", "names"}
 EDGES = {"LIMIT": 256, "UNROLL": 4, "BR": 4, "BD": 128, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0}
 WHOLE = EDGES | {"first": None, "own_names": None, "edge": None, "rows": None, "TO_ROWS": True, "OWN": True}
 SHARD = EDGES | {"TO_ROWS": True, "OWN": False}
 SUMS = {"rows": None, "LIMIT": 256, "TO_ROWS": True, "ADD": False, "UNROLL": 4, "BR": 4, "BF": 128}
 LOGITS = {"LIMIT": 256, "SLOPE": 0.2, "TO_ROWS": True, "BR": 8, "BH": 4}
+DROPPED = {"THRESHOLD": 2**31, "SCALE": 1 / 0.7, "BR": 4, "BF": 128}
 KERNELS = [
     *((sums_cuda._sum_rows, SUMS | {"KIND": kind}) for kind in range(4)),
     (sums_cuda._sum_rows, SUMS | {"KIND": 2, "ids": None, "coef": None, "source_scale": None}),
+    (rows_cuda._gather_rows, {"BR": 4, "BF": 128}),
+    (rows_cuda._gather_rows, {"cache": None, "slot": None, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_rows, {"position": None, "LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 0, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_rows, {"LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 2, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_backward_rows, {"position": None, "LIMIT": 256, "UNROLL": 4, "BR": 4, "BF": 128}),
@@ -93,9 +96,11 @@ KERNELS = [
     (attention_cuda._backward_dst, SHARD),
     (attention_cuda._backward_src, WHOLE | {"SHARED": True}),
     (attention_cuda._backward_src, SHARD | {"SHARED": False}),
+    (dropout_cuda._scale_kept_rows, DROPPED),
+    (dropout_cuda._scale_kept_rows, DROPPED | {"ids": None, "names": None}),
 ]
 launched = {kernel for kernel, _ in KERNELS}
-for module in (aggregate_cuda, attention_cuda, sums_cuda):
+for module in (aggregate_cuda, attention_cuda, dropout_cuda, rows_cuda, sums_cuda):
     for name, kernel in vars(module).items():
         # Those with another ending are called by kernels, not launched.
         own = isinstance(kernel, triton.JITFunction) and kernel.fn.__module__ == module.__name__
@@ -117,7 +122,7 @@ print(len(KERNELS))
 """
 
 
-@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 19, id="sampling"), pytest.param(AGGREGATION, 17, id="aggregation")])
+@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 19, id="sampling"), pytest.param(LAYERS, 21, id="layers")])
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False)
