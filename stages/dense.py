@@ -4,6 +4,8 @@ Rows are taken in blocks that fit a processor's cache: bias, activation and its 
 instead of in passes over the whole matrix. Threads take whole blocks, each by itself: nobody waits at a barrier inside a product,
 which costs little on an idle machine and several times the product where a sampling thread wants a core now and then. Where blocks
 begin, and in which order gradients are added, depends on the number of rows alone: any number of threads gives the same bits.
+
+All of that is for rows in the memory of the host; those in a device's are multiplied by `dense_device`.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import dense_device
 from .arena import empty
 from .kernels.threads import parallel
 from .rows import NamedRows
@@ -236,14 +239,15 @@ class _Activate(torch.autograd.Function):
 
 
 def _in_bfloat16(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    device = x.device.type
+    return x.dtype == torch.float32 and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
     """``activation(x weight^T + bias)``, [n, D_in] -> [n, D_out].
 
-    Under ``torch.autocast("cpu", torch.bfloat16)`` float32 operands are multiplied in bfloat16; what goes in and comes out, bias and
-    activation stay in float32.
+    Under ``torch.autocast(device, torch.bfloat16)`` float32 operands are multiplied in bfloat16; what goes in and comes out, bias and
+    activation stay in float32. All operands lie on one device, the CPU or a CUDA device.
 
     Args:
         x: [n, D_in].
@@ -252,7 +256,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
         activation: one of `FUSED`.
     """
     x = x.gathered() if isinstance(x, NamedRows) else x
-    return _Linear.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
+    product = _Linear if x.device.type == "cpu" else dense_device.Linear
+    return product.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
 
 
 def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
@@ -267,9 +272,11 @@ def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") 
     Returns:
         [n, H * D_out].
     """
-    return _PerHead.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
+    product = _PerHead if x.device.type == "cpu" else dense_device.PerHead
+    return product.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
 
 
 def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     """``activation(x + bias)``, [n, D], [D] -> [n, D], in one pass; the gradient too. See `linear`."""
-    return _Activate.apply(x, bias, activation)  # pyright: ignore[reportReturnType]
+    activated = _Activate if x.device.type == "cpu" else dense_device.Activate
+    return activated.apply(x, bias, activation)  # pyright: ignore[reportReturnType]

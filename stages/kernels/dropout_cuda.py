@@ -6,7 +6,6 @@ multiplications of 32 bits, fewer than its bytes take to come and go.
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

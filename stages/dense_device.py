@@ -1,0 +1,127 @@
+"""`dense` for tensors in a device's memory: whole products, one after the other, with as few launches as torch offers.
+
+What a launch costs the host is what a minibatch's layer has to spare, so bias and activation go with the product where cuBLAS takes
+them, else over its result in place; the activation's gradient goes through its result. Operands of a product in bfloat16 are rounded
+once and kept for the backward pass; the products come in float32.
+
+Products are written into tensors of a given type, which autocast leaves alone: it is `dense` that reads its setting.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_aten: Any = torch.ops.aten
+
+_FORWARD: dict[str, Callable[[Tensor], Any]] = {"relu": torch.relu_, "elu": torch.nn.functional.elu_, "none": lambda y: y}
+_BACKWARD: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "relu": lambda grad, out: _aten.threshold_backward(grad, out, 0),
+    "elu": lambda grad, out: _aten.elu_backward(grad, 1, 1, 1, True, out),
+    "none": lambda grad, out: grad,
+}
+
+
+def _operand(x: Tensor, low: bool) -> Tensor:
+    return x.bfloat16() if low else x
+
+
+def _product(a: Tensor, b: Tensor, into: Tensor) -> Tensor:
+    """``a b``, of matrices or of as many as one matrix after the other, into a tensor of float32 or of their type."""
+    product = torch.mm if a.ndim == 2 else torch.bmm
+    if a.dtype == into.dtype:
+        product(a, b, out=into)
+    elif a.is_cuda:
+        product(a, b, out_dtype=into.dtype, out=into)
+    else:
+        # Torch's products for the CPU have the type of what goes in.
+        into.copy_(product(a, b))
+    return into
+
+
+class Linear(torch.autograd.Function):
+    """``apply(x, weight, bias, activation, low)``: see `dense.linear`; `low` asks for products in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
+        a, w = _operand(x, low), _operand(weight, low)
+        out = x.new_empty(len(x), len(weight))
+        if low or bias is None:
+            _product(a, w.t(), out)
+            if bias is not None:
+                out += bias
+            _FORWARD[activation](out)
+        elif activation == "relu":
+            _aten._addmm_activation.out(bias, a, w.t(), out=out)
+        else:
+            _FORWARD[activation](torch.addmm(bias, a, w.t(), out=out))
+        ctx.activation, ctx.low = activation, low
+        ctx.save_for_backward(a, w, None if activation == "none" else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        a, w, out = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad = _BACKWARD[ctx.activation](grads[0], out)
+        g = _operand(grad, ctx.low)
+        return (
+            _product(g, w, grad.new_empty(a.shape)) if needs_x else None,
+            _product(g.t(), a, grad.new_empty(w.shape)) if needs_weight else None,
+            grad.sum(0) if needs_bias else None,
+            None,
+            None,
+        )
+
+
+class PerHead(torch.autograd.Function):
+    """``apply(x, weight, bias, activation, low)``: see `dense.per_head`; one product for all heads, written where it belongs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
+        heads, width = weight.shape[:2]
+        a, w = _operand(x, low), _operand(weight, low)
+        out = x.new_empty(len(x), heads * width)
+        _product(a.transpose(0, 1), w.transpose(1, 2), out.view(-1, heads, width).transpose(0, 1))
+        _FORWARD[activation](out.add_(bias))
+        ctx.activation, ctx.low = activation, low
+        ctx.save_for_backward(a, w, None if activation == "none" else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        a, w, out = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad = _BACKWARD[ctx.activation](grads[0], out)
+        g = _operand(grad, ctx.low).unflatten(1, w.shape[:2]).transpose(0, 1)
+        dx = grad.new_empty(a.shape) if needs_x else None
+        if dx is not None:
+            _product(g, w, dx.transpose(0, 1))
+        return (
+            dx,
+            _product(g.transpose(1, 2), a.transpose(0, 1), grad.new_empty(w.shape)) if needs_weight else None,
+            grad.sum(0) if needs_bias else None,
+            None,
+            None,
+        )
+
+
+class Activate(torch.autograd.Function):
+    """``apply(x, bias, activation)``: see `dense.activate`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, activation: str) -> Tensor:
+        out = _FORWARD[activation](x + bias)
+        ctx.activation = activation
+        ctx.save_for_backward(None if activation == "none" else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad = _BACKWARD[ctx.activation](grads[0], *ctx.saved_tensors)
+        return grad if ctx.needs_input_grad[0] else None, grad.sum(0) if ctx.needs_input_grad[1] else None, None
