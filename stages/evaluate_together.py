@@ -32,6 +32,6 @@ def evaluate_together(module: nn.Module, share: Share, visits: Visits, split: st
             with reusing(Arena()):
                 h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
             give_back()
-        counts = torch.cat([tally(h[rows], share.labels[rows]), torch.tensor([len(rows)], dtype=torch.float64)])
+        counts = torch.cat([tally(h[rows], share.labels[rows]).cpu(), torch.tensor([len(rows)], dtype=torch.float64)])
         group.all_reduce(counts, "control")
     return quotient(counts[:2]) if counts[2] else None

@@ -88,7 +88,7 @@ class LazyRows:
         with evaluating(module):
             logits, y = module.logits(self._validation), self._share.labels[self._share.splits["val"]]
             loss = float(summed_loss(logits, y, "multiclass" if y.ndim == 1 else "multilabel"))
-        sums = torch.cat([tally(logits, y), torch.tensor([loss, len(y)], dtype=torch.float64)])
+        sums = torch.cat([tally(logits, y).cpu(), torch.tensor([loss, len(y)], dtype=torch.float64)])
         self._job.group.all_reduce(sums, "control")
         accuracy = quotient(sums[:2])
         return Validation(accuracy, accuracy if self._policy.select_by == "val_accuracy" else -float(sums[2] / sums[3].clamp(min=1)))

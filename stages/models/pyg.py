@@ -71,9 +71,9 @@ class PyGModel(Stack):
         return ACTIVATIONS[activation](self._on_block(self.convs[i], hood, h))
 
     def _on_block(self, conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
-        src, dst = torch.from_numpy(hood.lists.indices).long(), torch.from_numpy(hood.lists.rows)
+        src, dst = (torch.from_numpy(rows).to(h.device, torch.int64) for rows in (hood.lists.indices, hood.lists.rows))
         if type(conv).__name__ == "GCNConv":
-            own = torch.arange(hood.num_dst)
+            own = torch.arange(hood.num_dst, device=h.device)
             scale = (hood.degree.to(h.dtype) + 1).rsqrt()
             coef = torch.cat([hood.coefficients(h.dtype) * scale[src] * scale[dst], scale[own] ** 2])
             edges = torch.stack([torch.cat([src, own]), torch.cat([dst, own])])
@@ -84,5 +84,5 @@ class PyGModel(Stack):
         if "edge_weight" in takes and getattr(conv, "aggr", None) in ("add", "sum"):
             extra["edge_weight"] = hood.coefficients(h.dtype)
         elif "edge_weight" in takes and hood.weight is not None:
-            extra["edge_weight"] = hood.weight.to(h.dtype)
+            extra["edge_weight"] = hood.weight.to(h.device, h.dtype)
         return conv((h, destinations(hood, h)), torch.stack([src, dst]), **extra)

@@ -109,13 +109,12 @@ class ListNeighbourhood(ABC):
         return None if self.weight is None else self.weight.to(like.device)
 
     def coefficients(self, dtype: torch.dtype) -> Tensor:
-        """What each edge counts in `sum`, [e]."""
+        """What each edge counts in `sum`, [e], on the device of the degrees."""
         scale = self._row_scale("sum", dtype)
         if scale is None:
             assert self.weight is not None
-            return self.weight.to(dtype)
-        each = scale[self._ends(self.lists, scale.device)[1]()]
-        return each if self.weight is None else self.weight.to(dtype) * each
+            return self.weight.to(self.degree.device, dtype)
+        return scale[self._ends(self.lists, scale.device)[1]()]
 
     def _reduce(self, lists: Any, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         if reduce == "max":
@@ -255,11 +254,10 @@ class BlockNeighbourhood(ListNeighbourhood):
         return None if weight is None else torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))
 
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
-        """What a row's weighted sum is multiplied by, [num_dst]; None where that is 1."""
-        kept = torch.from_numpy(self.lists.kept)
+        """What a row's weighted sum is multiplied by, [num_dst], on the host or where the degrees are; None where that is 1."""
         if self.weight is None:
-            scale = self.degree[: self.num_dst].to(dtype) if reduce == "sum" else torch.ones(self.num_dst, dtype=dtype)
-            return scale / kept.clamp(min=1).to(dtype)
+            kept = torch.from_numpy(self.lists.kept).clamp(min=1).to(dtype)
+            return 1 / kept if reduce == "mean" else self.degree[: self.num_dst].to(dtype) / kept.to(self.degree.device)
         if reduce == "sum":
             return None
         total = torch.from_numpy(np.bincount(self.lists.rows, self.weight.numpy().astype(np.float64), minlength=self.num_dst))

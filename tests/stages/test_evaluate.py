@@ -11,6 +11,7 @@ from sklearn.metrics import f1_score
 from torch import Tensor, nn
 
 from millrace.stages import evaluate as module
+from millrace.stages import evaluate_chunks as chunks
 from millrace.stages.evaluate import accuracy, evaluate, infer, micro_f1
 from millrace.stages.models import MODELS
 from millrace.storage.dataset import Dataset, Split
@@ -203,8 +204,8 @@ def test_the_memory_bound_holds(max_bytes):
 
 def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, monkeypatch):
     made = []
-    real = module.tempfile.TemporaryFile
-    monkeypatch.setattr(module.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
+    real = chunks.tempfile.TemporaryFile
+    monkeypatch.setattr(chunks.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
     graph, model, x = hub_graph(), build("sage"), MemoryFeatures(rows_of(40))
     hidden = 40 * 8 * 8
     for max_bytes, files in ((hidden, 0), (hidden - 1, 2), (40 * C * 8 - 1, 2)):
@@ -218,7 +219,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.tempfile, "TemporaryFile", lambda **k: Full())
+    monkeypatch.setattr(chunks.tempfile, "TemporaryFile", lambda **k: Full())
     with pytest.raises(RunError, match=r"No space left.*another scratch folder"):
         infer(build("sage"), hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), max_bytes=1, scratch=tmp_path)
 
