@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..stages.evaluate import evaluate
 from ..storage.errors import InputError
 from .config import read_toml, resolve
@@ -14,6 +16,8 @@ from .run_folder import JOB, MODEL
 
 def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
     """Accuracy of the run's best parameters on each split, over full neighbourhoods, layer by layer.
+
+    A run on GPUs is evaluated on one, or, on a machine without, on the CPU.
 
     Args:
         run: folder of a finished run.
@@ -31,8 +35,9 @@ def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
     job = resolve(read_toml(run / JOB))
     data = open_data(job, dataset, emit)
     # The parameters are in the run's own folder; the one that training began from may be gone.
-    prepared = prepare(placed(job).model_copy(update={"start_from": None}), data)
-    model = load_model(run / MODEL, prepared)
+    device = job.device if torch.cuda.is_available() else "cpu"
+    prepared = prepare(placed(job).model_copy(update={"start_from": None, "device": device}), data)
+    model = load_model(run / MODEL, prepared).to(device)
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {prepared.model_name} on {data.name}"))
 

@@ -56,8 +56,9 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.among(job.group, "evaluation"))
         return _together(prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job), job)
-    # Modules of the user's own may know blocks only.
-    if job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
+    # Modules of the user's own may know blocks only; and rows that ranks tell each other lie on the host.
+    on_host = all(p.device.type == "cpu" for p in model.parameters())
+    if on_host and job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
         return _together(prepared, lambda: _piece_of(prepared, job), job)
     return _by_the_first(prepared, job, out, emit)
 

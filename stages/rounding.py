@@ -53,4 +53,4 @@ def rounded(h: Tensor, payload: Payload) -> Tensor:
 
 def _viewed(h: Tensor, dtype: torch.dtype) -> Tensor:
     # Torch makes no such view of nothing where NumPy has given it strides of zero.
-    return h.contiguous().view(dtype) if h.numel() else torch.empty((len(h), h.shape[1] * h.element_size() // dtype.itemsize), dtype=dtype)
+    return h.contiguous().view(dtype) if h.numel() else h.new_empty((len(h), h.shape[1] * h.element_size() // dtype.itemsize), dtype=dtype)

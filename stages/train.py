@@ -18,7 +18,7 @@ def summed_loss(logits: Tensor, y: Tensor, task: Literal["multiclass", "multilab
             losses = F.cross_entropy(logits, y, reduction="none")
         else:
             losses = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(1)
-        return losses @ weights.to(losses.dtype)
+        return losses @ weights.to(losses)
     if task == "multiclass":
         return F.cross_entropy(logits, y, reduction="sum")
     return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="sum") / max(1, y.shape[1])

@@ -63,7 +63,7 @@ class RunningStatistics:
             yield
             for t in training:
                 term = t.get()
-                term[1:] *= t.kept(float(term[0]) * (of - 1 - position))
+                term[1:] *= t.kept(term[0] * (of - 1 - position))
                 t.added += term
         finally:
             for t, statistics in zip(training, before):
@@ -79,8 +79,9 @@ class RunningStatistics:
             return
         flat = torch.cat([t.added for t in self._tracked])
         self._group.all_reduce(flat, "gradients")
-        for t, term in zip(self._tracked, flat.split([len(t.added) for t in self._tracked])):
-            calls = float(term[0])
+        terms = flat.split([len(t.added) for t in self._tracked])
+        # Of a device all are asked for at once.
+        for t, term, calls in zip(self._tracked, terms, torch.stack([term[0] for term in terms]).tolist()):
             if calls % of:
                 raise InputError(
                     f"batch normalisation '{t.name}' was called {calls:g} times in {of} minibatches; expected equally often in each, or "
@@ -88,7 +89,7 @@ class RunningStatistics:
                 )
             if calls:
                 statistics = t.get()
-                statistics[1:] *= t.kept(calls)
+                statistics[1:] *= t.kept(term[0])
                 t.set(statistics + term)
             t.added.zero_()
 
@@ -109,8 +110,8 @@ class _Tracked:
         for buffer, new in zip(self._buffers(), statistics.split([1, self.norm.num_features, self.norm.num_features])):
             buffer.copy_(new.view_as(buffer))
 
-    def kept(self, calls: float) -> float:
-        """What is left of a running statistic after so many calls."""
+    def kept(self, calls: Tensor) -> Tensor:
+        """What is left of a running statistic after so many calls, float64 []."""
         assert self.norm.momentum is not None
         return (1.0 - self.norm.momentum) ** calls
 

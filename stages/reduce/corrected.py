@@ -43,7 +43,7 @@ class CoverageCorrected(SeedWeightedMean):
         mean = float(weight.mean()) if n else 0.0
         if self.shrink != "none":
             mean = shrunk(mean, float(weight.var()) if n > 1 else 0.0, n, self, rules.group)
-        return self._learn(module, fetched, rules, torch.full((n,), mean, dtype=torch.float64), n * mean)
+        return self._learn(module, fetched, rules, weight.new_full((n,), mean), n * mean)
 
     def _learn(self, module: nn.Module, fetched: Fetched, rules: StepRules, weight: torch.Tensor | None, count: float) -> WorkDone:
         if not len(fetched.y):

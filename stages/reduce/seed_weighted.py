@@ -33,14 +33,14 @@ class SeedWeightedMean:
     def reduce(self, parameters: list[nn.Parameter], count: float, group: Group) -> float:
         """See `ReducePolicy.reduce`."""
         if group.size == 1:
-            for p in parameters:
-                if count and p.grad is not None:
-                    p.grad.div_(count)
+            grads = [p.grad for p in parameters if p.grad is not None]
+            if count and grads:
+                # On a device in a few launches, whatever the number of parameters.
+                torch._foreach_div_(grads, count)  # pyright: ignore[reportPrivateImportUsage]
             return count
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
-        flat = torch.cat(
-            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [parameters[0].new_tensor([count])]
-        )
+        told = parameters[0].new_full((1,), count)
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [told])
         group.all_reduce(flat, "gradients")
         total = float(flat[-1])
         at = 0

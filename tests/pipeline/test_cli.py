@@ -437,6 +437,16 @@ def test_evaluate_agrees_with_the_run(world):
     assert f"test   {accuracy['test']:.4f}" in done("evaluate", world / "run", "--dataset", world / "store").out
 
 
+def test_a_run_on_gpus_is_evaluated_wherever_it_is_asked_for(world, tmp_path):
+    shutil.copytree(world / "run", tmp_path / "run")
+    job = tmp_path / "run" / "job.toml"
+    before = job.read_text()
+    job.write_text(before.replace('device = "cpu"', 'device = "cuda"'))
+    assert job.read_text() != before
+    told = done("evaluate", tmp_path / "run", "--json").record["accuracy"]
+    assert told == pytest.approx(done("evaluate", world / "run", "--json").record["accuracy"])
+
+
 @pytest.mark.parametrize(
     ("what", "key", "value"),
     [

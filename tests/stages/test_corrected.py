@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from millrace.stages.base import Fetched, StepRules
+from millrace.stages.comm.solo import Solo
 from millrace.stages.reduce.corrected import CoverageCorrected, shrunk
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 from millrace.tests.contracts.threads import ThreadGroup, run_threads
@@ -233,3 +234,13 @@ def test_from_none_to_all_of_the_correction(sizes: list[int], seed: int) -> None
     by_rank = iter(half)
     want = work.weighted(work.spread([next(by_rank) if n else 0.0 for n in sizes])) if any(sizes) else plain
     close(work.reduced(CoverageCorrected(shrink="constant", strength=0.5), work.weights)[0], want)
+
+
+def test_one_rank_asks_its_device_for_nothing() -> None:
+    """Parameters without memory have no values that anyone could ask for."""
+    head = Head().to("meta")
+    for p in head.parameters():
+        p.grad = torch.empty_like(p)
+    head.a.bias.grad = None
+    assert SeedWeightedMean().reduce(list(head.parameters()), 7.0, Solo()) == 7.0
+    assert head.a.bias.grad is None and SeedWeightedMean().reduce([head.a.bias], 0.0, Solo()) == 0.0

@@ -122,6 +122,24 @@ def test_bfloat16_is_rounded_operands_and_nothing_else(n: int, activation: str) 
     assert dw.dtype == torch.float32 and dw.shape == w.shape and (n > 0 or not dw.any())
 
 
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("activation", FUSED)
+def test_the_host_waits_for_nothing(activation: str, low: bool) -> None:
+    """Tensors without memory have no values that anyone could ask for."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.empty(shape, device="meta", requires_grad=True)
+
+    w, b = leaf(3, 5), leaf(3)
+    for out in (
+        Linear.apply(leaf(9, 5), w, b, activation, low),
+        PerHead.apply(leaf(9, 1, 5), leaf(1, 3, 5), b, activation, low),
+        Activate.apply(leaf(9, 3), b, activation),
+    ):
+        out.sum().backward()  # pyright: ignore[reportAttributeAccessIssue]
+    assert w.grad is not None and b.grad is not None and w.grad.is_meta
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("activation", FUSED)
 def test_the_public_names_choose_by_device_and_autocast(activation: str) -> None:
