@@ -1,0 +1,237 @@
+"""Sampling on the device: edges a second of every sampler, kernel by kernel, beside plain torch and beside the compiled kernels' bits.
+
+What is drawn stays on the device. Seeds and streams are there before the clock starts, since making them is the host's work and takes
+the same time whoever samples (`requests` says how long). PyG has no sampler for a GPU, and none at all without pyg-lib or torch-sparse,
+so `plain` stands beside ours: a hop as a user of torch would write it, one minibatch at a time, with replacement, which is less work.
+"""
+
+import importlib.util
+import os
+import statistics
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_lab import Lab, Request
+from peers.train_task import FANOUT
+from torch import Tensor
+
+from millrace.stages.kernels import cuda, labor_cuda, layerwise_cuda, sample_cuda
+from millrace.stages.kernels.graph_cuda import TABLE_BYTES, Workspace, on_device, stride
+from millrace.stages.kernels.terms_cuda import terms
+
+LAYER_WISE = ("ladies", "fastgcn")
+SAMPLERS = ("neighbor", "labor", *LAYER_WISE)
+BULKS = dict.fromkeys(SAMPLERS, (16, 64, 192)) | {"labor": (4, 16, 64)}
+"""LABOR takes some 40 bytes for every in-edge of a hop's rows, which are hundreds of times the edges it keeps."""
+COMPARED = 8
+"""Minibatches of the bulks whose bits are compared."""
+EDGE_BYTES = 80
+"""The least that `sample_cuda` says of a drawn edge: its source's sector, a mark, a look, and 4 bytes written, read, and written."""
+SECTOR = 32
+"""Bytes that a read of anything costs."""
+
+
+def batch_of(lab: Lab, name: str) -> int:
+    """Seeds of a minibatch; layer-wise samplers take as many nodes a layer, see `layerwise.py`."""
+    return lab.batch // 2 if name in LAYER_WISE else lab.batch
+
+
+def draw(lab: Lab, name: str, request: Request, workspace: Workspace) -> Any:
+    """The minibatches of a bulk, on the device."""
+    common = (request.flat, request.counts)
+    if name in LAYER_WISE:
+        sizes = (batch_of(lab, name),) * len(FANOUT)
+        every = name == "fastgcn"
+        return layerwise_cuda.layers(
+            terms(lab.graph), *common, request.keys, sizes, debias="ratio", every_row=every, workspace=workspace
+        )  # fmt: skip
+    on = on_device(lab.graph)
+    if name == "labor":
+        return labor_cuda.labor(on, *common, request.streams[0], FANOUT, poisson=False, workspace=workspace)
+    return sample_cuda.neighbor(
+        on, *common, request.streams, FANOUT, replace=False, weights=None, again=False, keep=False, workspace=workspace
+    )  # fmt: skip
+
+
+def sizes(lab: Lab, name: str, made: Any) -> dict[str, int]:
+    """Edges drawn, in-edges that had to be looked at, nodes found, minibatches; sums over a bulk."""
+    rows, k, layers = made.rows, len(made.node_ends[0]), len(made.node_ends) - 1
+    counts = torch.from_numpy(made.node_ends[-1])
+    first = (counts.cumsum(0) - counts).to(lab.device)
+    place = torch.arange(len(rows.nodes), device=lab.device) - first[rows.owner.long()]
+    degree = on_device(lab.graph).indptr.diff()[rows.nodes.long()]
+    looked = 0
+    # Layer-wise samplers walk the rows of every hop again, the others each row once.
+    for h in range(layers) if name in LAYER_WISE else [layers - 1]:
+        ends = torch.from_numpy(made.node_ends[h]).to(lab.device)
+        looked += int(degree[place < ends[rows.owner.long()]].sum())
+    edges = sum(int(x.edges.sum()) for x in made.lists)
+    return {"edges": edges, "looked_at": looked, "nodes": len(rows.nodes), "minibatches": k, "hops": layers}
+
+
+def floor_bytes(lab: Lab, name: str, size: dict[str, int]) -> float:
+    """The least that must move, with the tables that are looked through once a hop."""
+    tables = lab.num_nodes * size["minibatches"] * size["hops"]
+    if name == "neighbor":
+        return tables + EDGE_BYTES * size["edges"]
+    if name == "labor":
+        # Every in-edge is read, one after the other; its sector is shared with its neighbours.
+        return tables + 4 * size["looked_at"] + (EDGE_BYTES - SECTOR) * size["edges"]
+    return tables + (4 + SECTOR) * size["looked_at"] + 12 * size["edges"]
+
+
+def sample_all(lab: Lab) -> None:
+    """Part "sampling"."""
+    found: dict[str, Any] = lab.details.setdefault("sampling", {})
+    found["requests_ms"] = 1000 * lab.seconds(lambda: lab.bulks(min(64, lab.minibatches), lab.batch))
+    found["absent"] = [name for name in ("pyg_lib", "torch_sparse") if importlib.util.find_spec(name) is None]
+    lab.say(f"  requests of an epoch: {found['requests_ms']:.1f} ms of the host; not installed: {', '.join(found['absent']) or 'none'}")
+    peer = None
+    with lab.attempt("sampling: plain torch"):
+        peer = _plain_rate(lab)
+        lab.say(f"  plain torch, one minibatch at a time: {peer:.4g} G edges/s")
+    fit = TABLE_BYTES // (5 * stride(lab.num_nodes))
+    for name in SAMPLERS:
+        workspace = Workspace()
+        for bulk in sorted({min(b, lab.minibatches, fit) for b in BULKS[name]}):
+            with lab.attempt(f"sampling: {name} in bulks of {bulk}"):
+                _measure(lab, name, bulk, workspace, peer if name == "neighbor" else None)
+        with lab.attempt(f"sampling: kernels of {name}"):
+            found[f"{name} kernels"] = profile(lab, name, workspace)
+        del workspace
+        lab.clear()
+
+
+def _measure(lab: Lab, name: str, bulk: int, workspace: Workspace, peer: float | None) -> None:
+    requests = lab.bulks(bulk, batch_of(lab, name))
+    size = sizes(lab, name, draw(lab, name, requests[0], workspace))
+    drawn: list[int] = []
+
+    def epoch() -> None:
+        drawn.append(0)
+        for request in requests:
+            made = draw(lab, name, request, workspace)
+            drawn[-1] += sum(int(x.edges.sum()) for x in made.lists)
+
+    epoch()
+    took = lab.repeated(epoch)
+    s = statistics.median(took)
+    least = floor_bytes(lab, name, size) * len(requests) * bulk / size["minibatches"] / lab.copy_bytes_per_s
+    edges = drawn[-1]
+    label = f"sampling {name}, bulks of {bulk}"
+    lab.add(label, edges / s / 1e9, "G edges/s", floor=edges / least / 1e9, peer=peer, against="plain torch" if peer else "")
+    lab.details["sampling"][f"{name} {bulk}"] = {"epoch_s": took, "epoch_edges": edges, "first_bulk": size, "floor_s": least}
+
+
+def profile(lab: Lab, name: str, workspace: Workspace) -> dict[str, Any]:
+    """Which kernels one bulk's time goes to: the ten longest, and how much of the time the device was at work at all."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recording
+
+    request = lab.bulks(min(BULKS[name][0], lab.minibatches), batch_of(lab, name))[0]
+    draw(lab, name, request, workspace)
+    wall = lab.seconds(lambda: draw(lab, name, request, workspace))
+    kind = ProfilerActivity.CUDA if lab.on_gpu else ProfilerActivity.CPU
+    with recording(activities=[kind]) as seen:
+        draw(lab, name, request, workspace)
+        lab.wait()
+    spent = (lambda e: e.self_device_time_total) if lab.on_gpu else (lambda e: e.self_cpu_time_total)
+    table = sorted(seen.key_averages(), key=spent, reverse=True)
+    busy, calls = sum(map(spent, table)) / 1e6, sum(e.count for e in table)
+    lab.say(
+        f"  {name}, a bulk of {len(request.seeds)}: {1000 * wall:.2f} ms, {1000 * busy:.2f} of them in {calls} kernels "
+        f"({100 * busy / max(wall, 1e-9):.0f} %)"
+    )
+    for e in table[:10]:
+        lab.say(f"    {spent(e) / 1e3:8.3f} ms {e.count:5d} x  {e.key[:90]}")
+    kernels = [{"name": e.key[:200], "ms": spent(e) / 1e3, "count": e.count} for e in table[:30]]
+    return {"wall_ms": 1000 * wall, "busy_ms": 1000 * busy, "launches": calls, "kernels": kernels}
+
+
+def plain(indptr: Tensor, indices: Tensor, seeds: Tensor, fanout: tuple[int, ...], new: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """One minibatch in plain torch, with replacement: nodes, and each hop's edges as positions among them.
+
+    Args:
+        indptr: int64 [V+1].
+        indices: int [E].
+        seeds: int64 [B].
+        fanout: nearest the seeds first.
+        new: int64 [V], all -1, and so again afterwards.
+    """
+    new[seeds] = torch.arange(len(seeds), device=seeds.device)
+    nodes, frontier, hops = seeds, seeds, []
+    for s in fanout:
+        start = indptr[frontier]
+        degree = indptr[frontier + 1] - start
+        pick = (torch.rand(len(frontier), s, device=seeds.device) * degree[:, None]).long()
+        kept = torch.arange(s, device=seeds.device) < degree.clamp(max=s)[:, None]
+        src = indices[(start[:, None] + pick)[kept]].long()
+        unique = torch.unique(src)
+        frontier = unique[new[unique] < 0]
+        new[frontier] = torch.arange(len(nodes), len(nodes) + len(frontier), device=seeds.device)
+        nodes = torch.cat([nodes, frontier])
+        hops.append(new[src])
+    new[nodes] = -1
+    return nodes, hops
+
+
+def _plain_rate(lab: Lab) -> float:
+    """10^9 edges a second of `plain`."""
+    on = on_device(lab.graph)
+    new = torch.full((lab.num_nodes,), -1, dtype=torch.int64, device=lab.device)
+    seeds = [r.flat.long() for r in lab.bulks(1, lab.batch)[:16]]
+    edges = [0]
+
+    def run() -> None:
+        edges[0] = sum(len(h) for s in seeds for h in plain(on.indptr, on.indices, s, FANOUT, new)[1])
+
+    run()
+    return edges[0] / statistics.median(lab.repeated(run)) / 1e9
+
+
+def same_bits(lab: Lab) -> None:
+    """Part "bits": a few bulks of every sampler, against the compiled kernels of the CPU; and how fast those are on all of its cores.
+
+    Compiling them takes about a minute where nothing is kept from before.
+    """
+    from millrace.stages.kernels import cpu
+    from millrace.stages.kernels.threads import set_num_threads
+
+    cores = len(os.sched_getaffinity(0))
+    set_num_threads(cores)
+    graph, bulk = lab.graph, min(COMPARED, lab.minibatches)
+    for name in SAMPLERS:
+        with lab.attempt(f"bits: {name}"):
+            batch = batch_of(lab, name)
+            counts = (batch,) * len(FANOUT) if name in LAYER_WISE else FANOUT
+
+            def sampled(kernel: Any, r: Request, name: str = name, counts: tuple[int, ...] = counts) -> list[Any]:
+                return getattr(kernel, name)(graph, r.seeds, r.keys[:, 0] if name == "labor" else r.keys, counts)
+
+            requests = lab.bulks(bulk, batch)[:3]
+            differ = [i for i, r in enumerate(requests) if not _equal(sampled(cuda, r), sampled(cpu, r))]
+            if differ:
+                raise AssertionError(f"bulks {differ} of {name} differ from those of the compiled kernels")
+            s = statistics.median(lab.repeated(lambda draw=sampled, r=requests[0]: draw(cpu, r), most=3))
+            rate = sum(len(x) for m in sampled(cpu, requests[0]) for x in _indices(m)) / s
+            lab.details.setdefault("bits", {})[name] = {"equal_bulks": len(requests), "cpu_edges_per_s": rate, "cores": cores}
+            said = f"{len(requests)} bulks of {bulk} bit-identical"
+            lab.say(f"  {name}: {said} to the compiled kernels', which on {cores} cores draw {rate / 1e9:.4g} G edges/s")
+
+
+def _indices(m: Any) -> list[np.ndarray]:
+    return [x.indices for x in m.lists] if hasattr(m, "lists") else list(m.indices)
+
+
+def _arrays(m: Any) -> list[np.ndarray]:
+    """All arrays of a minibatch, in a fixed order."""
+    ends = np.array(m.node_ends)
+    if hasattr(m, "lists"):
+        return [m.nodes, ends, *(a for x in m.lists for a in (x.indptr, x.indices))]
+    return [m.nodes, ends, *m.indptr, *m.indices, *(m.weight or ())]
+
+
+def _equal(ours: list[Any], theirs: list[Any]) -> bool:
+    pairs = [(a, b) for m, n in zip(ours, theirs, strict=True) for a, b in zip(_arrays(m), _arrays(n), strict=True)]
+    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
