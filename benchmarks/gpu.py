@@ -98,6 +98,7 @@ def main() -> int:
     for name in (p for p in PARTS if p in args.only):
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")
         with lab.attempt(name):
+            lab.check_time()
             parts[name](lab)
         if args.json:
             said = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {"seconds": time.monotonic() - begun}

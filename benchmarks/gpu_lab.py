@@ -5,7 +5,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -73,7 +73,7 @@ class Lab:
     minibatches: int
     """Of an epoch."""
     deadline: float
-    """By `time.monotonic`; what has not begun by then is left out."""
+    """By `time.monotonic`; what would be measured after it is left out, and told as failed."""
     rows: list[Row] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -97,10 +97,8 @@ class Lab:
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """What fails in here, or has no time left, is noted and said; what comes after goes on."""
+        """What fails in here is noted and said; what comes after goes on."""
         try:
-            if time.monotonic() > self.deadline:
-                raise TimeoutError("the time was up before it began")
             yield
         except Exception as e:
             last = traceback.extract_tb(e.__traceback__)[-1]
@@ -108,9 +106,15 @@ class Lab:
             self.failures[name] = f"{type(e).__name__}: {' / '.join(text[:3])} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
             self.details.setdefault("tracebacks", {})[name] = traceback.format_exc()
             self.say(f"  FAILED {name}: {self.failures[name]}")
-        # Not in the except clause: the traceback would hold on to what took the memory.
-        if name in self.failures and self.on_gpu:
-            self.clear()
+        # Not in the except clause: the traceback would hold on to what took the memory. After a fault of a kernel this fails as well.
+        if name in self.failures:
+            with suppress(RuntimeError):
+                self.clear()
+
+    def check_time(self) -> None:
+        """Raises TimeoutError where none is left: by what measures, before it does."""
+        if time.monotonic() > self.deadline:
+            raise TimeoutError("the time was up before it began")
 
     def clear(self) -> None:
         """Give back memory that nobody uses."""
@@ -134,6 +138,7 @@ class Lab:
 
     def ms(self, call: Callable[[], Any], *, most: int = 30, limit_s: float = 2.0) -> float:
         """Milliseconds of one call on the device: the median over events, after two calls to warm up, on a flushed cache."""
+        self.check_time()
         if not self.on_gpu:
             # The interpreter is slow, and its times mean nothing.
             return 1000 * self.seconds(call)
@@ -154,6 +159,7 @@ class Lab:
 
     def seconds(self, call: Callable[[], Any]) -> float:
         """Of one call as the host sees it, until the device is done."""
+        self.check_time()
         self.wait()
         start = time.perf_counter()
         call()

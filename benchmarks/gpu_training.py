@@ -132,7 +132,7 @@ def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
         "sampler": {"name": "neighbor", "fanout": list(FANOUT)},
         "train": {"batch_size": lab.batch, "optimizer": "adam", "lr": LR, "evaluate_every": 0, "products": products},
         "queue": {"bulk_size": min(BULK, lab.minibatches)},
-    }
+    } | ({"kernel": "cuda"} if lab.on_gpu else {})
     start_peak(lab)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -149,6 +149,7 @@ def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
 
 def start_peak(lab: Lab) -> None:
     """Forget the most that was held before."""
+    lab.check_time()
     lab.drop("_flush")
     if lab.on_gpu:
         torch.cuda.reset_peak_memory_stats()

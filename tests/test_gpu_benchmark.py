@@ -1,0 +1,84 @@
+"""`benchmarks/gpu.py` runs from end to end: a GPU is lent for minutes, and none of them should go into finding a typing error."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import millrace
+
+pytest.importorskip("triton")
+pytest.importorskip("torch_geometric")
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ("--device", "cpu", "--scale", "60,150", "--batch", "4", "--minibatches", "2")
+
+
+def benchmark(*arguments: str) -> subprocess.CompletedProcess:
+    """The script in a process of its own, with this checkout as the package."""
+    paths = os.pathsep.join(filter(None, [str(Path(millrace.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": paths}, check=False)
+
+
+@pytest.mark.slow
+def test_every_part_runs(tmp_path):
+    # Inside, samples are compared with those of the compiled kernels, and aggregations and their gradients with PyG's.
+    done = benchmark(*TINY, "--json", str(tmp_path / "gpu.json"))
+    told = json.loads((tmp_path / "gpu.json").read_text())
+    assert (done.returncode, told["failures"]) == (0, {}), done.stdout + done.stderr
+    rows = {r["name"]: r for r in told["rows"]}
+    for sampler in ("neighbor", "labor", "ladies", "fastgcn"):
+        assert rows[f"sampling {sampler}, bulks of 2"]["measured"] > 0
+        assert told["details"]["bits"][sampler]["equal_bulks"] == 1
+    for name in ("mean of layer 1, forward", "attention of layer 2, forward and backward", "epoch of gat float32, millrace.run"):
+        row = rows[name]
+        assert row["share"] == pytest.approx(row["floor"] / row["measured"])
+        assert row["ratio"] == pytest.approx(row["peer"] / row["measured"])
+        assert f"| {name} " in done.stdout
+    # Two minibatches of four seeds: what the layers see is what was drawn.
+    sage = told["details"]["training"]
+    assert len(sage["sage float32, millrace"]["epoch_s"]) == 2 and sage["gat float32, PyG"]["loss"] > 0
+
+
+def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
+    # With no time left every part fails.
+    done = benchmark(*TINY, "--minutes", "0", "--only", "machine,gather", "--json", str(tmp_path / "gpu.json"))
+    told = json.loads((tmp_path / "gpu.json").read_text())
+    assert done.returncode == 1
+    assert told["failures"].keys() == {"machine", "gather"} and told["rows"] == []
+    assert all("the time was up" in why for why in told["failures"].values())
+    assert done.stdout.count("FAILED") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--only", "machine,flight"), "--only has flight"),
+        (("--device", "cpu", "--scale", "60"), "two numbers"),
+        (("--device", "cpu", "--scale", "60,150"), "fewer minibatches"),
+        (("--batch", "1"), "at least 2"),
+    ],
+)
+def test_arguments_are_refused(arguments, said):
+    done = benchmark(*arguments)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_the_graph_is_simple_and_symmetric(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from gpu_lab import rmat
+
+    V = 300
+    indptr, indices = (x.numpy() for x in rmat(V, 4000, torch.Generator().manual_seed(1), torch.device("cpu")))
+    dst = np.repeat(np.arange(V), np.diff(indptr))
+    dense = np.zeros((V, V), int)
+    np.add.at(dense, (dst, indices), 1)
+    assert dense.max() == 1 and not dense.diagonal().any() and np.array_equal(dense, dense.T)
+    assert all((np.diff(indices[a:b]) > 0).all() for a, b in zip(indptr, indptr[1:]))
+    # Each pair that was drawn is there twice, but for loops and repetitions, and ids are skewed.
+    assert 4000 < len(indices) <= 8000 and np.diff(indptr).max() > 3 * len(indices) / V
