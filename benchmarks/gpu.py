@@ -93,7 +93,8 @@ def main() -> int:
     products = RECIPES["products"]
     nodes, pairs = args.scale or (products.num_nodes, products.num_pairs)
     begun = time.monotonic()
-    lab = Lab(torch.device(args.device), nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes)
+    device = torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
+    lab = Lab(device, nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes)
     parts: dict[str, Callable[[Lab], None]] = dict(zip(PARTS, (machine, sample_all, gather, layers, train_all, same_bits)))
     for name in (p for p in PARTS if p in args.only):
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")

@@ -2,17 +2,20 @@
 
 Stock PyG has no sampler for a GPU, and with its own loader it would wait for the host; so its epochs are fed as well as can be: our
 kernels draw bulks of 64 on the device, rows are gathered there, and each convolution sees a bipartite graph of just the edges and rows
-that its layer needs. Ours is the public API from a dataset in memory, each epoch from the end of the one before it, the first left out.
+that its layer needs. Beside them is a step whose minibatch comes from the host: drawn by our compiled kernels on all cores, gathered
+there and copied, each part by itself, so that one sees what it takes with and without overlap. Ours is the public API from a dataset in
+memory, each epoch from the end of the one before it, the first left out.
 
 The floor of an epoch takes each layer's product at the rate measured for the first layer's shape, and moves at a copy's rate, in each
 layer and pass, the distinct source rows, the results, and the drawn edges once (see `roofline.py`); drawing itself at its own floor.
 """
 
 import math
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +92,10 @@ class PyGTrainer:
 
     def step(self, nodes: Tensor, blocks: list[tuple[Tensor, int]]) -> Tensor:
         """One minibatch, from its nodes' features on; the loss, which nobody waits for."""
-        x, y = self.lab.features.index_select(0, nodes), self.lab.labels[nodes[: blocks[-1][1]].long()]
+        return self.train(self.lab.features.index_select(0, nodes), self.lab.labels[nodes[: blocks[-1][1]].long()], blocks)
+
+    def train(self, x: Tensor, y: Tensor, blocks: list[tuple[Tensor, int]]) -> Tensor:
+        """The same from rows on, [n, F] and [B]."""
         with torch.autocast(self.lab.device.type, torch.bfloat16, enabled=self.low):
             logits = self.model(x, blocks)
         loss = F.cross_entropy(logits.float(), y)
@@ -114,6 +120,35 @@ def pyg_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
     start_peak(lab)
     took = lab.repeated(lambda: trainer.epoch(requests), most=EPOCHS - 1, limit_s=20)
     return {"step_ms": step, "epoch_s": took, "loss": float(trainer.loss), "peak_bytes": peak(lab)}
+
+
+def host_fed(lab: Lab) -> dict[str, float]:
+    """Milliseconds a minibatch of each part of PyG's work where the host draws and gathers: for GraphSAGE in float32."""
+    from millrace.stages.kernels import cpu
+    from millrace.stages.kernels.threads import set_num_threads
+
+    set_num_threads(len(os.sched_getaffinity(0)))
+    request, workspace = lab.bulks(min(16, lab.minibatches), lab.batch)[0], cpu.Workspace()
+    features, labels, trainer = lab.features.cpu(), lab.labels.cpu(), PyGTrainer(lab, "sage", "float32")
+    spent: dict[str, float] = dict.fromkeys(("sample", "gather", "copy", "step"), 0.0)
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        kept: list[Any] = []
+        spent[name] += 1000 * lab.seconds(lambda: kept.append(call())) / len(request.seeds)
+        return kept[0]
+
+    for _ in range(2):
+        # The first time compiles.
+        spent.update(dict.fromkeys(spent, 0.0))
+        samples = timed("sample", lambda: cpu.neighbor(lab.graph, request.seeds, request.keys, FANOUT, workspace=workspace))
+        for m in samples:
+            nodes, dst = torch.from_numpy(m.nodes), np.repeat(np.arange(len(m.indptr) - 1), np.diff(m.indptr))
+            x, y = timed("gather", lambda nodes=nodes, n=m.node_ends[0]: (features.index_select(0, nodes), labels[nodes[:n].long()]))
+            host = x, y, torch.from_numpy(np.stack([m.indices, dst]))
+            x, y, edges = timed("copy", lambda host=host: [a.to(lab.device) for a in host])
+            blocks = [(edges[:, : int(m.indptr[n])], n) for n in reversed(m.node_ends[:-1])]
+            timed("step", lambda x=x, y=y, blocks=blocks: trainer.train(x, y, blocks))
+    return spent
 
 
 def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
@@ -204,6 +239,11 @@ def train_all(lab: Lab) -> None:
                         f"at most {s['peak_bytes'] / 2**30:.2f} GiB"
                     )
                 lab.clear()
+            if (model, products) == ("sage", "float32"):
+                with lab.attempt(f"training: {name}, PyG fed from the host"):
+                    parts = found[f"{name}, PyG fed from the host"] = host_fed(lab)
+                    lab.say(f"  {name}, PyG fed from the host: ms a minibatch { ({k: round(v, 2) for k, v in parts.items()}) }")
+                    lab.add(f"step of {name}, PyG fed from the host, all parts", sum(parts.values()), "ms")
             if sides:
                 with lab.attempt(f"training: {name}, rows"):
                     _rows(lab, name, sides, least, getattr(torch, products))

@@ -22,10 +22,11 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess:
     """The script in a process of its own, with this checkout as the package."""
     paths = os.pathsep.join(filter(None, [str(Path(millrace.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, ROOT / "benchmarks" / "gpu.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=580, env={**os.environ, "PYTHONPATH": paths}, check=False)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_part_runs(tmp_path):
     # Inside, samples are compared with those of the compiled kernels, and aggregations and their gradients with PyG's.
     done = benchmark(*TINY, "--json", str(tmp_path / "gpu.json"))
@@ -67,6 +68,30 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
 def test_arguments_are_refused(arguments, said):
     done = benchmark(*arguments)
     assert done.returncode == 2 and said in done.stderr
+
+
+def test_layers_of_other_convolutions_are_those_that_were_drawn(monkeypatch):
+    # PyG sees them through `resident`.
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from gpu_lab import Lab
+    from gpu_sampling import draw
+    from gpu_training import resident
+    from peers.train_task import FANOUT
+
+    from millrace.stages.kernels import cpu, cuda
+
+    lab = Lab(cuda.device(), 300, 900, 5, 3, float("inf"))
+    (request,) = lab.bulks(3, 5)
+    made = list(resident(lab, draw(lab, "neighbor", request, cuda.Workspace())))
+    drawn = cpu.neighbor(lab.graph, request.seeds, request.keys, FANOUT)
+    assert len(made) == len(drawn) == 3
+    for (nodes, blocks), m in zip(made, drawn):
+        assert np.array_equal(nodes.cpu().numpy(), m.nodes)
+        assert [n for _, n in blocks] == list(m.node_ends[-2::-1])
+        for edges, n in blocks:
+            src, dst = edges.cpu().numpy()
+            assert np.array_equal(src, m.indices[: m.indptr[n]])
+            assert np.array_equal(dst, np.repeat(np.arange(n), np.diff(m.indptr[: n + 1])))
 
 
 def test_the_graph_is_simple_and_symmetric(monkeypatch):
