@@ -9,7 +9,7 @@ layer's backward pass.
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,9 @@ def _through_host(lab: Lab, host: Tensor, nodes: list[Tensor]) -> float:
     return 4 * FEATURES * sum(map(len, ids)) / statistics.median(lab.repeated(run, most=3)) / 1e9
 
 
+Function = Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A layer of the first minibatch: its lists for our kernels, its edges for PyG's."""
@@ -176,16 +179,6 @@ def first_layers(lab: Lab) -> list[Layer]:
     return [Layer.of(lab, indptr[: ends[h] + 1], indices[: indptr[ends[h]]], ends[h + 1]) for h in reversed(range(len(FANOUT)))]
 
 
-def _both_ways(call: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
-    grad = torch.randn_like(call(x))
-
-    def run() -> None:
-        x.grad = None
-        call(x).backward(grad)
-
-    return run
-
-
 def relative(a: Tensor, b: Tensor) -> float:
     """``|a - b| / |b|``."""
     return float((a - b).norm() / b.norm())
@@ -201,12 +194,12 @@ def layers(lab: Lab) -> None:
         lab.say(f"  layer {i + 1}: {found[f'layer {i + 1}']}")
         with lab.attempt(f"layers: mean of layer {i + 1}"):
             x = torch.randn(lists.num_src, width, device=lab.device, requires_grad=True)
-            _compare(lab, f"mean of layer {i + 1}", partial(_mean, layer), partial(_pyg_mean, layer), x, 2 * width)
+            _compare(lab, f"mean of layer {i + 1}", layer, partial(_mean, layer), partial(_pyg_mean, layer), x, 2 * width)
         with lab.attempt(f"layers: attention of layer {i + 1}"):
             x = torch.randn(lists.num_src, HIDDEN, device=lab.device, requires_grad=True)
             a_src, a_dst = torch.randn(2, HEADS, HIDDEN // HEADS, device=lab.device) / 8
-            theirs = _pyg_attention(lab, layer, a_src, a_dst)
-            _compare(lab, f"attention of layer {i + 1}", partial(_attention, layer, a_src, a_dst), theirs, x, HIDDEN)
+            ours, theirs = (partial(f, layer, a_src, a_dst) for f in (_attention, _pyg_attention))
+            _compare(lab, f"attention of layer {i + 1}", layer, ours, theirs, x, HIDDEN)
         with lab.attempt(f"layers: lists by source of layer {i + 1}"):
             there = lists.on(lab.device)
             least = 12 * lists.num_edges + 16 * lists.num_src
@@ -216,30 +209,45 @@ def layers(lab: Lab) -> None:
     lab.clear()
 
 
-def _compare(lab: Lab, name: str, ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], x: Tensor, width: int) -> None:
-    """Ours beside PyG's, forward alone and both ways; refuses results that differ."""
-    layer: Layer = ours.args[0]  # pyright: ignore[reportFunctionMemberAccess]
-    lists = layer.lists
-    grads = []
-    for call in (ours, theirs):
-        x.grad = None
-        torch.manual_seed(0)
-        out = call(x)
-        out.backward(torch.randn_like(out))
-        grads.append((out.detach(), x.grad))
-    error = max(relative(a, b) for a, b in zip(*grads))
-    lab.details["layers"][f"{name}: error"] = error
-    if not error < 1e-4:
-        raise AssertionError(f"results or gradients of {name} differ from PyG's by {error:.2e} of their norm")
-    del grads
-    beside = lists.num_dst * width + lists.num_edges
-    least, unshared = (4000 * (rows * x.shape[1] + beside) / lab.copy_bytes_per_s for rows in (lists.num_src, lists.num_edges))
+def _compare(lab: Lab, name: str, layer: Layer, ours: Function, theirs: Function, x: Tensor, width: int) -> None:
+    """Ours beside PyG's, forward alone and both ways; what differs from PyG's is a failure, but is measured."""
+    with lab.attempt(f"layers: {name}, compared"):
+        error = max(relative(a, b) for a, b in zip(_results(ours, x), _results(theirs, x)))
+        lab.details["layers"][f"{name}: error"] = error
+        if not error < 1e-4:
+            raise AssertionError(f"results or gradients of {name} differ from PyG's by {error:.2e} of their norm")
+    beside = layer.lists.num_dst * width + layer.lists.num_edges
+    rows = layer.lists.num_src, layer.lists.num_edges
+    least, unshared = (4000 * (n * x.shape[1] + beside) / lab.copy_bytes_per_s for n in rows)
     lab.details["layers"][f"{name}: ms if every edge reads its row"] = unshared
-    with torch.no_grad():
-        forward = lab.ms(lambda: ours(x)), lab.ms(lambda: theirs(x))
-    lab.add(f"{name}, forward", forward[0], "ms", floor=least, peer=forward[1], against="PyG")
-    both = lab.ms(_both_ways(ours, x)), lab.ms(_both_ways(theirs, x))
-    lab.add(f"{name}, forward and backward", both[0], "ms", floor=2 * least, peer=both[1], against="PyG")
+    for way, passes in (("forward", 1), ("forward and backward", 2)):
+        peer = None
+        with lab.attempt(f"layers: {name}, {way}, PyG"):
+            peer = _ms(lab, theirs, x, passes)
+        with lab.attempt(f"layers: {name}, {way}"):
+            lab.add(f"{name}, {way}", _ms(lab, ours, x, passes), "ms", floor=passes * least, peer=peer, against="PyG" if peer else "")
+
+
+def _results(call: Function, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The result, and the gradient of x under a random one of the result."""
+    x.grad = None
+    out = call(x)
+    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out))
+    assert x.grad is not None
+    return out.detach(), x.grad
+
+
+def _ms(lab: Lab, call: Function, x: Tensor, passes: int) -> float:
+    if passes == 1:
+        with torch.no_grad():
+            return lab.ms(lambda: call(x))
+    grad = torch.randn_like(call(x))
+
+    def both() -> None:
+        x.grad = None
+        call(x).backward(grad)
+
+    return lab.ms(both)
 
 
 def _mean(layer: Layer, x: Tensor) -> Tensor:
@@ -259,13 +267,17 @@ def _attention(layer: Layer, a_src: Tensor, a_dst: Tensor, x: Tensor) -> Tensor:
     return found.flatten(1)
 
 
-def _pyg_attention(lab: Lab, layer: Layer, a_src: Tensor, a_dst: Tensor) -> Callable[[Tensor], Tensor]:
+@lru_cache(maxsize=1)
+def _pyg_conv(device: torch.device) -> Any:
     from torch_geometric.nn import GATConv
 
-    conv: Any = GATConv(HIDDEN, HIDDEN // HEADS, HEADS, add_self_loops=False, bias=False).to(lab.device)
+    conv: Any = GATConv(HIDDEN, HIDDEN // HEADS, HEADS, add_self_loops=False, bias=False).to(device)
     conv.lin = torch.nn.Identity()
-    with torch.no_grad():
-        conv.att_src.copy_(a_src[None])
-        conv.att_dst.copy_(a_dst[None])
-    n = layer.lists.num_dst
-    return lambda x: conv((x, x[:n]), layer.looped, size=(layer.lists.num_src, n))
+    return conv.requires_grad_(False)
+
+
+def _pyg_attention(layer: Layer, a_src: Tensor, a_dst: Tensor, x: Tensor) -> Tensor:
+    conv, n = _pyg_conv(x.device), layer.lists.num_dst
+    conv.att_src.copy_(a_src[None])
+    conv.att_dst.copy_(a_dst[None])
+    return conv((x, x[:n]), layer.looped, size=(layer.lists.num_src, n))
