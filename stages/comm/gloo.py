@@ -36,6 +36,8 @@ class Gloo:
 
     What it counts as waited for, one after the other, are round trips: gloo sends when the receiver has said that it is ready. These are
     `ring_waits` for all_reduce, log2 P for broadcast, one for the others and one more for sizes.
+
+    Tensors in a device's memory go by way of the host's, which waits for the device: ranks may share a GPU so.
     """
 
     def __init__(
@@ -119,10 +121,8 @@ class Gloo:
         if not flat.numel():
             return
         with self._speaking("all_reduce"):
-            self._group.allreduce([flat]).wait()
-        self._ledger.add(
-            self._channel, kind, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), ring_waits(flat.numel(), self.size)
-        )
+            sent, waits = self._sum(flat)
+        self._ledger.add(self._channel, kind, sent, waits)
 
     def any(self, flag: bool) -> bool:
         """See `Group.any`. One round to all others: sooner there than a ring of 2 (P-1) hops."""
@@ -134,11 +134,9 @@ class Gloo:
         assert flat.is_contiguous() and 0 <= source < self.size
         if not flat.numel():
             return
-        options = dist.BroadcastOptions()
-        options.rootRank = source
         with self._speaking("broadcast"):
-            self._group.broadcast([flat], options).wait()
-        self._ledger.add(self._channel, kind, flat.nbytes * broadcast_sends(self.rank, self.size, source), (self.size - 1).bit_length())
+            sent, waits = self._spread(flat, source)
+        self._ledger.add(self._channel, kind, sent, waits)
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         """See `Group.all_to_all`. Parts that lie one after the other, as those of ``Tensor.split`` do, are not copied first."""
@@ -147,14 +145,12 @@ class Gloo:
         sent = [p[:0] if r == self.rank else p for r, p in enumerate(parts)]
         if into is None:
             counts = self._swap(torch.tensor([len(p) for p in sent]), "all_to_all").tolist()
-            into = list(torch.empty((sum(counts), *parts[0].shape[1:]), dtype=parts[0].dtype).split(counts))
+            into = list(parts[0].new_empty((sum(counts), *parts[0].shape[1:])).split(counts))
         heard = _adjoining(into)
         assert heard is not None and not len(into[self.rank]), "`into` must be cut from one tensor, with nothing for this rank"
         together = _adjoining(sent)
         with self._speaking("all_to_all"):
-            self._group.alltoall_base(
-                heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent]
-            ).wait()
+            self._exchange(heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent])
         self._count(kind, [p.nbytes for p in sent])
         return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
 
@@ -162,11 +158,12 @@ class Gloo:
         """See `Group.swap`."""
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < 1 << 31
         with self._speaking(f"sending to rank {to}"):
+            mine, theirs = on_host(part), room_on_host(into)
             # First: that this rank is ready would else wait behind what it sends, and two ranks that swap would do so one after the other.
-            received = self._group.recv([into], source, tag) if into.numel() else None
-            sent = self._group.send([part], to, tag) if part.numel() else None
+            received = self._group.recv([theirs], source, tag) if into.numel() else None
+            sent = self._group.send([mine], to, tag) if part.numel() else None
         self._count(kind, [part.nbytes if r == to else 0 for r in range(self.size)], min(1, into.numel()))
-        return _Swap(self, sent, received, part, into)
+        return _Swap(self, sent, received, mine, theirs, into)
 
     def wait(self, work: Any, what: str) -> None:
         """Until `work` is done; `what` is waited for."""
@@ -182,6 +179,28 @@ class Gloo:
         if self._group is not None:
             self._group.shutdown()
             self._group = None
+
+    def _sum(self, flat: Tensor) -> tuple[int, int]:
+        """Sum over the ranks. Returns bytes that this rank has sent, and waits."""
+        there = on_host(flat)
+        self._group.allreduce([there]).wait()
+        _hand_over(there, flat)
+        return ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), ring_waits(flat.numel(), self.size)
+
+    def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
+        """Overwrite with that of rank `source`. Returns bytes that this rank has sent, and waits."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        there = on_host(flat)
+        self._group.broadcast([there], options).wait()
+        _hand_over(there, flat)
+        return flat.nbytes * broadcast_sends(self.rank, self.size, source), (self.size - 1).bit_length()
+
+    def _exchange(self, heard: Tensor, sent: Tensor, heard_rows: list[int], sent_rows: list[int]) -> None:
+        """Rows to every rank and from every rank, each rank's after those of the rank before."""
+        there = room_on_host(heard)
+        self._group.alltoall_base(there, on_host(sent), heard_rows, sent_rows).wait()
+        _hand_over(there, heard)
 
     def _swap(self, sent: Tensor, name: str) -> Tensor:
         """Element r to rank r."""
@@ -202,6 +221,8 @@ class Gloo:
     def _speaking(self, name: str) -> Iterator[None]:
         try:
             yield
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # what is wrong with this rank's own device is no peer's doing
         except RuntimeError as e:
             line = _gist(e)
             late = "timed out" in line.lower() or "timeout" in line.lower()
@@ -212,23 +233,41 @@ class Gloo:
 class _Swap:
     """See `stages.base.Swap`. Holds the tensors until gloo is done with their memory."""
 
-    def __init__(self, group: Gloo, sent: Any, received: Any, part: Tensor, into: Tensor) -> None:
+    def __init__(self, group: Gloo, sent: Any, received: Any, mine: Tensor, theirs: Tensor, into: Tensor) -> None:
         self._group = group
         self._sent, self._received = sent, received
-        self._part: Tensor | None = part
-        self._into: Tensor | None = into
+        self._mine: Tensor | None = mine
+        self._arriving: tuple[Tensor, Tensor] | None = theirs, into
 
     def received(self, what: str) -> None:
         """See `Swap.received`."""
         if self._received is not None:
             self._group.wait(self._received, what)
-        self._received = self._into = None
+            if self._arriving is not None:
+                _hand_over(*self._arriving)
+        self._received = self._arriving = None
 
     def sent(self, what: str) -> None:
         """See `Swap.sent`."""
         if self._sent is not None:
             self._group.wait(self._sent, what)
-        self._sent = self._part = None
+        self._sent = self._mine = None
+
+
+def on_host(t: Tensor) -> Tensor:
+    """The tensor, or a copy of one that lies in a device's memory."""
+    return t.cpu()
+
+
+def room_on_host(t: Tensor) -> Tensor:
+    """The tensor, or room for one that lies in a device's memory: what it holds is not copied."""
+    return t if t.device.type == "cpu" else torch.empty_like(t, device="cpu")
+
+
+def _hand_over(there: Tensor, t: Tensor) -> None:
+    """Give `t` what lies on the host, unless that is `t` itself."""
+    if there is not t:
+        t.copy_(there)
 
 
 def ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:
@@ -274,5 +313,6 @@ def _adjoining(parts: list[Tensor]) -> Tensor | None:
 
 
 def _gist(e: Exception) -> str:
-    """Gloo's message without the place in its source and without its advice."""
-    return re.sub(r"\[/\S+:\d+\] ?", "", str(e).split("\n", 1)[0]).split(". This is typically", 1)[0].strip()
+    """A backend's message without the place in its source and without its advice; NCCL says what it is about in the last line."""
+    lines = str(e).strip().splitlines() or [type(e).__name__]
+    return re.sub(r"\[/\S+:\d+\] ?", "", lines[-1 if "Last error:" in str(e) else 0]).split(". This is typically", 1)[0].strip()

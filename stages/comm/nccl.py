@@ -1,0 +1,146 @@
+"""Ranks with a GPU each: what lies in the GPUs' memories goes over NCCL, and everything else over gloo."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from ...storage.errors import InputError, PeerLostError
+from ...storage.ledger import Ledger
+from .gloo import Gloo
+
+
+class Nccl(Gloo):
+    """A `Gloo` group whose sums, broadcasts and all-to-alls of tensors on the rank's GPU go over NCCL.
+
+    Such a call returns when the GPU has been told to do it, on the current stream, and nothing waits for the GPU. Whether all ranks are
+    well is learnt from what goes over gloo: the agreement at the end of every step (`any`) ends at once when a peer is gone. What a GPU
+    waits for in vain is ended by NCCL's watchdog, and with it the process, `timeout_s` after it was begun.
+
+    Over gloo go, as in a `Gloo` group:
+
+    * tensors on the host, so that words about control wait for no GPU;
+    * `swap`: NCCL has no tags, and between two ranks messages come in the order in which both have begun them, which rounds that run
+      ahead of each other do not keep;
+    * groups of some of the ranks (`sub`): they are for other threads, and kernels of two communicators that wait for each other's
+      peers, begun in one order here and in another one there, can stand still for ever.
+
+    NCCL does not say by which way it sends. The ledger counts that of a ring: 2 (P-1)/P n for a sum, n for a broadcast on every rank but
+    the last one after the source, and the bytes of the parts for other ranks, with as many waits as there are hops: 2 (P-1), P-1, and 1.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        ledger: Ledger,
+        *,
+        device: torch.device,
+        timeout_s: float = 1800.0,
+        host: str | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        wait_note_s: float = 10.0,
+    ) -> None:
+        """Meet the other ranks and connect to each of them, over gloo and over NCCL. For the rest see `Gloo`.
+
+        Args:
+            store: as for `Gloo`.
+            rank: this process, in [0, size).
+            size: P.
+            ledger: where bytes are counted.
+            device: this rank's GPU, which no other rank has. NCCL finds its own way between machines; ``NCCL_SOCKET_IFNAME`` helps it.
+            timeout_s: as for `Gloo`; what takes longer on the GPU ends the process.
+            host: for gloo.
+            on_wait: as for `Gloo`.
+            wait_note_s: as for `Gloo`.
+
+        Raises:
+            InputError: torch has no NCCL, two ranks are on one GPU, or `host` is no address of this machine.
+            PeerLostError: the others did not come in time, or NCCL could not connect them.
+        """
+        refuse_without_nccl()
+        super().__init__(store, rank, size, ledger, timeout_s=timeout_s, host=host, on_wait=on_wait, wait_note_s=wait_note_s)
+        self._device = device
+        self._is_broken = False
+        backend: Any = dist.ProcessGroupNCCL
+        options = backend.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        with self._speaking("the first meeting on GPUs"):
+            self._on_gpus: Any = backend(dist.PrefixStore("nccl", store), rank, size, options)  # pyright: ignore[reportPrivateImportUsage]
+            # NCCL connects when it is first used. A fault is to show here, and not in the middle of a step.
+            first = torch.ones(1, device=device)
+            self._on_gpus.allreduce([first]).wait()
+            assert first.item() == size
+
+    def close(self) -> None:
+        """Close the connections; ranks that still talk to this one get an error. May be called twice."""
+        if self._on_gpus is not None:
+            # What is under way with a peer that is gone never ends: it must not be waited for.
+            if self._is_broken or sys.exception() is not None:
+                self._on_gpus.abort()
+            else:
+                self._on_gpus.shutdown()
+            self._on_gpus = None
+        super().close()
+
+    def _is_there(self, t: Tensor) -> bool:
+        return t.device.type == self._device.type
+
+    def _sum(self, flat: Tensor) -> tuple[int, int]:
+        if not self._is_there(flat):
+            return super()._sum(flat)
+        self._on_gpus.allreduce([flat]).wait()
+        return even_ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1)
+
+    def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
+        if not self._is_there(flat):
+            return super()._spread(flat, source)
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self._on_gpus.broadcast([flat], options).wait()
+        return flat.nbytes * ((self.rank - source) % self.size < self.size - 1), self.size - 1
+
+    def _exchange(self, heard: Tensor, sent: Tensor, heard_rows: list[int], sent_rows: list[int]) -> None:
+        if not self._is_there(sent):
+            super()._exchange(heard, sent, heard_rows, sent_rows)
+        else:
+            self._on_gpus.alltoall_base(heard, sent, heard_rows, sent_rows).wait()
+
+    @contextmanager
+    def _speaking(self, name: str) -> Iterator[None]:
+        try:
+            with super()._speaking(name):
+                yield
+        except PeerLostError as e:
+            self._is_broken = True
+            if "Duplicate GPU" in str(e):
+                raise InputError(
+                    f"rank {self.rank} of {self.size} has its GPU together with another rank, and NCCL wants one for each; use fewer "
+                    'ranks, or cluster.backend = "gloo"'
+                ) from e
+            raise
+
+
+def refuse_without_nccl() -> None:
+    """Raises InputError: torch was built without NCCL."""
+    if not hasattr(dist, "ProcessGroupNCCL"):
+        raise InputError(
+            f"ranks on GPUs talk over NCCL, but this torch ({torch.__version__}) is built without it; install torch with CUDA for Linux, "
+            'or use cluster.backend = "gloo"'
+        )
+
+
+def even_ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:
+    """Payload bytes that `rank` sends in a ring that sums `numel` elements in `size` chunks as even as can be: 2 (P-1) n over all ranks.
+
+    As in gloo's (`ring_bytes`), a rank passes on every chunk but its own, and then every chunk but its left neighbour's.
+    """
+    mine, left = (numel * (c + 1) // size - numel * c // size for c in (rank, (rank - 1) % size))
+    return (2 * numel - mine - left) * itemsize

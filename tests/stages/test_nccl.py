@@ -1,0 +1,233 @@
+"""Groups of ranks on GPUs. Without a GPU gloo stands in for NCCL; what needs one is skipped there.
+
+``pytest tests/stages/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over gloo that share the GPU.
+"""
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from millrace.stages.comm import gloo
+from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.nccl import Nccl, even_ring_bytes
+from millrace.storage.errors import InputError, PeerLostError
+from millrace.storage.ledger import Ledger
+from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
+from millrace.tests.contracts.gang import run_ranks
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+HERE = {"host": "127.0.0.1", "timeout_s": 60.0}
+
+
+class InPlaceOfNccl:
+    """Of torch's `ProcessGroupNCCL` what `Nccl` uses, over gloo and on the host; counts what it is asked for."""
+
+    class Options:
+        pass
+
+    says = ""
+    """Raised by the first sum, as NCCL raises what is wrong with its setting."""
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        backend: Any = dist.ProcessGroupGloo
+        theirs = backend._Options()
+        theirs._timeout, theirs._devices = options._timeout, [backend.create_device(hostname="127.0.0.1")]
+        self.inner, self.asked, self.ended = backend(store, rank, size, theirs), [], ""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+        if self.says:
+            raise RuntimeError(self.says)
+        self.asked.append("allreduce")
+        return self.inner.allreduce(tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        self.asked.append("broadcast")
+        return self.inner.broadcast(tensors, options)
+
+    def alltoall_base(self, heard: torch.Tensor, sent: torch.Tensor, heard_rows: list[int], sent_rows: list[int]) -> Any:
+        assert len(heard_rows) == len(sent_rows) > 0
+        self.asked.append("alltoall_base")
+        return self.inner.alltoall_base(heard, sent, heard_rows, sent_rows)
+
+    def shutdown(self) -> None:
+        self.ended = "shutdown"
+
+    def abort(self) -> None:
+        self.ended = "abort"
+
+
+def stood_in(group: Gloo) -> Nccl:
+    """Such a group on the ranks of `group`, with the host for a GPU."""
+    dist.ProcessGroupNCCL = InPlaceOfNccl  # pyright: ignore[reportAttributeAccessIssue]
+    store = dist.PrefixStore("gpus", group._store)
+    return Nccl(store, group.rank, group.size, Ledger(), device=torch.device("cpu"), **HERE)
+
+
+def compute_stood_in(group: Gloo) -> Any:
+    made = stood_in(group)
+    found = compute(made)
+    asked = made._on_gpus.asked
+    return found["wrong"], found["reduced"], {name: asked.count(name) for name in set(asked)}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_collectives_compute_what_they_say(size: int) -> None:
+    results = run_ranks(compute_stood_in, size)
+    assert [wrong for wrong, _, _ in results] == [[]] * size
+    assert len({reduced[0] for _, reduced, _ in results}) == 1
+    for _, _, asked in results:
+        assert asked["allreduce"] > 10 and asked["broadcast"] == 2 * size and asked["alltoall_base"] > 10
+
+
+def swap_stood_in(group: Gloo) -> Any:
+    made = stood_in(group)
+    wrong = swap_in_rounds(made)
+    sub = made.sub("circle", range(made.size))
+    sub.all_reduce(torch.ones(3), "control")
+    return wrong, made._on_gpus.asked, type(sub).__name__
+
+
+def test_swaps_and_smaller_groups_go_over_gloo() -> None:
+    for wrong, asked, sub in run_ranks(swap_stood_in, 2):
+        assert wrong == []
+        assert asked == ["allreduce"], "the first meeting"
+        assert sub == "Gloo"
+
+
+def count_stood_in(group: Gloo) -> Any:
+    made = stood_in(group)
+    made.all_reduce(torch.ones(1001), "gradients")
+    made.broadcast(torch.ones(6), 1, "graph")
+    made.any(False)
+    return network(made), made._ledger.waits()["network"]
+
+
+def test_the_ledger_counts_a_ring() -> None:
+    size = 3
+    results = run_ranks(count_stood_in, size)
+    assert sum(sent["gradients"] for sent, _ in results) == 2 * (size - 1) * 1001 * 4
+    assert [sent["graph"] for sent, _ in results] == [0, 24, 24], "rank 0 is the last after rank 1"
+    for sent, waits in results:
+        assert (sent["control"], waits["gradients"], waits["graph"], waits["control"]) == (size - 1, 2 * (size - 1), size - 1, 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_bytes_of_all_ranks_add_up(size: int) -> None:
+    for numel in (1, 5, 1000, 1_000_003):
+        sent = [even_ring_bytes(numel, 4, rank, size) for rank in range(size)]
+        assert sum(sent) == 2 * (size - 1) * numel * 4
+        assert max(sent) - min(sent) <= 2 * 4
+
+
+def lose_a_peer(group: Gloo) -> Any:
+    made = stood_in(group)
+    if made.rank == 1:
+        os._exit(9)
+    start = time.monotonic()
+    with pytest.raises(PeerLostError, match="could not finish any: a peer is gone"):
+        made.any(False)
+    backend = made._on_gpus
+    made.close()
+    made.close()
+    return time.monotonic() - start, backend.ended
+
+
+def test_a_dead_peer_is_an_error_at_the_next_agreement_and_nothing_is_waited_for() -> None:
+    seconds, ended = run_ranks(lose_a_peer, 2, mortal=(1,))[0]
+    assert seconds < 5 and ended == "abort"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a group of one, with the stand-in."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", InPlaceOfNccl, raising=False)
+    return lambda: Nccl(dist.HashStore(), 0, 1, Ledger(), device=torch.device("cpu"), **HERE)
+
+
+def test_a_group_that_is_well_is_shut_down(alone: Any) -> None:
+    group = alone()
+    backend = group._on_gpus
+    group.close()
+    assert backend.ended == "shutdown"
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "match"),
+    [
+        (
+            "NCCL error in: /pytorch/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.27.5\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 4f000",
+            InputError,
+            'rank 0 of 1 has its GPU together with another rank.*cluster.backend = "gloo"',
+        ),
+        (
+            "NCCL error in: /pytorch/NCCLUtils.cpp:93, unhandled system error\nncclSystemError: x\nLast error:\nNo socket interface found",
+            PeerLostError,
+            r"could not finish the first meeting on GPUs: a peer is gone \(No socket interface found\)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_nccl_shows_when_ranks_meet(
+    alone: Any, monkeypatch: pytest.MonkeyPatch, says: str, error: Any, match: str
+) -> None:
+    monkeypatch.setattr(InPlaceOfNccl, "says", says)
+    with pytest.raises(error, match=match):
+        alone()
+
+
+def test_what_is_wrong_with_the_own_gpu_is_no_peers_doing(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(InPlaceOfNccl, "allreduce", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        alone()
+
+
+def test_a_torch_without_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dist, "ProcessGroupNCCL", raising=False)
+    with pytest.raises(InputError, match=r'built without it.*cluster\.backend = "gloo"'):
+        Nccl(dist.HashStore(), 0, 1, Ledger(), device=torch.device("cpu"), **HERE)
+
+
+def compute_elsewhere(group: Gloo) -> Any:
+    """As if every tensor lay in a device's memory."""
+    gloo.on_host, gloo.room_on_host = torch.clone, torch.empty_like
+    return compute(group)["wrong"], swap_in_rounds(group)
+
+
+def test_gloo_takes_what_lies_elsewhere_by_way_of_the_host() -> None:
+    assert run_ranks(compute_elsewhere, 2) == [([], [])] * 2
+
+
+# --- on a GPU ---
+
+
+@gpu
+def test_one_rank_over_nccl() -> None:
+    torch.cuda.set_device(0)
+    group = Nccl(dist.HashStore(), 0, 1, Ledger(), device=torch.device("cuda", 0), **HERE)
+    assert compute(group, "cuda")["wrong"] == compute(group)["wrong"] == []
+    flat = torch.rand(1 << 20, device="cuda")
+    before = flat.clone()
+    group.all_reduce(flat, "gradients")
+    assert torch.equal(flat, before)
+    assert set(group._ledger.counts()) == {0}, "nothing travels"
+    group.close()
+    group.close()
+
+
+def compute_on_one_gpu(group: Gloo) -> Any:
+    return compute(group, "cuda"), swap_in_rounds(group, "cuda")
+
+
+@gpu
+def test_two_ranks_over_gloo_share_a_gpu() -> None:
+    results = run_ranks(compute_on_one_gpu, 2)
+    assert [(found["wrong"], swapped) for found, swapped in results] == [([], [])] * 2
+    assert len({found["reduced"][0] for found, _ in results}) == 1
