@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import dask.config
 from distributed import Client, LocalCluster, Security, WorkerPlugin
 
-from ..storage.errors import InputError, RunError
+from ..storage.errors import InputError, MissingExtraError, RunError
 from .config import Cluster, Job
 from .events import Emit, Note, StageEnded, StageStarted
+from .gpus import INSTALL, dealt, visible
 
 ANSWER_S = 10.0
 """A scheduler takes a connection within this time."""
@@ -73,10 +74,12 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     Args:
         job: its `cluster` section says where.
         emit: told what goes on.
-        workers: of a cluster that is started here.
+        workers: of a cluster that is started here; with ``device = "cuda"`` it has one for each GPU that ranks are to have, and no others.
 
     Raises:
-        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer.
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer, GPUs that
+            dask-cuda cannot use.
+        MissingExtraError: dask-cuda is needed and cannot be imported.
         RunError: no worker came.
     """
     c = job.cluster
@@ -86,7 +89,7 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
     try:
         with dask.config.set(SETTINGS):
-            cluster = None if c.scheduler else _local(c, workers, security)
+            cluster = None if c.scheduler else _local(job, workers, security)
             try:
                 with _client(c, cluster, security) as client:
                     if cluster is not None:
@@ -112,19 +115,22 @@ class _Unmoved(WorkerPlugin):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _local(c: Cluster, workers: int, security: Security | None) -> LocalCluster:
+def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
+    c = job.cluster
+    options = {
+        "threads_per_worker": 1,
+        "host": c.host,
+        "dashboard_address": f"{c.host}:{c.dashboard_port}",
+        "security": security,
+        "memory_limit": None,
+        "silence_logs": logging.CRITICAL,
+    }
+    own = "tls" if security else "tcp"
     try:
-        return LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            host=c.host,
-            dashboard_address=f"{c.host}:{c.dashboard_port}",
-            security=security,
-            protocol="tls://" if security else "tcp://",
-            memory_limit=None,
-            silence_logs=logging.CRITICAL,
-        )
+        if job.device == "cuda":
+            options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda.model_dump(exclude_none=True)}
+            return _on_gpus({"protocol": own, **options})
+        return LocalCluster(n_workers=workers, processes=True, protocol=own, **options)
     except (OSError, RuntimeError) as e:
         # Dask wraps what the system says.
         cause = e if isinstance(e, OSError) else e.__cause__
@@ -133,6 +139,27 @@ def _local(c: Cluster, workers: int, security: Security | None) -> LocalCluster:
         raise InputError(
             f"cannot start a cluster on {c.host}: {cause.strerror or cause}; choose an address of this machine as cluster.host"
         ) from None
+
+
+def _on_gpus(options: dict[str, Any]) -> LocalCluster:
+    """A `LocalCUDACluster`: a worker for each GPU, whose memory it leaves to the rank but for a context of CUDA and what RMM is told to
+    take."""
+    try:
+        from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+    except ImportError as e:
+        raise MissingExtraError(
+            f'device is "cuda", but dask-cuda cannot be imported ({e}); {INSTALL}, or train one rank with executor = "inline"'
+        ) from None
+    try:
+        return LocalCUDACluster(**options)
+    except Exception as e:
+        cause = e.__cause__ if isinstance(e, RuntimeError) and e.__cause__ is not None else e
+        if isinstance(cause, OSError):
+            raise
+        raise InputError(
+            f"dask-cuda cannot start workers on this machine's GPUs ({type(cause).__name__}: {cause}); correct cluster.cuda, or see what "
+            "`millrace doctor` says"
+        ) from e
 
 
 @contextmanager
@@ -237,13 +264,45 @@ def worker_addresses(client: Client) -> list[str]:
     return list(known["workers"])
 
 
+def _spread(client: Client) -> list[str]:
+    """All workers, hosts in turn."""
+    by_host: dict[str, list[str]] = {}
+    for address in sorted(worker_addresses(client)):
+        by_host.setdefault(urlsplit(address).hostname or "", []).append(address)
+    return [lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)]
+
+
 def places(client: Client, ranks: int) -> tuple[list[str], list[str]]:
     """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of those that are left for sampling.
 
     With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes.
     """
-    by_host: dict[str, list[str]] = {}
-    for address in sorted(worker_addresses(client)):
-        by_host.setdefault(urlsplit(address).hostname or "", []).append(address)
-    spread = [lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)]
+    spread = _spread(client)
     return [spread[r % len(spread)] for r in range(ranks)], spread[ranks:]
+
+
+def gpu_places(client: Client, ranks: int, shared: bool, patience_s: float = 0.0) -> tuple[list[tuple[str, str]], list[str]]:
+    """Worker and GPU of each rank (`gpus.dealt`), and the workers that are left for sampling.
+
+    Args:
+        client: of the cluster.
+        ranks: P.
+        shared: whether ranks may share a GPU.
+        patience_s: how long to wait for workers that may come back.
+
+    Raises:
+        InputError: no worker sees a GPU, or there are too few for ranks that may not share them.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        workers = _spread(client)
+        seen: Any = client.run(visible, workers=workers, on_error="ignore")
+        try:
+            placed = dealt(ranks, {address: seen[address] for address in workers if address in seen}, shared)
+        except InputError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
+        else:
+            used = {address for address, _ in placed}
+            return placed, [address for address in workers if address not in used]

@@ -195,6 +195,45 @@ class Retexo(_Section):
         return clients
 
 
+class Cuda(_Section):
+    """What dask-cuda gives the workers that it starts on this machine's GPUs: its own options, as it has them where they are left out."""
+
+    protocol: Literal["tcp", "ucx"] | None = None
+    """What Dask's own messages travel by; what ranks send each other goes by ``cluster.backend``."""
+    enable_tcp_over_ucx: bool | None = None
+    """UCX over TCP; by default UCX chooses its ways."""
+    enable_nvlink: bool | None = None
+    """UCX over NVLink."""
+    enable_infiniband: bool | None = None
+    """UCX over InfiniBand."""
+    enable_rdmacm: bool | None = None
+    """UCX's connections by RDMA; with InfiniBand."""
+    rmm_pool_size: int | float | str | None = None
+    """What RMM takes of each GPU for the worker's own tasks, such as RAPIDS': bytes, a share such as 0.25, or ``"4GB"``. Ranks are
+    processes of their own with torch's allocator, and have the rest."""
+    rmm_maximum_pool_size: int | float | str | None = None
+    """How far that pool may grow."""
+    rmm_managed_memory: bool = False
+    """RMM takes memory that moves between GPU and host."""
+    rmm_async: bool = False
+    """RMM takes CUDA's own pool, which grows and shrinks; in place of `rmm_pool_size`."""
+    rmm_release_threshold: int | float | str | None = None
+    """What CUDA's own pool keeps when it shrinks."""
+
+    @field_validator("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
+    @classmethod
+    def _size(cls, size: int | float | str | None) -> int | float | str | None:
+        from dask.utils import parse_bytes
+
+        try:
+            in_bytes = size if isinstance(size, int) else parse_bytes(size) if isinstance(size, str) else 1
+        except ValueError:
+            in_bytes = 0
+        if in_bytes < 1 or (isinstance(size, float) and not 0 < size <= 1):
+            raise PydanticCustomError("size", 'expected bytes, a share of the GPU\'s memory such as 0.25, or a size such as "4GB"')
+        return size
+
+
 class Cluster(_Section):
     """Where a run with ``executor = "dask"`` lives, and what it does when something dies."""
 
@@ -223,6 +262,11 @@ class Cluster(_Section):
     """A rank that waits longer for rows of another one says so in a note, in seconds."""
     keep_freed_bytes: int = Field(default=1 << 30, ge=0)
     """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
+    backend: Literal["nccl", "gloo"] | None = None
+    """What ranks talk over: ``nccl`` wants a GPU for each rank; ``gloo`` goes by way of the host, and ranks may share a GPU. By default
+    nccl where ranks are on GPUs, unless they are to go on when one is lost, and else gloo."""
+    cuda: Cuda = Cuda()
+    """Of a cluster that is started here with ``device = "cuda"``."""
 
 
 class Gpu(_Section):

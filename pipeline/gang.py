@@ -32,9 +32,10 @@ from ..storage.errors import MillraceError, PeerLostError, RunError
 from . import events
 from .allocator import allocator
 from .bulk_flow import BulkFlow
-from .cluster import opened, places, wait_for_worker, worker_addresses
+from .cluster import START_S, gpu_places, opened, places, wait_for_worker, worker_addresses
 from .dashboard.told import shown
 from .events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
+from .gpus import VISIBLE, backend
 from .one_rank import RankReport
 from .partition_task import parts_by
 from .prepare import Prepared
@@ -207,7 +208,7 @@ class _Generation:
     def run(self) -> list[RankReport] | Loss:
         gang = self.gang
         wait_for_worker(gang.client)
-        self.addresses, self.sampling = places(gang.client, gang.ranks)
+        self._place()
         self.kill = Event(f"{gang.topic}-{self.number}", client=gang.client)
         flow = self._flow()
         self.futures = {rank: self._start(rank) for rank in range(gang.ranks)}
@@ -230,6 +231,18 @@ class _Generation:
             if flow is not None:
                 flow.close()
                 gang.sample_s += flow.seconds
+
+    def _place(self) -> None:
+        """Say which worker holds which rank, and which GPU it has."""
+        client, ranks, job = self.gang.client, self.gang.ranks, self.gang.prepared.job
+        self.variables: list[dict[str, str]] = [{} for _ in range(ranks)]
+        if job.device == "cpu":
+            self.addresses, self.sampling = places(client, ranks)
+            return
+        # Once there were enough: a worker that is lost is being started again.
+        placed, self.sampling = gpu_places(client, ranks, shared=backend(job) == "gloo", patience_s=START_S if self.number else 0.0)
+        self.addresses = [address for address, _ in placed]
+        self.variables = [{VISIBLE: gpu} for _, gpu in placed]
 
     def _flow(self) -> BulkFlow | None:
         gang, job = self.gang, self.gang.prepared.job
@@ -282,7 +295,7 @@ class _Generation:
             port=gang.store.port,
             threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
             # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
-            environment=allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {},
+            environment={**(allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {}), **self.variables[rank]},
         )
         # Pinned and never tried again by Dask: ranks start together or not at all.
         return gang.client.submit(

@@ -33,6 +33,7 @@ def parts_on_cluster(job: Job, dataset: Dataset, out: Path, parts: list[int], fi
     if not parts:
         return
     path, _ = share(job, dataset, out)
+    job = job.model_copy(update={"device": "cpu"})  # nothing here is done by GPUs
     with _removed(path, made=path.parent == out.resolve()), opened(job, emit, min(job.cluster.producers, len(parts))) as client:
         yield from parts_by(client, out, path, parts, fingerprint)
 

@@ -175,7 +175,9 @@ def refuse_what_is_missing(job: Job) -> None:
     Raises:
         InputError: it asks for a device, kernels or an executor that are not there.
     """
-    _ = sampling(job.kernel)
+    if job.executor != "dask" or job.cluster.scheduler is None:
+        # Ranks and samplers of a cluster that runs elsewhere look for themselves.
+        _ = sampling(job.kernel)
     if job.device == "cuda":
         refuse_off_device(job)
     if job.train.products == "bfloat16" and job.dtype != "float32":

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +61,7 @@ class RankSpec:
     """Of the driver's store."""
     threads: int
     environment: dict[str, str]
-    """Variables that must be set before the process starts, such as the allocator's."""
+    """Variables that must be set before the process starts: the allocator's, and the one GPU that the rank is to see."""
 
 
 def main() -> NoReturn:
@@ -118,12 +119,14 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     import torch.distributed as dist
 
     from ..stages.comm.gloo import Gloo
+    from ..stages.comm.nccl import Nccl
     from ..stages.comm.survivors import Survivors
     from ..stages.kernels.threads import set_num_threads
     from ..storage.errors import RunError
     from ..storage.ledger import Ledger
     from .clock import Clock
     from .config import Job
+    from .gpus import backend, take
     from .one_rank import take_part
     from .prepare import Outline, prepare, prepare_part
     from .pulse import Heart
@@ -142,6 +145,8 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     # A connection of its own: a wait for peers holds the other one.
     threading.Thread(target=_follow_orders, args=(connected(), spec.generation, stop), daemon=True).start()
     job, out = Job.model_validate(spec.job), Path(spec.out)
+    device = take() if job.device == "cuda" else torch.device("cpu")
+    kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
     module = _unpickled(spec.module)
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
@@ -153,7 +158,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
 
     def meet(store: Any, rank: int, size: int) -> Gloo:
-        return Gloo(
+        return kind(
             store,
             rank,
             size,

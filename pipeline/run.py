@@ -95,8 +95,10 @@ def run(
     refuse_what_is_missing(job)
     if job.executor == "dask":
         from .cluster import check_reachable
+        from .gpus import check_cluster
 
-        # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate.
+        # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate, and see other GPUs.
+        check_cluster(job)
         check_reachable(job.cluster)
     else:
         refuse_slow_products(job)  # ranks on a cluster look at their own processors

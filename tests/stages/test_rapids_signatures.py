@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.tests.contracts import dask_cuda
 from millrace.tests.contracts.rapids import FAKES
 from millrace.tests.contracts.rapids_signatures import WHERE, plain, read
 
@@ -29,6 +30,10 @@ def test_every_stand_in_was_read_from_a_wheel():
 @pytest.mark.parametrize("name", FAKES)
 def test_a_stand_in_takes_what_the_real_one_takes(name):
     assert taken(FAKES[name]) == READ["signatures"][name]
+
+
+def test_so_does_the_cluster_of_processes():
+    assert taken(dask_cuda.LocalCUDACluster) == READ["signatures"]["dask_cuda.LocalCUDACluster"]
 
 
 def test_an_argument_that_is_gone_is_refused():

@@ -1,0 +1,102 @@
+"""A stand-in for dask_cuda 26.10: its cluster of worker processes, each with GPUs in its environment as the real one names them.
+
+`test_rapids_signatures` holds it to the parameters that were read from the wheel. Its workers are Dask's own, on the processor.
+"""
+
+import copy
+import importlib.machinery
+import os
+import sys
+import types
+from typing import Any, ClassVar
+
+import pytest
+from distributed import LocalCluster
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class LocalCUDACluster(LocalCluster):
+    """dask_cuda's. `given` is what the last one was made with."""
+
+    given: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        CUDA_VISIBLE_DEVICES=None,
+        n_workers=None,
+        threads_per_worker=1,
+        memory_limit="auto",
+        device_memory_limit="default",
+        enable_cudf_spill=False,
+        cudf_spill_stats=0,
+        local_directory=None,
+        protocol=None,
+        enable_tcp_over_ucx=None,
+        enable_infiniband=None,
+        enable_nvlink=None,
+        enable_rdmacm=None,
+        rmm_pool_size=None,
+        rmm_maximum_pool_size=None,
+        rmm_managed_memory=False,
+        rmm_async=False,
+        rmm_allocator_external_lib_list=None,
+        rmm_release_threshold=None,
+        rmm_log_directory=None,
+        rmm_track_allocations=False,
+        log_spilling=False,
+        pre_import=None,
+        **kwargs,
+    ):
+        type(self).given = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")} | kwargs
+        os.environ["RAPIDS_NO_INITIALIZE"] = "True"
+        self.cuda_visible_devices = (CUDA_VISIBLE_DEVICES or os.environ[VISIBLE]).split(",")
+        if n_workers is None:
+            n_workers = len(self.cuda_visible_devices)
+        if n_workers < 1:
+            raise ValueError("Number of workers cannot be less than 1.")
+        if rmm_maximum_pool_size is not None and rmm_pool_size is None:
+            raise ValueError("`rmm_maximum_pool_size` was specified without specifying `rmm_pool_size`.")
+        if (enable_tcp_over_ucx or enable_infiniband or enable_nvlink) and protocol not in (None, "ucx", "ucxx"):
+            raise TypeError("Enabling InfiniBand or NVLink requires protocol='ucx'")
+        super().__init__(
+            n_workers=0,
+            threads_per_worker=threads_per_worker,
+            memory_limit=memory_limit,
+            processes=True,
+            protocol="tcp" if protocol == "ucx" else protocol,
+            **kwargs,
+        )
+        self.scale(n_workers)
+        self.sync(self._correct_state)
+
+    def new_worker_spec(self):
+        left = [gpu for gpu in self.cuda_visible_devices if gpu not in self.worker_spec]
+        if not left:
+            raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
+        at = self.cuda_visible_devices.index(left[0])
+        spec = copy.deepcopy(self.new_spec)
+        spec["options"]["env"] = {VISIBLE: ",".join(self.cuda_visible_devices[at:] + self.cuda_visible_devices[:at])}
+        return {left[0]: spec}
+
+
+def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
+    """Make imports of dask_cuda find the stand-in on a machine with these GPUs, as CUDA_VISIBLE_DEVICES names them; and be able to find
+    `modules` too, which are empty."""
+    for name in ("dask_cuda", *modules):
+        made = types.ModuleType(name)
+        made.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, made)
+    monkeypatch.setattr(sys.modules["dask_cuda"], "LocalCUDACluster", LocalCUDACluster, raising=False)
+    monkeypatch.setenv(VISIBLE, gpus)
+
+
+def seen() -> tuple[str | None, int]:
+    """Of a worker: what it names as its GPUs, and its process."""
+    return os.environ.get(VISIBLE), os.getpid()
+
+
+def tell_gpu(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
+    """In place of `hold_rank`: fails with words that say what the rank would have started with."""
+    text = f"sees {spec['environment'].get(VISIBLE)} on a worker of {os.environ.get(VISIBLE)}"
+    return {"failed": {"kind": "RunError", "text": text, "where": [], "exit_code": 3}}
