@@ -476,8 +476,9 @@ def test_inspect_a_minibatch(world):
 
 def test_doctor():
     record = done("doctor", "--json").record
-    assert set(record) == {"versions", "machine", "extras"}
-    assert all(name in done("doctor").out for name in ("versions", "cores", "pyg"))
+    assert set(record) == {"versions", "machine", "gpu", "extras"}
+    assert {"driver", "torch", "nccl", "triton", "dask-cuda", "rmm", "ucx"} <= set(record["gpu"])
+    assert all(name in done("doctor").out for name in ("versions", "cores", "driver", "pyg"))
 
 
 def test_resume(world, tmp_path, monkeypatch):
