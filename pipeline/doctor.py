@@ -66,6 +66,7 @@ def examine() -> dict[str, Any]:
 def _gpus() -> dict[str, str]:
     """The driver, the GPUs, and each piece of software that they need, or what is missing without it."""
     import torch
+    from torch.cuda import nccl
 
     seen = torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
     lines = dict(_driver())
@@ -75,7 +76,7 @@ def _gpus() -> dict[str, str]:
         else 'built without CUDA: device = "cuda" needs a torch that is built with it'
     )
     lines["nccl"] = (
-        ".".join(map(str, torch.cuda.nccl.version()))
+        ".".join(map(str, nccl.version()))
         if torch.distributed.is_available() and torch.distributed.is_nccl_available()
         else 'missing: several ranks on GPUs then need cluster.backend = "gloo"'
     )
