@@ -86,7 +86,9 @@ def key_rows(prefix: str, kind: type, only: str = "") -> list[Row]:
     """A row for each key: name, type, default, meaning."""
     rows = []
     for name, annotation, default, metadata in fields(kind):
-        if not is_section(annotation) and annotation != dict[str, Any]:
+        if prefix and is_section(annotation):
+            rows += key_rows(f"{prefix}{name}.", annotation, only)
+        elif not is_section(annotation) and annotation != dict[str, Any]:
             text = meaning(kind, name)
             if not text:
                 logger.warning("configuration key %s%s has no docstring in %s", prefix, name, kind.__qualname__)
