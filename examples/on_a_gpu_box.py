@@ -1,32 +1,25 @@
-"""Ranks on the GPUs of one machine, a worker of dask-cuda for each. This version of Millrace has no such ranks yet, and says so.
+"""Ranks on the GPUs of one machine, one for each: Millrace starts dask-cuda's cluster, and ends it with the run.
 
     python examples/on_a_gpu_box.py --dataset digits --out runs/gpus
 
-All arguments go to `millrace run`. What to expect today, with GPUs or without (exit code 2):
+All arguments go to `millrace run`. What to expect: what `on_a_laptop.sh` prints, by as many ranks as there are GPUs. Without a GPU one
+sentence says what is missing (exit code 2), such as
 
-    millrace: device is 'cuda', but this version trains on CPUs only; use device = "cpu"
+    millrace: device is "cuda", but this torch (2.13.0+cpu) is built without CUDA; install one with it, or use device = "cpu"
 
-Needs the extra `gpu` where there are GPUs. `make test` runs this script without any.
+`millrace doctor` says the rest. More than one GPU needs the extra `gpu`. `make test` runs this script without any.
 """
 
 import subprocess
 import sys
-from contextlib import ExitStack
 
 import torch
 
 
 def main() -> int:
-    """Start a worker for each GPU there is, and a run with as many ranks."""
-    gpus = torch.cuda.device_count()
-    where = []
-    with ExitStack() as stack:
-        if gpus:
-            from dask_cuda import LocalCUDACluster
-
-            cluster = stack.enter_context(LocalCUDACluster(host="127.0.0.1", threads_per_worker=1, memory_limit=0))
-            where = ["--scheduler", cluster.scheduler_address, "--ranks", str(gpus)]
-        return subprocess.call([sys.executable, "-m", "millrace.pipeline", "run", "--device", "cuda", *where, *sys.argv[1:]])
+    """Start a run with as many ranks as there are GPUs."""
+    ranks = str(max(1, torch.cuda.device_count()))
+    return subprocess.call([sys.executable, "-m", "millrace.pipeline", "run", "--device", "cuda", "--ranks", ranks, *sys.argv[1:]])
 
 
 if __name__ == "__main__":
