@@ -6,9 +6,9 @@ import torch
 
 from ..stages.base import RankJob
 from ..stages.fetch.gather import Gathered
-from ..stages.kernels import sampling
 from ..storage.errors import InputError
 from .config import Job
+from .gpus import own_device, refuse_without_gpu
 from .systems import System
 
 
@@ -16,31 +16,26 @@ def refuse_off_device(job: Job) -> None:
     """Refuse what no GPU can do in this version, before anything slow is done for it.
 
     Raises:
-        InputError: a system without minibatches, or there is no GPU.
-        MissingExtraError: Triton is not installed.
+        InputError: a system without minibatches, or see `refuse_without_gpu`, likewise for the next.
+        MissingExtraError: a package is not installed.
     """
     if job.system in ("sar", "retexo"):
         raise InputError(
             f"device is 'cuda', but system '{job.system}' trains on CPUs only in this version; use bulk or grappa, or device = \"cpu\""
         )
-    _there()
-
-
-def _there() -> torch.device:
-    return sampling("cuda").device()
+    refuse_without_gpu(job)
 
 
 def ready_device(job: Job) -> torch.device | None:
     """The device of this rank, chosen for everything that follows; None: it trains in the memory of the host.
 
     Raises:
-        InputError: there is no GPU.
+        InputError: see `own_device`.
     """
     if job.device == "cpu":
         return None
-    to = _there()
+    to = own_device()
     if to.type == "cuda":
-        to = torch.device("cuda", torch.cuda.current_device())
         torch.cuda.reset_peak_memory_stats(to)
     return to
 

@@ -175,11 +175,11 @@ def refuse_what_is_missing(job: Job) -> None:
     Raises:
         InputError: it asks for a device, kernels or an executor that are not there.
     """
+    if job.device == "cuda":
+        refuse_off_device(job)
     if job.executor != "dask" or job.cluster.scheduler is None:
         # Ranks and samplers of a cluster that runs elsewhere look for themselves.
         _ = sampling(job.kernel)
-    if job.device == "cuda":
-        refuse_off_device(job)
     if job.train.products == "bfloat16" and job.dtype != "float32":
         raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
     if job.executor == "inline" and job.ranks > 1:

@@ -267,9 +267,11 @@ class _PhaseLoop:
     def _step(self, epoch: int, step: int) -> None:
         t, clock, progress = self.t, self.clock, self.progress
         group = t.job.group
-        self.module.train()
+        if not self.module.training:
+            self.module.train()
         # Gradients of the last step go back to the arena.
-        self.optimizer.zero_grad(set_to_none=True)
+        for p in self.parameters:
+            p.grad = None
         loss_sum: float | Tensor = 0.0
         seeds, weight, edges = 0, 0.0, 0
         first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)

@@ -1,5 +1,6 @@
 """The training stage: one piece of work in, its gradient accumulated."""
 
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -42,7 +43,7 @@ def forward_backward(
     """
     # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
-    with torch.autocast(fetched.y.device.type, torch.bfloat16, enabled=products == "bfloat16"):
+    with torch.autocast(fetched.y.device.type, torch.bfloat16) if products == "bfloat16" else nullcontext():
         logits = model(fetched.hoods, fetched.h)
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits

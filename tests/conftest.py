@@ -25,9 +25,11 @@ if not torch.cuda.is_available():
         from triton.runtime.interpreter import GridExecutor
 
         # It keeps the grid of the kernel under way in one place, and a run launches kernels from several threads.
-        def one_at_a_time(self: GridExecutor, *args: object, _call=GridExecutor.__call__, _lock=threading.RLock(), **kwargs: object) -> None:
-            with _lock:
-                _call(self, *args, **kwargs)
+        one_kernel, launch = threading.RLock(), GridExecutor.__call__
+
+        def one_at_a_time(self: GridExecutor, *args: object, **kwargs: object) -> None:
+            with one_kernel:
+                launch(self, *args, **kwargs)
 
         GridExecutor.__call__ = one_at_a_time
 

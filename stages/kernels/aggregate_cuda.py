@@ -176,7 +176,7 @@ def _maxima(lists: DeviceLists, rows: Tensor | None, position: Tensor | None, x:
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, best: Tensor, winner: Tensor, whole: bool) -> None:
         n, kind = len(begin), 0 if position is None else position.ndim
         if n and width:
-            launched: Any = _max_rows[triton.cdiv(n, rows_per), triton.cdiv(width, columns)]
+            launched: Any = _max_rows[-(-n // rows_per), -(-width // columns)]
             launched(
                 begin, end, rows, lists.indices, position, x, best, winner, n, width, LIMIT=lists.limit, TO_ROWS=whole,
                 INTO=into and whole, POSITION=kind, BR=rows_per, BF=columns,
@@ -248,7 +248,7 @@ def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, a
     def launch(begin: Tensor, end: Tensor, result: Tensor) -> None:
         n = len(begin)
         if n and width:
-            launched: Any = _max_backward_rows[triton.cdiv(n, rows_per), triton.cdiv(width, columns)]
+            launched: Any = _max_backward_rows[-(-n // rows_per), -(-width // columns)]
             launched(
                 begin, end, dst, positions, given, arg, grad, result, n, width, LIMIT=back.limit, UNROLL=UNROLL, BR=rows_per, BF=columns
             )

@@ -55,7 +55,7 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
     out = x.new_zeros(n, heads)
     if x.numel():
         rows, columns = tile(width)
-        launched: Any = _dot_rows[(triton.cdiv(n * heads, rows),)]
+        launched: Any = _dot_rows[(-(-n * heads // rows),)]
         y_row = y.stride(0) if len(y) == n else 0
         launched(x, y, out, n * heads, heads, width, *x.stride()[:2], y_row, y.stride(1), BR=rows, BD=columns)
     return out
@@ -172,7 +172,7 @@ def _log_denominators(
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         if len(begin) and heads:
-            launched: Any = _log_sums[(triton.cdiv(len(begin), rows_per),)]
+            launched: Any = _log_sums[(-(-len(begin) // rows_per),)]
             launched(
                 begin, end, rows, lists.indices, logit_src, logit_dst, result, len(begin), heads, LIMIT=lists.limit, SLOPE=slope,
                 TO_ROWS=whole, INTO=into and whole, OWN=own and whole, BR=rows_per, BH=lanes, num_warps=1,
@@ -247,7 +247,7 @@ def _attend(
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
         if n and heads and width:
-            launched: Any = _attend_rows[triton.cdiv(n, rows_per) * heads, triton.cdiv(width, columns)]
+            launched: Any = _attend_rows[-(-n // rows_per) * heads, -(-width // columns)]
             launched(
                 begin, end, rows, there.indices, *names, rule.key, z, logit_src, logit_dst, log_sum, before if whole else None, result,
                 n, lists.num_edges, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
@@ -297,10 +297,12 @@ def _logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
 def _backward_dst(
-    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, grad, delta, d_dst, n, E, H, D, z_row, z_head,
+    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, grad, delta, d_dst, weighted,
+    n, E, H, D, z_row, z_head,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr, OWN: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
+    """With `weighted`, [programs / H, H, D], each program also leaves there the sum of rows of z times the gradients of their logits."""
     h = tl.program_id(0) % H
     i = tl.program_id(0) // H * BR + tl.arange(0, BR)
     k = tl.arange(0, BD)
@@ -312,6 +314,8 @@ def _backward_dst(
     mine, log = tl.load(logit_dst + v * H + h, inside, 0), tl.load(log_sum + v * H + h, inside, 0)
     out, g = tl.load(delta + v * H + h, inside, 0), tl.load(grad + (v * H + h)[:, None] * D + k[None, :], both, 0)
     total = tl.zeros([BR], z.dtype.element_ty)
+    if weighted is not None:
+        rows_of_z = tl.zeros([BR, BD], z.dtype.element_ty)
     for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
         for t in tl.static_range(UNROLL):
             q = start + j + t
@@ -322,13 +326,22 @@ def _backward_dst(
             inner = tl.sum(g * a, 1)
             if THRESHOLD > 0:
                 inner = tl.where(_survives(key, _name(first, edge, q, v, here), h, THRESHOLD), inner * KEEP, 0.0)
-            total += tl.where(here, _logit_gradient(x, tl.exp(_leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
+            d = tl.where(here, _logit_gradient(x, tl.exp(_leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
+            total += d
+            if weighted is not None:
+                rows_of_z += d[:, None] * a
     if OWN:
         x = tl.load(logit_src + v * H + h, inside, 0) + mine
-        inner = tl.sum(g * tl.load(z + (v * z_row + h * z_head)[:, None] + k[None, :], both, 0), 1)
+        a = tl.load(z + (v * z_row + h * z_head)[:, None] + k[None, :], both, 0)
+        inner = tl.sum(g * a, 1)
         if THRESHOLD > 0:
             inner = tl.where(_survives(key, _own_name(own_names, E, v, inside), h, THRESHOLD), inner * KEEP, 0.0)
-        total += _logit_gradient(x, tl.exp(_leaky(x, SLOPE) - log), inner, out, SLOPE)
+        d = tl.where(inside, _logit_gradient(x, tl.exp(_leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
+        total += d
+        if weighted is not None:
+            rows_of_z += d[:, None] * a
+    if weighted is not None:
+        tl.store(weighted + tl.program_id(0).to(tl.int64) * D + k, tl.sum(rows_of_z, 0), columns)
     place = d_dst + (v if TO_ROWS else i.to(tl.int64)) * H + h
     if TO_ROWS:
         total += tl.load(place, inside, 0)
@@ -415,9 +428,10 @@ def _gradients(
     d_dst: Tensor,
     own: bool,
     shared: bool,
+    needs_z: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of z, [S, H, D], or [S, D] summed over the heads that share it, and of the source logits, [S, H]; `d_dst` gets its own
-    added."""
+    added. Without `needs_z` no list by source is asked for: nothing, and the gradient of `a_src`, [H, D]."""
     there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
     names = (None, None, None) if numbers is None else numbers.on(z.device)
     heads, width = z.shape[1:]
@@ -426,20 +440,26 @@ def _gradients(
     rule_of = {"SLOPE": rule.slope, "THRESHOLD": rule.threshold, "KEEP": rule.keep_scale, "LIMIT": there.limit}
     inputs = logit_src, logit_dst, log_sum, grad, delta
     sizes = heads, width, z.stride(0), z.stride(1)
-    edges = lists.num_edges
+    edges, sums = lists.num_edges, []
 
     def by_dst(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
         if n and heads:
-            launched: Any = _backward_dst[(triton.cdiv(n, shape["BR"]) * heads,)]
+            programs = -(-n // shape["BR"])
+            weighted = None if needs_z else z.new_empty(programs, heads, width)
+            launched: Any = _backward_dst[(programs * heads,)]
             more = {**rule_of, **shape, "TO_ROWS": whole, "OWN": own and whole}
-            launched(begin, end, rows, there.indices, *names, rule.key, z, *inputs, result, n, edges, *sizes, **more)
+            launched(begin, end, rows, there.indices, *names, rule.key, z, *inputs, result, weighted, n, edges, *sizes, **more)
+            if weighted is not None:
+                sums.append(weighted.sum(0))
 
     by_dst(there.begin, there.end, at, d_dst, True)
     if (rest := there.rest) is not None:
         partial = d_dst.new_empty(len(rest.of), heads)
         by_dst(rest.begin, rest.end, rest.of if at is None else at[rest.of], partial, False)
         add_lists(rest.pieces, rest.long if at is None else at[rest.long], partial, d_dst, heads, add=True)
+    if not needs_z:
+        return z.new_empty(0), sum(sums, a_src.new_zeros(heads, width))
 
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
@@ -448,7 +468,7 @@ def _gradients(
         n = len(begin)
         dz, d_src = z.new_empty(n, *z.shape[2 if shared else 1 :]), z.new_empty(n, heads)
         if n and heads:
-            launched: Any = _backward_src[(triton.cdiv(n, shape["BR"]) * (1 if shared else heads),)]
+            launched: Any = _backward_src[(-(-n // shape["BR"]) * (1 if shared else heads),)]
             more = {**rule_of, **shape, "OWN": own and whole, "SHARED": shared}
             launched(
                 begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *inputs, dz, d_src,
@@ -507,14 +527,19 @@ def _for_heads(x: Tensor, heads: int) -> Tensor:
     return x[:, None].expand(-1, heads, -1)
 
 
+def _logits(x: Tensor, a: Tensor) -> Tensor:
+    """[n, F], [H, F] -> [n, H], in the type of x: autocast leaves products alone that are told where to go."""
+    return torch.mm(x, a.T, out=x.new_empty(len(x), len(a)))
+
+
 def attend_shared(
     lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `attention_shared_cpu.attend_shared`."""
     heads, width = a_src.shape
-    logit_dst = x[: lists.num_dst] @ a_dst.T
+    logit_dst = _logits(x[: lists.num_dst], a_dst)
     out, log_sum = x.new_empty(lists.num_dst, heads, width), torch.empty_like(logit_dst)
-    _attend(lists, None, numbers, _for_heads(x, heads), x @ a_src.T, logit_dst, rule, None, out, log_sum, True)
+    _attend(lists, None, numbers, _for_heads(x, heads), _logits(x, a_src), logit_dst, rule, None, out, log_sum, True)
     return out, logit_dst, log_sum
 
 
@@ -533,7 +558,9 @@ def attend_shared_backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """See `attention_shared_cpu.attend_shared_backward`."""
     d_dst, delta, n = torch.zeros_like(logit_dst), dots(grad, out), lists.num_dst
-    rest = x @ a_src.T, logit_dst, rule, log_sum, grad, delta, d_dst, True, True
+    rest = _logits(x, a_src), logit_dst, rule, log_sum, grad, delta, d_dst, True, True, needs_x
     dx, d_src = _gradients(lists, None, numbers, _for_heads(x, len(a_src)), a_src, *rest)
+    if not needs_x:
+        return None, d_src, d_dst.T @ x[:n]
     dx[:n].addmm_(d_dst, a_dst)
-    return dx if needs_x else None, d_src.T @ x, d_dst.T @ x[:n]
+    return dx, d_src.T @ x, d_dst.T @ x[:n]

@@ -53,7 +53,7 @@ def gather_rows(base: Tensor, ids: Tensor, cache: Cache | None = None) -> Tensor
     out = torch.empty((n, width), dtype=base.dtype, device=ids.device)
     rows, columns = tile(width)
     if n and width:
-        launched: Any = _gather_rows[triton.cdiv(n, rows), triton.cdiv(width, columns)]
+        launched: Any = _gather_rows[-(-n // rows), -(-width // columns)]
         kept, slot = (None, None) if cache is None else (cache.rows, cache.slot)
         launched(base, kept, slot, ids, out, n, width, base.stride(0), BR=rows, BF=columns)
     return out

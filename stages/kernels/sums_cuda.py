@@ -119,9 +119,9 @@ def add_lists(
     rows_per, columns = tile(width)
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        n = len(begin)
+        n = begin.shape[0]
         if n and width:
-            grid = triton.cdiv(n, rows_per), triton.cdiv(width, columns)
+            grid = -(-n // rows_per), -(-width // columns)
             launched: Any = _sum_rows[grid]
             launched(
                 begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n, width,

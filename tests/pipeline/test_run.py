@@ -217,7 +217,7 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "phrase"),
     [
-        ({"device": "cuda"}, mr.InputError, "trains on CPUs only"),
+        ({"device": "cuda", "system": "sar"}, mr.InputError, "trains on CPUs only"),
         ({"ranks": 2, "executor": "inline"}, mr.InputError, "one process holds one rank"),
         ({"model": mr.GraphSAGE(layers=3), "system": mr.bulk(mr.NeighborSampler((2,)))}, mr.InputError, "one number per layer"),
         ({"model": torch.nn.Linear(2, 2)}, mr.InputError, "num_layers"),

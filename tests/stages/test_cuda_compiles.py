@@ -70,7 +70,7 @@ from triton.compiler import ASTSource
 from millrace.stages.kernels import aggregate_cuda, attention_cuda, dropout_cuda, rows_cuda, sums_cuda
 
 REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src"}
-REAL |= {"logit_src", "logit_dst", "log_sum", "base", "cache"}
+REAL |= {"logit_src", "logit_dst", "log_sum", "base", "cache", "weighted"}
 NARROW = {"ids", "indices", "dst", "edge", "arg", "position", "slot"}
 LISTS = {"begin", "end", "rows", "first", "own_names", "names"}
 EDGES = {"LIMIT": 256, "UNROLL": 4, "BR": 4, "BD": 128, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0}
@@ -92,8 +92,9 @@ KERNELS = [
     (attention_cuda._log_sums, LOGITS | {"logit_dst": None, "INTO": True, "OWN": False}),
     (attention_cuda._attend_rows, WHOLE | {"before": None}),
     (attention_cuda._attend_rows, SHARD),
+    (attention_cuda._backward_dst, WHOLE | {"weighted": None}),
+    (attention_cuda._backward_dst, SHARD | {"weighted": None}),
     (attention_cuda._backward_dst, WHOLE),
-    (attention_cuda._backward_dst, SHARD),
     (attention_cuda._backward_src, WHOLE | {"SHARED": True}),
     (attention_cuda._backward_src, SHARD | {"SHARED": False}),
     (dropout_cuda._scale_kept_rows, DROPPED),
@@ -122,7 +123,7 @@ print(len(KERNELS))
 """
 
 
-@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 19, id="sampling"), pytest.param(LAYERS, 21, id="layers")])
+@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 19, id="sampling"), pytest.param(LAYERS, 22, id="layers")])
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False)
