@@ -36,6 +36,9 @@ def ready_device(job: Job) -> torch.device | None:
         return None
     to = own_device()
     if to.type == "cuda":
+        # Before it is used for the first time it has no statistics.
+        torch.cuda.init()
+        torch.cuda.set_device(to)
         torch.cuda.reset_peak_memory_stats(to)
     return to
 
