@@ -320,8 +320,9 @@ class Job(_Section):
     """Of features, activations and parameters."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
-    kernel: Literal["cpu", "reference", "cuda"] = "cpu"
-    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU. By default those of `device`."""
+    kernel: Literal["cpu", "reference", "cuda", "cugraph"] = "cpu"
+    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU; ``cugraph``: by RAPIDS, for the sampler
+    ``neighbor``, with other random numbers. By default those of `device`."""
     check: bool = False
     """Prove the invariants of every message on the way."""
     start_from: str | None = None

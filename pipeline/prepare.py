@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..stages.base import Part, Placement
 from ..stages.fetch.exchange import Exchanged
 from ..stages.fetch.visit import Visited
-from ..stages.kernels import sampling
+from ..stages.kernels import OTHER_BITS, sampling
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
 from ..stages.partition.base import Partitioner
@@ -28,6 +28,7 @@ from ..stages.random import Purpose, stream, torch_seed
 from ..stages.reduce.federated import LocalSteps
 from ..stages.sample import SAMPLERS
 from ..stages.sample.local import Local
+from ..stages.sample.neighbor import NeighborSampler
 from ..stages.sample.partitioned import SampledByOwners
 from ..stages.sample.produce import Sampled
 from ..storage.dataset import Dataset
@@ -331,14 +332,29 @@ def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Call
 
 
 def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, str]:
-    """What decides sampled minibatches, and nothing else: such a store can serve any model."""
+    """What decides sampled minibatches, and nothing else: such a store can serve any model.
+
+    Raises:
+        InputError: the job's kernel does not know its sampler.
+    """
     return {
         "graph": graph_fingerprint(dataset.graph),
-        "sampler": json.dumps(system.sample.record(), sort_keys=True),
+        "sampler": json.dumps(system.sample.record() | _drawn_by(job, system), sort_keys=True),
         "seeds": digest_arrays(train=dataset.split.train),
         "seed": str(job.seed),
         "batch_size": str(job.train.batch_size),
     }
+
+
+def _drawn_by(job: Job, system: System) -> dict[str, str]:
+    """What a record of samples says of a kernel that draws other bits than the others do."""
+    if job.kernel not in OTHER_BITS:
+        return {}
+    sampler = getattr(system.sample, "sampler", None)
+    if not isinstance(sampler, NeighborSampler):
+        seen = f"system '{system.name}' samples nothing" if sampler is None else f"the sampler is '{sampler.name}'"
+        raise InputError(f"kernel is \"{job.kernel}\", which knows the sampler 'neighbor' alone, but {seen}; leave kernel out")
+    return {"kernel": job.kernel}
 
 
 def located(source: str | Path) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..stages.kernels import OTHER_BITS
 from ..storage.checkpoint import CheckpointStore
 from ..storage.errors import InputError, StoreError
 from .config import Job, read_toml, resolve
@@ -18,7 +19,7 @@ LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.", "cluster.", "sar.")
-"""Settings that may change when a run goes on: they do not decide its parameters."""
+"""Settings that may change when a run goes on: they do not decide its parameters, but for a kernel of `OTHER_BITS`."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -106,6 +107,8 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         now = flat(job.model_dump(mode="json"))
         # Finished layers are not trained again, so there their epochs decide.
         free = tuple(k for k in FREE if k != "epochs" or job.system != "retexo")
+        if {before.get("kernel"), now.get("kernel")} & set(OTHER_BITS):
+            free = tuple(k for k in free if k != "kernel")
         differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(free)]
         for name in ("model.name", "sampler.name"):
             if name in differing:  # then its options differ of course

@@ -1,25 +1,32 @@
-"""Whether RAPIDS 26.10 can be used here, and with how many GPUs."""
+"""Whether RAPIDS 26.10 can be used here, and with how many GPUs; and a cluster of processes, one for each of them."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 from ..storage.errors import InputError, MissingExtraError
 
 NEEDED = ("cupy", "cudf", "cugraph", "pylibcugraph")
 NEEDED_BY_SEVERAL = ("dask_cuda", "dask_cudf", "raft_dask")
+TO_SAMPLE = ("cupy", "pylibcugraph")
+TO_READ = ("cupy", "cudf", "dask_cuda")
 
 
-def count_gpus(what: str, instead: str) -> int:
+def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int:
     """How many GPUs RAPIDS can use here, at least one.
 
     Args:
         what: needs them, for the message.
         instead: what needs none, for the message.
+        needed: modules that it imports; with several GPUs, `NEEDED_BY_SEVERAL` too.
 
     Raises:
         MissingExtraError: a module is not installed.
         InputError: there is no GPU, or no driver.
     """
-    _refuse_lack_of(NEEDED, what, instead)
+    _refuse_lack_of(needed, what, instead)
     import cupy  # pyright: ignore[reportMissingImports]
 
     runtime = cupy.cuda.runtime
@@ -41,3 +48,31 @@ def _refuse_lack_of(modules: tuple[str, ...], what: str, instead: str) -> None:
             f"{what} needs an NVIDIA GPU and RAPIDS, but {', '.join(lacking)} cannot be found; use {instead}, "
             "or pip install 'millrace-gnn[gpu]' where there is a GPU"
         )
+
+
+@contextmanager
+def gpu_cluster(gpus: int) -> Iterator[Any]:
+    """A Dask client of a cluster on this machine, with one process and one thread for each of `gpus` GPUs.
+
+    What they hold of a device's memory goes back when they end, with the block.
+    """
+    from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+    from distributed import Client
+
+    with (
+        _environment_as_it_was(),
+        LocalCUDACluster(n_workers=gpus, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def _environment_as_it_was() -> Iterator[None]:
+    """Dask and dask-cuda leave settings for their workers in this process's environment, which ranks would inherit."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -6,13 +6,16 @@ from types import ModuleType
 import torch
 
 from ...storage.errors import InputError, MissingExtraError, nearest
+from ..rapids import TO_SAMPLE, count_gpus
 
 AGGREGATION = ("cpu", "reference")
 """Backends of aggregation over tensors in the memory of the host."""
 ON_DEVICE = ("cuda",)
 """Those over tensors in a device's memory."""
 SAMPLING = ("cpu", "reference", "cuda")
-"""Backends of sampling."""
+"""Backends of sampling that have every sampler and draw the same bits."""
+OTHER_BITS = ("cugraph",)
+"""Those that keep the laws only, of the sampler ``neighbor`` alone: what they draw must say so."""
 
 
 def aggregation(name: str = "cpu") -> ModuleType:
@@ -51,11 +54,14 @@ def sampling(name: str = "cpu") -> ModuleType:
     """The sampling kernels of that name.
 
     Raises:
-        InputError: no such backend, or, for "cuda", no GPU.
-        MissingExtraError: Triton is not installed.
+        InputError: no such backend, or, for "cuda" and "cugraph", no GPU.
+        MissingExtraError: Triton, or RAPIDS, is not installed.
     """
-    if name not in SAMPLING:
-        raise InputError(f"no sampling backend '{name}'; expected one of {', '.join(SAMPLING)}{nearest(name, SAMPLING)}")
+    known = (*SAMPLING, *OTHER_BITS)
+    if name not in known:
+        raise InputError(f"no sampling backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
+    if name in OTHER_BITS:
+        count_gpus(f'kernel "{name}"', 'kernel = "cpu"', TO_SAMPLE)
     if name == "cuda":
         _refuse_without_triton('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out')
     module = import_module(f".{name}", __name__)

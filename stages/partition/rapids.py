@@ -3,13 +3,14 @@
 Which modules are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py` checks that.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from ..rapids import gpu_cluster
 
 Algorithm = Literal["louvain", "leiden"]
 Find = Callable[[Algorithm, float, int], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
@@ -46,26 +47,8 @@ def _on_one_gpu(columns: Columns) -> Iterator[Find]:
 
 
 @contextmanager
-def _environment_as_it_was() -> Iterator[None]:
-    """Dask and dask-cuda leave settings for their workers in this process's environment, which ranks would inherit."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextmanager
 def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
-    from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
-    from distributed import Client
-
-    with (
-        _environment_as_it_was(),
-        LocalCUDACluster(n_workers=gpus, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
+    with gpu_cluster(gpus) as client:
         # After the cluster: these set up the first GPU for this process, which workers must not find done.
         import cugraph  # pyright: ignore[reportMissingImports]
         import cugraph.dask as on_all  # pyright: ignore[reportMissingImports]
