@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..stages.kernels import sampling
+from ..stages.kernels import OTHER_BITS, sampling
 from ..stages.sample.base import SeedPlan
 from ..stages.sample.produce import Receipt, Sampled, sample_bulks
-from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.queue_object import is_url, queue_at
 from ..storage.queue_zarr import ZarrQueue
@@ -19,6 +18,7 @@ from .events import Emit, StageAdvanced, StageEnded, StageStarted
 from .prepare import make_system, open_data, sample_fingerprint
 from .rank import Interrupted
 from .run_folder import held
+from .sample_across import sample_across
 
 
 def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
@@ -48,21 +48,25 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     if not len(dataset.split.train):
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
     plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
-    create = partial(
-        queue_at(out).create,
-        out,
-        fingerprint=sample_fingerprint(job, dataset, system),
-        bulk_size=job.queue.bulk_size,
-        max_bytes=1 << 62,
-        keep="all",
-        meta={"minibatches_per_epoch": plan.num_minibatches, "dataset": dataset.name},
-    )
+    store: dict[str, Any] = {
+        "fingerprint": sample_fingerprint(job, dataset, system),
+        "bulk_size": job.queue.bulk_size,
+        "max_bytes": 1 << 62,
+        "keep": "all",
+        "meta": {"minibatches_per_epoch": plan.num_minibatches, "dataset": dataset.name},
+    }
+    create = partial(queue_at(out).create, out, **store)
+    kernel = sampling(job.kernel)
     # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is held.
     create(sweep=False).close()
     # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk is sampled again.
     with nullcontext() if is_url(out) else held(Path(out)):
         queue = create(sweep=not is_url(out))
-        edges = _fill(job, dataset, system.sample, plan, queue, emit, stop)
+        if job.kernel in OTHER_BITS and (gpus := kernel.refuse_what_is_missing()) > 1:
+            fill = partial(sample_across, job, dataset, system.sample.sampler, queue, str(out), store, gpus)
+        else:
+            fill = partial(sample_bulks, dataset.graph, system.sample.sampler, plan, kernel, queue, first_epoch=0, last_epoch=job.epochs)
+        edges = _fill(job, plan, queue, fill, emit, stop)
     seconds = time.perf_counter() - start
     emit(StageEnded("sample", seconds))
     return {
@@ -75,7 +79,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     }
 
 
-def _fill(job: Job, dataset: Dataset, sample: Sampled, plan: SeedPlan, queue: ZarrQueue, emit: Emit, stop: Callable[[], bool]) -> int:
+def _fill(job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]) -> int:
     """Sample what the queue lacks, and give the edges of that."""
     total = job.epochs * plan.num_bulks
     done = sum(len(queue.committed(e)) for e in range(job.epochs))
@@ -88,10 +92,7 @@ def _fill(job: Job, dataset: Dataset, sample: Sampled, plan: SeedPlan, queue: Za
         emit(StageAdvanced("sample", done, total))
 
     try:
-        sample_bulks(
-            dataset.graph, sample.sampler, plan, sampling(job.kernel), queue,
-            first_epoch=0, last_epoch=job.epochs, stop=stop, on_receipt=advance,
-        )  # fmt: skip
+        fill(stop=stop, on_receipt=advance)
         if stop():
             raise Interrupted(f"interrupted with {done} of {total} bulks committed; the same command goes on from there")
         queue.finish()

@@ -18,7 +18,10 @@ JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = "job.toml", "result.json", "me
 LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
-FREE = ("epochs", "threads", "kernel", "check", "features", "executor", "train.patience", "queue.", "checkpoint.", "cluster.", "sar.")
+FREE = (
+    "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.", "checkpoint.", "cluster.",
+    "sar.",
+)  # fmt: skip
 """Settings that may change when a run goes on: they do not decide its parameters, but for a kernel of `OTHER_BITS`."""
 
 

@@ -7,7 +7,7 @@ from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
 from .columns import clean_features, clean_labels
 from .components import in_largest_component, restricted, restricted_split
-from .edges import clean_edges
+from .edges import clean_edges, clean_ordered
 from .options import ReadOptions
 from .raw import Raw
 from .splits import make_split
@@ -36,7 +36,10 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     labels = np.asarray(raw.labels)
     if labels.ndim == 0 or len(labels) == 0:
         raise InputError("there are no nodes (no labels); expected one label for each node")
-    graph = clean_edges(np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes)
+    if raw.ordered is not None:
+        graph = clean_ordered(raw.ordered, len(labels), options, raw.hint, notes)
+    else:
+        graph = clean_edges(np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes)
     y, num_classes, task = clean_labels(labels, options, notes)
     x = clean_features(raw.features, graph, options, notes)
     stored = raw.split

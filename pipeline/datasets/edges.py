@@ -9,10 +9,12 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype
 from .options import ReadOptions
-from .raw import AnyArray, Hint
+from .raw import AnyArray, Hint, Ordered
 
 Keys = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32] | None
+IGNORED = "Edge weights were ignored (edge_weights=ignore)."
+REVERSED = "Every edge was reversed (direction=reverse)."
 
 
 def clean_edges(
@@ -37,8 +39,32 @@ def clean_edges(
     src, dst, w = _self_loops(src, dst, w, options, notes)
     if options.direction == "reverse":
         src, dst = dst, src
-        notes.append("Every edge was reversed (direction=reverse).")
+        notes.append(REVERSED)
     keys, w = _sorted(_keys(src, dst, num_nodes), w)
+    return _of_sorted(keys, w, num_nodes, options, hint, notes)
+
+
+def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
+    """What `clean_edges` makes of the same edges, with the same notes, where they are checked and sorted already.
+
+    Raises:
+        InputError: see `clean_edges`.
+    """
+    if ordered.has_weights and options.edge_weights == "ignore":
+        notes.append(IGNORED)
+    if ordered.loops:
+        notes.append(_told_of_loops(ordered.loops, options))
+    if options.direction == "reverse":
+        notes.append(REVERSED)
+    if options.direction in ("directed", "reverse") and not ordered.repeated:
+        indptr = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(ordered.in_degree, out=indptr[1:])
+        return Graph(indptr, ordered.src, ordered.weight)
+    keys = _keys(ordered.src, np.repeat(np.arange(num_nodes), ordered.in_degree), num_nodes)
+    return _of_sorted(keys, ordered.weight, num_nodes, options, hint, notes)
+
+
+def _of_sorted(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
     keys, w = _duplicates(keys, w, num_nodes, options, notes)
     keys, w = _directed(keys, w, num_nodes, options, hint, notes)
     return graph_of_keys(keys, num_nodes, w)
@@ -106,7 +132,7 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
     if weight is None:
         return None
     if options.edge_weights == "ignore":
-        notes.append("Edge weights were ignored (edge_weights=ignore).")
+        notes.append(IGNORED)
         return None
     if weight.ndim == 2 and weight.shape[1] == 1:
         weight = weight[:, 0]
@@ -136,11 +162,14 @@ def _self_loops(src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, 
         return src, dst, w
     if options.self_loops == "error":
         raise InputError(f"{count} edges are self loops (first: node {src[loops][0]}); set self_loops=drop or self_loops=keep")
+    notes.append(_told_of_loops(count, options))
     if options.self_loops == "keep":
-        notes.append(f"{count} self loops were kept (self_loops=drop removes them).")
         return src, dst, w
-    notes.append(f"{count} self loops were dropped.")
     return src[~loops], dst[~loops], None if w is None else w[~loops]
+
+
+def _told_of_loops(count: int, options: ReadOptions) -> str:
+    return f"{count} self loops were " + ("kept (self_loops=drop removes them)." if options.self_loops == "keep" else "dropped.")
 
 
 def _duplicates(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, notes: list[str]) -> tuple[Keys, Weights]:

@@ -55,6 +55,8 @@ def open_dataset(
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(f"features is '{features}', but {spec} is no Millrace store; make one with `millrace convert`, or use memory")
+    if options.edges_on == "gpu" and not (isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))):
+        raise InputError(f"edges_on is 'gpu', but {spec} is no folder of Parquet, whose edges alone are read there; leave edges_on out")
     if isinstance(spec, Dataset):
         return _whole(spec, name, options, split, seed)
     if not isinstance(spec, (str, Path)):

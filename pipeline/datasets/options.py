@@ -24,6 +24,8 @@ class ReadOptions:
     """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted)."""
     self_loops: Literal["error", "drop", "keep"] = "keep"
     """Edges from a node to itself."""
+    edges_on: Literal["cpu", "gpu"] = "cpu"
+    """Where the edges of a folder of Parquet are read, renumbered, counted and sorted. gpu: by RAPIDS cuDF, with the same result."""
     components: Literal["all", "largest"] = "all"
     """largest: only the largest connected component (edges taken both ways), its nodes renumbered in order."""
     edge_weights: Literal["use", "ignore"] = "use"

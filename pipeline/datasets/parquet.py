@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from ...storage.errors import InputError, nearest
 from .options import ReadOptions
+from .parquet_rapids import ordered_edges
 from .raw import AnyArray, Raw
 from .splits import PARTS
 
@@ -31,28 +32,42 @@ def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = N
     Raises:
         InputError: a file or a column is missing, a column has the wrong type, or ids have gaps (`missing_ids`).
     """
-    edges, nodes = _table(folder, "edges"), _table(folder, "nodes")
+    nodes = _table(folder, "nodes")
     notes: list[str] = []
-    src, dst = (_ids(_column(edges, key, "edges", folder), f"edges.{key}") for key in ("src", "dst"))
+    ids: AnyArray | None = None
     labels = _labels(_column(nodes, "label", "nodes", folder))
     features = _features(nodes, folder)
     split = _split(nodes)
     if "id" in nodes.column_names:
         ids = _ids(nodes["id"], "nodes.id")
         order = np.argsort(ids, kind="stable")
-        src, dst = _renumbered(ids[order], src, dst, options, notes)
+        ids = _with_gaps(ids[order], options, notes)
         labels, features = labels[order], None if features is None else features[order]
         split = {part: mask[order] for part, mask in split.items()}
+    named = name or folder.name
+    if options.edges_on == "gpu":
+        ordered = ordered_edges(_files(folder, "edges"), len(labels), ids, options)
+        if ordered is not None:
+            none = np.empty(0, np.int64)
+            return Raw(named, none, none, labels, features, split=split, notes=tuple(notes), ordered=ordered)
+    edges = _table(folder, "edges")
+    src, dst = (_ids(_column(edges, key, "edges", folder), f"edges.{key}") for key in ("src", "dst"))
+    if ids is not None:
+        src, dst = _renumbered(ids, src, dst)
     weight = _numbers(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
-    return Raw(name or folder.name, src, dst, labels, features, weight, split, notes=tuple(notes))
+    return Raw(named, src, dst, labels, features, weight, split, notes=tuple(notes))
 
 
-def _table(folder: Path, stem: str) -> pa.Table:
+def _files(folder: Path, stem: str) -> list[Path]:
     files = sorted(folder.glob(f"{stem}*.parquet"))
     if not files:
         raise InputError(f"{folder} holds no {stem}*.parquet; expected edges*.parquet (src, dst) and nodes*.parquet (label, features)")
+    return files
+
+
+def _table(folder: Path, stem: str) -> pa.Table:
     try:
-        return pa.concat_tables([pq.read_table(f) for f in files], promote_options="default")
+        return pa.concat_tables([pq.read_table(f) for f in _files(folder, stem)], promote_options="default")
     except (pa.ArrowException, OSError) as e:
         raise InputError(f"{folder}: {stem}*.parquet cannot be read ({e}); write the files again with one schema") from e
 
@@ -137,18 +152,24 @@ def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
     return {part: column == part for part in PARTS}
 
 
-def _renumbered(ids: AnyArray, src: AnyArray, dst: AnyArray, options: ReadOptions, notes: list[str]) -> tuple[AnyArray, AnyArray]:
-    """Edge ends as positions in the ascending `ids`."""
+def _with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str]) -> AnyArray | None:
+    """The ascending `ids` if edges must be renumbered; None if they are 0 to V - 1."""
     if (ids[1:] == ids[:-1]).any():
         again = ids[1:][ids[1:] == ids[:-1]][0]
         raise InputError(f"column nodes.id holds {again} more than once; expected one row for each node")
     if not len(ids) or (ids[0] == 0 and ids[-1] == len(ids) - 1):
-        return src, dst
+        return None
     if options.missing_ids == "error":
         raise InputError(
             f"column nodes.id has gaps: {len(ids)} ids between {ids[0]} and {ids[-1]}; expected 0 to {len(ids) - 1}: "
             "set missing_ids=compact to renumber the nodes"
         )
+    notes.append(f"Node ids had gaps: {len(ids)} nodes were renumbered from 0 in ascending order of id.")
+    return ids
+
+
+def _renumbered(ids: AnyArray, src: AnyArray, dst: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Edge ends as positions in the ascending `ids`."""
     ends = []
     for what, column in (("src", src), ("dst", dst)):
         at = np.minimum(np.searchsorted(ids, column), len(ids) - 1)
@@ -159,5 +180,4 @@ def _renumbered(ids: AnyArray, src: AnyArray, dst: AnyArray, options: ReadOption
                 "give those nodes a row, or drop the edges"
             )
         ends.append(at)
-    notes.append(f"Node ids had gaps: {len(ids)} nodes were renumbered from 0 in ascending order of id.")
     return ends[0], ends[1]

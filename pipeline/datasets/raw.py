@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from .options import Direction
@@ -18,6 +19,24 @@ class Hint:
     direction: Direction
     reason: str
     """A clause for the notes, e.g. ``the file's meta says "stored once"``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ordered:
+    """E edges that a reader has checked, turned round and sorted as `edges.clean_edges` does it: by (dst, src), equal ones as found."""
+
+    in_degree: npt.NDArray[np.int64]
+    """int64 [V]."""
+    src: npt.NDArray[np.integer]
+    """int32 or int64 [E]."""
+    weight: npt.NDArray[np.float32] | None
+    """float32 [E], or None."""
+    loops: int
+    """Self loops that were found; dropped ones are not among the E."""
+    repeated: bool
+    """Whether an edge is there more than once."""
+    has_weights: bool
+    """Whether the source has weights, be they read or not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,3 +57,5 @@ class Raw:
     """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
     hint: Hint | None = None
     notes: tuple[str, ...] = ()
+    ordered: Ordered | None = None
+    """In place of `src`, `dst` and `edge_weight`, which are then empty."""

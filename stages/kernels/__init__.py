@@ -6,7 +6,6 @@ from types import ModuleType
 import torch
 
 from ...storage.errors import InputError, MissingExtraError, nearest
-from ..rapids import TO_SAMPLE, count_gpus
 
 AGGREGATION = ("cpu", "reference")
 """Backends of aggregation over tensors in the memory of the host."""
@@ -60,13 +59,13 @@ def sampling(name: str = "cpu") -> ModuleType:
     known = (*SAMPLING, *OTHER_BITS)
     if name not in known:
         raise InputError(f"no sampling backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
-    if name in OTHER_BITS:
-        count_gpus(f'kernel "{name}"', 'kernel = "cpu"', TO_SAMPLE)
     if name == "cuda":
         _refuse_without_triton('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out')
     module = import_module(f".{name}", __name__)
     if name == "cuda":
         module.device()
+    elif name in OTHER_BITS:
+        module.refuse_what_is_missing()
     return module
 
 

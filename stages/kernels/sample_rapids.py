@@ -94,7 +94,7 @@ class AcrossGpus:
     """
 
     def __init__(self, graph: Graph, rank: int, size: int, unique: Any) -> None:
-        _refuse_what_is_missing()
+        refuse_what_is_missing()
         import pylibcugraph  # pyright: ignore[reportMissingImports]
         import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
 
@@ -151,8 +151,13 @@ def new_unique_id() -> Any:
     return comms.cugraph_comms_create_unique_id()
 
 
-def _refuse_what_is_missing() -> None:
-    count_gpus("sampling by cuGraph", 'kernel = "cpu"', TO_SAMPLE)
+def refuse_what_is_missing() -> int:
+    """The number of GPUs.
+
+    Raises:
+        InputError: RAPIDS is not installed, or there is no GPU.
+    """
+    return count_gpus('kernel "cugraph"', 'kernel = "cpu"', TO_SAMPLE)
 
 
 def _draw(
@@ -224,7 +229,7 @@ _graphs: WeakKeyDictionary[Graph, _OnDevice] = WeakKeyDictionary()
 def _on_device(graph: Graph) -> _OnDevice:
     """The graph on one GPU; it is copied there when it is first asked for."""
     if graph not in _graphs:
-        _refuse_what_is_missing()
+        refuse_what_is_missing()
         import pylibcugraph  # pyright: ignore[reportMissingImports]
 
         handle, dtype = pylibcugraph.ResourceHandle(), _ids_of(graph)

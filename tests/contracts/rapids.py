@@ -8,12 +8,15 @@ too; `rapids_signatures.json`, read from the wheels, says which those are. What 
 import importlib.machinery
 import os
 import sys
+import threading
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import networkx as nx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from dask.delayed import delayed
 from distributed import LocalCluster, default_client
 
 
@@ -29,12 +32,101 @@ class CUDARuntimeError(RuntimeError):
     """cupy.cuda.runtime's."""
 
 
+class DeviceArray:
+    """cupy.ndarray: to be fetched by `get`, and by nothing else. Operations take numbers and other ones of it."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.array(values)
+        self.dtype = self.values.dtype
+
+    def __array__(self, *args: Any, **kwargs: Any):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    __array_ufunc__ = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        return self.values.copy()
+
+    def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
+        return DeviceArray(self.values.astype(dtype))
+
+    def all(self):
+        return DeviceArray(self.values.all())
+
+    def any(self):
+        return DeviceArray(self.values.any())
+
+    def sum(self):
+        return DeviceArray(self.values.sum())
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def __int__(self) -> int:
+        return int(self.values)
+
+    def __getitem__(self, at):
+        assert isinstance(at, int | slice | DeviceArray), "the real one takes no index of the host's"
+        return DeviceArray(self.values[at.values if isinstance(at, DeviceArray) else at])
+
+    def __invert__(self):
+        return DeviceArray(~self.values)
+
+    def _with(self, operation, other):
+        assert isinstance(other, int | float | DeviceArray), "Unsupported type: an array of the host's"
+        return DeviceArray(operation(self.values, other.values if isinstance(other, DeviceArray) else other))
+
+    def __sub__(self, other):
+        return self._with(np.subtract, other)
+
+    def __and__(self, other):
+        return self._with(np.bitwise_and, other)
+
+    def __ge__(self, other):
+        return self._with(np.greater_equal, other)
+
+    def __gt__(self, other):
+        return self._with(np.greater, other)
+
+    def __lt__(self, other):
+        return self._with(np.less, other)
+
+    def __eq__(self, other):
+        return self._with(np.equal, other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
+    if isinstance(a, Series):
+        assert not a.null_count, "a column with nulls is no array"
+        a = a.values
+    return DeviceArray(np.asarray(a.values if isinstance(a, DeviceArray) else a, dtype))
+
+
+def arange(start, stop=None, step=1, dtype=None):
+    return DeviceArray(np.arange(start, stop, step, dtype))
+
+
+def searchsorted(a, v, side="left", sorter=None):
+    assert isinstance(a, DeviceArray) and isinstance(v, DeviceArray)
+    return DeviceArray(np.searchsorted(a.values, v.values, side))
+
+
+def bincount(x, weights=None, minlength=None):
+    assert isinstance(x, DeviceArray) and (not len(x) or x.values.min() >= 0)
+    return DeviceArray(np.bincount(x.values, weights, minlength or 0))
+
+
 class Series:
     """cudf.Series: a column."""
 
-    def __init__(self, values: Any) -> None:
-        self.values = np.asarray(values)
-        self.dtype = self.values.dtype
+    def __init__(self, values: Any, null_count: int = 0) -> None:
+        self.values = values.values if isinstance(values, DeviceArray) else np.asarray(values)
+        self.dtype, self.null_count = self.values.dtype, null_count
 
     def to_numpy(self, dtype=None, copy=True, na_value=no_default):
         return np.array(self.values, dtype)
@@ -44,11 +136,58 @@ class DataFrame:
     """cudf.DataFrame: columns of one length."""
 
     def __init__(self, data=None, index=None, columns=None, dtype=None, copy=None, nan_as_null=no_default):
-        self.data = {name: Series(column) for name, column in data.items()}
+        self.data = {name: column if isinstance(column, Series) else Series(column) for name, column in data.items()}
         assert len({len(c.values) for c in self.data.values()}) == 1
 
     def __getitem__(self, name: str) -> Series:
         return self.data[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.data.values())).values)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.data)
+
+    def taken(self, rows: np.ndarray) -> "DataFrame":
+        return DataFrame({k: c.values[rows] for k, c in self.data.items()})
+
+    def sort_values(self, by, axis=0, ascending=True, inplace=False, kind="quicksort", na_position="last", ignore_index=False, key=None):
+        assert not inplace and ascending is True
+        names = by if isinstance(by, list) else [by]
+        # Not stable: the order of equal rows is anyone's guess.
+        guess = np.random.default_rng(0).permutation(len(self))
+        return self.taken(guess[np.lexsort([self.data[n].values[guess] for n in reversed(names)])])
+
+
+def concat(objs, axis=0, join="outer", ignore_index=False, keys=None, levels=None, names=None, verify_integrity=False, sort=None):
+    assert objs and all(isinstance(f, DataFrame) and f.columns == objs[0].columns for f in objs)
+    return DataFrame({k: np.concatenate([f[k].values for f in objs]) for k in objs[0].columns})
+
+
+def read_parquet(
+    filepath_or_buffer,
+    engine="cudf",
+    columns=None,
+    storage_options=None,
+    filesystem=None,
+    filters=None,
+    row_groups=None,
+    use_pandas_metadata=True,
+    categorical_partitions=True,
+    bytes_per_thread=None,
+    dataset_kwargs=None,
+    nrows=None,
+    skip_rows=None,
+    allow_mismatched_pq_schemas=False,
+    ignore_missing_columns=True,
+    case_sensitive_names=True,
+    *args,
+    **kwargs,
+):
+    assert not args and not kwargs and columns and len(row_groups) == 1, "one list of row groups for each file"
+    table = pq.ParquetFile(filepath_or_buffer).read_row_groups(row_groups[0], columns=columns)
+    return DataFrame({c: Series(table[c].to_numpy(), table[c].null_count) for c in columns})
 
 
 class DaskFrame:
@@ -61,6 +200,34 @@ class DaskFrame:
         frames = [p.result() if hasattr(p, "result") else p for p in self.pieces]
         assert all({k: s.dtype for k, s in f.data.items()} == {k: s.dtype for k, s in self.meta.data.items()} for f in frames)
         return DataFrame({k: np.concatenate([f[k].values for f in frames]) for k in self.meta.data})
+
+    def sort_values(
+        self,
+        by,
+        npartitions=None,
+        ascending=True,
+        na_position="last",
+        partition_size=128000000.0,
+        sort_function=None,
+        sort_function_kwargs=None,
+        upsample=1.0,
+        ignore_index=False,
+        shuffle_method=None,
+        **options,
+    ):
+        """Rows with one value of `by` meet in a partition, in no order but what `sort_function` makes."""
+        assert isinstance(by, str) and not options and shuffle_method == "tasks", "p2p goes through Arrow"
+        whole = self.compute()
+        values = whole[by].values
+        cuts = np.unique(np.quantile(values, np.linspace(0, 1, len(self.pieces) + 1)[1:-1], method="lower")) if len(values) else []
+        part = np.searchsorted(cuts, values, side="right")
+        mixed = np.random.default_rng(1).permutation(len(whole))
+        given = {"by": [by], "ascending": ascending, "na_position": na_position, "ignore_index": ignore_index}
+        pieces = [sort_function(whole.taken(mixed[part[mixed] == p]), **given) for p in range(len(self.pieces))]
+        return DaskFrame(pieces, self.meta)
+
+    def to_delayed(self, optimize_graph=True):
+        return [delayed(p, pure=False) for p in self.pieces]
 
 
 def from_delayed(dfs, meta=None, divisions=None, prefix=None, verify_meta=True):
@@ -206,30 +373,75 @@ class LocalCUDACluster(LocalCluster):
         super().__init__(n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, **kwargs)
 
 
-class DeviceArray:
-    """cupy.ndarray: to be fetched by `get`, and by nothing else."""
+class Clique:
+    """The processes that met by one unique id, here threads: a call of all of them waits for the last, and not for ever."""
 
-    def __init__(self, values: Any) -> None:
-        self.values = np.array(values)
-        self.dtype = self.values.dtype
+    met: ClassVar[dict[bytes, "Clique"]] = {}
 
-    def __array__(self, *args: Any, **kwargs: Any):
-        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+    def __init__(self) -> None:
+        self.lock, self.barrier, self.said = threading.Lock(), None, {}
 
-    def __len__(self) -> int:
-        return len(self.values)
+    def gather(self, rank: int, size: int, what: str, value: Any) -> list[Any]:
+        with self.lock:
+            self.barrier = self.barrier or threading.Barrier(size, timeout=10)
+            assert self.barrier.parties == size and rank not in self.said
+            self.said[rank] = (what, value)
+        self.barrier.wait()
+        said = dict(self.said)
+        if self.barrier.wait() == 0:
+            self.said.clear()
+        self.barrier.wait()
+        assert {what for what, _ in said.values()} == {what} and set(said) == set(range(size)), "not all call the same"
+        return [said[r][1] for r in range(size)]
 
-    def get(self, stream=None, order="C", out=None, blocking=True):
-        return self.values.copy()
+
+class Handle:
+    """pylibraft.common.handle.Handle, with a place in a clique."""
+
+    alive: ClassVar[dict[int, "Handle"]] = {}
+
+    def __init__(self, clique: Clique, rank: int, size: int) -> None:
+        self.clique, self.rank, self.size = clique, rank, size
+        self.alive[id(self)] = self
+
+    def getHandle(self):  # noqa: N802
+        return id(self)
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        return self.clique.gather(self.rank, self.size, what, value)
 
 
-def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
-    return DeviceArray(np.asarray(a, dtype))
+comms_here = threading.local()
+"""What the real module keeps for a process."""
+
+
+def cugraph_comms_create_unique_id():
+    unique = os.urandom(8)
+    Clique.met[unique] = Clique()
+    return unique
+
+
+def cugraph_comms_init(rank, world_size, uid, device=0):
+    if getattr(comms_here, "handle", None) is not None:
+        raise RuntimeError("cuGraph has already been initialized!")
+    assert device == 0, "dask-cuda shows a process its own GPU as the first"
+    comms_here.handle = Handle(Clique.met[uid], rank, world_size)
+    comms_here.handle.gather("init", world_size)
+
+
+def cugraph_comms_get_raft_handle():
+    return comms_here.handle
+
+
+def cugraph_comms_shutdown():
+    del Handle.alive[comms_here.handle.getHandle()]
+    comms_here.handle = None
 
 
 class ResourceHandle:
     def __init__(self, handle=None):
-        pass
+        assert handle is None or isinstance(handle, int), "a pointer as a number"
+        self.raft = None if handle is None else Handle.alive[handle]
 
 
 class GraphProperties:
@@ -270,6 +482,42 @@ class SGGraph:
         self.edges_of: dict[int, np.ndarray] = {int(v): np.flatnonzero(self.src == v) for v in np.unique(self.src)}
 
 
+class MGGraph:
+    """pylibcugraph's, of edges from the first arrays to the second: each process gives its own, and all of them call."""
+
+    def __init__(
+        self,
+        resource_handle,
+        graph_properties,
+        src_array,
+        dst_array,
+        weight_array=None,
+        store_transposed=False,
+        do_expensive_check=False,
+        edge_id_array=None,
+        edge_type_array=None,
+        edge_start_time_array=None,
+        edge_end_time_array=None,
+        vertices_array=None,
+        num_arrays=1,
+        drop_self_loops=False,
+        drop_multi_edges=False,
+        symmetrize=False,
+    ):
+        lists = [src_array, dst_array, weight_array, edge_id_array, edge_type_array, vertices_array]
+        assert all(x is None or (isinstance(x, list) and len(x) == num_arrays == 1) for x in lists)
+        own = [None if x is None else x[0].values for x in lists]
+        assert len({len(x) for x in own[:5] if x is not None}) == 1, "an array of edges has another length"
+        of_all = resource_handle.raft.gather("MGGraph", own)
+        assert len({tuple(x is None for x in parts) for parts in of_all}) == 1, "all give the same arrays"
+        joined = [None if x is None else DeviceArray(np.concatenate([parts[i] for parts in of_all])) for i, x in enumerate(own)]
+        assert len(np.unique(joined[3].values)) == len(joined[3]) and len(np.unique(joined[5].values)) == len(joined[5])
+        src, dst, weight, place, kind, nodes = joined
+        whole = SGGraph(ResourceHandle(), graph_properties, src, dst, weight, False, True, False, place, kind, vertices_array=nodes)
+        vars(self).update(vars(whole))
+        self.raft, self.own_edges = resource_handle.raft, len(own[0])
+
+
 def neighbor_sample(
     resource_handle,
     input_graph,
@@ -297,7 +545,11 @@ def neighbor_sample(
     neighbor_selection="random",
     fixed_window=False,
 ):
-    assert isinstance(resource_handle, ResourceHandle) and isinstance(input_graph, SGGraph)
+    assert isinstance(resource_handle, ResourceHandle) and isinstance(input_graph, SGGraph | MGGraph)
+    assert resource_handle.raft is getattr(input_graph, "raft", None)
+    if isinstance(input_graph, MGGraph):
+        same = (h_fan_out.tolist(), with_replacement, prior_sources_behavior, use_edge_weights_as_biases, return_hops, renumber)
+        assert all(other == same for other in resource_handle.raft.gather("neighbor_sample", same))
     assert isinstance(start_vertex_list, DeviceArray) and start_vertex_list.dtype == input_graph.src.dtype
     assert isinstance(starting_vertex_label_offsets, DeviceArray) and starting_vertex_label_offsets.dtype == np.int64
     assert isinstance(h_fan_out, np.ndarray) and h_fan_out.dtype == np.int32
@@ -344,7 +596,12 @@ def neighbor_sample(
 FAKES: dict[str, Any] = {
     "cudf.DataFrame": DataFrame,
     "cudf.Series.to_numpy": Series.to_numpy,
+    "cudf.DataFrame.sort_values": DataFrame.sort_values,
+    "cudf.concat": concat,
+    "cudf.read_parquet": read_parquet,
     "dask_cudf.from_delayed": from_delayed,
+    "dask_cudf.DataFrame.sort_values": DaskFrame.sort_values,
+    "dask_cudf.DataFrame.to_delayed": DaskFrame.to_delayed,
     "cugraph.Graph": Graph,
     "cugraph.Graph.from_cudf_edgelist": Graph.from_cudf_edgelist,
     "cugraph.Graph.from_dask_cudf_edgelist": Graph.from_dask_cudf_edgelist,
@@ -358,8 +615,17 @@ FAKES: dict[str, Any] = {
     "pylibcugraph.ResourceHandle": ResourceHandle,
     "pylibcugraph.GraphProperties": GraphProperties,
     "pylibcugraph.SGGraph": SGGraph,
+    "pylibcugraph.MGGraph": MGGraph,
+    "pylibcugraph.comms.cugraph_comms_create_unique_id": cugraph_comms_create_unique_id,
+    "pylibcugraph.comms.cugraph_comms_get_raft_handle": cugraph_comms_get_raft_handle,
+    "pylibcugraph.comms.cugraph_comms_init": cugraph_comms_init,
+    "pylibcugraph.comms.cugraph_comms_shutdown": cugraph_comms_shutdown,
+    "pylibraft.common.handle.Handle.getHandle": Handle.getHandle,
     "pylibcugraph.neighbor_sample": neighbor_sample,
     "cupy.asarray": asarray,
+    "cupy.arange": arange,
+    "cupy.bincount": bincount,
+    "cupy.searchsorted": searchsorted,
 }
 """By their real names: functions, classes (whose parameters are those of making one), and methods."""
 

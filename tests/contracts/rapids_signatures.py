@@ -1,7 +1,7 @@
 """Reads the parameters of RAPIDS' functions from its wheels, without installing them: makes `rapids_signatures.json`.
 
     pip download --no-deps -d wheels cugraph-cu13==26.10.0 pylibcugraph-cu13==26.10.0 cudf-cu13==26.10.2 dask-cuda==26.10.0 \
-        dask==2026.7.1 cupy-cuda13x==14.2.0
+        dask==2026.7.1 cupy-cuda13x==14.2.0 pylibraft-cu13==26.10.0
     python tests/contracts/rapids_signatures.py wheels > tests/contracts/rapids_signatures.json
 
 Names of parameters and their defaults are all that is kept.
@@ -17,6 +17,11 @@ from pathlib import Path
 WHERE = {
     "cudf.DataFrame": ("cudf/core/dataframe.py", "DataFrame.__init__"),
     "cudf.Series.to_numpy": ("cudf/core/frame.py", "Frame.to_numpy"),
+    "cudf.DataFrame.sort_values": ("cudf/core/indexed_frame.py", "IndexedFrame.sort_values"),
+    "cudf.concat": ("cudf/core/reshape.py", "concat"),
+    "cudf.read_parquet": ("cudf/io/parquet.py", "read_parquet"),
+    "dask_cudf.DataFrame.sort_values": ("dask/dataframe/dask_expr/_collection.py", "DataFrame.sort_values"),
+    "dask_cudf.DataFrame.to_delayed": ("dask/dataframe/dask_expr/_collection.py", "FrameBase.to_delayed"),
     "dask_cudf.from_delayed": ("dask/dataframe/dask_expr/io/_delayed.py", "from_delayed"),
     "cugraph.Graph": ("cugraph/structure/graph_classes.py", "Graph.__init__"),
     "cugraph.Graph.from_cudf_edgelist": ("cugraph/structure/graph_classes.py", "Graph.from_cudf_edgelist"),
@@ -31,10 +36,19 @@ WHERE = {
     "pylibcugraph.ResourceHandle": ("pylibcugraph/resource_handle.pyx", "ResourceHandle.__cinit__"),
     "pylibcugraph.GraphProperties": ("pylibcugraph/graph_properties.pyx", "GraphProperties.__cinit__"),
     "pylibcugraph.SGGraph": ("pylibcugraph/graphs.pyx", "SGGraph.__cinit__"),
+    "pylibcugraph.MGGraph": ("pylibcugraph/graphs.pyx", "MGGraph.__cinit__"),
+    "pylibcugraph.comms.cugraph_comms_create_unique_id": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_create_unique_id"),
+    "pylibcugraph.comms.cugraph_comms_get_raft_handle": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_get_raft_handle"),
+    "pylibcugraph.comms.cugraph_comms_init": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_init"),
+    "pylibcugraph.comms.cugraph_comms_shutdown": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_shutdown"),
+    "pylibraft.common.handle.Handle.getHandle": ("pylibraft/common/handle.pyx", "DeviceResources.getHandle"),
     "pylibcugraph.neighbor_sample": ("pylibcugraph/neighbor_sample.pyx", "neighbor_sample"),
     "cupy.asarray": ("cupy/_creation/from_data.py", "asarray"),
+    "cupy.arange": ("cupy/_creation/ranges.py", "arange"),
+    "cupy.bincount": ("cupy/_statistics/histogram.py", "bincount"),
+    "cupy.searchsorted": ("cupy/_sorting/search.py", "searchsorted"),
 }
-"""Name as callers write it -> file in a wheel, and what is defined there. `dask_cudf.from_delayed` is Dask's own."""
+"""Name as callers write it -> file in a wheel, and what is defined there. What `dask_cudf` has of these is Dask's own."""
 
 
 def plain(parameters: str) -> str:

@@ -122,3 +122,42 @@ def test_its_name_is_known_and_checked(gpu):
     assert kernels.sampling("cugraph").neighbor is sample_rapids.neighbor
     with pytest.raises(InputError, match="expected one of cpu, reference, cuda, cugraph; did you mean 'cugraph'"):
         kernels.sampling("cugrap")
+
+
+def test_several_gpus_share_a_graph_and_fill_a_store_together(tmp_path, monkeypatch):
+    rapids.install(monkeypatch, 3)
+    made, real = [], rapids.MGGraph.__init__
+    monkeypatch.setattr(rapids.MGGraph, "__init__", lambda self, *a, **k: (real(self, *a, **k), made.append(self))[0])
+    code, _, err = sample(tmp_path / "store", *CUGRAPH)
+    assert code == 0, err
+    graph = mr.open_dataset(DATASET).graph
+    check_laws(tmp_path / "store", graph)
+    assert sum(g.own_edges for g in made) == graph.num_edges and len(made) == 3
+    assert max(g.own_edges for g in made) <= -(-graph.num_edges // 3), "no GPU has more than its share"
+    # All is there: nobody is started again.
+    assert sample(tmp_path / "store", *CUGRAPH)[0] == 0
+    assert len(made) == 3
+    run = command("run", "--dataset", DATASET, *SMALL, *CUGRAPH, "--samples", tmp_path / "store", "--out", tmp_path / "run")
+    assert run[0] == 0, run[2]
+
+
+def test_an_interrupted_round_leaves_bulks_that_are_kept(tmp_path, monkeypatch):
+    rapids.install(monkeypatch, 2)
+    real, calls = rapids.neighbor_sample, []
+
+    def failing(*args, **options):
+        calls.append(1)
+        if len(calls) == 4:
+            raise RuntimeError("out of memory")
+        return real(*args, **options)
+
+    monkeypatch.setattr("pylibcugraph.neighbor_sample", failing)
+    code, _, err = sample(tmp_path / "store", *CUGRAPH)
+    assert code == 3 and "sampling by cuGraph failed" in " ".join(err.split())
+    monkeypatch.setattr("pylibcugraph.neighbor_sample", real)
+    queue = open_queue(tmp_path / "store")
+    there = sum(len(queue.committed(e)) for e in range(2))
+    queue.close()
+    assert 0 < there < 4
+    assert sample(tmp_path / "store", *CUGRAPH)[0] == 0
+    check_laws(tmp_path / "store", mr.open_dataset(DATASET).graph)

@@ -132,7 +132,7 @@ def test_without_a_gpu_it_is_refused(monkeypatch):
     graph = from_edges([0], [1])
     asked = request(graph, 0)
     rapids.install(monkeypatch, 0)
-    with pytest.raises(InputError, match=r'sampling by cuGraph needs an NVIDIA GPU.* use kernel = "cpu"'):
+    with pytest.raises(InputError, match=r'kernel "cugraph" needs an NVIDIA GPU.* use kernel = "cpu"'):
         sample_rapids.neighbor(graph, asked.seeds, asked.keys(1), (1,))
     monkeypatch.delitem(sys.modules, "cupy")
     with pytest.raises(MissingExtraError, match="cupy cannot be found"):
