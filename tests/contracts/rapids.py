@@ -51,7 +51,8 @@ class DeviceArray:
         return self.values.copy()
 
     def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
-        return DeviceArray(self.values.astype(dtype))
+        with np.errstate(over="ignore"):
+            return DeviceArray(self.values.astype(dtype))
 
     def all(self):
         return DeviceArray(self.values.all())
