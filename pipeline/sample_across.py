@@ -108,7 +108,8 @@ def _together(client: Any, workers: list[str], futures: list[Any]) -> list[Any]:
     left = set(futures)
     while left:
         try:
-            done = wait(left, timeout=LOOK_S, return_when="FIRST_COMPLETED").done
+            ended: Any = wait(left, timeout=LOOK_S, return_when="FIRST_COMPLETED")
+            done = ended.done
         except TimeoutError:
             done = set()
         for future in done:

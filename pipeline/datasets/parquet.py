@@ -32,6 +32,7 @@ def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = N
     Raises:
         InputError: a file or a column is missing, a column has the wrong type, or ids have gaps (`missing_ids`).
     """
+    edges = None if options.edges_on == "gpu" else _table(folder, "edges")
     nodes = _table(folder, "nodes")
     notes: list[str] = []
     ids: AnyArray | None = None
@@ -45,12 +46,13 @@ def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = N
         labels, features = labels[order], None if features is None else features[order]
         split = {part: mask[order] for part, mask in split.items()}
     named = name or folder.name
-    if options.edges_on == "gpu":
+    if edges is None:
         ordered = ordered_edges(_files(folder, "edges"), len(labels), ids, options)
         if ordered is not None:
             none = np.empty(0, np.int64)
             return Raw(named, none, none, labels, features, split=split, notes=tuple(notes), ordered=ordered)
-    edges = _table(folder, "edges")
+        # The processor's way says what is not clean.
+        edges = _table(folder, "edges")
     src, dst = (_ids(_column(edges, key, "edges", folder), f"edges.{key}") for key in ("src", "dst"))
     if ids is not None:
         src, dst = _renumbered(ids, src, dst)

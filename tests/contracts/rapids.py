@@ -374,6 +374,10 @@ class LocalCUDACluster(LocalCluster):
         super().__init__(n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, **kwargs)
 
 
+PATIENCE_S = 10.0
+"""After this long a call that some process does not make fails in the others; the real one waits on."""
+
+
 class Clique:
     """The processes that met by one unique id, here threads: a call of all of them waits for the last, and not for ever."""
 
@@ -384,7 +388,7 @@ class Clique:
 
     def gather(self, rank: int, size: int, what: str, value: Any) -> list[Any]:
         with self.lock:
-            self.barrier = self.barrier or threading.Barrier(size, timeout=10)
+            self.barrier = self.barrier or threading.Barrier(size, timeout=PATIENCE_S)
             assert self.barrier.parties == size and rank not in self.said
             self.said[rank] = (what, value)
         self.barrier.wait()

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from distributed import Client, Event, LocalCluster
 
 import millrace as mr
+from millrace.pipeline import sample_across
 from millrace.pipeline.queues import open_queue
 from millrace.stages import kernels
 from millrace.stages.kernels import sample_rapids
-from millrace.storage.errors import InputError
+from millrace.storage.errors import InputError, RunError
 from millrace.tests.contracts import rapids
 from millrace.tests.contracts.command import command
 
@@ -161,3 +163,13 @@ def test_an_interrupted_round_leaves_bulks_that_are_kept(tmp_path, monkeypatch):
     assert 0 < there < 4
     assert sample(tmp_path / "store", *CUGRAPH)[0] == 0
     check_laws(tmp_path / "store", mr.open_dataset(DATASET).graph)
+
+
+def test_a_lost_process_ends_the_wait_for_the_others(monkeypatch):
+    monkeypatch.setattr(sample_across, "LOOK_S", 0.1)
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+        never = Event("never", client=client)
+        waiting = client.submit(lambda: Event("never").wait(), pure=False)
+        with pytest.raises(RunError, match="a process that sampled on a GPU is gone"):
+            sample_across._together(client, [*client.scheduler_info()["workers"], "tcp://127.0.0.1:9"], [waiting])
+        never.set()

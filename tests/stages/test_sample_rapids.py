@@ -1,6 +1,9 @@
 """Sampling by pylibcugraph, with RAPIDS stood in for: the contract of the other kernels but their bits."""
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,6 +52,62 @@ def test_whole_neighbourhoods_are_those_of_the_cpu(graph, expand, hops):
                 rows = np.repeat(np.arange(len(x.indptr) - 1), np.diff(x.indptr))
                 assert np.array_equal(x.positions[np.lexsort((x.positions, rows))], y.positions[np.lexsort((y.positions, rows))])
                 assert np.array_equal(b.nodes[y.indices], graph.indices[y.positions])
+
+
+def together(calls):
+    """Results of calls that wait for each other, each in a thread of its own."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [f.result(30) for f in [pool.submit(c) for c in calls]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(graphs(), st.sampled_from(["new", "all"]), st.integers(1, 4), st.data())
+def test_a_graph_on_several_gpus_is_the_whole_graph_to_each(graph, expand, size, data):
+    nodes = np.arange(graph.num_nodes)
+    dealt = [[nodes[i::5] for i in range(5) if i % size == rank and len(nodes[i::5])] for rank in range(size)]
+    weighted = graph.edge_weight is not None and data.draw(st.booleans())
+    sampler = NeighborSampler((2, 1), weighted=weighted, expand=expand, edge_ids=True)
+
+    def process(rank: int, unique: bytes):
+        kernel = sample_rapids.AcrossGpus(graph, rank, size, unique)
+        asked = BulkRequest(0, 0, 0, 0, tuple(dealt[rank]))
+        whole = kernel.neighbor(graph, asked.seeds, asked.keys(2), (-1, -1), expand=expand, keep_positions=True)
+        # A last round with nothing to draw for all but the first.
+        some = [sampler.sample(graph, r, kernel) for r in (asked, asked if not rank else BulkRequest(0, 0, 0, 0, ()))]
+        kernel.close()
+        return asked, whole, some
+
+    with pytest.MonkeyPatch.context() as m:
+        rapids.install(m)
+        unique = sample_rapids.new_unique_id()
+        found = together([partial(process, rank, unique) for rank in range(size)])
+    for rank, (asked, whole, (drawn, last)) in enumerate(found):
+        for a, b in zip(cpu.neighbor(graph, asked.seeds, asked.keys(2), (-1, -1), expand=expand), whole, strict=True):
+            assert np.array_equal(a.nodes, b.nodes) and a.node_ends == b.node_ends
+            assert all(np.array_equal(x.indptr, y.indptr) for x, y in zip(a.lists, b.lists, strict=True))
+            assert all(np.array_equal(b.nodes[y.indices], graph.indices[y.positions]) for y in b.lists)
+        assert len(last.minibatches) == (0 if rank else len(dealt[0]))
+        for minibatch in drawn.check().minibatches if dealt[rank] else ():
+            for block in minibatch.blocks:
+                rows = block.src[np.repeat(np.arange(block.num_dst), np.diff(block.indptr))]
+                assert ((block.edge_id >= graph.indptr[rows]) & (block.edge_id < graph.indptr[rows + 1])).all()
+                assert np.array_equal(block.src[block.indices], graph.indices[block.edge_id])
+                assert len(np.unique(block.edge_id)) == len(block.edge_id)
+                assert not weighted or (graph.edge_weight[block.edge_id] > 0).all()
+
+
+def test_a_process_that_calls_alone_is_not_answered(monkeypatch):
+    rapids.install(monkeypatch)
+    monkeypatch.setattr(rapids, "PATIENCE_S", 0.5)
+    graph, unique = from_edges([0, 1, 2], [1, 2, 0]), sample_rapids.new_unique_id()
+
+    def process(rank: int) -> None:
+        kernel = sample_rapids.AcrossGpus(graph, rank, 2, unique)
+        if not rank:
+            kernel.neighbor(graph, (np.array([0]),), np.zeros((1, 1), np.uint64), (1,))
+
+    with pytest.raises(threading.BrokenBarrierError):
+        together([partial(process, rank) for rank in range(2)])
 
 
 @settings(max_examples=80, deadline=None)
