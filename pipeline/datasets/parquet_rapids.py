@@ -47,7 +47,7 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
 
     Raises:
         InputError: RAPIDS is not installed, or there is no GPU.
-        RunError: cuDF returned edges out of order.
+        RunError: cuDF failed, as where edges do not fit into the GPUs' memory, or returned edges out of order.
     """
     gpus = count_gpus("edges_on=gpu", "edges_on=cpu", TO_READ)
     try:
@@ -66,21 +66,32 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
                 first_row += rows
     if not pieces or (ids is not None and ids[-1] > np.iinfo(np.int64).max):
         return None
-    with gpu_cluster(gpus) as client:
-        known = None if ids is None else client.scatter(ids.astype(np.int64), broadcast=True, hash=False)
-        read = [client.submit(_read, p, columns, num_nodes, known, options, pure=False) for p in pieces]
-        loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
-        if None in loops or (options.self_loops == "error" and sum(loops)):
-            return None
-        frames = [client.submit(_frame, r, pure=False) for r in read]
-        del read
-        if gpus == 1:
-            stretches = [client.submit(_all_in_order, frames, num_nodes, pure=False)]
-        else:
-            stretches = _spread(client, frames, weighted, num_nodes)
-        del frames
-        found = [s for s in client.gather(stretches) if s is not None]
-    return _joined(found, num_nodes, weighted, sum(loops), "weight" in schemas[0].names)
+    try:
+        with gpu_cluster(gpus) as client:
+            found = _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus)
+    except Exception as e:
+        # Most of all: it does not fit.
+        raise RunError(f'reading edges by cuDF failed: {type(e).__name__}: {e}; use read.edges_on = "cpu"') from e
+    return None if found is None else _joined(*found, num_nodes, weighted, "weight" in schemas[0].names)
+
+
+def _by_tasks(
+    client: Any, pieces: list[_Piece], columns: list[str], num_nodes: int, ids: AnyArray | None, options: ReadOptions, gpus: int
+) -> tuple[list[Any], int] | None:
+    """Stretches of sorted edges as `_on_host` gives them, and how many self loops were found; None where anything is not clean."""
+    known = None if ids is None else client.scatter(ids.astype(np.int64), broadcast=True, hash=False)
+    read = [client.submit(_read, p, columns, num_nodes, known, options, pure=False) for p in pieces]
+    loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
+    if None in loops or (options.self_loops == "error" and sum(loops)):
+        return None
+    frames = [client.submit(_frame, r, pure=False) for r in read]
+    del read
+    if gpus == 1:
+        stretches = [client.submit(_all_in_order, frames, num_nodes, pure=False)]
+    else:
+        stretches = _spread(client, frames, "weight" in columns, num_nodes)
+    del frames
+    return [s for s in client.gather(stretches) if s is not None], sum(loops)
 
 
 def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
@@ -170,7 +181,7 @@ def _on_host(frame: Any, num_nodes: int) -> Any:
     return first, cupy.bincount(dst - first).get(), src.astype(index_dtype(num_nodes)).get(), weight, again
 
 
-def _joined(found: list[Any], num_nodes: int, weighted: bool, loops: int, has_weights: bool) -> Ordered:
+def _joined(found: list[Any], loops: int, num_nodes: int, weighted: bool, has_weights: bool) -> Ordered:
     in_degree, end = np.zeros(num_nodes, np.int64), 0
     for first, counts, src, *_ in found:
         if first < end or counts.sum() != len(src):

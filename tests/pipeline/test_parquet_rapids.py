@@ -164,6 +164,18 @@ def test_edges_out_of_order_are_an_error(tmp_path, on_gpus, monkeypatch):
         open_dataset(folder, options=ReadOptions(direction="directed", edges_on="gpu"))
 
 
+def test_edges_that_do_not_fit_are_an_error(tmp_path, on_gpus, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError("std::bad_alloc: out_of_memory")
+
+    on_gpus(1)
+    monkeypatch.setattr("cudf.concat", full)
+    words = ("--set", "read.direction=directed", "--set", "read.edges_on=gpu", "--out", tmp_path / "out")
+    code, _, err = command("convert", write(tmp_path / "g"), *words)
+    assert code == 3 and not (tmp_path / "out").exists()
+    assert 'MemoryError: std::bad_alloc: out_of_memory; use read.edges_on = "cpu"' in " ".join(err.split())
+
+
 def test_commands_convert_and_cut_what_gpus_have_read(tmp_path, on_gpus):
     used = on_gpus(2)
     folder = write(tmp_path / "g")
