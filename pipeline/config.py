@@ -276,6 +276,8 @@ class Gpu(_Section):
     """Where neighbour lists lie: in its memory, in locked memory of the host, which kernels read directly, or there if they fit."""
     features: Literal["auto", "device", "pinned"] = "auto"
     """Where feature rows lie, likewise."""
+    graphs: bool = True
+    """Record a step once and play it again, where it has a shape to keep to: by CUDA graphs, without the host."""
     cache_bytes: int = Field(default=1 << 30, ge=0)
     """Of its memory for rows that lie on the host: those of the nodes with the most out-edges."""
 

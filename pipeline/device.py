@@ -56,5 +56,5 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
 
     if not isinstance(system.neighbourhood, Gathered):
         return replace(system, neighbourhood=MovedToDevice(system.neighbourhood)), rank_job
-    policy = GatheredOnDevice(job.gpu.features, job.gpu.cache_bytes, job.gpu.topology)
+    policy = GatheredOnDevice(job.gpu.features, job.gpu.cache_bytes, job.gpu.topology, job.gpu.graphs)
     return replace(system, neighbourhood=policy), replace(rank_job, resident=job.kernel == "cuda")

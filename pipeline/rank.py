@@ -12,7 +12,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..stages.arena import Arena, reusing
-from ..stages.base import Feed, Fetcher, FetchesAhead, Group, Held, Part, Phase, PhaseFetcher, Placement, RankJob, StepRules, Validation
+from ..stages.base import (
+    Feed,
+    Fetcher,
+    FetchesAhead,
+    Group,
+    Held,
+    Part,
+    Phase,
+    PhaseFetcher,
+    Placement,
+    RankJob,
+    RecordsSteps,
+    StepRules,
+    Validation,
+)
+from ..stages.reduce.seed_weighted import SeedWeightedMean
 from ..stages.tensor_bytes import TensorBytes
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
@@ -188,6 +203,10 @@ class _PhaseLoop:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job, self.module)
         self.statistics = trainer.system.reduce.statistics(self.module, trainer.job.group)
+        self.replays = None
+        if isinstance(self.fetcher, RecordsSteps) and type(trainer.system.reduce) is SeedWeightedMean:
+            alone = self.per_step == trainer.job.group.size
+            self.replays = self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
         self.arena = Arena()
         self.other_bytes = 0
         """Of a step's tensors that lie elsewhere."""
@@ -285,10 +304,15 @@ class _PhaseLoop:
                 work = self.feed.get(epoch, index)
             if t.check:
                 work.check()
-            with clock.measure("fetch"):
-                fetched = self.fetcher.fetch(work)
-            with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
-                done = t.system.reduce.contribute(self.module, fetched, self.rules)
+            done = None
+            if self.replays is not None:
+                with clock.measure("forward_backward"):
+                    done = self.replays.contribute(work)
+            if done is None:
+                with clock.measure("fetch"):
+                    fetched = self.fetcher.fetch(work)
+                with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
+                    done = t.system.reduce.contribute(self.module, fetched, self.rules)
             loss_sum += done.loss_sum
             seeds += done.seeds
             weight += done.seeds if done.weight is None else done.weight

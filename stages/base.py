@@ -398,6 +398,30 @@ class FetchesAhead(Fetcher, Protocol):
         ...
 
 
+@runtime_checkable
+class RecordsSteps(Fetcher, Protocol):
+    """A `Fetcher` that can have steps on its work recorded and played again."""
+
+    def recorded(self, module: nn.Module, rules: "StepRules", parameters: list[nn.Parameter], alone: bool) -> "RecordedStep | None":
+        """What plays steps of this module, for a `ReducePolicy` by which every seed counts the same; None: they cannot be recorded.
+
+        Args:
+            module: what is trained.
+            rules: how.
+            parameters: whose gradients are wanted.
+            alone: whether each step has one piece of work.
+        """
+        ...
+
+
+class RecordedStep(Protocol):
+    """Forward and backward of pieces of work that look alike."""
+
+    def contribute(self, work: Any) -> "WorkDone | None":
+        """See `ReducePolicy.contribute`; None: this piece is another matter, and still to be done."""
+        ...
+
+
 @dataclass(frozen=True)
 class WorkDone:
     """What a piece of work contributed."""

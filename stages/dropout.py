@@ -1,5 +1,8 @@
 """Dropout under autograd, drawn from counters (see `kernels.dropout_cpu`)."""
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,10 +12,30 @@ from .kernels import dropout_on
 from .kernels.lists import IntArray
 from .rows import NamedRows
 
+KeySource = Callable[[], int | Tensor]
+"""Gives the key of one dropout after the other."""
+_keys = threading.local()
+
+
+def draw_key() -> int:
+    """uint64, one number from torch's CPU generator."""
+    return int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+@contextmanager
+def keys_from(source: KeySource) -> Iterator[None]:
+    """Within, dropouts of this thread take their keys from `source`."""
+    before = getattr(_keys, "source", None)
+    _keys.source = source
+    try:
+        yield
+    finally:
+        _keys.source = before
+
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, key: int, p: float, names: IntArray | Tensor | None) -> Tensor:
+    def forward(ctx: Any, h: Tensor, key: int | Tensor, p: float, names: IntArray | Tensor | None) -> Tensor:
         ctx.rule = key, p, names
         return dropout_on(h.device).scale_kept(h.detach().contiguous(), *ctx.rule)
 
@@ -36,6 +59,7 @@ def dropout(h: Tensor, p: float, training: bool, names: IntArray | Tensor | None
     """
     if not training or p == 0.0:
         return h
-    key = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)) & 0xFFFF_FFFF_FFFF_FFFF
+    taken: KeySource | None = getattr(_keys, "source", None)
+    key = draw_key() if taken is None else taken()
     # Constants need no gradient, and autograd would have to ask for one.
     return dropout_on(h.device).scale_kept(h, key, p, names) if isinstance(h, NamedRows) else _Dropout.apply(h, key, p, names)

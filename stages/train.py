@@ -43,11 +43,22 @@ def forward_backward(
     """
     # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
+    loss, logits = loss_of(model, fetched, task, products, weights)
+    (loss * weight if weight != 1.0 else loss).backward()
+    told = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
+    return WorkDone(told if told.is_cuda else float(told), len(fetched.y))
+
+
+def loss_of(
+    model: nn.Module,
+    fetched: Fetched,
+    task: Literal["multiclass", "multilabel"],
+    products: Literal["float32", "bfloat16"],
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or more."""
     with torch.autocast(fetched.y.device.type, torch.bfloat16) if products == "bfloat16" else nullcontext():
         logits = model(fetched.hoods, fetched.h)
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-    loss = summed_loss(logits, fetched.y, task, weights)
-    (loss * weight if weight != 1.0 else loss).backward()
-    told = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
-    return WorkDone(told if told.is_cuda else float(told), len(fetched.y))
+    return summed_loss(logits, fetched.y, task, weights), logits

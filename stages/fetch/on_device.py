@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
-from ..base import Fetched, Fetcher, NeighbourhoodPolicy, Placement, RankJob
+from ..base import Fetched, Fetcher, NeighbourhoodPolicy, Placement, RankJob, StepRules
 from ..kernels.draw_cuda import Rows
+from ..kernels.frames_cuda import Frame
 from ..kernels.graph_cuda import Place, fits, moved, number_on_device, place, reachable, settle
 from ..kernels.number_cuda import DeviceList
 from ..kernels.resident_cuda import ResidentBulk
@@ -20,6 +21,7 @@ from ..kernels.rows_cuda import Cache, gather_rows
 from ..neighbourhood.resident import ResidentNeighbourhood
 from ..rows import NamedRows, torch_dtype
 from ..sample.resident import ResidentMiniBatch
+from ..step_graph import StepGraph, can_record
 
 UPLOAD_BYTES = 256 << 20
 """Rows of a store that is not in memory travel in pieces of this size."""
@@ -35,6 +37,8 @@ class GatheredOnDevice:
     """Of device memory for rows that lie on the host: those with the most out-edges."""
     topology: Place = "auto"
     """Where neighbour lists lie that are sampled from there."""
+    graphs: bool = True
+    """Whether to record steps where that can be done."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
         """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
@@ -65,6 +69,7 @@ class DeviceGather:
         self._degree = cache(lambda: placement.degree.to(device))
         self._cache: Cache | None = None
         self._near = self._base.device == device
+        self._graphs = policy.graphs
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         if not self._near and (count := min(policy.cache_bytes // max(self._base[:1].nbytes, 1), len(self._base))):
@@ -86,6 +91,18 @@ class DeviceGather:
         hoods = tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in reversed(hops))
         h = NamedRows(self._base, nodes) if self._near else self._gathered(bulk, q)
         return Fetched(work.epoch, work.index, hoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
+
+    def framed(self, frame: Frame) -> Fetched:
+        """What `fetch` gives for whatever lies in the frame when the device reads it."""
+        nodes, sizes = frame.nodes, frame.layout.nodes
+        degree = cache(lambda: self._degree()[nodes])
+        hops = reversed(range(len(sizes) - 1))
+        hoods = tuple(ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n]) for h in hops)
+        return Fetched(0, 0, hoods, NamedRows(self._base, nodes), self._labels[nodes[: sizes[0]]])
+
+    def recorded(self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> StepGraph | None:
+        """See `RecordsSteps.recorded`."""
+        return StepGraph(module, self, rules, parameters, alone) if self._graphs and self._near and can_record(module, rules) else None
 
     def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
         """The rows of minibatch q; those of the next one are begun."""

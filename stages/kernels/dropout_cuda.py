@@ -22,7 +22,7 @@ _COLUMN, _A, _B = tl.constexpr(0x9E3779B9), tl.constexpr(0x21F0AAAD), tl.constex
 # The key is signed: as an unsigned one, half of all keys would be of another type and need a kernel of their own.
 @triton.jit(do_not_specialize=["n", "key"])
 def _scale_kept_rows(
-    base, ids, names, out, n, F, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr
+    base, ids, names, key_at, out, n, F, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr
 ):  # fmt: skip
     i = tl.program_id(0) * BR + tl.arange(0, BR)
     k = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -33,7 +33,10 @@ def _scale_kept_rows(
         at = tl.load(ids + i, inside, 0).to(tl.int64)
     if names is not None:
         name = tl.load(names + i, inside, 0).to(tl.int64)
-    word = node_word(key.to(tl.int64), name)
+    key = key.to(tl.int64)
+    if key_at is not None:
+        key = tl.load(key_at)
+    word = node_word(key, name)
     low, high = word.to(tl.uint32), (word >> 32).to(tl.uint32)
     w = (k.to(tl.uint32) * _COLUMN)[None, :] + low[:, None]
     w = (w ^ (w >> 16)) * _A + high[:, None]
@@ -46,12 +49,12 @@ def _scale_kept_rows(
     tl.store(out + row[:, None] * F + k[None, :], tl.where(w >= threshold, kept, tl.zeros_like(kept)), both)
 
 
-def scale_kept(x: Tensor, key: int, p: float, names: IntArray | Tensor | None = None) -> Tensor:
+def scale_kept(x: Tensor, key: int | Tensor, p: float, names: IntArray | Tensor | None = None) -> Tensor:
     """See `dropout_cpu.scale_kept`. The host waits for nothing.
 
     Args:
         x: [rows, ...], contiguous; float32 or float64. Rows that are only named (`stages.rows`) are read where they lie.
-        key: uint64, the stream.
+        key: uint64, the stream; or int64 [1] on the device of x, its bits.
         p: in (0, 1).
         names: int64 [rows], at least 0, on the device of x or on the host; the rows' own numbers when absent.
     """
@@ -63,7 +66,8 @@ def scale_kept(x: Tensor, key: int, p: float, names: IntArray | Tensor | None = 
     if rows and width:
         rows_per, columns = tile(width)
         launched: Any = _scale_kept_rows[triton.cdiv(rows, rows_per), triton.cdiv(width, columns)]
+        at, key = (key, 0) if isinstance(key, Tensor) else (None, key)
         signed = key - 2**64 if key >= 2**63 else key
         threshold = min(round(p * 2**32), 2**32 - 1)
-        launched(base, ids, names, out, rows, width, signed, THRESHOLD=threshold, SCALE=1.0 / (1.0 - p), BR=rows_per, BF=columns)
+        launched(base, ids, names, at, out, rows, width, signed, THRESHOLD=threshold, SCALE=1.0 / (1.0 - p), BR=rows_per, BF=columns)
     return out

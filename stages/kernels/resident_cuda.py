@@ -64,7 +64,7 @@ class ResidentBulk:
         self._node_at = before(node_ends[-1])
         self._row_at = [before(x.rows + 1) for x in lists]
         self._edge_at = [before(x.edges) for x in lists]
-        self._there: dict[int, _Transposed] = {}
+        self._there: dict[int, Transposed] = {}
         self._ready: torch.cuda.Event | None = None
         """When the device has made all this; None: it has."""
         self._waiting: set[int] = set()
@@ -146,13 +146,25 @@ class ResidentBulk:
         rows = self._slices(q, h)[0]
         return self._inverse[self._at(h)][rows.start : rows.stop - 1]
 
+    def arrays(self, h: int) -> tuple[DeviceList, Tensor | None]:
+        """The list that hop h lies in, of all minibatches, and what its edges count."""
+        i = self._at(h)
+        return self.lists[i], None if self.weight is None else self.weight[i]
+
+    def back(self, h: int) -> "Transposed":
+        """The lists by source of hop h of all minibatches, made once."""
+        if h not in self._there:
+            self._there[h] = Transposed(_Edges(self.arrays(h)[0], self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1]))
+        return self._there[h]
+
+    def long_lists(self, h: int) -> tuple[int, int, int]:
+        """Of the minibatch with the most: pieces of long lists by source, and these lists; and edges of the longest."""
+        back = self.back(h)
+        return max(len(x[2]) for x in back.long_of_each), max(len(x[3]) for x in back.long_of_each), max(back.longest)
+
     def transposed(self, q: int, h: int) -> tuple[DeviceLists, Tensor]:
         """See `DeviceLists.transposed`."""
-        if h not in self._there:
-            i = self._at(h)
-            x = self.lists[i]
-            self._there[h] = _Transposed(_Edges(x, self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1]))
-        return self._there[h].of(q)
+        return self.back(h).of(q)
 
 
 def _longest(x: DeviceList) -> int:
@@ -181,7 +193,7 @@ def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
     return owner, torch.arange(total, device=device) - moved(before(counts)[:-1], device)[owner]
 
 
-class _Transposed:
+class Transposed:
     """The transposed lists of one hop of all minibatches: one sort by (minibatch, source), which keeps the order of destinations."""
 
     def __init__(self, x: _Edges) -> None:
@@ -198,15 +210,15 @@ class _Transposed:
         dst = torch.repeat_interleave(row, kept, output_size=total)
         source = x.list.indices[moved(list_at[:-1], to)[which] + edge].long() + moved(num_sources[:-1], to)[which]
         source, order = torch.sort(source.int() if num_sources[-1] < 2**31 else source, stable=True)
-        self._dst, self._edge = dst[order].int(), edge[order].int()
+        self.dst, self.edge = dst[order].int(), edge[order].int()
         # One entry more than sources for each minibatch: where the last one's edges end.
         owner, entry = leading(x.sources + 1, to)
         ends = torch.searchsorted(source, (moved(num_sources[:-1], to)[owner] + entry).to(source.dtype))
-        self._indptr = (ends - moved(self._edge_at[:-1], to)[owner]).int()
-        length = torch.diff(self._indptr, append=self._indptr[-1:])
+        self.indptr = (ends - moved(self._edge_at[:-1], to)[owner]).int()
+        length = torch.diff(self.indptr, append=self.indptr[-1:])
         # The last entry of each minibatch is followed by the first of the next, which is 0.
         long = torch.nonzero(length > CHUNK)[:, 0]
-        told = torch.stack([long, self._indptr[long].long(), length[long].long()]).cpu().numpy()
+        told = torch.stack([long, self.indptr[long].long(), length[long].long()]).cpu().numpy()
         self._cut(told, k, to)
 
     def _cut(self, told: np.ndarray, k: int, to: torch.device) -> None:
@@ -223,21 +235,24 @@ class _Transposed:
         # Of each minibatch, where its lists' pieces begin, counted from its own first one.
         own = [before(count[a:b]) for a, b in zip(self._long_at, self._long_at[1:])]
         parts = first, np.minimum(first + CHUNK, (begin + length)[of]), source[of], source, np.concatenate(own)
+        by_piece, by_list = (list(zip(at, at[1:])) for at in (self._piece_at, self._long_at))
+        self.long_of_each = [(*(p[a:b] for p in parts[:3]), source[c:d], o) for (a, b), (c, d), o in zip(by_piece, by_list, own)]
+        """Of each minibatch, on the host: begin, end and list of its pieces, its long lists, and where their pieces begin."""
         sizes = [len(p) for p in parts]
         self._begin, self._end, self._of, self._long, self._own = moved(np.concatenate(parts), to).split(sizes)
-        self._longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
+        self.longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
         self._each = torch.arange(int(np.diff(self._piece_at).max(initial=0)), device=to)
 
     def of(self, q: int) -> tuple[DeviceLists, Tensor]:
         """Of minibatch q."""
         entries = slice(int(self._source_at[q]), int(self._source_at[q + 1]))
         edges = slice(int(self._edge_at[q]), int(self._edge_at[q + 1]))
-        longest = self._longest[q]
-        lists = DeviceLists(self._indptr[entries], self._dst[edges], int(self._num_dst[q]), max(longest, 1), CHUNK)
+        longest = self.longest[q]
+        lists = DeviceLists(self.indptr[entries], self.dst[edges], int(self._num_dst[q]), max(longest, 1), CHUNK)
         if longest:
             a, b = int(self._long_at[q]), int(self._long_at[q + 1])
             first, last = int(self._piece_at[q]), int(self._piece_at[q + 1])
             pieces = DeviceLists(self._own[a + q : b + q + 1], self._each[: last - first], last - first, (longest - 1) // CHUNK, CHUNK)
             parts = self._begin[first:last], self._end[first:last], self._of[first:last], self._long[a:b]
             lists.__dict__["rest"] = Rest(*parts, pieces)
-        return lists, self._edge[edges]
+        return lists, self.edge[edges]

@@ -44,6 +44,10 @@ def _sum_rows(
     start = tl.load(begin + i, inside, 0)
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     v = row_of(rows, i, inside)
+    if rows is not None:
+        # Lists of no row.
+        inside = inside & (v >= 0)
+        both = inside[:, None] & columns[None, :]
     total = tl.zeros([BR, BF], x.dtype.element_ty)
     if scale is not None:
         s = tl.load(scale + v, inside, 0)
@@ -103,7 +107,7 @@ def add_lists(
 
     Args:
         lists: n lists over S rows.
-        rows: [n], distinct; list i belongs to row i when absent.
+        rows: [n], distinct, or -1, whose lists are left out; list i belongs to row i when absent.
         x: [S, >= width], with contiguous rows.
         out: [N, >= width], with contiguous rows, of x's dtype.
         width: columns.

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import aggregation
+from ..kernels.frames_cuda import Frame
 from ..kernels.lists_cuda import DeviceLists
-from ..kernels.resident_cuda import ResidentBulk, ResidentLists
+from ..kernels.resident_cuda import ResidentBulk
 from .base import Reduce
 from .block import ListNeighbourhood
 
@@ -16,7 +17,7 @@ from .block import ListNeighbourhood
 class ResidentNeighbourhood(ListNeighbourhood):
     """`ListNeighbourhood` over lists on a device: no call waits for it."""
 
-    def __init__(self, bulk: ResidentBulk, q: int, hop: int, degree: Callable[[], Tensor]) -> None:
+    def __init__(self, bulk: ResidentBulk | Frame, q: int, hop: int, degree: Callable[[], Tensor]) -> None:
         """
         Args:
             bulk: holds the minibatch.
@@ -29,7 +30,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
         self._lists = bulk.block(q, hop)
 
     @property
-    def lists(self) -> ResidentLists:
+    def lists(self) -> DeviceLists:
         """The edges as the kernels read them."""
         return self._lists
 
