@@ -138,7 +138,9 @@ class StepGraph:
         with keys_from(lambda: next(taken) if on_gpu else int(next(taken)) & 0xFFFF_FFFF_FFFF_FFFF):
             fetched = self._gather.framed(self._frame)
             loss, _ = loss_of(self._module, fetched, self._rules.task, self._rules.products)
-            return loss.detach(), list(torch.autograd.grad(loss, self._parameters, allow_unused=True))
+            grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            # Optimisers want them to lie as their parameters do; accumulating into `.grad` would see to that.
+            return loss.detach(), [None if g is None else g.contiguous() for g in grads]
 
     def _record(self) -> bool:
         """Record the step over the frame; False: the layout was short of something, and is another now."""

@@ -68,7 +68,7 @@ class DeviceGather:
         self._labels = placement.labels.to(device)
         self._degree = cache(lambda: placement.degree.to(device))
         self._cache: Cache | None = None
-        self._near = self._base.device == device
+        self._near = self._base.device.type == device.type
         self._graphs = policy.graphs
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
