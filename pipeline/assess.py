@@ -34,9 +34,9 @@ def assess(run: Path, dataset: str | None, *, emit: Emit) -> dict[str, Any]:
         raise InputError(f"{run} holds a run that has not finished (no {MODEL}); go on with it by `millrace run --resume --out {run}`")
     job = resolve(read_toml(run / JOB))
     data = open_data(job, dataset, emit)
-    # The parameters are in the run's own folder; the one that training began from may be gone.
+    # The parameters are in the run's own folder; the one that training began from may be gone. Nothing is sampled.
     device = job.device if torch.cuda.is_available() else "cpu"
-    prepared = prepare(placed(job).model_copy(update={"start_from": None, "device": device}), data)
+    prepared = prepare(placed(job).model_copy(update={"start_from": None, "device": device, "kernel": "cpu"}), data)
     model = load_model(run / MODEL, prepared).to(device)
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {prepared.model_name} on {data.name}"))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..stages.base import Part, RankJob
+from ..stages.base import KeepsRows, NeighbourhoodPolicy, Part, RankJob
 from ..stages.evaluate import evaluate
 from ..stages.evaluate_together import evaluate_together
 from ..stages.fetch.visit import AHEAD_BYTES, Visits
@@ -42,7 +42,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
 
     Args:
         prepared: the run.
-        system: whose partition policy lays out each phase once (`one_rank.PlacedOnce`).
+        system: whose partition policy lays out each phase once (`one_rank.PlacedOnce`), as this rank trains it.
         model: what will be evaluated.
         job: of this rank.
         out: the run's folder, for temporary files.
@@ -60,11 +60,12 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     on_host = all(p.device.type == "cpu" for p in model.parameters())
     if on_host and job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
         return _together(prepared, lambda: _piece_of(prepared, job), job)
-    return _by_the_first(prepared, job, out, emit)
+    return _by_the_first(prepared, system.neighbourhood, job, out, emit)
 
 
-def _by_the_first(prepared: Prepared, job: RankJob, out: Path, emit: Emit) -> Score:
-    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told."""
+def _by_the_first(prepared: Prepared, policy: NeighbourhoodPolicy, job: RankJob, out: Path, emit: Emit) -> Score:
+    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told. Rows that `policy` keeps on the
+    device are read there."""
     dataset, group = prepared.dataset, job.group
     counted = replace(dataset, features=CountedFeatures(dataset.features, job.ledger, "evaluation"))
 
@@ -81,7 +82,9 @@ def _by_the_first(prepared: Prepared, job: RankJob, out: Path, emit: Emit) -> Sc
             return None
         accuracy = torch.zeros(1, dtype=torch.float64)
         if group.rank == 0:
-            accuracy[0] = evaluate(module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance)[split] or 0.0
+            rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
+            seen = evaluate(module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance, base=rows)
+            accuracy[0] = seen[split] or 0.0
         group.broadcast(accuracy, 0, "control")
         return float(accuracy)
 

@@ -337,6 +337,15 @@ class NeighbourhoodPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsRows(NeighbourhoodPolicy, Protocol):
+    """A policy whose fetchers read rows that were put on the device once."""
+
+    def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
+        """[V, F], all rows in the memory of the job's device, as fetchers read them; None if they lie on the host."""
+        ...
+
+
 @dataclass(frozen=True)
 class Validation:
     """How a module does on the validation nodes."""

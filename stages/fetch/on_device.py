@@ -1,9 +1,10 @@
 """Fetch for ranks that train on a GPU: everything a step reads is there, or on its way, when the step is asked for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
-from ..base import Fetched, Fetcher, NeighbourhoodPolicy, Placement, RankJob, StepRules
+from ..base import Feed, Fetched, Fetcher, FetchesAhead, NeighbourhoodPolicy, Phase, Placement, RankJob, SamplePolicy, StepRules
 from ..kernels.draw_cuda import Rows
 from ..kernels.frames_cuda import Frame
-from ..kernels.graph_cuda import Place, fits, moved, number_on_device, place, reachable, settle
+from ..kernels.graph_cuda import Place, moved, near, number_on_device, place, reachable, settle
 from ..kernels.number_cuda import DeviceList
 from ..kernels.resident_cuda import ResidentBulk
 from ..kernels.rows_cuda import Cache, gather_rows
@@ -39,13 +40,36 @@ class GatheredOnDevice:
     """Where neighbour lists lie that are sampled from there."""
     graphs: bool = True
     """Whether to record steps where that can be done."""
+    _uploads: "WeakKeyDictionary[FeatureStore, Uploaded]" = field(default_factory=WeakKeyDictionary, init=False, repr=False, compare=False)
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
         """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
         assert job.device is not None
         if job.resident:
             place(placement.graph, self.topology)
-        return DeviceGather(placement, CountedFeatures(placement.features, job.ledger, "store"), job.device, self)
+        return DeviceGather(placement, self._uploaded(placement.features, job), job.device, self)
+
+    def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
+        """See `KeepsRows.rows_there`."""
+        uploaded = self._uploaded(features, job)
+        return uploaded.rows if uploaded.near else None
+
+    def _uploaded(self, features: FeatureStore, job: RankJob) -> "Uploaded":
+        """Once: fetchers and evaluation read the same rows."""
+        assert job.device is not None
+        if features not in self._uploads:
+            self._uploads[features] = _upload(CountedFeatures(features, job.ledger, "store"), job.device, self.features)
+        return self._uploads[features]
+
+
+@dataclass(frozen=True, eq=False)
+class Uploaded:
+    """All rows, where kernels of a device can read them."""
+
+    rows: Tensor
+    """[V, F]."""
+    near: bool
+    """Whether that is the device's own memory."""
 
 
 class DeviceGather:
@@ -55,20 +79,19 @@ class DeviceGather:
 
     exchange_s = 0.0
 
-    def __init__(self, placement: Placement, features: FeatureStore, device: torch.device, policy: GatheredOnDevice) -> None:
+    def __init__(self, placement: Placement, uploaded: Uploaded, device: torch.device, policy: GatheredOnDevice) -> None:
         """
         Args:
             placement: labels and degrees.
-            features: where rows come from; read once.
+            uploaded: where rows come from.
             device: where to.
             policy: see there.
         """
         self._placement, self._device = placement, device
-        self._base = _uploaded(features, device, policy.features)
+        self._base, self._near = uploaded.rows, uploaded.near
         self._labels = placement.labels.to(device)
         self._degree = cache(lambda: placement.degree.to(device))
         self._cache: Cache | None = None
-        self._near = self._base.device.type == device.type
         self._graphs = policy.graphs
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
@@ -131,20 +154,20 @@ class DeviceGather:
         """See `Fetcher.idle`: ranks gather by themselves."""
 
 
-def _uploaded(features: FeatureStore, device: torch.device, where: Place) -> Tensor:
-    """All rows, where kernels of the device can read them."""
+def _upload(features: FeatureStore, device: torch.device, where: Place) -> Uploaded:
     V, F = features.num_rows, features.num_features
     everywhere = np.arange(V)
+    # Asked once: what fits changes by what is put there.
+    there_fits = near(V * F * features.dtype.itemsize, device, where)
     base = in_place(features, everywhere)
     if base is not None:
-        return reachable(base, device, where)
-    near = where == "device" or (where == "auto" and fits(V * F * features.dtype.itemsize, device))
-    there: Any = {"device": device} if near else {"pin_memory": device.type == "cuda"}
+        return Uploaded(reachable(base, device, "device" if there_fits else "pinned"), there_fits)
+    there: Any = {"device": device} if there_fits else {"pin_memory": device.type == "cuda"}
     out = torch.empty((V, F), dtype=torch_dtype(features.dtype), **there)
     step = max(1, UPLOAD_BYTES // max(F * features.dtype.itemsize, 1))
     for first in range(0, V, step):
         out[first : first + step] = torch.from_numpy(features.gather(everywhere[first : first + step]))
-    return out
+    return Uploaded(out, there_fits)
 
 
 def _most_read(placement: Placement, count: int) -> Tensor:
@@ -189,11 +212,12 @@ class MovedToDevice:
     def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "MovedFetcher":
         """See `NeighbourhoodPolicy.fetcher`."""
         assert job.device is not None
-        return MovedFetcher(self.inner.fetcher(placement, job, module), job.device)
+        inner = self.inner.fetcher(placement, job, module)
+        return MovedAhead(inner, job.device) if isinstance(inner, FetchesAhead) else MovedFetcher(inner, job.device)
 
 
 class MovedFetcher:
-    """What it does not do itself the inner fetcher does, fetching ahead above all."""
+    """What the inner fetcher gives, on the device."""
 
     def __init__(self, inner: Fetcher, device: torch.device) -> None:
         """
@@ -203,11 +227,32 @@ class MovedFetcher:
         """
         self._inner, self._device = inner, device
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    @property
+    def exchange_s(self) -> float:
+        """See `Fetcher.exchange_s`."""
+        return self._inner.exchange_s
+
+    def idle(self) -> None:
+        """See `Fetcher.idle`."""
+        self._inner.idle()
 
     def fetch(self, work: Any) -> Fetched:
         """See `Fetcher.fetch`."""
         got = self._inner.fetch(work)
         there: Callable[[Tensor], Tensor] = lambda x: x.to(self._device, non_blocking=True)  # noqa: E731
         return replace(got, h=there(got.h), y=there(got.y), weight=None if got.weight is None else there(got.weight))
+
+
+class MovedAhead(MovedFetcher):
+    """The same of a fetcher that works ahead."""
+
+    _inner: FetchesAhead
+
+    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
+        """See `FetchesAhead.ahead`."""
+        return self._inner.ahead(feed, sample, phase, first)
+
+    @property
+    def told(self) -> dict[str, int]:
+        """See `FetchesAhead.told`."""
+        return self._inner.told

@@ -251,6 +251,8 @@ class Frame:
         """See `ResidentBulk.weight_of`."""
         return self._of_list("weight", h).view(torch.float32) if self.layout.weighted else None
 
-    def inverse_kept(self, q: int, h: int) -> Tensor:
+    def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
         """See `ResidentBulk.inverse_kept`."""
-        return self._part("inverse", h).view(torch.float32)
+        if dtype == torch.float32:
+            return self._part("inverse", h).view(torch.float32)
+        return torch.diff(self._part("indptr", h)).clamp_(min=1).to(dtype).reciprocal_()

@@ -122,17 +122,22 @@ def fits(num_bytes: int, to: torch.device) -> bool:
     return to.type != "cuda" or num_bytes <= SHARE * torch.cuda.mem_get_info(to)[0]
 
 
+def near(num_bytes: int, to: torch.device, where: Place) -> bool:
+    """Whether an array of so many bytes goes to the device's own memory; ``auto``: if it fits."""
+    return where == "device" or (where == "auto" and fits(num_bytes, to))
+
+
 def reachable(array: npt.NDArray[Any], to: torch.device, where: Place) -> Tensor:
     """The array where kernels on the device can read it: there, or in locked memory of the host.
 
     Args:
         array: of any shape.
         to: the device.
-        where: ``auto``: on the device if it fits.
+        where: see `near`.
     """
-    if where == "device" or (where == "auto" and fits(array.nbytes, to)):
+    if near(array.nbytes, to, where):
         return moved(array, to)
-    locked = torch.empty(array.shape, dtype=torch.from_numpy(array[:0]).dtype, pin_memory=to.type == "cuda")
+    locked = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=to.type == "cuda")
     locked.numpy()[...] = array
     return locked
 

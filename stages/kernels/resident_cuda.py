@@ -65,6 +65,7 @@ class ResidentBulk:
         self._row_at = [before(x.rows + 1) for x in lists]
         self._edge_at = [before(x.edges) for x in lists]
         self._there: dict[int, Transposed] = {}
+        self._inverse: dict[torch.dtype, list[Tensor]] = {}
         self._ready: torch.cuda.Event | None = None
         """When the device has made all this; None: it has."""
         self._waiting: set[int] = set()
@@ -136,15 +137,13 @@ class ResidentBulk:
         positions = self.lists[self._at(h)].positions
         return None if positions is None else positions[self._slices(q, h)[1]]
 
-    @cached_property
-    def _inverse(self) -> list[Tensor]:
-        """1 / max(kept, 1) of every row of every list, float32 and as `indptr` lies."""
-        return [torch.diff(x.indptr, append=x.indptr[-1:]).clamp_(min=1).float().reciprocal_() for x in self.lists]
-
-    def inverse_kept(self, q: int, h: int) -> Tensor:
-        """float32 [num_dst], 1 / max(kept edges, 1)."""
+    def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
+        """[num_dst] of `dtype`, 1 / max(kept edges, 1); made once for every row of every list, as `indptr` lies."""
+        if dtype not in self._inverse:
+            kept = (torch.diff(x.indptr, append=x.indptr[-1:]).clamp_(min=1) for x in self.lists)
+            self._inverse[dtype] = [x.to(dtype).reciprocal_() for x in kept]
         rows = self._slices(q, h)[0]
-        return self._inverse[self._at(h)][rows.start : rows.stop - 1]
+        return self._inverse[dtype][self._at(h)][rows.start : rows.stop - 1]
 
     def arrays(self, h: int) -> tuple[DeviceList, Tensor | None]:
         """The list that hop h lies in, of all minibatches, and what its edges count."""

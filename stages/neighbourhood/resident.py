@@ -48,7 +48,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
         bulk, q, hop = self._where
         if self.weight is None:
-            inverse = bulk.inverse_kept(q, hop).to(dtype)
+            inverse = bulk.inverse_kept(q, hop, dtype)
             return self.degree[: self.num_dst].to(dtype) * inverse if reduce == "sum" else inverse
         if reduce == "sum":
             return None

@@ -113,6 +113,6 @@ def test_nbytes_of_an_empty_bulk_in_a_graph_without_edges():
     g = from_edges(np.empty(0, np.int64), np.empty(0, np.int64), 3)
     bulk = NeighborSampler((2, 2)).sample_on_device(g, BulkRequest(0, 0, 0, 0, (np.array([2, 0]),)))
     (m,) = bulk.minibatches
-    assert m.num_edges == 0 and m.nodes.tolist() == [2, 0] and torch.equal(m.bulk.inverse_kept(0, 0).cpu(), torch.ones(2))
+    assert m.num_edges == 0 and m.nodes.tolist() == [2, 0] and torch.equal(m.bulk.inverse_kept(0, 0, torch.float32).cpu(), torch.ones(2))
     back, _ = m.bulk.block(0, 1).transposed
     assert back.num_dst == 2 and back.rest is None

@@ -7,7 +7,7 @@ import torch
 from millrace.stages import step_graph
 from millrace.stages.base import Placement, StepRules
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch.on_device import DeviceGather, GatheredOnDevice
+from millrace.stages.fetch.on_device import DeviceGather, GatheredOnDevice, Uploaded
 from millrace.stages.kernels import frames_cuda, lists_cuda, resident_cuda
 from millrace.stages.kernels.words_cuda import device
 from millrace.stages.models import MODELS
@@ -33,6 +33,11 @@ def setting(weighted=False, multilabel=False):
     return Placement(graph, features, labels, torch.from_numpy(graph.degree).float(), Split(np.arange(V), none, none))
 
 
+def gathering(place, **options):
+    policy = GatheredOnDevice(**options)
+    return DeviceGather(place, Uploaded(torch.from_numpy(place.features.rows).to(device()), True), device(), policy)
+
+
 def bulks(place, sampler, sizes, count=2):
     """Bulks of minibatches with so many seeds."""
     rng = np.random.default_rng(5)
@@ -42,11 +47,11 @@ def bulks(place, sampler, sizes, count=2):
         yield sampler.sample_on_device(place.graph, BulkRequest(3, 0, number, first, seeds))
 
 
-def run(model, place, sampler, sizes=(6, 6, 6, 6, 3), alone=True, task="multiclass", count=2):
+def run(model, place, sampler, sizes=(4, 4, 4, 4, 2), alone=True, task="multiclass", count=2):
     """Gradients of every minibatch, recorded where that can be and not, and how many were recorded."""
     to = device()
     model = model.to(to)
-    gather = DeviceGather(place, place.features, to, GatheredOnDevice())
+    gather = gathering(place)
     parameters = list(model.parameters())
     rules = StepRules(7, task, "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
     steps = gather.recorded(model, rules, parameters, alone)
@@ -105,7 +110,7 @@ def test_edge_weights_and_multilabel():
 def test_gradients_of_several_minibatches_add_up():
     place, sampler = setting(), NeighborSampler((3, 2))
     model = MODELS["sage"](hidden=8, layers=2, dropout=0.0).build(F, CLASSES).to(device())
-    gather = DeviceGather(place, place.features, device(), GatheredOnDevice())
+    gather = gathering(place)
     parameters = list(model.parameters())
     rules = StepRules(7, "multiclass", "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
     steps = gather.recorded(model, rules, parameters, False)
@@ -126,7 +131,7 @@ def test_larger_minibatches_are_given_more_room_a_few_times(monkeypatch):
     monkeypatch.setattr(step_graph, "MOST", 2)
     place = setting()
     model = MODELS["sage"](hidden=4, layers=2, dropout=0.0).build(F, CLASSES).to(device())
-    gather = DeviceGather(place, place.features, device(), GatheredOnDevice())
+    gather = gathering(place)
     rules = StepRules(7, "multiclass", "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
     steps = gather.recorded(model, rules, list(model.parameters()), True)
     assert steps is not None
@@ -136,7 +141,7 @@ def test_larger_minibatches_are_given_more_room_a_few_times(monkeypatch):
 
 def test_what_cannot_be_recorded():
     place = setting()
-    gather = DeviceGather(place, place.features, device(), GatheredOnDevice())
+    gather = gathering(place)
     rules = StepRules(7, "multiclass", "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
 
     def recorded(model):
@@ -145,5 +150,5 @@ def test_what_cannot_be_recorded():
     assert recorded(MODELS["sage"](hidden=4, norm="batch").build(F, CLASSES)) is None
     assert recorded(MODELS["gat"](hidden=4, attention_dropout=0.5).build(F, CLASSES)) is None
     assert recorded(torch.nn.Linear(2, 2)) is None
-    off = DeviceGather(place, place.features, device(), GatheredOnDevice(graphs=False))
+    off = gathering(place, graphs=False)
     assert off.recorded(MODELS["sage"]().build(F, CLASSES), rules, [], True) is None
