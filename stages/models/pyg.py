@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ..neighbourhood.base import Neighbourhood, destinations
-from ..neighbourhood.block import BlockNeighbourhood
+from ..neighbourhood.block import ListNeighbourhood
 from .base import ACTIVATIONS, Stack
 
 
@@ -66,12 +66,12 @@ class PyGModel(Stack):
         Raises:
             InputError: the neighbourhood is not a block.
         """
-        if not isinstance(hood, BlockNeighbourhood):
+        if not isinstance(hood, ListNeighbourhood):
             raise InputError(f"PyG convolutions need blocks, but got a {type(hood).__name__}; use one of Millrace's own models here")
         return ACTIVATIONS[activation](self._on_block(self.convs[i], hood, h))
 
-    def _on_block(self, conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
-        src, dst = (torch.from_numpy(rows).to(h.device, torch.int64) for rows in (hood.lists.indices, hood.lists.rows))
+    def _on_block(self, conv: nn.Module, hood: ListNeighbourhood, h: Tensor) -> Tensor:
+        src, dst = hood.ends(h.device)
         if type(conv).__name__ == "GCNConv":
             own = torch.arange(hood.num_dst, device=h.device)
             scale = (hood.degree.to(h.dtype) + 1).rsqrt()

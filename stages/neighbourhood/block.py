@@ -108,6 +108,11 @@ class ListNeighbourhood(ABC):
     def _weight(self, like: Tensor) -> Tensor | None:
         return None if self.weight is None else self.weight.to(like.device)
 
+    def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """int64 [e] each, the source and the destination of every edge, on that device."""
+        src, dst = self._ends(self.lists, device)
+        return src.long(), dst().long()
+
     def coefficients(self, dtype: torch.dtype) -> Tensor:
         """What each edge counts in `sum`, [e], on the device of the degrees."""
         scale = self._row_scale("sum", dtype)

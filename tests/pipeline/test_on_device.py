@@ -1,0 +1,45 @@
+"""Runs with ``device = "cuda"``, in Triton's interpreter where there is no GPU."""
+
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.assess import assess
+from millrace.stages.kernels import words_cuda
+
+DATASET = "sbm:nodes=300,classes=3,train=0.2"
+SMALL = {"fanout": [3, 2], "epochs": 2, "batch_size": 30}
+
+
+def parameters(folder):
+    return torch.load(folder / "model.pt", weights_only=True)
+
+
+def trained(folder, model, device):
+    """A run's parameters."""
+    mr.run(DATASET, model=model, device=device, out=folder, **SMALL)
+    return parameters(folder)
+
+
+def layers(conv):
+    torch.manual_seed(0)
+    return mr.PyGModel([conv(64, 8), conv(8, 3)])
+
+
+def test_pyg_convolutions_learn_the_same_as_on_the_cpu(tmp_path):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    for name, conv in {"sage": pyg.SAGEConv, "gcn": lambda a, b: pyg.GCNConv(a, b, normalize=False)}.items():
+        want, seen = (trained(tmp_path / f"{name}-{device}", layers(conv), device) for device in ("cpu", "cuda"))
+        untrained = layers(conv).state_dict()
+        for key, value in want.items():
+            torch.testing.assert_close(seen[key], value, rtol=1e-3, atol=1e-4)
+        assert not all(torch.allclose(seen[key], untrained[key]) for key in want), "it has learnt something"
+
+
+def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
+    ran = mr.run(DATASET, model="sage", hidden=8, layers=2, device="cuda", out=tmp_path / "run", **SMALL)
+    if not torch.cuda.is_available():
+        # As on a machine where the interpreter is off.
+        monkeypatch.setattr(words_cuda, "INTERPRETED", False)
+    seen = assess(tmp_path / "run", None, emit=lambda event: None)
+    assert seen["accuracy"]["test"] == pytest.approx(ran.test_accuracy, abs=0.01)
