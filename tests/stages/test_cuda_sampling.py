@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.stages import random
-from millrace.stages.kernels import cpu, cuda, graph_cuda, layered, layerwise_cuda, room, terms_cuda, words_cuda
+from millrace.stages.kernels import cpu, cuda, draw_cuda, graph_cuda, layered, layerwise_cuda, room, terms_cuda, words_cuda
 from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
@@ -112,7 +112,7 @@ def test_each_way_on_a_graph_with_a_hub(sampler):
 
 def test_several_programs_share_a_launch(monkeypatch):
     """As on a device: tiles of a few rows, more programs than one for a minibatch's table, bulks in pieces."""
-    from millrace.stages.kernels import compact_cuda, draw_cuda, labor_cuda, layerwise_cuda, number_cuda
+    from millrace.stages.kernels import compact_cuda, labor_cuda, layerwise_cuda, number_cuda
 
     for module, name, value in (
         (draw_cuda, "TILE", 256),
@@ -134,6 +134,42 @@ def test_several_programs_share_a_launch(monkeypatch):
     few = from_edges(np.arange(40) % 9, np.arange(40) % 7, 12)
     for sampler in (NeighborSampler((130,), replace=True), LadiesSampler((9, 9))):
         assert same(few, sampler, 5, 3)
+
+
+@pytest.mark.parametrize("widest", [8, 256], ids=["long rows", "short rows"])
+@pytest.mark.parametrize("candidates", [lambda s: 0, lambda s: s, lambda s: 400], ids=["too few", "enough in some rows", "all"])
+def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
+    """Rows without enough take all their edges for candidates; those with more than fit a tile are picked from one by one."""
+    from millrace.stages.kernels import labor_cuda
+
+    monkeypatch.setattr(labor_cuda, "_wanted", candidates)
+    monkeypatch.setattr(labor_cuda, "WIDEST", widest)
+    monkeypatch.setattr(labor_cuda, "BLOCK", 128)
+    rng = np.random.default_rng(4)
+    # Two rows are long; one source is most of the first. Nodes from 40 on have no edges.
+    src = np.concatenate([np.full(150, 7), np.arange(150) % 50, rng.integers(0, 50, 200)])
+    dst = np.concatenate([np.zeros(300, np.int64), np.repeat([1], 40), rng.integers(2, 40, 160)])
+    graph = from_edges(src, dst, 50)
+    request = BulkRequest(3, 0, 0, 0, (np.array([0, 45, 1, 9]), np.arange(6)))
+    for fanout in ((5, 3), (1,), (260, 2)):
+        sampler = LaborSampler(fanout)
+        one, other = ([minibatch_digest(m) for m in sampler.sample(graph, request, kernel).minibatches] for kernel in (cuda, cpu))
+        assert one == other
+
+
+def test_labor_writes_little_beside_what_it_keeps(monkeypatch):
+    """Of 20000 in-edges that are looked at, some tens are candidates."""
+    from millrace.stages.kernels import labor_cuda
+
+    made, true = [], torch.empty
+    monkeypatch.setattr(labor_cuda.torch, "empty", lambda *size, **how: made.append(size) or true(*size, **how))
+    on = graph_cuda.on_device(from_edges(np.arange(20000), np.zeros(20000, np.int64), 20000))
+    rows = draw_cuda.Rows(torch.zeros(1, dtype=torch.int32, device=on.device), torch.zeros(1, dtype=torch.int32, device=on.device))
+    keys = torch.tensor([5], device=on.device)
+    drawn = labor_cuda._draw(on, rows, keys, 10, cuda.Workspace().take(1, on), poisson=False)
+    assert drawn.ends.tolist() == [0, 10]
+    assert made
+    assert all(np.prod(size) < 100 for size in made if size != (drawn.ends.numel(),))
 
 
 def test_64_bit_ids():
