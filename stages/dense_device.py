@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _aten: Any = torch.ops.aten
+STRETCHES = 32
+"""Pieces that a long sum over rows is cut into."""
 
 _FORWARD: dict[str, Callable[[Tensor], Any]] = {"relu": torch.relu_, "elu": torch.nn.functional.elu_, "none": lambda y: y}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
@@ -103,11 +105,30 @@ class PerHead(torch.autograd.Function):
             _product(g, w, dx.transpose(0, 1))
         return (
             dx,
-            _product(g.transpose(1, 2), a.transpose(0, 1), grad.new_empty(w.shape)) if needs_weight else None,
+            _over_rows(g, a, grad.dtype) if needs_weight else None,
             grad.sum(0) if needs_bias else None,
             None,
             None,
         )
+
+
+def _over_rows(g: Tensor, a: Tensor, dtype: torch.dtype) -> Tensor:
+    """[H, n, D], [n, H, F] -> [H, D, F], the sum over rows of each head's outer products, in `dtype`.
+
+    The result is small and the sum long: as one product for each head it would keep a few multiprocessors of a hundred at work. So rows
+    are cut into `STRETCHES`, each a product of its own.
+    """
+    heads, n, width = g.shape
+    m, features = n // STRETCHES, a.shape[2]
+    whole = m * STRETCHES
+    dw = g.new_zeros(heads, width, features, dtype=dtype)
+    for h in range(heads):
+        if m:
+            rows = g[h, :whole].unflatten(0, (STRETCHES, m)), a[:whole, h].unflatten(0, (STRETCHES, m))
+            torch.sum(_product(rows[0].transpose(1, 2), rows[1], dw.new_empty(STRETCHES, width, features)), 0, out=dw[h])
+        if whole < n:
+            dw[h] += _product(g[h, whole:].t(), a[whole:, h], dw.new_empty(width, features))
+    return dw
 
 
 class Activate(torch.autograd.Function):
