@@ -64,7 +64,7 @@ def _count(
     indptr, sources, nodes, owner, keys, ends, block_rows, counts, row_begin, row_end, num_edges, bound, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Count the edges that are taken in this stretch, and up to each row's begin and end in it."""
-    some, e, f, first, degree, _, _, _, taken = _look(
+    some, e, f, first, degree, _, _, _, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
     one = taken.to(tl.int32)
@@ -80,7 +80,7 @@ def _write(
     num_edges, bound, stride, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write what is taken: the sample, marked, or with EXACT the candidates' words and which edge of its row each is."""
-    some, e, f, first, degree, start, u, word, taken = _look(
+    some, e, f, first, degree, start, u, word, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
     one = taken.to(tl.int32)
