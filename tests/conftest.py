@@ -4,13 +4,14 @@ import atexit
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+
+from millrace.tests.contracts import interpreter
 
 # Compiled kernels are kept beside the source. Numba lets two processes that keep two versions of one kernel at the same moment mix them
 # up, so of the processes that run tests side by side only the first keeps its kernels there.
@@ -22,16 +23,7 @@ if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     with suppress(ImportError):
-        from triton.runtime.interpreter import GridExecutor
-
-        # It keeps the grid of the kernel under way in one place, and a run launches kernels from several threads.
-        one_kernel, launch = threading.RLock(), GridExecutor.__call__
-
-        def one_at_a_time(self: GridExecutor, *args: object, **kwargs: object) -> None:
-            with one_kernel:
-                launch(self, *args, **kwargs)
-
-        GridExecutor.__call__ = one_at_a_time
+        interpreter.take_turns()
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,13 @@ import importlib.machinery
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from distributed import LocalCluster
+
+import millrace
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -89,6 +92,20 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
         monkeypatch.setitem(sys.modules, name, made)
     monkeypatch.setattr(sys.modules["dask_cuda"], "LocalCUDACluster", LocalCUDACluster, raising=False)
     monkeypatch.setenv(VISIBLE, gpus)
+
+
+def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Two GPUs, in Triton's interpreter, for this process and those that a run starts, which find in `folder`, a new one, what they need:
+    ranks only look whether dask-cuda is there."""
+    install(monkeypatch, "0,1")
+    folder.mkdir()
+    (folder / "dask_cuda.py").touch()
+    # Python imports it first of all; ranks sample in one thread and train in another.
+    (folder / "sitecustomize.py").write_text("from millrace.tests.contracts.interpreter import take_turns\n\ntake_turns()\n")
+    # Dask's workers have this process's path.
+    monkeypatch.syspath_prepend(folder)
+    package = Path(millrace.__path__[0]).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(package), os.environ.get("PYTHONPATH", "")]))
 
 
 def seen() -> tuple[str | None, int]:

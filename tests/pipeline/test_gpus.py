@@ -1,8 +1,6 @@
 """Runs on GPUs: which GPU each rank has, what dask-cuda is asked for, and the sentences where something is missing."""
 
-import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -286,12 +284,10 @@ def test_a_rank_without_its_gpu_says_so(let_through, tmp_path):
 
 
 def test_two_ranks_train_on_a_cluster_for_gpus(monkeypatch, tmp_path):
-    """In Triton's interpreter, where the host is the device; ranks only look whether dask-cuda is there."""
+    """In Triton's interpreter, where the host is the device."""
     if not words_cuda.INTERPRETED:
         pytest.skip("there is a GPU")
-    dask_cuda.install(monkeypatch, "0,1")
-    (tmp_path / "dask_cuda.py").touch()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(mr.__path__[0]).parent), os.environ.get("PYTHONPATH", "")]))
+    dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
     small = {"epochs": 1, "fanout": [3, 2], "hidden": 4, "threads": 1}
     result = mr.run(DATASET, out=tmp_path / "run", device="cuda", ranks=2, cluster={"backend": "gloo", "dashboard_port": 0}, **small)
     assert (result.ranks, result.device) == (2, "cuda")
