@@ -22,8 +22,8 @@ from millrace.stages.kernels.terms_cuda import terms
 
 LAYER_WISE = ("ladies", "fastgcn")
 SAMPLERS = ("neighbor", "labor", *LAYER_WISE)
-BULKS = dict.fromkeys(SAMPLERS, (16, 64, 192)) | {"labor": (4, 16, 64)}
-"""LABOR takes some 40 bytes for every in-edge of a hop's rows, which are hundreds of times the edges it keeps."""
+BULKS = dict.fromkeys(SAMPLERS, (16, 64, 192))
+
 COMPARED = 8
 """Minibatches of the bulks whose bits are compared."""
 EDGE_BYTES = 80

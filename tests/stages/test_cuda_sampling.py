@@ -150,8 +150,8 @@ def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
     src = np.concatenate([np.full(150, 7), np.arange(150) % 50, rng.integers(0, 50, 200)])
     dst = np.concatenate([np.zeros(300, np.int64), np.repeat([1], 40), rng.integers(2, 40, 160)])
     graph = from_edges(src, dst, 50)
-    request = BulkRequest(3, 0, 0, 0, (np.array([0, 45, 1, 9]), np.arange(6)))
-    for fanout in ((5, 3), (1,), (260, 2)):
+    request = BulkRequest(3, 0, 0, 0, (np.array([0, 45, 1, 9]), np.array([2, 0])))
+    for fanout in ((5,), (260,)):
         sampler = LaborSampler(fanout)
         one, other = ([minibatch_digest(m) for m in sampler.sample(graph, request, kernel).minibatches] for kernel in (cuda, cpu))
         assert one == other
