@@ -77,7 +77,7 @@ from millrace.stages.kernels import aggregate_cuda, attention_cuda, dropout_cuda
 REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src"}
 REAL |= {"logit_src", "logit_dst", "log_sum", "base", "cache", "weighted"}
 NARROW = {"ids", "indices", "dst", "edge", "arg", "position", "slot"}
-LISTS = {"begin", "end", "rows", "first", "own_names", "names"}
+LISTS = {"begin", "end", "rows", "first", "own_names", "names", "key_at"}
 EDGES = {"LIMIT": 256, "UNROLL": 4, "BR": 4, "BD": 128, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0}
 WHOLE = EDGES | {"first": None, "own_names": None, "edge": None, "rows": None, "TO_ROWS": True, "OWN": True}
 SHARD = EDGES | {"TO_ROWS": True, "OWN": False}
@@ -103,7 +103,7 @@ KERNELS = [
     (attention_cuda._backward_src, WHOLE | {"SHARED": True}),
     (attention_cuda._backward_src, SHARD | {"SHARED": False}),
     (dropout_cuda._scale_kept_rows, DROPPED),
-    (dropout_cuda._scale_kept_rows, DROPPED | {"ids": None, "names": None}),
+    (dropout_cuda._scale_kept_rows, DROPPED | {"ids": None, "names": None, "key_at": None}),
 ]
 launched = {kernel for kernel, _ in KERNELS}
 for module in (aggregate_cuda, attention_cuda, dropout_cuda, rows_cuda, sums_cuda):
