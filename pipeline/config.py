@@ -435,7 +435,9 @@ def resolve(table: Mapping[str, Any]) -> Job:
         job = Job.model_validate(dict(table))
     except ValidationError as e:
         raise InputError(_sentence(e)) from None
-    if job.device == "cuda" and "kernel" not in job.model_fields_set and job.system == "bulk" and job.bulk.topology == "replicated":
+    whole = job.system == "bulk" and job.bulk.topology == "replicated"
+    if job.device == "cuda" and "kernel" not in job.model_fields_set and whole and job.queue.kind == "memory":
+        # What goes through a store is drawn by workers, which need not have a GPU.
         job = job.model_copy(update={"kernel": "cuda"})
     if job.partition.method is None:
         method = "contiguous" if job.system == "bulk" and job.bulk.topology == "partitioned" else "metis-work"

@@ -43,6 +43,9 @@ def forward_backward(
     """
     # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
+    if fetched.y.is_cuda:
+        # What a module of the user's draws itself, it draws there.
+        torch.cuda.default_generators[fetched.y.device.index].manual_seed(torch.default_generator.initial_seed())
     loss, logits = loss_of(model, fetched, task, products, weights)
     (loss * weight if weight != 1.0 else loss).backward()
     told = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()

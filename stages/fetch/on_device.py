@@ -1,5 +1,6 @@
 """Fetch for ranks that train on a GPU: everything a step reads is there, or on its way, when the step is asked for."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +27,8 @@ from ..step_graph import StepGraph, can_record
 
 UPLOAD_BYTES = 256 << 20
 """Rows of a store that is not in memory travel in pieces of this size."""
+STEPS_AHEAD = 3
+"""Steps that the host may be ahead of the device where each has rows of its own."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class DeviceGather:
         self._degree = cache(lambda: placement.degree.to(device))
         self._cache: Cache | None = None
         self._graphs = policy.graphs
+        self._steps: deque[torch.cuda.Event] = deque()
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         if not self._near and (count := min(policy.cache_bytes // max(self._base[:1].nbytes, 1), len(self._base))):
@@ -129,6 +133,11 @@ class DeviceGather:
 
     def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
         """The rows of minibatch q; those of the next one are begun."""
+        if self._device.type == "cuda":
+            # Rows of minibatches that are not trained yet take memory: the host must not run far ahead.
+            self._steps.append(torch.cuda.current_stream(self._device).record_event())
+            if len(self._steps) > STEPS_AHEAD:
+                self._steps.popleft().synchronize()
         here, self._ahead = self._ahead, None
         if here is None or here[0] is not bulk or here[1] != q:
             here = self._begin(bulk, q)

@@ -55,6 +55,8 @@ class DeviceGraph:
     """int32 or int64 [E]; on the device, or in locked memory of the host (see `place`)."""
     max_degree: int
     """The largest in-degree."""
+    placed: Place = "device"
+    """See `place`."""
     _weights: dict[int, tuple[Any, Weights]] = field(default_factory=dict)
 
     @property
@@ -110,16 +112,22 @@ def place(graph: Graph, where: Place) -> DeviceGraph:
     Raises:
         InputError: there is no GPU.
     """
-    to = device()
+    to, known = device(), _graphs.get(graph)
+    if known is not None and known.placed == where:
+        return known
     indices = reachable(graph.indices, to, where)
-    known = _graphs[graph] = DeviceGraph(moved(graph.indptr, to), indices, int(graph.in_degree.max(initial=0)))
+    known = _graphs[graph] = DeviceGraph(moved(graph.indptr, to), indices, int(graph.in_degree.max(initial=0)), where)
     settle(to)
     return known
 
 
 def fits(num_bytes: int, to: torch.device) -> bool:
     """Whether so much more leaves the device enough for work on it."""
-    return to.type != "cuda" or num_bytes <= SHARE * torch.cuda.mem_get_info(to)[0]
+    if to.type != "cuda":
+        return True
+    # What the allocator keeps of tensors that are gone is free too.
+    kept = torch.cuda.memory_reserved(to) - torch.cuda.memory_allocated(to)
+    return num_bytes <= SHARE * (torch.cuda.mem_get_info(to)[0] + kept)
 
 
 def near(num_bytes: int, to: torch.device, where: Place) -> bool:

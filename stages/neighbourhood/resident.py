@@ -52,8 +52,9 @@ class ResidentNeighbourhood(ListNeighbourhood):
             return self.degree[: self.num_dst].to(dtype) * inverse if reduce == "sum" else inverse
         if reduce == "sum":
             return None
-        # By a running sum and not by atomics: the same bits from run to run.
-        total = torch.nn.functional.pad(self.weight.double().cumsum(0), (1, 0))[self._lists.indptr.long()].diff()
+        # Row by row, in the order of the edges: the same bits from run to run, which a running sum over all would not give.
+        ones = torch.ones(self.num_src, 1, dtype=torch.float64, device=self.weight.device)
+        total = self._kernels(ones).spmm(self._lists, ones, self.weight)[:, 0]
         return torch.where(total > 0, 1 / total, 0.0).to(dtype)
 
     def _ends(self, lists: DeviceLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
