@@ -135,7 +135,9 @@ class DeviceGather:
         """The rows of minibatch q; those of the next one are begun."""
         if self._device.type == "cuda":
             # Rows of minibatches that are not trained yet take memory: the host must not run far ahead.
-            self._steps.append(torch.cuda.current_stream(self._device).record_event())
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+            self._steps.append(event)
             if len(self._steps) > STEPS_AHEAD:
                 self._steps.popleft().synchronize()
         here, self._ahead = self._ahead, None
