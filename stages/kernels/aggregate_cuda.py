@@ -27,11 +27,10 @@ from .attention_cuda import (
     attend_backward,
     attend_from,
     attend_into,
-    attend_shared,
-    attend_shared_backward,
     dots,
     weighted_sum,
 )
+from .attention_shared_cuda import attend_shared, attend_shared_backward
 from .lists import InLists, IntArray
 from .lists_cuda import DeviceLists, on_device
 from .sums_cuda import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile

@@ -9,8 +9,7 @@ plain weighted sum of rows, which is where the bytes are: its pieces of long lis
 once for each head. The backward pass reads rows of z once by destination, for the gradient of `logit_dst`, and rows of the result's
 gradient once by source, for both others.
 
-Heads that share their rows (`attend_shared`) read them with a stride of 0 from head to head: neighbouring programs find them in the
-cache, and no [S, H, D] tensor is made, in the backward pass neither.
+Heads that share their rows are in `attention_shared_cuda`; by source they walk here, reading the rows with a stride of 0 from head to head.
 """
 
 from typing import Any
@@ -79,7 +78,7 @@ def _mix(z):
 
 
 @triton.jit
-def _survives(key, name, h, THRESHOLD: tl.constexpr):
+def survives(key, name, h, THRESHOLD: tl.constexpr):
     """Whether the coefficient of edge `name` and head h is kept: see `AttentionRule.key`."""
     word = _mix(name.to(tl.uint64) * _NODE + key.to(tl.uint64))
     draw = tl.zeros_like(word) + (h + 1)
@@ -87,7 +86,7 @@ def _survives(key, name, h, THRESHOLD: tl.constexpr):
 
 
 @triton.jit
-def _name(first, edge, q, v, here):
+def edge_name(first, edge, q, v, here):
     """What dropout calls edge q of row v."""
     name = q
     if edge is not None:
@@ -98,7 +97,7 @@ def _name(first, edge, q, v, here):
 
 
 @triton.jit
-def _own_name(own_names, E, v, here):
+def own_name(own_names, E, v, here):
     """What dropout calls the row's own edge."""
     name = v + E
     if own_names is not None:
@@ -107,7 +106,7 @@ def _own_name(own_names, E, v, here):
 
 
 @triton.jit
-def _leaky(x, SLOPE: tl.constexpr):
+def leaky(x, SLOPE: tl.constexpr):
     return tl.where(x > 0, x, x * SLOPE)
 
 
@@ -147,15 +146,15 @@ def _log_sums(
         u = tl.load(indices + q, q < stop, 0).to(tl.int64)
         x = tl.load(logit_src + u[:, None] * H + h[None, :], here, 0)
         if logit_dst is not None:
-            x = _leaky(x + mine, SLOPE)
+            x = leaky(x + mine, SLOPE)
         top, total = _raise(top, total, x, here)
     if OWN:
-        x = _leaky(tl.load(logit_src + v[:, None] * H + h[None, :], both, 0) + mine, SLOPE)
+        x = leaky(tl.load(logit_src + v[:, None] * H + h[None, :], both, 0) + mine, SLOPE)
         top, total = _raise(top, total, x, both)
     tl.store(place, top + tl.log(total), both)
 
 
-def _log_denominators(
+def log_denominators(
     lists: DeviceLists,
     rows: Tensor | None,
     logit_src: Tensor,
@@ -182,7 +181,7 @@ def _log_denominators(
     if (rest := lists.rest) is not None:
         partial = log_sum.new_empty(len(rest.of), heads)
         launch(rest.begin, rest.end, rest.of if rows is None else rows[rest.of], partial, False)
-        _log_denominators(rest.pieces, rest.long if rows is None else rows[rest.long], partial, None, slope, log_sum, True, False)
+        log_denominators(rest.pieces, rest.long if rows is None else rows[rest.long], partial, None, slope, log_sum, True, False)
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
@@ -212,15 +211,15 @@ def _attend_rows(
             here = q < stop
             u = tl.load(indices + q, here, 0).to(tl.int64)
             a = tl.load(z + (u * z_row + h * z_head)[:, None] + k[None, :], here[:, None] & columns[None, :], 0)
-            w = tl.where(here, tl.exp(_leaky(tl.load(logit_src + u * H + h, here, 0) + mine, SLOPE) - log), 0.0)
+            w = tl.where(here, tl.exp(leaky(tl.load(logit_src + u * H + h, here, 0) + mine, SLOPE) - log), 0.0)
             if THRESHOLD > 0:
-                w = tl.where(_survives(key, _name(first, edge, q, v, here), h, THRESHOLD), w * KEEP, 0.0)
+                w = tl.where(survives(key, edge_name(first, edge, q, v, here), h, THRESHOLD), w * KEEP, 0.0)
             total += w[:, None] * a
     if OWN:
         a = tl.load(z + (v * z_row + h * z_head)[:, None] + k[None, :], both, 0)
-        w = tl.exp(_leaky(tl.load(logit_src + v * H + h, inside, 0) + mine, SLOPE) - log)
+        w = tl.exp(leaky(tl.load(logit_src + v * H + h, inside, 0) + mine, SLOPE) - log)
         if THRESHOLD > 0:
-            w = tl.where(_survives(key, _own_name(own_names, E, v, inside), h, THRESHOLD), w * KEEP, 0.0)
+            w = tl.where(survives(key, own_name(own_names, E, v, inside), h, THRESHOLD), w * KEEP, 0.0)
         total += w[:, None] * a
     tl.store(place, total, both)
 
@@ -240,7 +239,7 @@ def _attend(
 ) -> None:
     there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
     heads, width = z.shape[1:]
-    _log_denominators(there, at, logit_src, logit_dst, rule.slope, log_sum, before is not None, own)
+    log_denominators(there, at, logit_src, logit_dst, rule.slope, log_sum, before is not None, own)
     names = (None, None, None) if numbers is None else numbers.on(z.device)
     rows_per, columns = tile(width)
 
@@ -289,7 +288,7 @@ def attend_into(
 
 
 @triton.jit
-def _logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
+def logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
     """The gradient of a logit before the ReLU, x, from its coefficient p, and <grad_v, z_u> times what dropout made of it."""
     d = p * (inner - delta)
     return tl.where(x > 0, d, d * SLOPE)
@@ -297,12 +296,11 @@ def _logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
 def _backward_dst(
-    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, grad, delta, d_dst, weighted,
+    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, grad, delta, d_dst,
     n, E, H, D, z_row, z_head,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr, OWN: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """With `weighted`, [programs / H, H, D], each program also leaves there the sum of rows of z times the gradients of their logits."""
     h = tl.program_id(0) % H
     i = tl.program_id(0) // H * BR + tl.arange(0, BR)
     k = tl.arange(0, BD)
@@ -314,8 +312,6 @@ def _backward_dst(
     mine, log = tl.load(logit_dst + v * H + h, inside, 0), tl.load(log_sum + v * H + h, inside, 0)
     out, g = tl.load(delta + v * H + h, inside, 0), tl.load(grad + (v * H + h)[:, None] * D + k[None, :], both, 0)
     total = tl.zeros([BR], z.dtype.element_ty)
-    if weighted is not None:
-        rows_of_z = tl.zeros([BR, BD], z.dtype.element_ty)
     for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
         for t in tl.static_range(UNROLL):
             q = start + j + t
@@ -325,23 +321,17 @@ def _backward_dst(
             x = tl.load(logit_src + u * H + h, here, 0) + mine
             inner = tl.sum(g * a, 1)
             if THRESHOLD > 0:
-                inner = tl.where(_survives(key, _name(first, edge, q, v, here), h, THRESHOLD), inner * KEEP, 0.0)
-            d = tl.where(here, _logit_gradient(x, tl.exp(_leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
+                inner = tl.where(survives(key, edge_name(first, edge, q, v, here), h, THRESHOLD), inner * KEEP, 0.0)
+            d = tl.where(here, logit_gradient(x, tl.exp(leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
             total += d
-            if weighted is not None:
-                rows_of_z += d[:, None] * a
     if OWN:
         x = tl.load(logit_src + v * H + h, inside, 0) + mine
         a = tl.load(z + (v * z_row + h * z_head)[:, None] + k[None, :], both, 0)
         inner = tl.sum(g * a, 1)
         if THRESHOLD > 0:
-            inner = tl.where(_survives(key, _own_name(own_names, E, v, inside), h, THRESHOLD), inner * KEEP, 0.0)
-        d = tl.where(inside, _logit_gradient(x, tl.exp(_leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
+            inner = tl.where(survives(key, own_name(own_names, E, v, inside), h, THRESHOLD), inner * KEEP, 0.0)
+        d = tl.where(inside, logit_gradient(x, tl.exp(leaky(x, SLOPE) - log), inner, out, SLOPE), 0.0)
         total += d
-        if weighted is not None:
-            rows_of_z += d[:, None] * a
-    if weighted is not None:
-        tl.store(weighted + tl.program_id(0).to(tl.int64) * D + k, tl.sum(rows_of_z, 0), columns)
     place = d_dst + (v if TO_ROWS else i.to(tl.int64)) * H + h
     if TO_ROWS:
         total += tl.load(place, inside, 0)
@@ -356,12 +346,12 @@ def _one_head(total, d, grad, a, there, v, name, here, h, k, columns, key, logit
     at = v * H + h
     g = tl.load(grad + at[:, None] * D + k[None, :], here[:, None] & columns[None, :], 0)
     x = there + tl.load(logit_dst + at, here, 0)
-    p = tl.where(here, tl.exp(_leaky(x, SLOPE) - tl.load(log_sum + at, here, 0)), 0.0)
+    p = tl.where(here, tl.exp(leaky(x, SLOPE) - tl.load(log_sum + at, here, 0)), 0.0)
     inner, w = tl.sum(g * a, 1), p
     if THRESHOLD > 0:
-        kept = _survives(key, name, h, THRESHOLD)
+        kept = survives(key, name, h, THRESHOLD)
         inner, w = tl.where(kept, inner * KEEP, 0.0), tl.where(kept, p * KEEP, 0.0)
-    return total + w[:, None] * g, d + _logit_gradient(x, p, inner, tl.load(delta + at, here, 0), SLOPE)
+    return total + w[:, None] * g, d + logit_gradient(x, p, inner, tl.load(delta + at, here, 0), SLOPE)
 
 
 @triton.jit(do_not_specialize=["n", "E", "key", "own_rows"])
@@ -395,13 +385,13 @@ def _backward_src(
                 q = start + j + t
                 here = q < stop
                 v = tl.load(dst + q, here, 0).to(tl.int64)
-                name = _name(first, edge, tl.load(position + q, here, 0).to(tl.int64), v, here)
+                name = edge_name(first, edge, tl.load(position + q, here, 0).to(tl.int64), v, here)
                 total, d = _one_head(
                     total, d, grad, a, there, v, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE, THRESHOLD, KEEP
                 )
         if OWN:
             here = u < own_rows
-            name = _own_name(own_names, E, u, here)
+            name = own_name(own_names, E, u, here)
             total, d = _one_head(
                 total, d, grad, a, there, u, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE, THRESHOLD, KEEP
             )
@@ -413,75 +403,66 @@ def _backward_src(
         tl.store(dz + i.to(tl.int64)[:, None] * D + k[None, :], total, both)
 
 
-def _gradients(
-    lists: InLists,
-    rows: IntArray | None,
+def gradients_by_src(
+    there: DeviceLists,
+    at: Tensor | None,
     numbers: EdgeNumbers | None,
     z: Tensor,
     a_src: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
+    logits: tuple[Tensor, Tensor],
     rule: AttentionRule,
     log_sum: Tensor,
     grad: Tensor,
     delta: Tensor,
-    d_dst: Tensor,
     own: bool,
     shared: bool,
-    needs_z: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of z, [S, H, D], or [S, D] summed over the heads that share it, and of the source logits, [S, H]; `d_dst` gets its own
-    added. Without `needs_z` no list by source is asked for: nothing, and the gradient of `a_src`, [H, D]."""
-    there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
+    """Gradients of z, [S, H, D], or if `shared` [S, D], summed over the heads that share it, and of the source logits, [S, H].
+
+    Args:
+        there: lists by destination.
+        at: rows of the destinations, or all.
+        numbers: what dropout calls the edges.
+        z: [S, H, D].
+        a_src: [H, D].
+        logits: [S, H] of the sources, [N, H] of the destinations.
+        rule: slope and dropout.
+        log_sum: [N, H].
+        grad: [N, H, D], of the result.
+        delta: [N, H], its inner products with the result.
+        own: whether each destination attends to itself.
+        shared: whether the heads of z are the same memory.
+    """
     names = (None, None, None) if numbers is None else numbers.on(z.device)
     heads, width = z.shape[1:]
-    columns = triton.next_power_of_2(max(width, 1))
-    shape = {"BR": max(TILE // columns, 1), "BD": columns, "UNROLL": _WALK}
-    rule_of = {"SLOPE": rule.slope, "THRESHOLD": rule.threshold, "KEEP": rule.keep_scale, "LIMIT": there.limit}
-    inputs = logit_src, logit_dst, log_sum, grad, delta
-    sizes = heads, width, z.stride(0), z.stride(1)
-    edges, sums = lists.num_edges, []
-
-    def by_dst(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        n = len(begin)
-        if n and heads:
-            programs = -(-n // shape["BR"])
-            weighted = None if needs_z else z.new_empty(programs, heads, width)
-            launched: Any = _backward_dst[(programs * heads,)]
-            more = {**rule_of, **shape, "TO_ROWS": whole, "OWN": own and whole}
-            launched(begin, end, rows, there.indices, *names, rule.key, z, *inputs, result, weighted, n, edges, *sizes, **more)
-            if weighted is not None:
-                sums.append(weighted.sum(0))
-
-    by_dst(there.begin, there.end, at, d_dst, True)
-    if (rest := there.rest) is not None:
-        partial = d_dst.new_empty(len(rest.of), heads)
-        by_dst(rest.begin, rest.end, rest.of if at is None else at[rest.of], partial, False)
-        add_lists(rest.pieces, rest.long if at is None else at[rest.long], partial, d_dst, heads, add=True)
-    if not needs_z:
-        return z.new_empty(0), sum(sums, a_src.new_zeros(heads, width))
-
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
+    shape = _whole_rows(width)
 
-    def by_src(begin: Tensor, end: Tensor, rows: Tensor | None, whole: bool) -> tuple[Tensor, Tensor]:
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, whole: bool) -> tuple[Tensor, Tensor]:
         n = len(begin)
         dz, d_src = z.new_empty(n, *z.shape[2 if shared else 1 :]), z.new_empty(n, heads)
         if n and heads:
             launched: Any = _backward_src[(-(-n // shape["BR"]) * (1 if shared else heads),)]
-            more = {**rule_of, **shape, "OWN": own and whole, "SHARED": shared}
             launched(
-                begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *inputs, dz, d_src,
-                n, edges, lists.num_dst, *sizes, **more,
+                begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *logits, log_sum, grad, delta, dz, d_src,
+                n, there.num_edges, there.num_dst, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
+                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, OWN=own and whole, SHARED=shared, **shape,
             )  # fmt: skip
         return dz, d_src
 
-    dz, d_src = by_src(back.begin, back.end, None, True)
+    dz, d_src = launch(back.begin, back.end, None, True)
     if (rest := back.rest) is not None:
-        for result, partial in zip((dz, d_src), by_src(rest.begin, rest.end, rest.of, False)):
+        for result, partial in zip((dz, d_src), launch(rest.begin, rest.end, rest.of, False)):
             flat = partial.flatten(1)
             add_lists(rest.pieces, rest.long, flat, result.view(len(result), -1), flat.shape[1], add=True)
     return dz, d_src
+
+
+def _whole_rows(width: int) -> dict[str, int]:
+    """The tile of a program that takes inner products of rows."""
+    columns = triton.next_power_of_2(max(width, 1))
+    return {"BR": max(TILE // columns, 1), "BD": columns, "UNROLL": _WALK}
 
 
 def attend_from(
@@ -500,8 +481,27 @@ def attend_from(
 ) -> tuple[Tensor, Tensor]:
     """See `attention_cpu.attend_from`."""
     assert not (own and rows is not None)
-    logit_src = dots(z, a_src[None])
-    dz, d_src = _gradients(lists, rows, numbers, z, a_src, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, own, False)
+    there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
+    names = (None, None, None) if numbers is None else numbers.on(z.device)
+    logits, (heads, width) = (dots(z, a_src[None]), logit_dst), z.shape[1:]
+    shape = _whole_rows(width)
+
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        n = len(begin)
+        if n and heads:
+            launched: Any = _backward_dst[(-(-n // shape["BR"]) * heads,)]
+            launched(
+                begin, end, rows, there.indices, *names, rule.key, z, *logits, log_sum, grad, delta, result,
+                n, lists.num_edges, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
+                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, **shape,
+            )  # fmt: skip
+
+    launch(there.begin, there.end, at, d_dst, True)
+    if (rest := there.rest) is not None:
+        partial = d_dst.new_empty(len(rest.of), heads)
+        launch(rest.begin, rest.end, rest.of if at is None else at[rest.of], partial, False)
+        add_lists(rest.pieces, rest.long if at is None else at[rest.long], partial, d_dst, heads, add=True)
+    dz, d_src = gradients_by_src(there, at, numbers, z, a_src, logits, rule, log_sum, grad, delta, own, False)
     return dz, weighted_sum(d_src, z)
 
 
@@ -520,47 +520,3 @@ def attend_backward(
     d_dst = torch.zeros_like(logit_dst)
     dz, da_src = attend_from(lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True)
     return dz, da_src, d_dst
-
-
-def _for_heads(x: Tensor, heads: int) -> Tensor:
-    """[S, H, F], of which all heads are the same memory."""
-    return x[:, None].expand(-1, heads, -1)
-
-
-def _logits(x: Tensor, a: Tensor) -> Tensor:
-    """[n, F], [H, F] -> [n, H], in the type of x: autocast leaves products alone that are told where to go."""
-    return torch.mm(x, a.T, out=x.new_empty(len(x), len(a)))
-
-
-def attend_shared(
-    lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `attention_shared_cpu.attend_shared`."""
-    heads, width = a_src.shape
-    logit_dst = _logits(x[: lists.num_dst], a_dst)
-    out, log_sum = x.new_empty(lists.num_dst, heads, width), torch.empty_like(logit_dst)
-    _attend(lists, None, numbers, _for_heads(x, heads), _logits(x, a_src), logit_dst, rule, None, out, log_sum, True)
-    return out, logit_dst, log_sum
-
-
-def attend_shared_backward(
-    lists: InLists,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    logit_dst: Tensor,
-    log_sum: Tensor,
-    grad: Tensor,
-    needs_x: bool,
-    numbers: EdgeNumbers | None = None,
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """See `attention_shared_cpu.attend_shared_backward`."""
-    d_dst, delta, n = torch.zeros_like(logit_dst), dots(grad, out), lists.num_dst
-    rest = _logits(x, a_src), logit_dst, rule, log_sum, grad, delta, d_dst, True, True, needs_x
-    dx, d_src = _gradients(lists, None, numbers, _for_heads(x, len(a_src)), a_src, *rest)
-    if not needs_x:
-        return None, d_src, d_dst.T @ x[:n]
-    dx[:n].addmm_(d_dst, a_dst)
-    return dx, d_src.T @ x, d_dst.T @ x[:n]
