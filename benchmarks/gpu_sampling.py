@@ -22,7 +22,7 @@ from millrace.stages.kernels.terms_cuda import terms
 
 LAYER_WISE = ("ladies", "fastgcn")
 SAMPLERS = ("neighbor", "labor", *LAYER_WISE)
-BULKS = dict.fromkeys(SAMPLERS, (16, 64, 192))
+BULKS: dict[str, tuple[int, ...]] = dict.fromkeys(SAMPLERS, (16, 64, 192))
 COMPARED = 8
 """Minibatches of the bulks whose bits are compared."""
 EDGE_BYTES = 80
