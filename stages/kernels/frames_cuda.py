@@ -59,7 +59,6 @@ class Layout:
     """L."""
     pieces: tuple[tuple[int, int, int] | None, ...]
     """L: where lists by source are wanted, (pieces of long lists, long lists, edges of the longest)."""
-    nested: bool
     weighted: bool
 
     @classmethod
@@ -90,7 +89,7 @@ class Layout:
             seen = bulk.long_lists(h)
             known = (0, 0, 0) if old is None else old.pieces[h] or (0, 0, 0)
             pieces.append((room(seen[0], known[0]), room(seen[1], known[1]), max(seen[2], known[2])))
-        return cls(tuple(nodes), tuple(edges), tuple(pieces), bulk.nested, bulk.weight is not None)
+        return cls(tuple(nodes), tuple(edges), tuple(pieces), bulk.weight is not None)
 
     def holds(self, bulk: ResidentBulk) -> bool:
         """Whether there is room for the minibatches of `bulk`."""
@@ -111,15 +110,14 @@ class Layout:
             found[name, h] = at, words
             at += -(-max(words, 1) // ALIGN) * ALIGN
 
-        last = len(self.edges) - 1
         add("nodes", 0, self.nodes[-1])
         for h, (rows, sources, edges, pieces) in enumerate(zip(self.nodes, self.nodes[1:], self.edges, self.pieces)):
             add("indptr", h, rows + 1)
             add("inverse", h, rows)
-            if not self.nested or h == last:
-                add("indices", h, edges)
-                if self.weighted:
-                    add("weight", h, edges)
+            # Of each hop its own, also where hops share a list: what is beyond a hop's end then names rows that the hop has.
+            add("indices", h, edges)
+            if self.weighted:
+                add("weight", h, edges)
             if pieces is not None:
                 add("t_indptr", h, sources + 1)
                 add("t_dst", h, edges)
@@ -137,7 +135,7 @@ class Layout:
 
     def rows(self, bulk: ResidentBulk) -> Tensor:
         """int32 [k, words], the minibatches of `bulk`, which this holds."""
-        k, to, last = bulk.size, bulk.device, len(self.edges) - 1
+        k, to = bulk.size, bulk.device
         out = torch.empty(k, self.words, dtype=torch.int32, device=to)
 
         def spread(source: Tensor, starts: Counts, ends: Counts, name: str, h: int) -> None:
@@ -154,10 +152,9 @@ class Layout:
             spread(x.indptr, row_at, rows, "indptr", h)
             (ends, _), (inverse, width) = self.places["indptr", h], self.places["inverse", h]
             launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.words, BLOCK=BLOCK)
-            if not self.nested or h == last:
-                spread(x.indices, edge_at, edges - 1, "indices", h)
-                if weight is not None:
-                    spread(weight.view(torch.int32), edge_at, edges - 1, "weight", h)
+            spread(x.indices, edge_at, edges - 1, "indices", h)
+            if weight is not None:
+                spread(weight.view(torch.int32), edge_at, edges - 1, "weight", h)
             if self.pieces[h] is not None:
                 back = bulk.back(h)
                 of_sources, of_edges = before(sources + 1)[:-1], before(edges)[:-1]
@@ -221,12 +218,6 @@ class Frame:
         at, words = self.layout.places[name, h]
         return self.words[at : at + words]
 
-    def _of_list(self, name: str, h: int) -> Tensor:
-        """Of hop h, whose edges are the first of the outermost hop's where hops share a list."""
-        if not self.layout.nested:
-            return self._part(name, h)
-        return self._part(name, len(self.layout.edges) - 1)[: self.layout.edges[h]]
-
     @property
     def nodes(self) -> Tensor:
         """int32 [n], ids."""
@@ -235,7 +226,7 @@ class Frame:
     def block(self, q: int, h: int) -> DeviceLists:
         """See `ResidentBulk.block`; there is but one minibatch."""
         layout = self.layout
-        lists = _FramedLists(self._part("indptr", h), self._of_list("indices", h), layout.nodes[h + 1], CHUNK, CHUNK, h)
+        lists = _FramedLists(self._part("indptr", h), self._part("indices", h), layout.nodes[h + 1], CHUNK, CHUNK, h)
         pieces = layout.pieces[h]
         if pieces is None:
             return lists
@@ -249,7 +240,7 @@ class Frame:
 
     def weight_of(self, q: int, h: int) -> Tensor | None:
         """See `ResidentBulk.weight_of`."""
-        return self._of_list("weight", h).view(torch.float32) if self.layout.weighted else None
+        return self._part("weight", h).view(torch.float32) if self.layout.weighted else None
 
     def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
         """See `ResidentBulk.inverse_kept`."""

@@ -83,7 +83,7 @@ def run(model, place, sampler, sizes=(4, 4, 4, 4, 2), alone=True, task="multicla
         ("sage", {}, NeighborSampler((3, 2, 2))),
         ("sage", {"dropout": 0.4}, NeighborSampler((3, 2), expand="all")),
         ("sage", {"aggregator": "max", "dropout": 0.3}, NeighborSampler((4, 3))),
-        ("gcn", {"norm": "layer"}, NeighborSampler((3, 3))),
+        ("gcn", {"norm": "layer"}, NeighborSampler((2, 5))),
         ("gin", {}, LaborSampler((3, 3))),
         ("gat", {"heads": 2}, NeighborSampler((3, 3))),
         ("sage", {}, NeighborSampler((5,))),
@@ -94,6 +94,8 @@ def run(model, place, sampler, sizes=(4, 4, 4, 4, 2), alone=True, task="multicla
 def test_the_same_gradients(name, options, sampler, hubs, monkeypatch):
     if hubs:
         # Lists by source are then long ones; those by destination stay short.
+        # Nor is there much room beyond a minibatch's end.
+        monkeypatch.setattr(frames_cuda, "ALIGN", 1)
         for module in (resident_cuda, frames_cuda, lists_cuda, step_graph):
             monkeypatch.setattr(module, "CHUNK", 5)
     torch.manual_seed(0)
