@@ -437,7 +437,7 @@ def gradients_by_src(
     heads, width = z.shape[1:]
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
-    shape = _whole_rows(width)
+    shape = whole_rows(width)
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, whole: bool) -> tuple[Tensor, Tensor]:
         n = len(begin)
@@ -459,9 +459,9 @@ def gradients_by_src(
     return dz, d_src
 
 
-def _whole_rows(width: int) -> dict[str, int]:
+def whole_rows(width: int) -> dict[str, int]:
     """The tile of a program that takes inner products of rows."""
-    columns = triton.next_power_of_2(max(width, 1))
+    columns = 1 << (max(width, 1) - 1).bit_length()
     return {"BR": max(TILE // columns, 1), "BD": columns, "UNROLL": _WALK}
 
 
@@ -484,7 +484,7 @@ def attend_from(
     there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
     names = (None, None, None) if numbers is None else numbers.on(z.device)
     logits, (heads, width) = (dots(z, a_src[None]), logit_dst), z.shape[1:]
-    shape = _whole_rows(width)
+    shape = whole_rows(width)
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)

@@ -1,7 +1,8 @@
 """Softmax attention in a device's memory whose heads all read the same rows: what `attention_cuda` does to z = W_h h, done to h itself.
 
-A program holds several heads of its rows, each a tile of its own in registers: a row of x is read once for all of them, by 16 bytes a
-thread where its width allows, for which the compiler is told sizes, and the heads of an edge share what walking to it costs.
+A program holds up to four heads of its rows, each a tile of its own in registers: a row of x is read once for all of them, and the heads
+of an edge share what walking to it costs. The compiler is told widths: where they are multiples of 4 a thread reads 16 bytes, and a warp
+has a row to itself, so that each coefficient is computed by one warp and not by four.
 """
 
 from typing import Any
@@ -11,23 +12,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention_cuda import dots, edge_name, gradients_by_src, leaky, log_denominators, logit_gradient, own_name, survives
+from .attention_cuda import dots, edge_name, gradients_by_src, leaky, log_denominators, logit_gradient, own_name, survives, whole_rows
 from .lists import InLists
 from .lists_cuda import DeviceLists
 from .rules import AttentionRule, EdgeNumbers
 from .sums_cuda import TILE, UNROLL, add_lists, row_of, tile
 
-_WALK = 2
-"""Edges of each row whose reads are under way together in the backward pass, which has more to remember."""
-_HELD = 8 * TILE
-"""Numbers of all tiles of a program at most: 32 registers of each of 128 threads."""
+_HEADS, _HELD = 4, 8 * TILE
+"""Heads that one program holds at most, and numbers of all their tiles: 32 registers of each of 128 threads."""
 
 
 @triton.jit
 def _per_head(values, v, first_head, inside, H: tl.constexpr, HEADS: tl.constexpr):
     """[BR] for each of HEADS heads."""
     found = ()
-    for g in tl.static_range(HEADS):
+    for g in tl.static_range(HEADS):  # pyright: ignore[reportGeneralTypeIssues]
         found += (tl.load(values + v * H + first_head + g, inside, 0),)
     return found
 
@@ -108,7 +107,7 @@ def _logit_gradients(a, u, name, here, g, mine, log, delta, logit_src, first_hea
 def _plus(x, d, a, HEADS: tl.constexpr):
     """For each head, ``x + d``, or times the rows `a`."""
     found = ()
-    for h in tl.static_range(HEADS):
+    for h in tl.static_range(HEADS):  # pyright: ignore[reportGeneralTypeIssues]
         if a is None:
             found += (x[h] + d[h],)
         else:
@@ -172,17 +171,14 @@ def _backward_shared_dst(
 
 def _together(heads: int, numbers: int) -> int:
     """How many heads one program holds, if the tile of each has so many numbers."""
-    return next(g for g in range(max(heads, 1), 0, -1) if heads % g == 0 and (g == 1 or g * numbers <= _HELD))
+    return next(g for g in range(_HEADS, 0, -1) if heads % g == 0 and (g == 1 or g * numbers <= _HELD))
 
 
-def _sizes(
-    there: DeviceLists, x: Tensor, heads: int, rule: AttentionRule, rows: int, columns: int, unroll: int
-) -> tuple[int, dict[str, Any]]:
-    """Programs of a tile of rows, and what a kernel is told."""
-    together = _together(heads, rows * columns)
+def _told(there: DeviceLists, x: Tensor, heads: int, rule: AttentionRule, shape: dict[str, int]) -> tuple[int, dict[str, Any]]:
+    """Programs of a tile of rows, and what the compiler is told."""
+    together = _together(heads, shape["BR"] * shape["BD"])
     told = {"H": heads, "D": x.shape[1], "X_ROW": x.stride(0), "HEADS": together, "LIMIT": there.limit, "SLOPE": rule.slope}
-    told |= {"THRESHOLD": rule.threshold, "KEEP": rule.keep_scale, "UNROLL": unroll, "BR": rows, "BD": columns}
-    return heads // together, told
+    return heads // together, told | shape | {"THRESHOLD": rule.threshold, "KEEP": rule.keep_scale}
 
 
 def _logits(x: Tensor, a: Tensor) -> Tensor:
@@ -200,7 +196,7 @@ def attend_shared(
     log_denominators(there, None, logit_src, logit_dst, rule.slope, log_sum, False, True)
     names = (None, None, None) if numbers is None else numbers.on(x.device)
     rows_per, columns = tile(width)
-    groups, told = _sizes(there, x, heads, rule, rows_per, columns, UNROLL)
+    groups, told = _told(there, x, heads, rule, {"BR": rows_per, "BD": columns, "UNROLL": UNROLL})
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor) -> None:
         if len(begin) and result.numel():
@@ -233,14 +229,12 @@ def attend_shared_backward(
     there, (heads, width), n = lists.on(x.device), a_src.shape, lists.num_dst
     logits, delta, d_dst = (_logits(x, a_src), logit_dst), dots(grad, out), torch.zeros_like(logit_dst)
     names = (None, None, None) if numbers is None else numbers.on(x.device)
-    columns = triton.next_power_of_2(max(width, 1))
-    rows_per = max(TILE // columns, 1)
-    groups, told = _sizes(there, x, heads, rule, rows_per, columns, _WALK)
+    groups, told = _told(there, x, heads, rule, shape := whole_rows(width))
     d_src = a_src.new_zeros(heads, width)
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor) -> None:
         if len(begin) and heads:
-            tiles = -(-len(begin) // rows_per)
+            tiles = -(-len(begin) // shape["BR"])
             weighted = None if needs_x else x.new_empty(tiles, heads, width)
             launched: Any = _backward_shared_dst[(tiles * groups,)]
             inputs = x, *logits, log_sum, grad, delta

@@ -64,6 +64,21 @@ def test_equals_reference(lists: InLists, width: int, dropout: float) -> None:
         torch.testing.assert_close(a.cpu(), b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("needs_x", [True, False])
+def test_heads_of_shared_rows_in_two_programs_and_columns_too(needs_x: bool) -> None:
+    lists, heads, width, g = hub(3, 5, 14), 6, 300, torch.Generator().manual_seed(1)
+    x, a, b, grad = (torch.randn(*s, generator=g, dtype=torch.float64) / 9 for s in ((5, width), *[(heads, width)] * 2, (3, heads, width)))
+    rule, found = AttentionRule(0.2, 0.3, 7), []
+    for kernels, to in ((CUDA, DEVICE), (aggregate_reference, "cpu")):
+        inputs = x.to(to), a.to(to), b.to(to), rule
+        made = kernels.attend_shared(lists, *inputs)
+        found.append([*made, *kernels.attend_shared_backward(lists, *inputs, *made, grad.to(to), needs_x)])
+    for got, want in zip(*found, strict=True):
+        assert (got is None) == (want is None)
+        if got is not None:
+            torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
+
+
 def test_float32_is_as_good_as_float32() -> None:
     lists = random_lists(9, 12, 20, 1)
     got = results(CUDA, lists, 5, torch.float32, 0.3, device=DEVICE)
