@@ -83,7 +83,7 @@ def run(model, place, sampler, sizes=(4, 4, 4, 4, 2), alone=True, task="multicla
         ("sage", {}, NeighborSampler((3, 2, 2))),
         ("sage", {"dropout": 0.4}, NeighborSampler((3, 2), expand="all")),
         ("sage", {"aggregator": "max", "dropout": 0.3}, NeighborSampler((4, 3))),
-        ("gcn", {"norm": "layer"}, NeighborSampler((2, 5))),
+        ("gcn", {"norm": "layer"}, NeighborSampler((5, 1, 5))),
         ("gin", {}, LaborSampler((3, 3))),
         ("gat", {"heads": 2}, NeighborSampler((3, 3))),
         ("sage", {}, NeighborSampler((5,))),
