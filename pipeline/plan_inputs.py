@@ -116,6 +116,10 @@ def _refuse_unknown(table: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{section}.{key} is {given!r}, of which a plan knows nothing; leave it out, and expect other bytes and memory"
             )
+    if table.get("device", "cpu") != "cpu":
+        raise InputError(
+            f"device is '{table['device']}', but a plan knows processors only in this version; leave device out to plan for them"
+        )
     if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
         raise InputError('model.norm is "batch", whose statistics travel by no law that a plan knows; use another norm, or one rank')
 

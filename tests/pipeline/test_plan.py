@@ -176,6 +176,7 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--set", "bulk.topology=partitioned"), "bulk.topology is 'partitioned', of which a plan knows nothing"),
         (("--set", "retexo.local_steps=3"), "retexo.local_steps is 3"),
         (("--ranks", "2", "--set", "model.norm=batch"), "use another norm, or one rank"),
+        (("--set", "device=cuda"), "device is 'cuda', but a plan knows processors only"),
         (("--fanout", "2,2", "--layers", "3"), "give one number per layer"),
     ],
 )
