@@ -61,13 +61,17 @@ class Train(_Section):
     """Stop after so many validations without a new best."""
 
 
+BULK_ON_GPU = 64
+"""Minibatches sampled together on a GPU, where nothing else is said."""
+
+
 class Queue(_Section):
     """How sampled minibatches wait for their trainers."""
 
     kind: Literal["memory", "zarr"] = "memory"
     """``memory``: each rank samples for itself; ``zarr``: on disk, where others can fill and replay it; on a cluster, sampling tasks do."""
     bulk_size: int = Field(default=8, ge=1)
-    """k: minibatches sampled together."""
+    """k: minibatches sampled together; by default 64 where a GPU samples."""
     max_bytes: int = Field(default=512 << 20, ge=1)
     """Sampled minibatches that may wait, in bytes of structure."""
     keep: Literal["none", "epoch", "all"] = "none"
@@ -439,6 +443,9 @@ def resolve(table: Mapping[str, Any]) -> Job:
     if job.device == "cuda" and "kernel" not in job.model_fields_set and whole and job.queue.kind == "memory":
         # What goes through a store is drawn by workers, which need not have a GPU.
         job = job.model_copy(update={"kernel": "cuda"})
+    if job.kernel == "cuda" and "bulk_size" not in job.queue.model_fields_set:
+        # A launch draws for all minibatches of a bulk, and takes the host as long for one as for many.
+        job = job.model_copy(update={"queue": job.queue.model_copy(update={"bulk_size": BULK_ON_GPU})})
     if job.partition.method is None:
         method = "contiguous" if job.system == "bulk" and job.bulk.topology == "partitioned" else "metis-work"
         job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": method})})

@@ -120,6 +120,21 @@ def test_bad_configuration_is_a_sentence(table, phrase):
     assert len(str(caught.value).splitlines()) <= 3
 
 
+def test_a_gpu_samples_there_in_large_bulks_unless_told_otherwise():
+    def seen(**table):
+        job = resolve({"device": "cuda", **table})
+        return job.kernel, job.queue.bulk_size
+
+    assert seen() == ("cuda", 64)
+    assert seen(queue={"bulk_size": 8}) == ("cuda", 8)
+    assert seen(kernel="cpu") == ("cpu", 8)
+    # What goes through a store is drawn by workers, which need not have a GPU.
+    assert seen(queue={"kind": "zarr"}) == ("cpu", 8)
+    assert seen(bulk={"topology": "partitioned"}) == ("cpu", 8)
+    again = resolve(resolve({"device": "cuda"}).model_dump(exclude_none=True))
+    assert (again.kernel, again.queue.bulk_size) == ("cuda", 64)
+
+
 def test_overrides():
     assert parse_override("train.lr=0.5") == (["train", "lr"], 0.5)
     assert parse_override("dataset=sbm:nodes=100") == (["dataset"], "sbm:nodes=100")
