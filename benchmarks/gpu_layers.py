@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 import triton
-import triton.language as tl
 from gpu_lab import Lab
 from gpu_sampling import draw
 from peers.train_task import FANOUT, FEATURES, HEADS, HIDDEN
@@ -24,6 +23,7 @@ from torch import Tensor
 from millrace.stages.kernels import aggregate_cuda
 from millrace.stages.kernels.graph_cuda import Workspace
 from millrace.stages.kernels.lists import InLists
+from millrace.stages.kernels.rows_cuda import gather_rows
 from millrace.stages.kernels.rules import AttentionRule
 from millrace.stages.neighbourhood.gradients import AttendBoth, SpmmBeside
 
@@ -82,22 +82,6 @@ def product_rate(lab: Lab, name: str, dtype: torch.dtype) -> float:
     return 2 * 2 * rows * width * HIDDEN / ms * 1000
 
 
-@triton.jit(do_not_specialize=["n"])
-def _take(x, ids, out, n, F: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    k = tl.arange(0, BF)
-    inside = i < n
-    both = inside[:, None] & (k < F)[None, :]
-    u = tl.load(ids + i, inside, 0).to(tl.int64)
-    tl.store(out + i[:, None] * F + k[None, :], tl.load(x + u[:, None] * F + k[None, :], both, 0), both)
-
-
-def take(x: Tensor, ids: Tensor, out: Tensor, rows: int = 16) -> None:
-    """out[i] = x[ids[i]], by a kernel that reads x where it lies: on the device, or in pinned memory of the host."""
-    launched: Any = _take[(triton.cdiv(len(ids), rows),)]
-    launched(x, ids, out, len(ids), F=x.shape[1], BR=rows, BF=triton.next_power_of_2(x.shape[1]))
-
-
 def gather(lab: Lab) -> None:
     """Part "gather": the features of a bulk's minibatches, one minibatch after the other."""
     count = min(GATHERED, lab.minibatches)
@@ -125,7 +109,7 @@ def gather(lab: Lab) -> None:
 
     ways = {
         "index_select": each(lambda ids, rows: torch.index_select(lab.features, 0, ids, out=rows)),
-        **{f"a kernel, {r} rows a program": each(lambda ids, rows, r=r: take(lab.features, ids, rows, r)) for r in (4, 16, 32)},
+        "our kernel": each(lambda ids, rows: gather_rows(lab.features, ids, out=rows)),
     }
     for name, run in ways.items():
         with lab.attempt(f"gather: {name}"):
@@ -135,10 +119,9 @@ def gather(lab: Lab) -> None:
         slow = lab.details["gather"]["host_gb_per_s"] = _through_host(lab, host, nodes[:4])
         pinned = host.pin_memory() if lab.on_gpu else host
         link = lab.details.get("machine", {}).get("pinned_gb_per_s")
-        for r in (4, 16):
-            name = f"gather from pinned memory of the host: a kernel, {r} rows a program"
-            found = rate(each(lambda ids, rows, r=r: take(pinned, ids, rows, r)))
-            lab.add(name, found, "GB/s", floor=link, peer=slow, against="index_select on the host and a copy")
+        found = rate(each(lambda ids, rows: gather_rows(pinned, ids, out=rows)))
+        name = "gather from pinned memory of the host: our kernel"
+        lab.add(name, found, "GB/s", floor=link, peer=slow, against="index_select on the host and a copy")
     lab.clear()
 
 

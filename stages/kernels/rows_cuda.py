@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .sums_cuda import tile
+TILE, WIDEST = 2048, 1024
+"""Numbers of a program, several of each thread on their way at once; columns, at most."""
 
 
 @triton.jit(do_not_specialize=["n"])
-def _gather_rows(base, cache, slot, ids, out, n, F, stride, BR: tl.constexpr, BF: tl.constexpr):
+def _gather_rows(base, cache, slot, ids, out, n, F: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr):
+    # Known widths: else the compiler cannot tell that rows begin at multiples of 16 bytes, and reads number by number.
     i = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     k = tl.program_id(1) * BF + tl.arange(0, BF)
     inside = i < n
@@ -21,9 +23,9 @@ def _gather_rows(base, cache, slot, ids, out, n, F, stride, BR: tl.constexpr, BF
         s = tl.load(slot + u, inside, -1).to(tl.int64)
         near = (s >= 0)[:, None]
         x = tl.load(cache + s[:, None] * F + k[None, :], both & near, 0)
-        x = tl.where(near, x, tl.load(base + u[:, None] * stride + k[None, :], both & (near == 0), 0))
+        x = tl.where(near, x, tl.load(base + u[:, None] * STRIDE + k[None, :], both & (near == 0), 0))
     else:
-        x = tl.load(base + u[:, None] * stride + k[None, :], both, 0)
+        x = tl.load(base + u[:, None] * STRIDE + k[None, :], both, 0)
     tl.store(out + i[:, None] * F + k[None, :], x, both)
 
 
@@ -41,19 +43,21 @@ class Cache:
         self.rows = gather_rows(base, rows)
 
 
-def gather_rows(base: Tensor, ids: Tensor, cache: Cache | None = None) -> Tensor:
+def gather_rows(base: Tensor, ids: Tensor, cache: Cache | None = None, out: Tensor | None = None) -> Tensor:
     """``base[ids]``, [n, F], on the device of `ids`, without a wait.
 
     Args:
         base: [V, F], with contiguous rows; on that device or in locked memory of the host.
         ids: int32 or int64 [n], in range.
         cache: of rows that need not be read there.
+        out: [n, F], contiguous, to write into; made when absent.
     """
     n, width = len(ids), base.shape[1]
-    out = torch.empty((n, width), dtype=base.dtype, device=ids.device)
-    rows, columns = tile(width)
+    out = torch.empty((n, width), dtype=base.dtype, device=ids.device) if out is None else out
+    columns = min(1 << (width - 1).bit_length(), WIDEST)
+    rows = TILE // columns
     if n and width:
         launched: Any = _gather_rows[-(-n // rows), -(-width // columns)]
         kept, slot = (None, None) if cache is None else (cache.rows, cache.slot)
-        launched(base, kept, slot, ids, out, n, width, base.stride(0), BR=rows, BF=columns)
+        launched(base, kept, slot, ids, out, n, F=width, STRIDE=base.stride(0), BR=rows, BF=columns)
     return out

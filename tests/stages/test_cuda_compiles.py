@@ -91,8 +91,8 @@ DROPPED = {"THRESHOLD": 2**31, "SCALE": 1 / 0.7, "BR": 4, "BF": 128}
 KERNELS = [
     *((sums_cuda._sum_rows, SUMS | {"KIND": kind}) for kind in range(4)),
     (sums_cuda._sum_rows, SUMS | {"KIND": 2, "ids": None, "coef": None, "source_scale": None}),
-    (rows_cuda._gather_rows, {"BR": 4, "BF": 128}),
-    (rows_cuda._gather_rows, {"cache": None, "slot": None, "BR": 4, "BF": 128}),
+    (rows_cuda._gather_rows, {"F": 100, "STRIDE": 100, "BR": 16, "BF": 128}),
+    (rows_cuda._gather_rows, {"cache": None, "slot": None, "F": 100, "STRIDE": 100, "BR": 16, "BF": 128}),
     (aggregate_cuda._max_rows, {"position": None, "LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 0, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_rows, {"LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 2, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_backward_rows, {"position": None, "LIMIT": 256, "UNROLL": 4, "BR": 4, "BF": 128}),
