@@ -34,7 +34,10 @@ KEYS_UNDER_WAY = 128
 
 def can_record(module: nn.Module, rules: StepRules) -> bool:
     """Whether a step of this model depends on nothing but what a frame holds, and rows beyond a minibatch's own end do not show in it."""
-    if not isinstance(module, Stack) or any(isinstance(m, _BatchNorm) for m in module.modules()):
+    if type(module) is not Stack or any(isinstance(m, _BatchNorm) for m in module.modules()):
+        return False
+    # Others' convolutions may look at every edge, and a frame has some that are none.
+    if not all(type(conv).__module__.startswith(Stack.__module__.rpartition(".")[0]) for conv in module.convs):
         return False
     return not any(getattr(m, "attention_dropout", 0.0) for m in module.modules())
 
