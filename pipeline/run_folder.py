@@ -20,7 +20,7 @@ TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
     "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.", "checkpoint.", "cluster.",
-    "sar.",
+    "gpu.", "sar.",
 )  # fmt: skip
 """Settings that may change when a run goes on: they do not decide its parameters, but for a kernel of `OTHER_BITS`."""
 

@@ -7,6 +7,7 @@ how a product of more rows is cut into sums.
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,11 +29,9 @@ FIRST = 2
 """Steps that are taken as ever before one is recorded: a short run needs no recording."""
 MOST = 4
 """Recordings, each with room for larger minibatches than the one before, until there are none any more."""
-KEYS_UNDER_WAY = 128
-"""Keys of dropout of so many steps may be on their way: more than `step_losses.MOST`, by which the host stays behind."""
 
 
-def can_record(module: nn.Module, rules: StepRules) -> bool:
+def can_record(module: nn.Module) -> bool:
     """Whether a step of this model depends on nothing but what a frame holds, and rows beyond a minibatch's own end do not show in it."""
     if type(module) is not Stack or any(isinstance(m, _BatchNorm) for m in module.modules()):
         return False
@@ -66,8 +65,7 @@ class StepGraph:
         """Whether the frame is new, and nothing recorded on it."""
         self._draws = module.num_layers if isinstance(module, Stack) and module.dropout else 0
         """Keys of dropout that a step takes."""
-        self._keys = self._on_host = torch.empty(0)
-        self._next = 0
+        self._keys = torch.zeros(max(self._draws, 1), dtype=torch.int64, device=parameters[0].device)
 
     def contribute(self, work: object) -> WorkDone | None:
         """`ReducePolicy.contribute` of one minibatch; None: it is no matter for a recording, and to be trained on as ever."""
@@ -122,18 +120,12 @@ class StepGraph:
 
     def _fill_keys(self, work: ResidentMiniBatch) -> None:
         """What `forward_backward` would draw for this minibatch."""
-        if not self._recorded:
-            self._keys = torch.zeros(max(self._draws, 1), dtype=torch.int64, device=self._frame.words.device)
-            locked = self._keys.is_cuda
-            self._on_host = torch.zeros(KEYS_UNDER_WAY, max(self._draws, 1), dtype=torch.int64, pin_memory=locked)
-        torch.default_generator.manual_seed(torch_seed(stream(self._rules.seed, Purpose.DROPOUT, work.epoch, work.index)))
         if self._draws:
-            here = self._on_host[self._next]
-            self._next = (self._next + 1) % KEYS_UNDER_WAY
-            for i in range(self._draws):
-                key = draw_key()
-                here[i] = key - 2**64 if key >= 2**63 else key
-            self._keys.copy_(here, non_blocking=True)
+            torch.default_generator.manual_seed(torch_seed(stream(self._rules.seed, Purpose.DROPOUT, work.epoch, work.index)))
+            keys = np.array([draw_key() for _ in range(self._draws)], np.uint64).view(np.int64)
+            # New memory each time: the last keys may still be on their way, and locked memory is not used again before they have come.
+            here = torch.from_numpy(keys)
+            self._keys.copy_(here.pin_memory() if self._keys.is_cuda else here, non_blocking=True)
 
     def _compute(self) -> tuple[Tensor, list[Tensor | None]]:
         taken = iter(self._keys.split(1))

@@ -1,7 +1,6 @@
 """Fetch for ranks that train on a GPU: everything a step reads is there, or on its way, when the step is asked for."""
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -48,7 +47,7 @@ class GatheredOnDevice:
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
         """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
         assert job.device is not None
-        if job.resident:
+        if job.resident and job.produce:
             place(placement.graph, self.topology)
         return DeviceGather(placement, self._uploaded(placement.features, job), job.device, self)
 
@@ -90,7 +89,7 @@ class DeviceGather:
             device: where to.
             policy: see there.
         """
-        self._placement, self._device = placement, device
+        self._device = device
         self._base, self._near = uploaded.rows, uploaded.near
         self._labels = placement.labels.to(device)
         self._degree = cache(lambda: placement.degree.to(device))
@@ -102,11 +101,6 @@ class DeviceGather:
         if not self._near and (count := min(policy.cache_bytes // max(self._base[:1].nbytes, 1), len(self._base))):
             self._cache = Cache(self._base, _most_read(placement, count))
         settle(device)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of rows on the device."""
-        return (self._base.nbytes if self._near else 0) + (0 if self._cache is None else self._cache.rows.nbytes)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
@@ -129,7 +123,7 @@ class DeviceGather:
 
     def recorded(self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> StepGraph | None:
         """See `RecordsSteps.recorded`."""
-        return StepGraph(module, self, rules, parameters, alone) if self._graphs and self._near and can_record(module, rules) else None
+        return StepGraph(module, self, rules, parameters, alone) if self._graphs and self._near and can_record(module) else None
 
     def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
         """The rows of minibatch q; those of the next one are begun."""
@@ -250,8 +244,10 @@ class MovedFetcher:
     def fetch(self, work: Any) -> Fetched:
         """See `Fetcher.fetch`."""
         got = self._inner.fetch(work)
-        there: Callable[[Tensor], Tensor] = lambda x: x.to(self._device, non_blocking=True)  # noqa: E731
-        return replace(got, h=there(got.h), y=there(got.y), weight=None if got.weight is None else there(got.weight))
+        return replace(got, h=self._there(got.h), y=self._there(got.y), weight=None if got.weight is None else self._there(got.weight))
+
+    def _there(self, x: Tensor) -> Tensor:
+        return x.to(self._device, non_blocking=True)
 
 
 class MovedAhead(MovedFetcher):

@@ -81,8 +81,7 @@ class LaborSampler:
         """See `Sampler.sample_on_device`."""
         from ..kernels import cuda
         from ..kernels.graph_cuda import number_on_device
-        from ..kernels.resident_cuda import ResidentBulk
-        from .resident import node_weights, resident
+        from .resident import node_wise
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
             degree = number_on_device(graph, "in_degree")[rows].double()
@@ -93,14 +92,8 @@ class LaborSampler:
 
         pieces = cuda.labor_pieces(graph, request.seeds, request.keys(1)[:, 0], self.fanout, poisson=self.poisson, workspace=workspace)
         bound = None if self.poisson or min(self.fanout) < 0 else max(self.fanout)
-        weights, of_edge = self.sends_weights(graph), graph.edge_weight is not None
-        made = (
-            (piece, ResidentBulk(
-                d.rows, d.node_ends, d.lists, d.edge_ends, node_weights(graph, d, scale, of_edge) if weights else None,
-                nested=True, bound=bound,
-            )) for piece, d in pieces
-        )  # fmt: skip
-        return resident(request, made)
+        weigh = scale if self.sends_weights(graph) else None
+        return node_wise(graph, request, pieces, weigh, of_edge=graph.edge_weight is not None, nested=True, bound=bound)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""

@@ -95,8 +95,7 @@ class NeighborSampler:
         """See `Sampler.sample_on_device`. Raises what `check` raises."""
         from ..kernels import cuda
         from ..kernels.graph_cuda import number_on_device
-        from ..kernels.resident_cuda import ResidentBulk
-        from .resident import node_weights, resident
+        from .resident import node_wise
 
         self.check(graph)
         weights = graph.edge_weight is not None
@@ -115,14 +114,16 @@ class NeighborSampler:
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
             return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(min=1)
 
-        bound = None if min(self.fanout) < 0 else max(self.fanout)
-        made = (
-            (piece, ResidentBulk(
-                d.rows, d.node_ends, d.lists, d.edge_ends, node_weights(graph, d, scale, not self.weighted) if weights else None,
-                nested=self.expand == "new", bound=bound,
-            )) for piece, d in pieces
-        )  # fmt: skip
-        return resident(request, made, self.edge_ids)
+        return node_wise(
+            graph,
+            request,
+            pieces,
+            scale if weights else None,
+            of_edge=not self.weighted,
+            nested=self.expand == "new",
+            bound=None if min(self.fanout) < 0 else max(self.fanout),
+            edge_ids=self.edge_ids,
+        )
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""

@@ -1,6 +1,6 @@
 """Minibatches that stay on the device that drew them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -117,6 +117,38 @@ def node_weights(graph: Graph, made: DeviceSample, scale: Callable[[Tensor, Tens
             each = number_on_device(graph, "edge_weight")[x.positions].double() * each
         weights.append(each.float())
     return weights
+
+
+def node_wise(
+    graph: Graph,
+    request: BulkRequest,
+    pieces: Iterable[tuple[slice, DeviceSample]],
+    scale: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+    *,
+    of_edge: bool,
+    nested: bool,
+    bound: int | None,
+    edge_ids: bool = False,
+) -> Bulk:
+    """A bulk of a node-wise sampler.
+
+    Args:
+        graph: that was sampled.
+        request: what was asked for.
+        pieces: what was drawn, see `kernels.cuda`.
+        scale: see `node_weights`, as `of_edge`; None: edges are alike.
+        of_edge: see there.
+        nested: see `ResidentBulk`, as `bound`.
+        bound: see there.
+        edge_ids: see `ResidentMiniBatch`.
+    """
+
+    def made() -> Iterator[tuple[slice, ResidentBulk]]:
+        for piece, d in pieces:
+            weights = None if scale is None else node_weights(graph, d, scale, of_edge)
+            yield piece, ResidentBulk(d.rows, d.node_ends, d.lists, d.edge_ends, weights, nested=nested, bound=bound)
+
+    return resident(request, made(), edge_ids)
 
 
 def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]], edge_ids: bool = False) -> Bulk:

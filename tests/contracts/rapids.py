@@ -6,10 +6,12 @@ too; `rapids_signatures.json`, read from the wheels, says which those are. What 
 """
 
 import importlib.machinery
+import inspect
 import os
 import sys
 import threading
 import types
+from functools import wraps
 from typing import Any, ClassVar
 
 import networkx as nx
@@ -18,6 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from dask.delayed import delayed
 from distributed import LocalCluster, default_client
+
+from millrace.tests.contracts import dask_cuda
 
 
 class NoDefault:
@@ -343,35 +347,13 @@ def dask_leiden(input_graph, max_iter=100, resolution=1.0, random_state=None, th
 class LocalCUDACluster(LocalCluster):
     """dask_cuda's, with threads for workers."""
 
-    def __init__(
-        self,
-        CUDA_VISIBLE_DEVICES=None,
-        n_workers=None,
-        threads_per_worker=1,
-        memory_limit="auto",
-        device_memory_limit="default",
-        enable_cudf_spill=False,
-        cudf_spill_stats=0,
-        local_directory=None,
-        protocol=None,
-        enable_tcp_over_ucx=None,
-        enable_infiniband=None,
-        enable_nvlink=None,
-        enable_rdmacm=None,
-        rmm_pool_size=None,
-        rmm_maximum_pool_size=None,
-        rmm_managed_memory=False,
-        rmm_async=False,
-        rmm_allocator_external_lib_list=None,
-        rmm_release_threshold=None,
-        rmm_log_directory=None,
-        rmm_track_allocations=False,
-        log_spilling=False,
-        pre_import=None,
-        **kwargs,
-    ):
+    @wraps(dask_cuda.LocalCUDACluster.__init__)
+    def __init__(self, *args, **kwargs):
+        given = inspect.signature(dask_cuda.LocalCUDACluster.__init__).bind(self, *args, **kwargs)
+        given.apply_defaults()
+        a = given.arguments
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"  # as the real one does
-        super().__init__(n_workers=n_workers, threads_per_worker=threads_per_worker, processes=False, **kwargs)
+        super().__init__(n_workers=a["n_workers"], threads_per_worker=a["threads_per_worker"], processes=False, **a["kwargs"])
 
 
 PATIENCE_S = 10.0
