@@ -54,7 +54,7 @@ class Setting:
 
 GRAPHS = {
     "amazon_computers": Setting(epochs=72, every=12, seeds_a_step=256, lr=0.003),
-    "coauthor_cs": Setting(epochs=24, every=4, seeds_a_step=256, lr=0.003),
+    "coauthor_cs": Setting(epochs=12, every=2, seeds_a_step=256, lr=0.003),
     "sbm": Setting(epochs=24, every=4, seeds_a_step=256, lr=0.003),
 }
 

@@ -227,12 +227,14 @@ class Cuda(_Section):
     @field_validator("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
     @classmethod
     def _size(cls, size: int | float | str | None) -> int | float | str | None:
-        from dask.utils import parse_bytes
+        in_bytes: float = size if isinstance(size, int) else 1
+        if isinstance(size, str):
+            from dask.utils import parse_bytes
 
-        try:
-            in_bytes = size if isinstance(size, int) else parse_bytes(size) if isinstance(size, str) else 1
-        except ValueError:
-            in_bytes = 0
+            try:
+                in_bytes = parse_bytes(size)
+            except ValueError:
+                in_bytes = 0
         if in_bytes < 1 or (isinstance(size, float) and not 0 < size <= 1):
             raise PydanticCustomError("size", 'expected bytes, a share of the GPU\'s memory such as 0.25, or a size such as "4GB"')
         return size

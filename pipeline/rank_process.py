@@ -6,6 +6,7 @@ standard output; whatever else is printed goes to its log.
 """
 
 import base64
+import gc
 import json
 import os
 import sys
@@ -135,6 +136,8 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .uncompiled import leave_compiler_out
 
     leave_compiler_out()
+    # What is loaded by now stays: no collection need look at it again.
+    gc.freeze()
     clock, stop, ledger = Clock(), threading.Event(), Ledger()
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.sparse.csgraph import connected_components
 
 from ...storage.graph import Graph, index_dtype
 from .raw import AnyArray
@@ -13,6 +12,9 @@ from .raw import AnyArray
 def in_largest_component(graph: Graph) -> AnyArray:
     """bool [V]: the nodes of the largest weakly connected component (of equals, the one that holds the smallest id)."""
     n = graph.num_nodes
+    # Brings all of SciPy's linear algebra with it.
+    from scipy.sparse.csgraph import connected_components
+
     adjacency = sp.csr_array((np.ones(graph.num_edges, np.int8), graph.indices, graph.indptr), shape=(n, n))
     _, component = connected_components(adjacency, directed=True, connection="weak")
     return component == np.argmax(np.bincount(component))

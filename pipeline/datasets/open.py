@@ -11,9 +11,7 @@ from ...storage.store import MANIFEST
 from .clean import clean
 from .digits import read_digits
 from .npz import read_npz
-from .ogb import find_ogb, read_ogb_folder
 from .options import DEFAULT_OPTIONS, ReadOptions
-from .parquet import read_parquet_folder
 from .python import from_networkx, from_pyg
 from .rmat import generate_rmat
 from .sbm import generate_sbm
@@ -69,6 +67,8 @@ def open_dataset(
         return clean(read_digits(name), options, split, seed)
     path = Path(spec).expanduser()
     if str(spec).startswith("ogbn-") and not path.exists():
+        from .ogb import find_ogb, read_ogb_folder
+
         return clean(read_ogb_folder(find_ogb(str(spec)), name or str(spec)), options, split, seed)
     if not path.exists():
         raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}")
@@ -76,9 +76,14 @@ def open_dataset(
         return clean(read_npz(path, name), options, split, seed)
     if (path / MANIFEST).exists():
         return _whole(open_dataset_store(path, features), name, options, split, seed)
+    # These two import pyarrow, which every rank and command would wait for.
     if (path / "raw").is_dir():
+        from .ogb import read_ogb_folder
+
         return clean(read_ogb_folder(path, name), options, split, seed)
     if any(path.glob("*.parquet")):
+        from .parquet import read_parquet_folder
+
         return clean(read_parquet_folder(path, options, name), options, split, seed)
     raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet; expected {FORMS}")
 

@@ -42,9 +42,7 @@ def run_ranks(
         RankFailedError: the first rank to fail has its traceback in the message. No process outlives this call.
     """
     context = multiprocessing.get_context("forkserver")
-    # The first optimiser imports dynamo, which takes as long as torch itself.
-    ours = ["millrace.stages.comm.gloo", "millrace.pipeline.one_rank", "millrace.pipeline.clients", "millrace.stages.partition.stage"]
-    context.set_forkserver_preload(["pytest", "hypothesis", "torch", "torch._dynamo", *ours])
+    context.set_forkserver_preload(["millrace.tests.contracts.preloaded"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     # Plain pickles: multiprocessing's own would hand tensors over as files of processes that may be gone.
