@@ -32,8 +32,8 @@ types: venv
 
 # Whole runs have both cores to themselves; the other tests mostly wait for one core to compile kernels.
 tests: venv
-	$(BIN)/pytest --ignore=tests/pipeline --ignore=tests/test_examples.py --numprocesses=2 --dist=loadfile
-	$(BIN)/pytest tests/pipeline tests/test_examples.py
+	$(BIN)/pytest --ignore=tests/whole_runs --numprocesses=2 --dist=loadfile
+	$(BIN)/pytest tests/whole_runs
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks

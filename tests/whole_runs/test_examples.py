@@ -26,7 +26,7 @@ from distributed.cli.dask_worker import main as dask_worker
 
 from millrace.pipeline import cli
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 SMALL = ("--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32", "--set", "threads=1")
 SBATCH = {

@@ -21,7 +21,7 @@ from millrace.pipeline.rehearsal import Rehearsed
 from millrace.pipeline.situation import Situation
 from millrace.pipeline.understudy_cast import Cast
 from millrace.storage.errors import InputError
-from millrace.tests.pipeline.test_cli import millrace
+from millrace.tests.whole_runs.test_cli import millrace
 
 SBM = "sbm:nodes=300,classes=3,degree=6,features=12,train=0.5"
 SMALL = {"hidden": 8, "layers": 2, "fanout": "3,2", "batch_size": 16, "epochs": 3, "ranks": 2, "threads": 1}
