@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from ..stages.base import RankJob
+from ..stages.fetch.exchange import Exchanged
 from ..stages.fetch.gather import Gathered
 from ..storage.errors import InputError
 from .config import Job
@@ -52,9 +53,14 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         job: the configuration.
     """
     # Needs Triton.
+    from ..stages.fetch.exchange_on_device import ExchangedOnDevice
     from ..stages.fetch.on_device import GatheredOnDevice, MovedToDevice
 
-    if not isinstance(system.neighbourhood, Gathered):
-        return replace(system, neighbourhood=MovedToDevice(system.neighbourhood)), rank_job
-    policy = GatheredOnDevice(job.gpu.features, job.gpu.cache_bytes, job.gpu.topology, job.gpu.graphs)
+    inner, gpu = system.neighbourhood, job.gpu
+    if isinstance(inner, Gathered):
+        policy = GatheredOnDevice(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
+    elif isinstance(inner, Exchanged):
+        policy = ExchangedOnDevice(inner, gpu.features, gpu.cache_bytes, gpu.topology)
+    else:
+        return replace(system, neighbourhood=MovedToDevice(inner)), rank_job
     return replace(system, neighbourhood=policy), replace(rank_job, resident=job.kernel == "cuda")

@@ -66,7 +66,7 @@ class Group(Protocol):
         """The ranks that are there, ascending: all of them, but in a group that outlives its members (`comm.survivors`)."""
         ...
 
-    def sub(self, name: str, ranks: Sequence[int]) -> "Group":
+    def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Group":
         """A group of its own among some of these ranks, for another thread or for a smaller circle.
 
         Exactly those ranks call this, at the same time. It counts in the same ledger, and closes with this group.
@@ -74,6 +74,7 @@ class Group(Protocol):
         Args:
             name: what else there is on the same ranks has another.
             ranks: ascending, this one among them.
+            same_thread: whether the thread that uses this group will use the other too, and every rank in the same order.
         """
         ...
 

@@ -94,17 +94,21 @@ class Gloo:
             # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the others.
             self._group.barrier().wait()
 
-    def sub(self, name: str, ranks: Sequence[int]) -> "Gloo":
+    def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Gloo":
         """See `Group.sub`."""
         # What an earlier group of that name has left in the store is none of this one's.
         place = "/".join([name, *map(str, ranks)])
         self._times[place] += 1
         store = dist.PrefixStore(f"sub/{place}/{self._times[place]}", self._store)  # pyright: ignore[reportPrivateImportUsage]
-        own = Gloo(store, list(ranks).index(self.rank), len(ranks), self._ledger, timeout_s=self._timeout_s, host=self._host)
+        own = self._alike(store, list(ranks).index(self.rank), len(ranks), same_thread)
         own._names = [self._names[r] for r in ranks]
         own._world = self._world
         self._subs.append(own)
         return own
+
+    def _alike(self, store: Store, rank: int, size: int, same_thread: bool) -> "Gloo":
+        """See `sub`."""
+        return Gloo(store, rank, size, self._ledger, timeout_s=self._timeout_s, host=self._host)
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:

@@ -28,8 +28,8 @@ class Nccl(Gloo):
     * tensors on the host, so that words about control wait for no GPU;
     * `swap`: NCCL has no tags, and between two ranks messages come in the order in which both have begun them, which rounds that run
       ahead of each other do not keep;
-    * groups of some of the ranks (`sub`): they are for other threads, and kernels of two communicators that wait for each other's
-      peers, begun in one order here and in another one there, can stand still for ever.
+    * groups for other threads (`sub`): kernels of two communicators that wait for each other's peers, begun in one order here and in
+      another one there, can stand still for ever. Where one thread uses both, in one order on all ranks, the other is such a group too.
 
     NCCL does not say by which way it sends. The ledger counts that of a ring: 2 (P-1)/P n for a sum, n for a broadcast on every rank but
     the last one after the source, and the bytes of the parts for other ranks, with as many waits as there are hops: 2 (P-1), P-1, and 1.
@@ -89,6 +89,11 @@ class Nccl(Gloo):
                 self._on_gpus.shutdown()
             self._on_gpus = None
         super().close()
+
+    def _alike(self, store: Store, rank: int, size: int, same_thread: bool) -> Gloo:
+        if not same_thread:
+            return super()._alike(store, rank, size, same_thread)
+        return Nccl(store, rank, size, self._ledger, device=self._device, timeout_s=self._timeout_s, host=self._host)
 
     def _is_there(self, t: Tensor) -> bool:
         return t.device.type == self._device.type

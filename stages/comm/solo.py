@@ -15,7 +15,7 @@ class Solo:
     size = 1
     present = range(1)
 
-    def sub(self, name: str, ranks: Sequence[int]) -> "Solo":
+    def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Solo":
         """The only rank has no other groups."""
         return self
 

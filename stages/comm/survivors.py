@@ -88,9 +88,9 @@ class Survivors:
         self._sum(heard, "control", lambda: heard.fill_(self._group.any(flag)))
         return bool(heard)
 
-    def sub(self, name: str, ranks: Sequence[int]) -> Group:
+    def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> Group:
         """See `Group.sub`."""
-        return self._whole().sub(name, ranks)
+        return self._whole().sub(name, ranks, same_thread)
 
     def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
         """See `Group.broadcast`."""

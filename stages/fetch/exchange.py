@@ -7,9 +7,10 @@ once, however many of them name it.
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import RunError
-from ...storage.features import CountedFeatures
+from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.minibatch import MiniBatch
 from ...storage.partition_book import RangeBook
-from ..base import Feed, Fetched, Phase, Placement, RankJob
+from ..base import Feed, Fetched, Group, Phase, Placement, RankJob
 from ..comm.lockstep import Lockstep
 from ..kernels.owner_cpu import Numbering
 from ..partition.blocks import BlockRows, Grid
@@ -29,7 +30,7 @@ from ..sample.partitioned import SampledByOwners
 from ..sample.produce import QueueFeed, Sampled
 from .gather import Gather
 from .hot import HotBy, choose
-from .owned_rows import Collected, OwnedRows
+from .owned_rows import Collected, Owned, OwnedRows
 
 AHEAD_BYTES = 512 << 20
 MOST_STEPS = 8
@@ -53,27 +54,39 @@ class Exchanged:
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
         """See `NeighbourhoodPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
-        grid = Grid(job.group.size, self.replication)
-        group = grid.among(job.group, "rows")
-        if isinstance(placement, BlockRows):
-            book, degree, first = placement.book, placement.degree, 0
-        else:
-            book = RangeBook(placement.features.num_rows * np.arange(grid.blocks + 1, dtype=np.int64) // grid.blocks)
-            degree, first = None, int(book.offsets[group.rank])
-        features = CountedFeatures(placement.features, job.ledger, "store")
+        features, first, book, group, degree = self.held(placement, job)
         return Exchange(self, placement, job, OwnedRows(features, first, book, group, degree))
+
+    def held(
+        self, placement: Placement, job: RankJob, same_thread: bool = False
+    ) -> tuple[FeatureStore, int, RangeBook, Group, Tensor | None]:
+        """What a rank holds, and whom it asks for the rest: see `OwnedRows`. All ranks call this at the same time.
+
+        Args:
+            placement: of this rank.
+            job: likewise.
+            same_thread: see `Group.sub`.
+        """
+        grid = Grid(job.group.size, self.replication)
+        group = grid.among(job.group, "rows", same_thread)
+        features = CountedFeatures(placement.features, job.ledger, "store")
+        if isinstance(placement, BlockRows):
+            return features, 0, placement.book, group, placement.degree
+        book = RangeBook(features.num_rows * np.arange(grid.blocks + 1, dtype=np.int64) // grid.blocks)
+        return features, int(book.offsets[group.rank]), book, group, None
 
 
 class Exchange(Gather):
     """`Gather` over rows that other ranks own."""
 
-    def __init__(self, policy: Exchanged, placement: Placement, job: RankJob, owned: OwnedRows) -> None:
+    _ahead: "Units[Any] | None" = None
+
+    def __init__(self, policy: Exchanged, placement: Placement, job: RankJob, owned: Owned) -> None:
         """See `Exchanged.fetcher`."""
         super().__init__(placement, placement.features)
         self._policy, self._job, self._owned = policy, job, owned
-        self._ahead: RowsAhead | None = None
 
-    def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> "RowsAhead":
+    def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> "Units[Any]":
         """See `FetchesAhead.ahead`."""
         assert isinstance(feed, QueueFeed) and isinstance(sample, Sampled | SampledByOwners)
         job, policy, placement = self._job, self._policy, self._placement
@@ -86,12 +99,16 @@ class Exchange(Gather):
 
             self._owned.keep(choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed))
         total = sample.num_minibatches(placement, job)  # pyright: ignore[reportArgumentType]
-        self._ahead = RowsAhead(feed, self._owned, job, total, phase.last_epoch, first, policy.ahead_bytes)
+        self._ahead = self._begun(feed, Plan(job, total, phase.last_epoch, first), policy.ahead_bytes)
         return self._ahead
+
+    def _begun(self, feed: QueueFeed, plan: "Plan", ahead_bytes: int) -> "Units[Any]":
+        assert isinstance(self._owned, OwnedRows)
+        return RowsAhead(feed, self._owned, plan, ahead_bytes)
 
     @property
     def exchange_s(self) -> float:
-        """See `Fetcher.exchange_s`: of the thread that fetches."""
+        """See `Fetcher.exchange_s`: of whoever fetches ahead."""
         return self._ahead.exchange_s if self._ahead else 0.0
 
     @property
@@ -99,11 +116,11 @@ class Exchange(Gather):
         """See `FetchesAhead.told`."""
         owned = self._owned
         saved = owned.hits.hits * owned.row_bytes
-        return {"rows": len(owned.hot.ids), "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}
+        return {"rows": owned.num_hot, "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`: waits for the rows of `work`, if they are not there yet."""
-        assert self._ahead is not None
+        assert isinstance(self._ahead, RowsAhead)
         rows, place, degree = self._ahead.rows(work)
         return self._fetched(work, NamedRows(rows, place), degree)
 
@@ -111,79 +128,160 @@ class Exchange(Gather):
         """See `Fetcher.idle`: the thread answers what others ask for."""
 
 
-class _Unit:
+class Unit:
     """The minibatches of this rank in a few steps of an epoch."""
 
     def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
+        """`last_step` is the first one behind."""
         self.epoch, self.first_step, self.last_step = epoch, first_step, last_step
         self.minibatches: dict[int, MiniBatch] | None = None
+        """By index; None until all are there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be trained."""
+
+    job: RankJob
+    """Of this rank."""
+    minibatches: int
+    """Of an epoch, over all ranks."""
+    last_epoch: int
+    """Exclusive."""
+    first: tuple[int, int]
+    """(epoch, index) to begin with."""
+
+    @property
+    def per_step(self) -> int:
+        """Minibatches."""
+        return self.job.minibatches_per_step
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return -(-self.minibatches // self.per_step)
+
+
+U = TypeVar("U", bound=Unit)
+
+
+class Units(ABC, Generic[U]):
+    """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit is of one step; how
+    much that takes decides about the others."""
+
+    def __init__(self, feed: QueueFeed, group: Group, plan: Plan, ahead_bytes: int, make: Callable[[int, int, int], U]) -> None:
+        """
+        Args:
+            feed: of this rank's minibatches.
+            group: of those that fetch together.
+            plan: what is to come.
+            ahead_bytes: see `Exchanged`.
+            make: see `Unit`.
+        """
+        self._feed, self._column, self._plan, self._ahead_bytes, self._make = feed, group, plan, ahead_bytes, make
+        self._units: list[U] = []
+        """Those that are begun and not trained yet, in order."""
+        self._trained = plan.first[0] * plan.steps + plan.first[1] // plan.per_step
+        """Steps that have been trained, over all epochs."""
+        self._together = 0
+        """Steps of a unit; 0: not known yet."""
+        self.exchange_s = 0.0
+
+    def _all(self) -> Iterator[U]:
+        """All units in order."""
+        plan = self._plan
+        for epoch in range(plan.first[0], plan.last_epoch):
+            step = plan.first[1] // plan.per_step if epoch == plan.first[0] else 0
+            while step < plan.steps:
+                last = min(step + max(1, self._together), plan.steps)
+                yield self._make(epoch, step, last)
+                step = last
+
+    def _work(self, unit: U) -> dict[int, MiniBatch]:
+        """This rank's minibatches of a unit, once they are there."""
+        plan = self._plan
+        first, last = unit.first_step * plan.per_step, min(unit.last_step * plan.per_step, plan.minibatches)
+        self._feed.expect(unit.epoch, last - 1)
+        return {i: self._feed.get(unit.epoch, i) for i in range(first, last) if plan.job.is_mine(i)}
+
+    def _agree(self, num_bytes: int) -> int:
+        """Steps whose rows may wait for training, on the rank whose minibatches are largest; a unit is of as many, within bounds."""
+        table = torch.zeros(self._column.size, dtype=torch.int64)
+        table[self._column.rank] = num_bytes
+        self._column.all_reduce(table, "control")
+        may_wait = self._ahead_bytes // max(1, int(table.max()))
+        self._together = max(1, min(1 if self._feed.stored else MOST_STEPS, may_wait))
+        return may_wait
+
+    def _leave(self, epoch: int, index: int) -> None:
+        """Let go of what is trained, up to and including that minibatch, the last of a step."""
+        steps = self._plan.steps
+        self._trained = epoch * steps + index // self._plan.per_step + 1
+        self._units = [u for u in self._units if u.epoch * steps + u.last_step > self._trained]
+
+    @property
+    def sample_s(self) -> float:
+        """See `Feed.sample_s`."""
+        return self._feed.sample_s
+
+    @abstractmethod
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+
+    @abstractmethod
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`: `index` is the last of a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `Feed.close`. All ranks do, after the same step."""
+
+
+class _Unit(Unit):
+    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
+        super().__init__(epoch, first_step, last_step)
         self.got: Collected | None = None
         self.places: dict[int, npt.NDArray[np.integer]] = {}
         """By minibatch, of its nodes among the ids of the unit; none for a unit of one minibatch."""
         self.bytes = 0
 
 
-class RowsAhead:
-    """A `Feed` whose minibatches have their rows on the way.
+class RowsAhead(Units[_Unit]):
+    """A `Feed` whose minibatches have their rows on the way, in a thread of its own.
 
     A unit is fetched as soon as there is room for it, and whatever the room when all steps before it have been trained: no rank needs
     it earlier, and then all ranks do.
     """
 
-    def __init__(
-        self, feed: QueueFeed, owned: OwnedRows, job: RankJob, minibatches: int, last_epoch: int, first: tuple[int, int], ahead_bytes: int
-    ) -> None:
+    def __init__(self, feed: QueueFeed, owned: OwnedRows, plan: Plan, ahead_bytes: int) -> None:
         """
         Args:
             feed: of this rank's minibatches.
             owned: rows, and whom to ask for the others.
-            job: of this rank.
-            minibatches: of an epoch, over all ranks.
-            last_epoch: exclusive.
-            first: (epoch, index) to begin with.
+            plan: what is to come.
             ahead_bytes: see `Exchanged`.
         """
-        self._feed, self._owned, self._job, self._minibatches, self._ahead_bytes = feed, owned, job, minibatches, ahead_bytes
-        self._per_step = job.minibatches_per_step
-        self._steps = -(-minibatches // self._per_step)
+        super().__init__(feed, owned.group, plan, ahead_bytes, _Unit)
+        self._owned = owned
         self._changed = threading.Condition()
-        self._units: list[_Unit] = []
-        self._trained = first[0] * self._steps + first[1] // self._per_step
-        """Steps that have been trained, over all epochs."""
         self._step_bytes = 0
         """Of a unit for each of its steps, at most so far."""
-        self.exchange_s = 0.0
-        self._first, self._last_epoch = (first[0], first[1] // self._per_step), last_epoch
-        self._together = 0
-        self._thread = Lockstep("fetching rows", owned.group, self._plan(), self._has_room, self._load, self._notify, self._take)
+        self._thread = Lockstep("fetching rows", owned.group, self._all(), self._has_room, self._load, self._notify, self._take)
         self._thread.start()
-
-    def _plan(self) -> Iterator[_Unit]:
-        """All units in order. The first is of one step; how much that takes decides about the others."""
-        for epoch in range(self._first[0], self._last_epoch):
-            step = self._first[1] if epoch == self._first[0] else 0
-            while step < self._steps:
-                last = min(step + max(1, self._together), self._steps)
-                yield _Unit(epoch, step, last)
-                step = last
 
     def _has_room(self, unit: _Unit) -> bool:
         with self._changed:
-            if self._trained >= unit.epoch * self._steps + unit.first_step:
+            steps = self._plan.steps
+            if self._trained >= unit.epoch * steps + unit.first_step:
                 return True
-            waiting = sum(u.bytes for u in self._units if u.epoch * self._steps + u.first_step > self._trained)
+            waiting = sum(u.bytes for u in self._units if u.epoch * steps + u.first_step > self._trained)
             return 0 < self._ahead_bytes >= waiting + self._step_bytes * (unit.last_step - unit.first_step)
-
-    def _indices(self, unit: _Unit) -> list[int]:
-        first, last = unit.first_step * self._per_step, min(unit.last_step * self._per_step, self._minibatches)
-        return [i for i in range(first, last) if self._job.is_mine(i)]
 
     def _take(self, unit: _Unit) -> None:
         """Wait for a unit's minibatches."""
         with self._changed:
             self._units.append(unit)
-        self._feed.expect(unit.epoch, min(unit.last_step * self._per_step, self._minibatches) - 1)
-        work = {i: self._feed.get(unit.epoch, i) for i in self._indices(unit)}
+        work = self._work(unit)
         with self._changed:
             unit.minibatches = work
             self._changed.notify_all()
@@ -200,7 +298,7 @@ class RowsAhead:
             self._step_bytes = max(self._step_bytes, -(-unit.bytes // (unit.last_step - unit.first_step)))
             self._changed.notify_all()
         if not self._together:
-            self._together = self._agree(unit.bytes)
+            self._agree(unit.bytes)
 
     def _united(self, unit: _Unit, work: list[MiniBatch]) -> npt.NDArray[np.integer]:
         """The nodes of some minibatches, each once."""
@@ -215,21 +313,13 @@ class RowsAhead:
             unit.places[m.index] = place
         return nodes.nodes
 
-    def _agree(self, num_bytes: int) -> int:
-        """Steps of a unit: as many as let it wait for training, on the rank whose minibatches are largest."""
-        most = 1 if self._feed.stored else MOST_STEPS
-        table = torch.zeros(self._owned.group.size, dtype=torch.int64)
-        table[self._owned.group.rank] = num_bytes
-        self._owned.group.all_reduce(table, "control")
-        return max(1, min(most, self._ahead_bytes // max(1, int(table.max()))))
-
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def _wait(self, epoch: int, index: int, ready: Callable[[_Unit], bool]) -> _Unit:
         """The unit of a minibatch, once it is ready."""
-        step = index // self._per_step
+        step = index // self._plan.per_step
         with self._changed:
             while True:
                 if self._thread.error is not None:
@@ -259,15 +349,9 @@ class RowsAhead:
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`: `index` is the last of a step."""
         with self._changed:
-            self._trained = epoch * self._steps + index // self._per_step + 1
-            self._units = [u for u in self._units if u.epoch * self._steps + u.last_step > self._trained]
+            self._leave(epoch, index)
         self._feed.release(epoch, index)
         self._thread.look()
-
-    @property
-    def sample_s(self) -> float:
-        """See `Feed.sample_s`."""
-        return self._feed.sample_s
 
     def close(self) -> None:
         """See `Feed.close`. All ranks do, after the same step."""

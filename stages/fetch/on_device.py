@@ -1,12 +1,14 @@
 """Fetch for ranks that train on a GPU: everything a step reads is there, or on its way, when the step is asked for."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from ...storage.minibatch import MiniBatch
 from ..base import Feed, Fetched, Fetcher, FetchesAhead, NeighbourhoodPolicy, Phase, Placement, RankJob, SamplePolicy, StepRules
 from ..kernels.draw_cuda import Rows
 from ..kernels.frames_cuda import Frame
-from ..kernels.graph_cuda import Place, moved, near, number_on_device, place, reachable, settle
+from ..kernels.graph_cuda import Place, moved, near, place, reachable, settle
 from ..kernels.number_cuda import DeviceList
 from ..kernels.resident_cuda import ResidentBulk
 from ..kernels.rows_cuda import Cache, gather_rows
@@ -60,18 +62,57 @@ class GatheredOnDevice:
         """Once: fetchers and evaluation read the same rows."""
         assert job.device is not None
         if features not in self._uploads:
-            self._uploads[features] = _upload(CountedFeatures(features, job.ledger, "store"), job.device, self.features)
+            self._uploads[features] = upload(CountedFeatures(features, job.ledger, "store"), job.device, self.features)
         return self._uploads[features]
 
 
 @dataclass(frozen=True, eq=False)
 class Uploaded:
-    """All rows, where kernels of a device can read them."""
+    """Rows, where kernels of a device can read them."""
 
     rows: Tensor
-    """[V, F]."""
+    """[n, F]."""
     near: bool
     """Whether that is the device's own memory."""
+
+    def cache(self, placement: Placement, cache_bytes: int, device: torch.device, first: int = 0) -> Cache | None:
+        """Those with the most out-edges, on the device; None where that has all of them anyway.
+
+        Args:
+            placement: knows the edges.
+            cache_bytes: of the device's memory, at most.
+            device: where to.
+            first: the node that the first row is of.
+        """
+        count = 0 if self.near else min(cache_bytes // max(self.rows[:1].nbytes, 1), len(self.rows))
+        if not count:
+            return None
+        sources = placement.graph.indices
+        # A block of rows knows the edges that lead to it, which come from everywhere.
+        sources = sources[(sources >= first) & (sources < first + len(self.rows))] - first
+        return Cache(self.rows, _most_read(sources, len(self.rows), count, device))
+
+
+class Leash:
+    """Keeps the host from running further ahead of a device than so many marks: what waits to be trained on takes memory."""
+
+    def __init__(self, device: torch.device, marks: int) -> None:
+        """
+        Args:
+            device: that works.
+            marks: how far it may be behind.
+        """
+        self._device, self._most = device, marks
+        self._marks: deque[torch.cuda.Event] = deque()
+
+    def mark(self) -> None:
+        """Here, on the stream of this thread."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+            self._marks.append(event)
+            if len(self._marks) > self._most:
+                self._marks.popleft().synchronize()
 
 
 class DeviceGather:
@@ -93,24 +134,20 @@ class DeviceGather:
         self._base, self._near = uploaded.rows, uploaded.near
         self._labels = placement.labels.to(device)
         self._degree = cache(lambda: placement.degree.to(device))
-        self._cache: Cache | None = None
         self._graphs = policy.graphs
-        self._steps: deque[torch.cuda.Event] = deque()
+        self._steps = Leash(device, STEPS_AHEAD)
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
-        if not self._near and (count := min(policy.cache_bytes // max(self._base[:1].nbytes, 1), len(self._base))):
-            self._cache = Cache(self._base, _most_read(placement, count))
+        self._cache = uploaded.cache(placement, policy.cache_bytes, device)
         settle(device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
-        bulk, q = (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, self._device), 0)
+        bulk, q = resident_there(work, self._device)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
-        hops = range(bulk.num_hops)
-        degree = cache(lambda: self._degree()[nodes])
-        hoods = tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in reversed(hops))
         h = NamedRows(self._base, nodes) if self._near else self._gathered(bulk, q)
+        hoods = neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]))
         return Fetched(work.epoch, work.index, hoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
 
     def framed(self, frame: Frame) -> Fetched:
@@ -127,13 +164,7 @@ class DeviceGather:
 
     def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
         """The rows of minibatch q; those of the next one are begun."""
-        if self._device.type == "cuda":
-            # Rows of minibatches that are not trained yet take memory: the host must not run far ahead.
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self._device))
-            self._steps.append(event)
-            if len(self._steps) > STEPS_AHEAD:
-                self._steps.popleft().synchronize()
+        self._steps.mark()
         here, self._ahead = self._ahead, None
         if here is None or here[0] is not bulk or here[1] != q:
             here = self._begin(bulk, q)
@@ -159,27 +190,49 @@ class DeviceGather:
         """See `Fetcher.idle`: ranks gather by themselves."""
 
 
-def _upload(features: FeatureStore, device: torch.device, where: Place) -> Uploaded:
-    V, F = features.num_rows, features.num_features
-    everywhere = np.arange(V)
+def upload(features: FeatureStore, device: torch.device, where: Place, rows: range | None = None) -> Uploaded:
+    """Put rows of a store where kernels of a device can read them.
+
+    Args:
+        features: the store; read once.
+        device: whose kernels.
+        where: in its memory, in the host's, or there if they fit.
+        rows: which, one after the other; None: all.
+
+    Raises:
+        StoreError: the store is damaged.
+    """
+    wanted, F = np.arange(features.num_rows) if rows is None else np.arange(rows.start, rows.stop), features.num_features
     # Asked once: what fits changes by what is put there.
-    there_fits = near(V * F * features.dtype.itemsize, device, where)
-    base = in_place(features, everywhere)
+    there_fits = near(len(wanted) * F * features.dtype.itemsize, device, where)
+    base = in_place(features, wanted)
     if base is not None:
+        base = base if rows is None else base[rows.start : rows.stop]
         return Uploaded(reachable(base, device, "device" if there_fits else "pinned"), there_fits)
     there: Any = {"device": device} if there_fits else {"pin_memory": device.type == "cuda"}
-    out = torch.empty((V, F), dtype=torch_dtype(features.dtype), **there)
+    out = torch.empty((len(wanted), F), dtype=torch_dtype(features.dtype), **there)
     step = max(1, UPLOAD_BYTES // max(F * features.dtype.itemsize, 1))
-    for first in range(0, V, step):
-        out[first : first + step] = torch.from_numpy(features.gather(everywhere[first : first + step]))
+    for first in range(0, len(wanted), step):
+        out[first : first + step] = torch.from_numpy(features.gather(wanted[first : first + step]))
     return Uploaded(out, there_fits)
 
 
-def _most_read(placement: Placement, count: int) -> Tensor:
-    """int64 [count], the nodes with the most out-edges, on the device: in the long run these are asked for most often."""
-    out_degree = np.bincount(placement.graph.indices, minlength=placement.graph.num_nodes)
-    first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
-    return moved(first.astype(np.int64), number_on_device(placement.graph, "in_degree").device)
+def _most_read(sources: npt.NDArray[np.integer], n: int, count: int, to: torch.device) -> Tensor:
+    """int64 [count], of n nodes those that are sources most often, on the device: in the long run these are asked for most often."""
+    out_degree = np.bincount(sources, minlength=n)
+    first = np.argpartition(-out_degree, count - 1)[:count] if count < n else np.arange(n)
+    return moved(first.astype(np.int64), to)
+
+
+def neighbourhoods(bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]) -> tuple[ResidentNeighbourhood, ...]:
+    """Of minibatch q, outermost first; `degree` gives that of each of its nodes, [n], on the device."""
+    hops = reversed(range(bulk.num_hops))
+    return tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in hops)
+
+
+def resident_there(work: MiniBatch, device: torch.device) -> tuple[ResidentBulk, int]:
+    """The minibatch as the device has it: a bulk, and its position there. What was sampled on the host is moved."""
+    return (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, device), 0)
 
 
 def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:

@@ -1,6 +1,7 @@
 """Feature rows that the ranks of a grid column hold between them, with a set of hot rows that each rank keeps of the others'."""
 
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,12 +61,44 @@ class HotRows:
         return np.where(self.ids[at] == ids, at, -1)
 
 
-class OwnedRows:
+class Owned(ABC):
     """V rows of F features, of which each rank of a column holds a block. All of them ask at the same time.
 
     The ledger counts, as sent by this rank: rows under ``features``; degrees under ``graph``; 4 bytes for each id (8 in blocks of 2^31 rows
     and more), and 8 for how many each other rank is asked for, under ``control``. Own and hot rows never travel.
     """
+
+    def __init__(self, book: RangeBook, group: Group) -> None:
+        """
+        Args:
+            book: which rank of the group holds a row.
+            group: the column, for the thread that asks.
+        """
+        self.book, self.group = book, group
+        self._id_type = torch.int32 if int(book.sizes().max(initial=0)) < 2**31 else torch.int64
+        self.hits = Hits()
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Of a row."""
+
+    @property
+    @abstractmethod
+    def num_hot(self) -> int:
+        """Hot rows that are kept."""
+
+    @abstractmethod
+    def keep(self, ids: IdArray) -> None:
+        """Make these the hot rows, from the ranks that own them. All ranks call this at the same time.
+
+        Args:
+            ids: int64, ascending, none of this rank's own.
+        """
+
+
+class OwnedRows(Owned):
+    """`Owned` in the memory of the host."""
 
     def __init__(self, own: FeatureStore, first: int, book: RangeBook, group: Group, degree: Tensor | None) -> None:
         """
@@ -79,21 +112,25 @@ class OwnedRows:
         Raises:
             StoreError: the store is damaged.
         """
-        self.book, self.group, self._degree = book, group, degree
+        super().__init__(book, group)
+        self._degree = degree
         self._own = np.empty((int(book.sizes()[group.rank]), own.num_features), own.dtype)
         step = max(1, LOAD_BYTES // max(1, own.num_features * own.dtype.itemsize))
         for at in range(0, len(self._own), step):
             part = self._own[at : at + step]
             own.gather(np.arange(first + at, first + at + len(part)), out=part)
-        self._id_type = torch.int32 if int(book.sizes().max(initial=0)) < 2**31 else torch.int64
         self._spare: list[npt.NDArray[np.uint8]] = []
         self.hot = HotRows(rows=np.empty((0, own.num_features), own.dtype))
-        self.hits = Hits()
 
     @property
     def row_bytes(self) -> int:
-        """Of a row."""
+        """See `Owned.row_bytes`."""
         return self._own.shape[1] * self._own.itemsize
+
+    @property
+    def num_hot(self) -> int:
+        """See `Owned.num_hot`."""
+        return len(self.hot.ids)
 
     @property
     def nbytes(self) -> int:
@@ -101,11 +138,7 @@ class OwnedRows:
         return self._own.nbytes + self.hot.rows.nbytes
 
     def keep(self, ids: IdArray) -> None:
-        """Make these the hot rows, from the ranks that own them. All ranks call this at the same time.
-
-        Args:
-            ids: int64, ascending, none of this rank's own.
-        """
+        """See `Owned.keep`."""
         got = self.collect(ids)
         self.hot = HotRows(ids, got.rows[got.place], got.degree)
         self.hits = Hits()

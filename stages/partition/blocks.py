@@ -53,10 +53,10 @@ class Grid:
         """The ranks of a rank's grid column; the i-th holds block i."""
         return list(range(rank % self.replication, self.ranks, self.replication))
 
-    def among(self, group: Group, name: str) -> Group:
-        """A group of its own for this rank's column; all ranks call this at the same time."""
+    def among(self, group: Group, name: str, same_thread: bool = False) -> Group:
+        """A group of its own for this rank's column (see `Group.sub`); all ranks call this at the same time."""
         column = self.column(group.rank)
-        return group.sub(f"{name}-{column[0]}", column)
+        return group.sub(f"{name}-{column[0]}", column, same_thread)
 
 
 @dataclass(frozen=True, eq=False)

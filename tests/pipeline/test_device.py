@@ -184,6 +184,18 @@ def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
     assert result.bytes["store"]["features"] == 120 * 5 * np.dtype(dtype).itemsize
 
 
+@pytest.mark.parametrize("where", ["device", "pinned"])
+@pytest.mark.parametrize("options", [{"features": "owned"}, {"bulk": {"topology": "partitioned"}}], ids=["owned rows", "block rows"])
+def test_rows_that_ranks_own(sbm, tmp_path, options, where):
+    """Of one rank, all: the same bits as where every rank has all rows."""
+    gpu = {"features": where, "cache_bytes": 40 * ROW_BYTES}
+    _, result = agree(sbm, tmp_path, gpu=gpu, **options)
+    _, whole = train(sbm, tmp_path / "whole", "cuda")
+    assert result.parameters_sha256 == whole.parameters_sha256
+    assert result.bytes["store"]["features"] == 120 * ROW_BYTES
+    assert result.hot_rows is not None
+
+
 def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
     """There is one copy of them, and the store is read once."""
     _, result = agree(sbm, tmp_path)
@@ -230,8 +242,9 @@ def test_isolated_parts(sbm, tmp_path, correction):
     "options",
     [
         {"features": "owned", "minibatches_per_step": 4, "batch_size": 6},
+        {"bulk": {"topology": "partitioned", "hot": 0.1}},
     ],
-    ids=["owned rows"],
+    ids=["owned rows", "block rows"],
 )
 def test_two_ranks(sbm, tmp_path, monkeypatch, options):
     """In Triton's interpreter: a stand-in for dask-cuda deals GPUs that are not there."""
@@ -239,10 +252,14 @@ def test_two_ranks(sbm, tmp_path, monkeypatch, options):
         pytest.skip("there is a GPU")
     dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
     mr.write_dataset(tmp_path / "store", sbm)
-    cluster = {"backend": "gloo", "dashboard_port": 0}
-    _, result = agree(tmp_path / "store", tmp_path, ranks=2, cluster=cluster, **{"epochs": 1, "batch_size": 9, **options})
+    common = {"ranks": 2, "cluster": {"backend": "gloo", "dashboard_port": 0}, "epochs": 1, "batch_size": 9}
+    _, result = agree(tmp_path / "store", tmp_path, **{**common, **options})
     assert result.bytes["network"]["gradients"] > 0
-    assert bool(result.bytes["network"]["features"]) == (options.get("features") == "owned")
+    assert result.bytes["network"]["features"] > 0
+    apart = {key: value for key, value in options.items() if key not in ("features", "bulk")}
+    _, whole = train(tmp_path / "store", tmp_path / "whole", "cuda", **{**common, **apart})
+    assert whole.bytes["network"]["features"] == 0
+    assert result.parameters_sha256 == whole.parameters_sha256, "where rows and edges lie does not show"
 
 
 # --- going on ---

@@ -379,6 +379,8 @@ class Way:
     """Ranks reduce gradients after each step; else each goes on by itself."""
     slow: str = ""
     """What takes its time on one rank: training or sampling."""
+    features: Any = "auto"
+    """On a device: where a rank's own rows lie."""
 
 
 WAYS = {
@@ -468,7 +470,9 @@ class Sluggish:
 class Trainer:
     """As much of a rank's loop as feeds and fetchers see."""
 
-    def __init__(self, group: Any, way: Way, by_owners: bool, sampler: Any = None, produce: bool = True) -> None:
+    def __init__(
+        self, group: Any, way: Way, by_owners: bool, sampler: Any = None, produce: bool = True, device: torch.device | None = None
+    ) -> None:
         self.group, self.way = group, way
         self.ledger = group._ledger if isinstance(group, Gloo) else Ledger()
         p = group.size
@@ -481,7 +485,7 @@ class Trainer:
         self.job = RankJob(
             seed=SEED, batch_size=BATCH, bulk_size=way.bulk if by_owners else way.bulk * p, epochs=way.epochs, dtype=torch.float32,
             kernel=cpu, group=group, ledger=self.ledger, queue=queue, minibatches_per_step=self.m,
-            produce=produce,
+            produce=produce, device=device,
         )  # fmt: skip
         sampler = sampler or SAMPLERS[way.sampler]
         if way.slow == "sampling" and group.rank == 0:
@@ -490,7 +494,12 @@ class Trainer:
             place, sample = block_rows(grid, grid.among(group, "column")), SampledByOwners(sampler, way.waiting)
         else:
             place, sample = replicated(), Sampled(sampler)
-        self.fetcher = Exchanged(c, way.hot, way.hot_by, way.ahead).fetcher(place, self.job)
+        policy: Any = Exchanged(c, way.hot, way.hot_by, way.ahead)
+        if device is not None:
+            from millrace.stages.fetch.exchange_on_device import ExchangedOnDevice
+
+            policy = ExchangedOnDevice(policy, way.features, 10 * ROW_BYTES)
+        self.fetcher = policy.fetcher(place, self.job)
         assert isinstance(self.fetcher, FetchesAhead)
         first = way.first[0], way.first[1] * self.m
         self.inner: Any = sample.feed(place, Phase(0, 0, way.epochs), self.job, first)  # pyright: ignore[reportArgumentType]
@@ -536,14 +545,14 @@ class Trainer:
         fetched, nodes = self.fetcher.fetch(work), work.nodes.astype(np.int64)
         assert (fetched.epoch, fetched.index, fetched.h.shape, fetched.h.dtype) == (epoch, index, (len(nodes), F), torch.float32)
         assert isinstance(fetched.h, NamedRows)
-        assert np.array_equal(fetched.h.base[fetched.h.ids], X[nodes])
-        assert torch.equal(fetched.y, LABELS[torch.from_numpy(work.seeds.astype(np.int64))])
+        assert np.array_equal(named(fetched.h), X[nodes])
+        assert torch.equal(fetched.y.cpu(), LABELS[torch.from_numpy(work.seeds.astype(np.int64))])
         for hood, block in zip(fetched.hoods, work.blocks, strict=True):
             degree = graph().degree[block.src]
-            assert np.array_equal(hood.degree.numpy(), degree.astype(np.float32))
+            assert np.array_equal(hood.degree.cpu().numpy(), degree.astype(np.float32))
         # Rows that were given out stay as they are, whatever is fetched in the meantime.
         self.held.append((nodes, fetched.h))
-        assert all(np.array_equal(h.base[h.ids], X[n]) for n, h in self.held)
+        assert all(np.array_equal(named(h), X[n]) for n, h in self.held)
         self.trained += 1
 
     def close(self) -> None:
@@ -551,6 +560,12 @@ class Trainer:
         self.group.all_reduce(torch.ones(1), "gradients")
         for _ in range(2):
             self.feed.close()
+
+
+def named(h: NamedRows) -> Any:
+    """The rows, on the host."""
+    rows = h.base[h.ids]
+    return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
 
 
 def left_over() -> list[str]:
@@ -569,12 +584,12 @@ def fresh(group: Any, name: str) -> Any:
     return own
 
 
-def train(group: Any, names: Sequence[str]) -> dict[tuple[str, bool], Any]:
+def train(group: Any, names: Sequence[str], on_device: bool = False) -> dict[tuple[str, bool], Any]:
     """By name, and by whether owners of rows sample."""
     found = {}
     for name, by_owners in product(names, (False, True)):
         own = fresh(group, f"{name} {by_owners}")
-        trainer = Trainer(own, WAYS[name], by_owners)
+        trainer = Trainer(own, {**WAYS, **DEVICE_WAYS}[name], by_owners, device=the_device() if on_device else None)
         for epoch, step in trainer.coordinates():
             trainer.step(epoch, step)
         trainer.close()
@@ -682,6 +697,41 @@ def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int) -> None:
         for rank, report in enumerate(reports):
             found, expected = report[name, by_owners], due.of(rank)
             assert found.pop("exchange_s") > 0
+            if ranks == 1:
+                expected["control"] = 0
+            if by_owners:
+                # Sampling counts under the same names.
+                for counted in ("graph", "control"):
+                    del found[counted], expected[counted]
+            assert found == expected, (name, by_owners, rank)
+
+
+def the_device() -> torch.device:
+    from millrace.stages.kernels.words_cuda import device
+
+    return device()
+
+
+DEVICE_WAYS = {
+    "own rows on the host": Way(features="pinned", hot=0.1),
+    "own rows on the host, uneven": Way(features="pinned", sampler="ladies", ahead=3000),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_rows_come_ahead_on_a_device(ranks: int) -> None:
+    """The same of rows that lie and travel on a device: in Triton's interpreter, or on a GPU that ranks share."""
+    pytest.importorskip("triton")
+    names = (*FEW, *DEVICE_WAYS) if ranks == 3 else (*WAYS, *DEVICE_WAYS)
+    reports = [train(Solo(), names, on_device=True)] if ranks == 1 else run_ranks(train, ranks, names, True, timeout_s=240)
+    for name, by_owners in product(names, (False, True)):
+        due = Due({**WAYS, **DEVICE_WAYS}[name], ranks, by_owners)
+        for rank, report in enumerate(reports):
+            found, expected = report[name, by_owners], due.of(rank)
+            assert found.pop("exchange_s") > 0
+            # Ranks need no word before a unit: they begin it after the same step.
+            size = ranks // due.c
+            expected["control"] -= (size - 1) * len(list(due.units(due.columns[rank % due.c])))
             if ranks == 1:
                 expected["control"] = 0
             if by_owners:
@@ -857,7 +907,7 @@ def test_an_error_in_a_thread_is_raised_where_training_waits_and_ends_the_other_
         assert peer_left == [], key
 
 
-def die(group: Any, where: str, by_owners: bool, file: Path) -> Any:
+def die(group: Any, where: str, by_owners: bool, file: Path, on_device: bool = False) -> Any:
     """Rank 1 dies while the others train on their own; where they wait, and when they know."""
 
     def end(*arguments: Any, **named: Any) -> Any:
@@ -873,7 +923,8 @@ def die(group: Any, where: str, by_owners: bool, file: Path) -> Any:
 
     dying = group.rank == 1
     sampler = Dies(SAMPLERS["new"]) if dying and where == "sampling" else None
-    trainer = Trainer(group, Way(lambda p: p, bulk=1, ahead=0, waiting=1, in_step=False), by_owners, sampler)
+    way = Way(lambda p: p, bulk=1, ahead=0, waiting=1, in_step=False)
+    trainer = Trainer(group, way, by_owners, sampler, device=the_device() if on_device else None)
     if dying and where != "sampling":
         over = trainer.fetcher._owned.group  # pyright: ignore[reportAttributeAccessIssue]
         all_to_all, any_, calls = over.all_to_all, over.any, []
@@ -895,17 +946,24 @@ def die(group: Any, where: str, by_owners: bool, file: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("where", "by_owners", "waits"),
+    ("where", "by_owners", "waits", "on_device"),
     [
-        ("sampling", True, "get"),
-        ("exchange", False, "fetch"),
-        ("exchange", True, "fetch"),
-        ("word", False, "fetch"),
-        ("word", True, "fetch"),
+        ("sampling", True, "get", False),
+        ("exchange", False, "fetch", False),
+        ("exchange", True, "fetch", False),
+        ("word", False, "fetch", False),
+        ("word", True, "fetch", False),
+        ("sampling", True, "get", True),
+        ("exchange", False, "fetch", True),
+        ("exchange", True, "fetch", True),
     ],
 )
-def test_a_lost_peer_is_told_soon_wherever_the_others_wait(where: str, by_owners: bool, waits: str, tmp_path: Path) -> None:
-    first, none, third = run_ranks(die, 3, where, by_owners, tmp_path / "died", mortal=(1,))
+def test_a_lost_peer_is_told_soon_wherever_the_others_wait(
+    where: str, by_owners: bool, waits: str, on_device: bool, tmp_path: Path
+) -> None:
+    if on_device:
+        pytest.importorskip("triton")
+    first, none, third = run_ranks(die, 3, where, by_owners, tmp_path / "died", on_device, mortal=(1,))
     assert none is None
     died = float((tmp_path / "died").read_text())
     for (kind, text), at, waited, trained in (first, third):

@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,8 +15,10 @@ import torch.distributed as dist
 from millrace.stages.comm import gloo
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.nccl import Nccl, even_ring_bytes
+from millrace.stages.partition.blocks import Grid
 from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
+from millrace.storage.partition_book import RangeBook
 from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
 from millrace.tests.contracts.gang import run_ranks
 
@@ -89,6 +92,31 @@ def swap_stood_in(group: Gloo) -> Any:
     sub = made.sub("circle", range(made.size))
     sub.all_reduce(torch.ones(3), "control")
     return wrong, made._on_gpus.asked, type(sub).__name__
+
+
+def fetch_stood_in(group: Gloo) -> Any:
+    from millrace.stages.fetch.owned_on_device import OwnedOnDevice
+
+    made = stood_in(group)
+    column = Grid(made.size, 1).among(made, "rows", same_thread=True)
+    x, book = torch.arange(20.0).view(10, 2), RangeBook(np.array([0, 4, 10]))
+    own = x[:4] if made.rank == 0 else x[4:]
+    owned = OwnedOnDevice(own, None, book, column, own[:, 0], torch.device("cpu"))
+    ids = torch.tensor([9, 0, 5, 3], dtype=torch.int32)
+    got = owned.collect(ids)
+    assert got.degree is not None
+    right = torch.equal(got.rows[got.place], x[ids]) and torch.equal(got.degree, x[ids, 0])
+    return right, network(made), column._on_gpus.asked, made._on_gpus.asked  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_group_of_the_same_thread_goes_over_nccl_too() -> None:
+    """As rows that ranks own on their GPUs do; words about how many come go over gloo."""
+    pytest.importorskip("triton")
+    for right, sent, asked, of_whole in run_ranks(fetch_stood_in, 2):
+        assert right
+        assert asked == ["allreduce", "alltoall_base", "alltoall_base", "alltoall_base"], "the first meeting, ids, rows, degrees"
+        assert of_whole == ["allreduce"]
+        assert (sent["features"], sent["graph"], sent["control"]) == (2 * 2 * 4, 2 * 4, 2 * 4 + 8)
 
 
 def test_swaps_and_smaller_groups_go_over_gloo() -> None:
