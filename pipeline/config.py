@@ -51,6 +51,8 @@ class Train(_Section):
     """torch's, with its defaults but for the next two keys."""
     products: Literal["float32", "bfloat16"] = "float32"
     """What the operands of matrix products are rounded to while training in float32; ``bfloat16`` is faster on processors that have it."""
+    compile: bool = False
+    """Train the model through ``torch.compile``: what lies between its aggregations becomes kernels of its own."""
     lr: float = Field(default=0.003, gt=0, le=1e6)
     """Learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)

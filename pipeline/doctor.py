@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..stages.rapids import NEEDED, NEEDED_BY_SEVERAL
+from .compilers import c_compiler, cxx_compiler
 from .gpus import INSTALL
 from .result import versions
 
@@ -56,6 +57,7 @@ def examine() -> dict[str, Any]:
             "torch threads": torch.get_num_threads(),
             "bfloat16 products": _yes(has_bfloat16()),
             "gloo": _yes(torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+            "C++ compiler": cxx_compiler() or "not found: train.compile = true needs one, on CPUs",
             "tls": ssl.OPENSSL_VERSION,
         },
         "gpu": _gpus(),
@@ -80,6 +82,7 @@ def _gpus() -> dict[str, str]:
         if torch.distributed.is_available() and torch.distributed.is_nccl_available()
         else 'missing: several ranks on GPUs then need cluster.backend = "gloo"'
     )
+    lines["C compiler"] = c_compiler() or 'not found: device = "cuda" and kernel = "cuda" need one, which Triton calls'
     for name, (module, holders, lacking) in FOR_GPUS.items():
         lines[name] = _version(holders) if find_spec(module) is not None else f"missing: {lacking}"
     return lines

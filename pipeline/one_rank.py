@@ -24,6 +24,7 @@ from ..storage.fingerprint import digest_record
 from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clock import Clock
+from .compilers import refuse_without_compiler
 from .device import on_device, ready_device
 from .events import Emit, Note, StageEnded, StageStarted
 from .prepare import TORCH_DTYPES, Prepared, refuse_slow_products
@@ -103,13 +104,14 @@ def take_part(
         generation: see `RankJob.generation`.
 
     Raises:
-        InputError: this processor lacks what the job wants.
+        InputError: this processor, or this machine, lacks what the job wants.
         Interrupted: `stop` said so on some rank; the checkpoint is written.
         ShortHandedError: ranks were lost, and the phase has ended without them; likewise.
         RunError: a stage failed; the last checkpoint is intact.
     """
     job, outline = prepared.job, prepared.outline
     refuse_slow_products(job)
+    refuse_without_compiler(job)
     device = ready_device(job)
     model = prepared.build_model()
     if device is not None:

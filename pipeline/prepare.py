@@ -19,6 +19,7 @@ from ..stages.fetch.visit import Visited
 from ..stages.kernels import OTHER_BITS, sampling
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
+from ..stages.models.pyg import PyGModel
 from ..stages.partition.base import Partitioner
 from ..stages.partition.blocks import Blocks, Grid
 from ..stages.partition.contiguous import Contiguous
@@ -183,6 +184,11 @@ def refuse_what_is_missing(job: Job) -> None:
         _ = sampling(job.kernel)
     if job.train.products == "bfloat16" and job.dtype != "float32":
         raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
+    if job.train.compile and job.system in ("sar", "retexo"):
+        raise InputError(
+            f"train.compile is true, but system '{job.system}' trains on full batches, whose layers talk to other ranks or lie still; "
+            "use bulk or grappa, or leave train.compile out"
+        )
     if job.executor == "inline" and job.ranks > 1:
         raise InputError(
             f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or ranks = 1"
@@ -214,6 +220,8 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     outline = Outline.of(dataset)
     make, description, name = _model(job, outline, system, model)
     layers = make().num_layers
+    if job.train.compile and isinstance(model, PyGModel):
+        raise InputError("train.compile is true, but the model is a PyGModel, whose convolutions read the lists; leave train.compile out")
     if system.sample.num_layers not in (None, layers):
         raise InputError(
             f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
@@ -245,7 +253,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         "features": features_digest(dataset.features),
         "labels": digest_arrays(labels=dataset.labels, val=dataset.split.val),
         "model": digest_record(description),
-        "train": digest_record({**job.train.model_dump(exclude={"patience"}), "dtype": job.dtype, "system": system.name}),
+        "train": digest_record({**_train_record(job), "dtype": job.dtype, "system": system.name}),
     }
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
@@ -258,6 +266,12 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
         fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
+
+
+def _train_record(job: Job) -> dict[str, Any]:
+    """What of `[train]` decides the parameters. Runs of versions that could not compile can be gone on with."""
+    record = job.train.model_dump(exclude={"patience"})
+    return record if job.train.compile else {k: v for k, v in record.items() if k != "compile"}
 
 
 def _refuse_to_go_on_alone(job: Job, system: System) -> None:

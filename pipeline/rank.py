@@ -27,6 +27,7 @@ from ..stages.base import (
     StepRules,
     Validation,
 )
+from ..stages.compiled import Compiled
 from ..stages.reduce.seed_weighted import SeedWeightedMean
 from ..stages.tensor_bytes import TensorBytes
 from ..storage.checkpoint import CheckpointStore, Cursor
@@ -204,7 +205,9 @@ class _PhaseLoop:
         self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job, self.module)
         self.statistics = trainer.system.reduce.statistics(self.module, trainer.job.group)
         self.replays = None
-        if isinstance(self.fetcher, RecordsSteps) and type(trainer.system.reduce) is SeedWeightedMean:
+        # The compiler launches less of a step by itself; what it has made is not recorded.
+        self.compiled = Compiled(self.module) if trainer.train.compile else self.module
+        if not trainer.train.compile and isinstance(self.fetcher, RecordsSteps) and type(trainer.system.reduce) is SeedWeightedMean:
             alone = self.per_step == trainer.job.group.size
             self.replays = self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
         self.arena = Arena()
@@ -243,8 +246,10 @@ class _PhaseLoop:
                 start = time.perf_counter()
                 # A step's tensors are followed once: the first tells what the others take.
                 others = TensorBytes(self.arena) if self.t.job.device is None and not self.progress.memory_bytes else None
+                # Whoever follows tensors stands in the compiler's way.
+                module = self.compiled if others is None else self.module
                 with reusing(self.arena), others or nullcontext():
-                    self._step(epoch, s)
+                    self._step(epoch, s, module)
                 self.arena.step()
                 # What a GPU's allocator counts takes as long to ask for as several launches.
                 if self.t.job.device is None or s + 1 == self.steps:
@@ -283,7 +288,7 @@ class _PhaseLoop:
         patience = self.t.train.patience
         return patience is not None and self.progress.since_best >= patience
 
-    def _step(self, epoch: int, step: int) -> None:
+    def _step(self, epoch: int, step: int, module: nn.Module) -> None:
         t, clock, progress = self.t, self.clock, self.progress
         group = t.job.group
         if not self.module.training:
@@ -312,7 +317,7 @@ class _PhaseLoop:
                 with clock.measure("fetch"):
                     fetched = self.fetcher.fetch(work)
                 with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
-                    done = t.system.reduce.contribute(self.module, fetched, self.rules)
+                    done = t.system.reduce.contribute(module, fetched, self.rules)
             loss_sum += done.loss_sum
             seeds += done.seeds
             weight += done.seeds if done.weight is None else done.weight

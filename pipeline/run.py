@@ -22,6 +22,7 @@ from ..storage.ledger import Ledger
 from ..storage.queue import MinibatchQueue
 from .clients import refuse_owners, told_of_clients, with_clients
 from .clock import Clock
+from .compilers import refuse_without_compiler
 from .config import Job
 from .events import Emit, Note, Pulse, QueueLevel, silent
 from .one_rank import RankReport, take_part
@@ -101,7 +102,9 @@ def run(
         check_cluster(job)
         check_reachable(job.cluster)
     else:
-        refuse_slow_products(job)  # ranks on a cluster look at their own processors
+        # Ranks on a cluster look at their own processors and machines.
+        refuse_slow_products(job)
+        refuse_without_compiler(job)
     check_run_folder(folder, resume)
     # The folder's job.toml must find the data again, from wherever it is read.
     job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})

@@ -1,4 +1,4 @@
-"""Keep torch's compiler out of the processes that Millrace starts: they compile nothing."""
+"""Keep torch's compiler out of the processes that Millrace starts, as long as they compile nothing."""
 
 import functools
 import sys
@@ -12,8 +12,8 @@ def leave_compiler_out() -> None:
 
     As torch 2.13 has it, the first optimiser of a process loads it only to have it look away from these methods, and the first step only
     to tell it where its graph would break: as much processor time as importing torch itself, in every rank. The methods ask once and keep
-    what they are handed; here they find themselves. Not for processes of a user's, who may compile. Where torch does it otherwise, nothing
-    changes.
+    what they are handed; here they find themselves. A model can still be compiled (`stages.compiled`), which loads it. Not for processes
+    of a user's, who may compile an optimiser too. Where torch does it otherwise, nothing changes.
     """
     import torch
 

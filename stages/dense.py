@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
+from torch.nn import functional as F
 
 from . import dense_device
 from .arena import empty
 from .kernels.threads import parallel
+from .outside import outside
 from .rows import NamedRows
 
 LEAST_ROWS, MOST_ROWS = 512, 1024
@@ -34,6 +37,8 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "relu": lambda grad, out, into: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=into),
     "elu": lambda grad, out, into: _aten.elu_backward.grad_input(grad, 1, 1, 1, True, out, grad_input=into),
 }
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": F.elu, "none": lambda y: y}
+"""For a compiler, which fuses by itself."""
 FUSED = ("none", *_FORWARD)
 """Activations that a product can apply."""
 
@@ -255,6 +260,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
         bias: [D_out] or None.
         activation: one of `FUSED`.
     """
+    if is_compiling() and not isinstance(x, NamedRows) and not _in_bfloat16(x):
+        return _ACTIVATIONS[activation](F.linear(x, weight, bias))
+    return outside(_linear, x, weight, bias, activation)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     x = x.gathered() if isinstance(x, NamedRows) else x
     product = _Linear if x.device.type == "cpu" else dense_device.Linear
     return product.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
@@ -272,11 +283,19 @@ def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") 
     Returns:
         [n, H * D_out].
     """
+    if is_compiling() and not _in_bfloat16(x):
+        return _ACTIVATIONS[activation](torch.einsum("nhf,hdf->nhd", x, weight).flatten(1) + bias)
+    return outside(_per_head, x, weight, bias, activation)
+
+
+def _per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
     product = _PerHead if x.device.type == "cpu" else dense_device.PerHead
     return product.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
 
 
 def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     """``activation(x + bias)``, [n, D], [D] -> [n, D], in one pass; the gradient too. See `linear`."""
+    if is_compiling():
+        return _ACTIVATIONS[activation](x + bias)
     activated = _Activate if x.device.type == "cpu" else dense_device.Activate
     return activated.apply(x, bias, activation)  # pyright: ignore[reportReturnType]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .kernels import dropout_on
 from .kernels.lists import IntArray
+from .outside import outside
 from .rows import NamedRows
 
 KeySource = Callable[[], int | Tensor]
@@ -59,6 +60,10 @@ def dropout(h: Tensor, p: float, training: bool, names: IntArray | Tensor | None
     """
     if not training or p == 0.0:
         return h
+    return outside(_dropped, h, p, names)
+
+
+def _dropped(h: Tensor, p: float, names: IntArray | Tensor | None) -> Tensor:
     taken: KeySource | None = getattr(_keys, "source", None)
     key = draw_key() if taken is None else taken()
     # Constants need no gradient, and autograd would have to ask for one.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from ..outside import outside
 from ..rows import head
 
 Message = Callable[..., Tensor]
@@ -137,7 +138,7 @@ class Neighbourhood(Protocol):
 
 def destinations(hood: Neighbourhood, h: Tensor) -> Tensor:
     """The rows of `h` that belong to the destinations, [num_dst, ...]."""
-    return head(h, hood.num_dst)
+    return outside(head, h, hood.num_dst)
 
 
 EDGE_COST = 8

@@ -1,0 +1,36 @@
+"""The compilers of C and C++ that torch's and Triton's own compilers call, and what is missing where a job needs one."""
+
+import os
+import shutil
+import sys
+
+from ..storage.errors import InputError
+from .config import Job
+
+
+def cxx_compiler() -> str | None:
+    """The path of what `torch.compile` calls for kernels of a CPU: ``$CXX``, or g++ (clang++ on macOS); None: it is not there."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
+
+
+def c_compiler() -> str | None:
+    """The path of what Triton calls for its launchers: ``$CC``, or gcc, or clang; None: it is not there."""
+    given = os.environ.get("CC")
+    return shutil.which(given) if given is not None else shutil.which("gcc") or shutil.which("clang")
+
+
+def refuse_without_compiler(job: Job) -> None:
+    """Refuse to compile a model in this process without what that calls. Sampling and evaluating do not need it.
+
+    Raises:
+        InputError: the job wants that, and there is none.
+    """
+    if not job.train.compile:
+        return
+    kind, variable, found = ("C++", "CXX", cxx_compiler()) if job.device == "cpu" else ("C", "CC", c_compiler())
+    if found is None:
+        named = f" (${variable} is {os.environ[variable]!r})" if variable in os.environ else ""
+        raise InputError(
+            f"train.compile is true, but no {kind} compiler was found{named}, which torch.compile calls; install one, such as GCC, name it "
+            f"in ${variable}, or leave train.compile out"
+        )
