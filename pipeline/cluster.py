@@ -16,9 +16,10 @@ import dask.config
 from distributed import Client, LocalCluster, Security, WorkerPlugin
 
 from ..storage.errors import InputError, MissingExtraError, RunError
-from .config import Cluster, Job
+from .config import Job
 from .events import Emit, Note, StageEnded, StageStarted
 from .gpus import INSTALL, dealt, visible
+from .sections import Cluster
 
 ANSWER_S = 10.0
 """A scheduler takes a connection within this time."""

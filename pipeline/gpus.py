@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from ..storage.errors import InputError, MissingExtraError
-from .config import Cuda, Job
+from .config import Job
+from .sections import Cuda
 
 if TYPE_CHECKING:
     import torch

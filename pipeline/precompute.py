@@ -13,12 +13,13 @@ from ..stages.sample.produce import Receipt, Sampled, sample_bulks
 from ..storage.errors import InputError
 from ..storage.queue_object import is_url, queue_at
 from ..storage.queue_zarr import ZarrQueue
-from .config import Bulk, Job
+from .config import Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
 from .prepare import make_system, open_data, sample_fingerprint
 from .rank import Interrupted
 from .run_folder import held
 from .sample_across import sample_across
+from .sections import Bulk
 
 
 def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:

@@ -33,9 +33,9 @@ from ..stages.tensor_bytes import TensorBytes
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
 from .clock import Clock
-from .config import CheckpointEvery, Train
 from .events import Emit, EpochDone, Note, StepDone
 from .result import peak_device_bytes
+from .sections import CheckpointEvery, Train
 from .step_losses import StepLosses
 from .systems import System
 

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import CheckpointEvery, Train, resolve
+from millrace.pipeline.config import resolve
 from millrace.pipeline.events import silent
 from millrace.pipeline.one_rank import take_part
 from millrace.pipeline.prepare import Outline, prepare, prepare_part
 from millrace.pipeline.rank import Interrupted, Progress, Trainer, train_rank
+from millrace.pipeline.sections import CheckpointEvery, Train
 from millrace.pipeline.systems import System
 from millrace.stages.base import Part, Phase, RankJob
 from millrace.stages.kernels import reference

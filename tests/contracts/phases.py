@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import CheckpointEvery, Train
 from millrace.pipeline.rank import Progress, Trainer, train_rank
+from millrace.pipeline.sections import CheckpointEvery, Train
 from millrace.pipeline.systems import System
 from millrace.stages.base import Fetched, RankJob, StepRules, WorkDone
 from millrace.stages.base import Phase as Stretch

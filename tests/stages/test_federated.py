@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from millrace.pipeline.config import Train
+from millrace.pipeline.sections import Train
 from millrace.pipeline.systems import System, retexo
 from millrace.stages.base import Fetched, StepRules
 from millrace.stages.comm.solo import Solo

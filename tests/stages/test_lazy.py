@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.pipeline.config import Train
+from millrace.pipeline.sections import Train
 from millrace.pipeline.systems import System, retexo
 from millrace.stages.base import Fetched, RankJob
 from millrace.stages.models.base import ModelConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.pipeline.config import Train
+from millrace.pipeline.sections import Train
 from millrace.pipeline.systems import retexo
 from millrace.stages.base import Phase
 from millrace.stages.comm.solo import Solo

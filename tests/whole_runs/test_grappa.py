@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.config import Train, read_toml, resolve
+from millrace.pipeline.config import read_toml, resolve
 from millrace.pipeline.prepare import configure, make_system
 from millrace.pipeline.rank import Interrupted
 from millrace.pipeline.run_folder import CHECKPOINTS, MODEL
 from millrace.pipeline.schedule import SuperEpochs
+from millrace.pipeline.sections import Train
 from millrace.pipeline.systems import System, grappa
 from millrace.stages.base import Phase
 from millrace.stages.comm.gloo import ring_bytes

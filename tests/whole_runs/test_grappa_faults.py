@@ -18,11 +18,12 @@ from torch import nn
 
 import millrace as mr
 from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import CheckpointEvery, Train, resolve
+from millrace.pipeline.config import resolve
 from millrace.pipeline.events import EpochDone, Note, StepDone
 from millrace.pipeline.one_rank import take_part
 from millrace.pipeline.prepare import Outline, prepare, prepare_part
 from millrace.pipeline.rank import ShortHandedError, Trainer, train_rank
+from millrace.pipeline.sections import CheckpointEvery, Train
 from millrace.pipeline.systems import grappa
 from millrace.stages.base import Phase
 from millrace.stages.comm.gloo import Gloo
