@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+import sysconfig
+from pathlib import Path
 
 from ..storage.errors import InputError
 from .config import Job
@@ -19,6 +21,11 @@ def c_compiler() -> str | None:
     return shutil.which(given) if given is not None else shutil.which("gcc") or shutil.which("clang")
 
 
+def python_headers() -> Path:
+    """Where the header of Python's C interface is, or would be."""
+    return Path(sysconfig.get_path("include")) / "Python.h"
+
+
 def refuse_without_compiler(job: Job) -> None:
     """Refuse to compile a model in this process without what that calls. Sampling and evaluating do not need it.
 
@@ -28,6 +35,11 @@ def refuse_without_compiler(job: Job) -> None:
     if not job.train.compile:
         return
     kind, variable, found = ("C++", "CXX", cxx_compiler()) if job.device == "cpu" else ("C", "CC", c_compiler())
+    if not (headers := python_headers()).exists():
+        raise InputError(
+            f"train.compile is true, but {headers} was not found, which all that torch.compile makes includes; install Python's headers, "
+            "such as python3-dev, or leave train.compile out"
+        )
     if found is None:
         named = f" (${variable} is {os.environ[variable]!r})" if variable in os.environ else ""
         raise InputError(

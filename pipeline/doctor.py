@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..stages.rapids import NEEDED, NEEDED_BY_SEVERAL
-from .compilers import c_compiler, cxx_compiler
+from .compilers import c_compiler, cxx_compiler, python_headers
 from .gpus import INSTALL
 from .result import versions
 
@@ -58,6 +58,7 @@ def examine() -> dict[str, Any]:
             "bfloat16 products": _yes(has_bfloat16()),
             "gloo": _yes(torch.distributed.is_available() and torch.distributed.is_gloo_available()),
             "C++ compiler": cxx_compiler() or "not found: train.compile = true needs one, on CPUs",
+            "Python's headers": _yes(python_headers().exists()),
             "tls": ssl.OPENSSL_VERSION,
         },
         "gpu": _gpus(),

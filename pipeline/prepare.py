@@ -248,12 +248,14 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         features = ConvertedFeatures(features, job.dtype)
     labels = torch.from_numpy(dataset.labels) if dataset.task == "multiclass" else torch.from_numpy(dataset.labels).to(dtype)
     data = Placement(graph, features, labels, torch.from_numpy(graph.degree).to(dtype), dataset.split)
+    # Runs of versions that could not compile can be gone on with.
+    left_out = {"patience"} if job.train.compile else {"patience", "compile"}
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
         "features": features_digest(dataset.features),
         "labels": digest_arrays(labels=dataset.labels, val=dataset.split.val),
         "model": digest_record(description),
-        "train": digest_record({**_train_record(job), "dtype": job.dtype, "system": system.name}),
+        "train": digest_record({**job.train.model_dump(exclude=left_out), "dtype": job.dtype, "system": system.name}),
     }
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
@@ -266,12 +268,6 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
         fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
-
-
-def _train_record(job: Job) -> dict[str, Any]:
-    """What of `[train]` decides the parameters. Runs of versions that could not compile can be gone on with."""
-    record = job.train.model_dump(exclude={"patience"})
-    return record if job.train.compile else {k: v for k, v in record.items() if k != "compile"}
 
 
 def _refuse_to_go_on_alone(job: Job, system: System) -> None:

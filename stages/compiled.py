@@ -23,7 +23,8 @@ class Compiled(nn.Module):
     """A model that is compiled when it is first called, for any sizes of minibatches. Its parameters are the model's."""
 
     def __init__(self, module: nn.Module) -> None:
-        """
+        """Raises the number of versions that torch keeps of a function, for the whole process.
+
         Args:
             module: see `models.base.as_model`.
         """

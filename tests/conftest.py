@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from millrace.tests.contracts import interpreter
 
@@ -24,6 +25,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     with suppress(ImportError):
         interpreter.take_turns()
+
+
+# A busy machine is no failure, nor is a kernel's first compilation.
+settings.register_profile("millrace", deadline=None)
+settings.load_profile("millrace")
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,7 @@ def spent(seconds: Mapping[str, float], system: str) -> dict[str, float]:
     Args:
         seconds: of one rank, as in `events.Pulse`; stages may overlap there.
         system: what ``exchange`` means: ranks of `sar` exchange rows in the middle of layers, those of `retexo` between phases; otherwise a
-            thread does while they train, so that only ``fetch`` is their own time.
+            thread does while they train, or it lies within ``fetch`` (on GPUs), so that only ``fetch`` is their own time.
     """
     parts = {name: seconds.get(name, 0.0) for name in SPENT}
     if system == "sar":

@@ -169,16 +169,17 @@ class Units(ABC, Generic[U]):
     """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit is of one step; how
     much that takes decides about the others."""
 
-    def __init__(self, feed: QueueFeed, group: Group, plan: Plan, ahead_bytes: int, make: Callable[[int, int, int], U]) -> None:
+    _unit: type[U]
+
+    def __init__(self, feed: QueueFeed, group: Group, plan: Plan, ahead_bytes: int) -> None:
         """
         Args:
             feed: of this rank's minibatches.
             group: of those that fetch together.
             plan: what is to come.
             ahead_bytes: see `Exchanged`.
-            make: see `Unit`.
         """
-        self._feed, self._column, self._plan, self._ahead_bytes, self._make = feed, group, plan, ahead_bytes, make
+        self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, ahead_bytes
         self._units: list[U] = []
         """Those that are begun and not trained yet, in order."""
         self._trained = plan.first[0] * plan.steps + plan.first[1] // plan.per_step
@@ -194,7 +195,7 @@ class Units(ABC, Generic[U]):
             step = plan.first[1] // plan.per_step if epoch == plan.first[0] else 0
             while step < plan.steps:
                 last = min(step + max(1, self._together), plan.steps)
-                yield self._make(epoch, step, last)
+                yield self._unit(epoch, step, last)
                 step = last
 
     def _work(self, unit: U) -> dict[int, MiniBatch]:
@@ -205,11 +206,14 @@ class Units(ABC, Generic[U]):
         return {i: self._feed.get(unit.epoch, i) for i in range(first, last) if plan.job.is_mine(i)}
 
     def _agree(self, num_bytes: int) -> int:
-        """Steps whose rows may wait for training, on the rank whose minibatches are largest; a unit is of as many, within bounds."""
+        """Steps whose rows may wait for training, on the rank whose minibatches are largest; a unit is of as many, within bounds. 0, and
+        asked again after the next unit, where no rank had any."""
         table = torch.zeros(self._column.size, dtype=torch.int64)
         table[self._column.rank] = num_bytes
         self._column.all_reduce(table, "control")
-        may_wait = self._ahead_bytes // max(1, int(table.max()))
+        if not (most := int(table.max())):
+            return 0
+        may_wait = self._ahead_bytes // most
         self._together = max(1, min(1 if self._feed.stored else MOST_STEPS, may_wait))
         return may_wait
 
@@ -253,6 +257,8 @@ class RowsAhead(Units[_Unit]):
     it earlier, and then all ranks do.
     """
 
+    _unit = _Unit
+
     def __init__(self, feed: QueueFeed, owned: OwnedRows, plan: Plan, ahead_bytes: int) -> None:
         """
         Args:
@@ -261,7 +267,7 @@ class RowsAhead(Units[_Unit]):
             plan: what is to come.
             ahead_bytes: see `Exchanged`.
         """
-        super().__init__(feed, owned.group, plan, ahead_bytes, _Unit)
+        super().__init__(feed, owned.group, plan, ahead_bytes)
         self._owned = owned
         self._changed = threading.Condition()
         self._step_bytes = 0

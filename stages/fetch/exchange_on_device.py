@@ -1,8 +1,9 @@
 """`exchange` for ranks that train on GPUs: rows lie there, and go from GPU to GPU.
 
 NCCL wants every rank to begin the same messages in the same order, and messages of two threads have none. So it is the training's thread
-that begins them, at steps that are the same on all ranks. A GPU works on while the host goes on to what comes next: rows still come ahead,
-on a stream of their own. Where ranks talk over gloo, whoever begins a message waits for it, and fetching and training take turns.
+that begins them, at steps that are the same on all ranks of a grid column. A GPU works on while the host goes on to what comes next: rows
+still come ahead, on a stream of their own. Where ranks talk over gloo, whoever begins a message waits for it, and fetching and training
+take turns.
 """
 
 import time
@@ -33,7 +34,7 @@ class ExchangedOnDevice:
     features: Place = "auto"
     """Where this rank's rows lie."""
     cache_bytes: int = 1 << 30
-    """Of device memory for own rows that lie on the host: those with the most out-edges."""
+    """Of device memory for own rows that lie on the host: those with the most out-edges, of the edges that this rank knows."""
     topology: Place = "auto"
     """Where neighbour lists lie that are sampled from there."""
 
@@ -57,14 +58,15 @@ class ExchangeOnDevice(Exchange):
         """See `ExchangedOnDevice.fetcher`."""
         super().__init__(policy, placement, job, owned)
         assert job.device is not None
-        self._device, self._rows_there = job.device, owned
+        self._device = job.device
         # Of a block of rows: those of the train nodes are looked up on the host, by id.
         self._labels = None if isinstance(placement, BlockRows) else placement.labels.to(self._device)
         self._degree = cache(lambda: placement.degree.to(self._device))
         settle(self._device)
 
     def _begun(self, feed: QueueFeed, plan: Plan, ahead_bytes: int) -> "UnitsOnDevice":
-        return UnitsOnDevice(feed, self._rows_there, plan, ahead_bytes, self._device)
+        assert isinstance(self._owned, OwnedOnDevice)
+        return UnitsOnDevice(feed, self._owned, plan, ahead_bytes, self._device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`: begins what is due, and tells the device to wait for the rows of `work`."""
@@ -74,7 +76,7 @@ class ExchangeOnDevice(Exchange):
         nodes = bulk.nodes_of(q)
         hoods = neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree))
         seeds = nodes[: int(bulk.node_ends[0][q])]
-        y = self._placement.labels_of(work.seeds).to(self._device) if self._labels is None else self._labels[seeds]
+        y = self._placement.labels_of(work.seeds).to(self._device, non_blocking=True) if self._labels is None else self._labels[seeds]
         return Fetched(work.epoch, work.index, hoods, NamedRows(got.rows, got.place), y)
 
     def idle(self) -> None:
@@ -103,6 +105,8 @@ class UnitsOnDevice(Units[_Unit]):
     disk may not come before others are released, so there a unit is begun when the last one has been trained.
     """
 
+    _unit = _Unit
+
     def __init__(self, feed: QueueFeed, owned: OwnedOnDevice, plan: Plan, ahead_bytes: int, device: torch.device) -> None:
         """
         Args:
@@ -112,7 +116,7 @@ class UnitsOnDevice(Units[_Unit]):
             ahead_bytes: see `Exchanged`.
             device: where rows go.
         """
-        super().__init__(feed, owned.group, plan, ahead_bytes, _Unit)
+        super().__init__(feed, owned.group, plan, ahead_bytes)
         self._owned, self._device = owned, device
         self._coming = self._all()
         self._is_ahead = False
@@ -120,17 +124,18 @@ class UnitsOnDevice(Units[_Unit]):
         self._trained_units = Leash(device, 1)
 
     def begin(self) -> None:
-        """Begin to fetch what is due. All ranks call this at the same steps."""
+        """Begin to fetch what is due. All ranks of a column call this at the same steps."""
         while True:
             for unit in self._units:
                 if unit.got is None:
                     self._load(unit)
-            if len(self._units) > self._is_ahead or not self._take():
+            # What the first unit takes decides whether there is to be another one.
+            if not self._take():
                 return
 
     def _take(self) -> bool:
-        """Wait for the minibatches of the next unit; whether there is one."""
-        unit = next(self._coming, None)
+        """Wait for the minibatches of the next unit, if there is one and there is to be one; whether that is so."""
+        unit = next(self._coming, None) if len(self._units) <= self._is_ahead else None
         if unit is None:
             return False
         unit.minibatches = self._work(unit)
@@ -165,8 +170,9 @@ class UnitsOnDevice(Units[_Unit]):
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
-        if not self._units:
-            self._take()
+        # Here, and not when they are begun: this is where training tells how long it waits for samples.
+        while self._take():
+            pass
         work: Any = self._units[0].minibatches
         return work[index]
 

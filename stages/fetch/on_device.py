@@ -76,7 +76,7 @@ class Uploaded:
     """Whether that is the device's own memory."""
 
     def cache(self, placement: Placement, cache_bytes: int, device: torch.device, first: int = 0) -> Cache | None:
-        """Those with the most out-edges, on the device; None where that has all of them anyway.
+        """Those with the most out-edges, of those in the graph at hand, on the device; None where that has all of them anyway.
 
         Args:
             placement: knows the edges.
@@ -87,10 +87,9 @@ class Uploaded:
         count = 0 if self.near else min(cache_bytes // max(self.rows[:1].nbytes, 1), len(self.rows))
         if not count:
             return None
-        sources = placement.graph.indices
-        # A block of rows knows the edges that lead to it, which come from everywhere.
-        sources = sources[(sources >= first) & (sources < first + len(self.rows))] - first
-        return Cache(self.rows, _most_read(sources, len(self.rows), count, device))
+        end = first + len(self.rows)
+        out_degree = np.bincount(placement.graph.indices, minlength=end)[first:end]
+        return Cache(self.rows, _most_read(out_degree, count, device))
 
 
 class Leash:
@@ -202,13 +201,13 @@ def upload(features: FeatureStore, device: torch.device, where: Place, rows: ran
     Raises:
         StoreError: the store is damaged.
     """
-    wanted, F = np.arange(features.num_rows) if rows is None else np.arange(rows.start, rows.stop), features.num_features
+    rows = range(features.num_rows) if rows is None else rows
+    wanted, F = np.arange(rows.start, rows.stop), features.num_features
     # Asked once: what fits changes by what is put there.
     there_fits = near(len(wanted) * F * features.dtype.itemsize, device, where)
     base = in_place(features, wanted)
     if base is not None:
-        base = base if rows is None else base[rows.start : rows.stop]
-        return Uploaded(reachable(base, device, "device" if there_fits else "pinned"), there_fits)
+        return Uploaded(reachable(base[rows.start : rows.stop], device, "device" if there_fits else "pinned"), there_fits)
     there: Any = {"device": device} if there_fits else {"pin_memory": device.type == "cuda"}
     out = torch.empty((len(wanted), F), dtype=torch_dtype(features.dtype), **there)
     step = max(1, UPLOAD_BYTES // max(F * features.dtype.itemsize, 1))
@@ -217,10 +216,9 @@ def upload(features: FeatureStore, device: torch.device, where: Place, rows: ran
     return Uploaded(out, there_fits)
 
 
-def _most_read(sources: npt.NDArray[np.integer], n: int, count: int, to: torch.device) -> Tensor:
-    """int64 [count], of n nodes those that are sources most often, on the device: in the long run these are asked for most often."""
-    out_degree = np.bincount(sources, minlength=n)
-    first = np.argpartition(-out_degree, count - 1)[:count] if count < n else np.arange(n)
+def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device) -> Tensor:
+    """int64 [count], on the device: the nodes with the most out-edges, which are asked for most often in the long run."""
+    first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
     return moved(first.astype(np.int64), to)
 
 

@@ -10,7 +10,7 @@ from ...storage.partition_book import RangeBook
 from ..base import Group
 from ..kernels.graph_cuda import moved, settle
 from ..kernels.rows_cuda import Cache, gather_rows
-from .owned_rows import IdArray, Owned
+from .owned_rows import Hits, IdArray, Owned
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class OwnedOnDevice(Owned):
         hot = moved(ids, self._device)
         got = self.collect(hot)
         self._hot, self._hot_rows, self._hot_degree = hot, gather_rows(got.rows, got.place), got.degree
-        self.hits = type(self.hits)()
+        self.hits = Hits()
         settle(self._device)
 
     def collect(self, ids: Tensor) -> CollectedThere:

@@ -17,7 +17,7 @@ from millrace.pipeline.prepare import configure, prepare
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.slow,
-    pytest.mark.skipif(compilers.cxx_compiler() is None, reason="needs a C++ compiler"),
+    pytest.mark.skipif(not (compilers.cxx_compiler() and compilers.python_headers().exists()), reason="needs a C++ compiler"),
 ]
 JOB = {"epochs": 2, "seed": 3, "threads": 1, "fanout": [3, 2], "batch_size": 12, "lr": 0.02, "device": "cpu"}
 """Three minibatches an epoch, of sizes that differ."""

@@ -651,7 +651,7 @@ class Due:
                 yield epoch, step, last
                 if not together:
                     most = max(len(self.union(r, epoch, step, last)) for r in column) * ROW_BYTES
-                    together = max(1, min(MOST_STEPS, self.way.ahead // max(1, most)))
+                    together = max(1, min(MOST_STEPS, self.way.ahead // most)) if most else 0
                 step = last
 
     def union(self, rank: int, epoch: int, first: int, last: int) -> set[int]:
@@ -667,6 +667,7 @@ class Due:
         missing = sum(len(a - hot[rank]) for a in asked[rank]) + len(hot[rank])
         hits = sum(len(a & hot[rank]) for a in asked[rank])
         size, kept = len(column), bool(self.way.hot) and len(column) > 1
+        agreed = next((n for n, u in enumerate(units, 1) if any(self.union(r, *u) for r in column)), len(units))
         epochs = range(self.way.first[0], self.way.epochs)
         trained = sum(len(self.mine(rank, e, self.way.first[1] if e == epochs[0] else 0, self.steps)) for e in epochs)
         return {
@@ -680,7 +681,7 @@ class Due:
             "control": 4 * missing
             + 8 * (size - 1) * (len(units) + kept)
             + (size - 1) * (len(units) + (kept and self.way.hot_by == "degree"))
-            + (ring_bytes(size, 8, rank // self.c, size) if size > 1 else 0),
+            + (agreed * ring_bytes(size, 8, rank // self.c, size) if size > 1 else 0),
         }
 
 
