@@ -7,8 +7,8 @@ Around a centre (depth 2, 4 parts by METIS, the sweep with a halo) one axis move
 
 ``schedule``    which chunks a rank sees: naive isolation (its own, without and with a halo), fixed pairs, the sweep, the sweep with half of
                 the halo (the paper's 50 % of remote sampling) and without (the paper's 0 %), chunks dealt anew
-``correction``  of the sweep without a halo: the paper's is ``batch``. With a halo every node that a seed's tree expands is covered or has no
-                in-edges there: all corrections but ``hops`` are the run without one, to the bit, and are not run
+``correction``  of the sweep without a halo: the paper's is ``batch``. With a halo every node that a seed's tree expands has all in-edges or
+                none: all corrections but ``hops`` are the run without one, to the bit, and are not run
 ``parts``       4 and 16, METIS and hash: naive isolation, the centre, the paper's; by hash in 4 also what sees the most
 ``depth``       2, 3, 4, 6 layers: naive isolation and the centre
 
@@ -106,7 +106,8 @@ def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
     one, at = Cell(graph, "one process"), Cell(graph)
     yield from (one, at)
     if "schedule" in axes:
-        yield from (replace(at, way=way) for way in ("naive", "naive, halo", "fixed", "half a halo", "no halo", "dealt, half", "dealt, all"))
+        seen = ("naive", "naive, halo", "fixed", "half a halo", "no halo", "dealt, half", "dealt, all")
+        yield from (replace(at, way=way) for way in seen)
     if "correction" in axes:
         yield from (replace(at, way=way) for way in WAYS if way.startswith(("sweep, ", "no halo, ")))
     if "parts" in axes:
