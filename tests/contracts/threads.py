@@ -30,7 +30,11 @@ class _Meeting:
 
 
 class ThreadGroup:
-    """A `Group` in memory. Counts what `Gloo` counts for `all_to_all` and `swap`, and nothing else."""
+    """A `Group` in memory. Counts what `Gloo` counts for `all_to_all` and `swap`, and nothing else.
+
+    Threads share torch's generator: ranks that draw from it at once, as initial parameters and dropout do, draw anything. Models are made
+    before the threads, and whole runs are for processes.
+    """
 
     def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
         self.rank, self.size = rank, size
