@@ -8,8 +8,8 @@ Around a centre (depth 2, 4 parts by METIS, the sweep with a halo) one axis move
 
 ``schedule``    which chunks a rank sees: naive isolation (its own, without and with a halo), fixed pairs, the sweep, the sweep with half of
                 the halo (the paper's 50 % of remote sampling) and without (the paper's 0 %), chunks dealt anew
-``correction``  of the sweep without a halo: the paper's is ``batch``; ``edge-hajek`` is ``edge`` to a model of means. With a halo every node
-                that a seed's tree expands has all in-edges or none: all corrections but ``hops`` are the run without one, to the bit
+``correction``  of the sweep without a halo: the paper's is ``batch``; ``edge-hajek`` is ``edge`` to a model of means. With a halo all nodes
+                that a seed's tree expands have all their in-edges or none: all corrections but ``hops`` are then one run, to the bit
 ``parts``       4 and 16, METIS and hash: naive isolation, the centre, the paper's; by hash in 4 also what sees the most
 ``depth``       2, 3, 4, 6 layers: naive isolation and the centre
 
