@@ -11,6 +11,9 @@ Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learn
             its switches are left to ``switch``. On loopback, or with ``--namespaces`` over the link
             between these network namespaces, which exist, each with the address given. Links that were measured before stand in
             ``--json`` and are told again beside the new one; ``--plot`` draws them all.
+``model``   what an epoch of the three would take with 2 to 16 parts, and with 2 to 6 layers, on as many machines like this one, a thread
+            each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of `millrace.plan` from rehearsals of at most 4
+            ranks, and not a measurement. A graph of `--model-nodes`, as many seeds.
 ``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts; and what a step's
             gradients would take over typical links, by the model of `millrace.pipeline.links`.
 ``memory``  what the largest rank sees and holds, in parts of 2 to 16, without a halo and with it, beside the whole graph.
@@ -41,7 +44,7 @@ import millrace as mr
 from millrace.benchmarks.graphs import Recipe, make
 from millrace.benchmarks.namespaces import run_in
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, here, waited
-from millrace.pipeline.links import LINKS
+from millrace.pipeline.links import LINKS, Link
 from millrace.pipeline.parts import Parts
 from millrace.stages.base import Phase
 from millrace.stages.partition.chunks import Chunks
@@ -55,6 +58,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "bulk": {"features": "owned", "bulk.hot": 0.05},
     "sar": {"partition.method": "hash"},
 }
+MODELLED = {"bulk": "bulk, owned features", "grappa": "grappa", "sar": "sar"}
+"""What a plan calls them."""
+MODEL_MBIT = (10_000, 1_000, 100)
 GOALS = {100.0: 4.0, 1000.0: 1.5}
 """Mb/s, and how many times sooner than ``bulk`` an epoch should be over."""
 
@@ -122,29 +128,80 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
         goal = GOALS.get(speeds["bandwidth_mbit"] or 0)
         if goal and {"bulk", "grappa"} <= middle.keys() and middle["bulk"] < goal * middle["grappa"]:
             report["problems"].append(f"speed, {known}: {middle['bulk'] / middle['grappa']:.2f}x; the goal is {goal:g}x")
-    if args.plot:
-        draw(report["speed"], args.plot)
 
 
-def draw(speeds: Mapping[str, Any], path: Path) -> None:
-    """Seconds of an epoch against bandwidth, a line for each system."""
+def draw(report: Mapping[str, Any], path: Path) -> None:
+    """Seconds of an epoch against bandwidth, measured; how many times sooner ``grappa`` is than ``bulk``, predicted for other parts."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.0), layout="constrained")
+    speeds = report.get("speed", {})
     links = sorted((s["bandwidth_mbit"], s["ways"]) for s in speeds.values() if s["bandwidth_mbit"])
-    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     for name, marker in zip(WAYS, "os^"):
         points = [(mbit, statistics.median(ways[name]["epoch_s"])) for mbit, ways in links if name in ways]
         if points:
-            (line,) = axes.plot(*zip(*points), marker=marker, label=name)
+            (line,) = left.plot(*zip(*points), marker=marker, label=name)
             local = speeds.get("loopback", {}).get("ways", {}).get(name)
             if local:
-                axes.axhline(statistics.median(local["epoch_s"]), color=line.get_color(), linestyle=":", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="link of each rank, Mb/s", ylabel="seconds an epoch", title="Dotted: on loopback")
-    axes.legend()
+                left.axhline(statistics.median(local["epoch_s"]), color=line.get_color(), linestyle=":", linewidth=1)
+    left.set(xscale="log", yscale="log", xlabel="link of each rank, Mb/s", ylabel="seconds an epoch", title="measured; dotted: on loopback")
+    modelled = {(m["layers"], m["ranks"], m["system"]): m for m in report.get("model", ())}
+    mbit = np.geomspace(10, 25_000, 200)
+    for layers, ranks, system in modelled:
+        if system == "grappa" and layers == len(FANOUT):
+            bulk, grappa = (
+                m["compute_s"] + m["bytes"] * 8 / (mbit * 1e6) for m in (modelled[layers, ranks, way] for way in ("bulk", "grappa"))
+            )
+            right.plot(mbit, bulk / grappa, label=f"{ranks} parts")
+    right.axhline(1, color="black", linewidth=0.8)
+    right.set(xscale="log", yscale="log", xlabel="link of each rank, Mb/s", ylabel="bulk / grappa, seconds", title="predicted")
+    for axes in (left, right):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Section ``model``."""
+    seeds, known = round(args.nodes * args.seeds), Link(1e9 / 8, 0.0)
+    folder = args.cache / "graphs" / f"grappa-{args.model_nodes}-{args.degree}-{seeds}"
+    store = dataset_at(folder, make(Recipe(args.model_nodes, args.model_nodes * args.degree // 2, {})), seeds)
+    print(
+        f"\nMODEL: predicted, not measured. {args.model_nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, SAGE of {args.hidden};"
+    )
+    print("seconds of an epoch: without messages, and over a link; MB that a rank sends; how many times sooner grappa is than bulk")
+    print(
+        f"{'layers':>6}{'parts':>6}  {'system':<8}{'compute':>9}{'MB':>9}"
+        + "".join(f"{f'{mbit:,} Mb/s':>14}{'':>7}" for mbit in MODEL_MBIT)
+    )
+    report["model"] = []
+    for layers, ranks in dict.fromkeys([*((len(FANOUT), p) for p in args.parts), *((n, args.ranks) for n in args.depths)]):
+        told = mr.plan(
+            store,
+            cluster=mr.Cluster(hosts=ranks, link=known),
+            model=mr.GraphSAGE(hidden=args.hidden, layers=layers),
+            fanout=(*FANOUT, *FANOUT[-1:] * layers)[:layers],
+            batch_size=args.batch_size,
+            ranks=ranks,
+            threads=1,
+            config={"partition": {"method": "hash"}, "grappa": {"halo": 0}, "bulk": {"hot": 0.05}},
+        )
+        forecasts = {f.label: f for f in told.systems}
+        times: dict[str, dict[int, float]] = {}
+        for label, name in MODELLED.items():
+            f = forecasts[name]
+            compute, wire = (f.seconds_per_epoch or 0.0) - f.network_seconds, f.network_seconds * known.bandwidth
+            times[label] = {mbit: compute + wire / (mbit * 1e6 / 8) for mbit in MODEL_MBIT}
+            report["model"].append({"layers": layers, "ranks": ranks, "system": label, "compute_s": compute, "bytes": wire})
+            sooner = {mbit: f"{times['bulk'][mbit] / times[label][mbit]:.1f}x" if label == "grappa" else "" for mbit in MODEL_MBIT}
+            print(
+                f"{layers:>6}{ranks:>6}  {label:<8}{compute:>9.2f}{wire / 1e6:>9.1f}"
+                + "".join(f"{times[label][mbit]:>14.2f}{sooner[mbit]:>7}" for mbit in MODEL_MBIT),
+                flush=True,
+            )
 
 
 def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -315,6 +372,7 @@ def measure_scale(args: argparse.Namespace, report: dict[str, Any]) -> None:
 Measure = Callable[[argparse.Namespace, dict[str, Any]], None]
 SECTIONS: dict[str, Measure] = {
     "speed": measure_speed,
+    "model": measure_model,
     "bytes": measure_bytes,
     "memory": measure_memory,
     "switch": measure_switch,
@@ -334,9 +392,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Isolated training: time, bytes and memory.")
     parser.add_argument("--only", type=words, default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="a PNG of the links measured so far")
+    parser.add_argument("--plot", type=Path, help="a PNG or SVG of the links measured so far, and of the model")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs")
     parser.add_argument("--nodes", type=int, default=400_000)
+    parser.add_argument("--model-nodes", type=int, default=100_000, help="of the graph of section model")
     parser.add_argument("--degree", type=int, default=50, help="mean, before duplicates go")
     parser.add_argument("--seeds", type=float, default=0.08, help="the share of nodes that are trained on, as of ogbn-products")
     parser.add_argument("--hidden", type=int, default=256)
@@ -375,6 +434,8 @@ def main() -> int:
             measure(args, report)
             if args.json:
                 args.json.write_text(json.dumps(report, indent=1, default=np.ndarray.tolist) + "\n")
+    if args.plot:
+        draw(report, args.plot)
     for text in report["problems"]:
         print(f"PROBLEM: {text}")
     return 1 if report["problems"] else 0
