@@ -157,7 +157,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
             )
             right.plot(mbit, bulk / grappa, label=f"{ranks} parts")
     right.axhline(1, color="black", linewidth=0.8)
-    right.set(xscale="log", yscale="log", xlabel="link of each rank, Mb/s", ylabel="bulk / grappa, seconds", title="predicted")
+    right.set(xscale="log", xlabel="link of each rank, Mb/s", ylabel="bulk / grappa, seconds", title="predicted")
     for axes in (left, right):
         if axes.get_legend_handles_labels()[0]:
             axes.legend()

@@ -149,7 +149,13 @@ class ZarrFeatures:
                 rows = np.asarray(self._array[first : first + size])
             except Exception as e:
                 raise StoreError(f"{self.path}: feature rows from {first} are damaged ({e}); write the store again") from e
-            out[part] = rows[np.asarray(ids)[part] - first]
+            local = np.asarray(ids)[part] - first
+            begin, end = int(part[0]), int(part[-1]) + 1
+            if end - begin == len(part) and out.dtype == rows.dtype:
+                # Sorted ids: straight to where they belong. Without a mode, take checks the ids again, by way of a copy.
+                np.take(rows, local, axis=0, out=out[begin:end], mode="clip")
+            else:
+                out[part] = rows[local]
         return out
 
 

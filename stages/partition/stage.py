@@ -32,6 +32,8 @@ from .quality import PartCounts, PartitionQuality, count_part, train_per_part
 KIND = "partitioning"
 ROWS_KIND = "partition-rows"
 SPLITS = ("train", "val", "test")
+WEIGHTED = "weighted_degree"
+"""The array that holds it in a part's rows, where edges have weights."""
 LAYOUT = 2
 """Of the folder: 1 had no edge shards. `partition_dataset` completes a folder of an earlier layout."""
 
@@ -143,7 +145,7 @@ def write_part(
     write_partition(folder / "graph", partition, fingerprint=fingerprint, overwrite=True)
     shards = shard_edges(partition, book, first_edge, dataset.graph.num_edges)
     write_edge_shards(folder / "shards", shards, fingerprint=fingerprint, overwrite=True)
-    _write_rows(folder / "rows", dataset, partition.owned, counts, fingerprint)
+    _write_rows(folder / "rows", dataset, partition, counts, fingerprint)
     return counts
 
 
@@ -176,16 +178,29 @@ def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64]
 def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
     """What other parts may want of the nodes of part `part`: their features, and the sum of their in-edges' weights.
 
+    None of the part's edges are read: a rank asks this of all others, and again and again.
+
     Raises:
         StoreError: see `open_part`.
     """
     folder, whole = _opened(out, part)
-    partition = open_partition(folder / "graph", fingerprint=whole.fingerprint)
-    degree = partition.in_degree.astype(np.float64)
-    if partition.edge_weight is not None:
-        rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
-        degree = np.bincount(rows, partition.edge_weight.astype(np.float64), minlength=partition.num_owned)
-    return _open_rows(folder, whole).features, degree.astype(np.float64)
+    graph = open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint)
+    rows = open_store(folder / "rows", ROWS_KIND, fingerprint=whole.fingerprint)
+    if "edge_weight" not in graph:
+        degree = graph.read("in_degree").astype(np.float64)
+    elif WEIGHTED in rows:
+        degree = rows.read(WEIGHTED)
+    else:
+        # Written by a version that did not add them up.
+        degree = _weighted_degree(open_partition(folder / "graph", fingerprint=whole.fingerprint))
+    return ZarrFeatures.inside(rows, "features"), degree
+
+
+def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:
+    """float64 [N], the sum of the weights of each node's in-edges."""
+    assert partition.edge_weight is not None
+    rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
+    return np.bincount(rows, partition.edge_weight.astype(np.float64), minlength=partition.num_owned)
 
 
 def _opened(out: Path, part: int) -> tuple[Path, Store]:
@@ -220,10 +235,13 @@ def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
 
 
 def _write_rows(
-    path: Path, dataset: Dataset | StoredDataset, owned: npt.NDArray[np.int64], counts: PartCounts, fingerprint: dict[str, str]
+    path: Path, dataset: Dataset | StoredDataset, partition: Partition, counts: PartCounts, fingerprint: dict[str, str]
 ) -> None:
+    owned = partition.owned
     local = {name: np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64) for name in SPLITS}
     arrays = {"features": _OwnedFeatures(dataset.features, owned), "labels": dataset.labels[owned], **local}
+    if partition.edge_weight is not None:
+        arrays[WEIGHTED] = _weighted_degree(partition)
     write_store(path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True)
 
 

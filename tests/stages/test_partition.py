@@ -1,5 +1,8 @@
 """Partitioners, their quality, and the stage that writes parts."""
 
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -12,7 +15,7 @@ from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.metis import Metis, MetisWork
 from millrace.stages.partition.quality import PartCounts, PartitionQuality, measure
 from millrace.stages.partition.registry import PARTITIONERS, partitioner
-from millrace.stages.partition.stage import open_part, partition_dataset
+from millrace.stages.partition.stage import open_neighbours, open_part, partition_dataset
 from millrace.stages.partition.streaming import Fennel, Ldg
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, StoreError
@@ -267,6 +270,30 @@ def test_the_stage_refuses_no_parts(tmp_path):
     with pytest.raises(InputError, match="expected a whole number"):
         partition_dataset(toy(), Hash(), 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_others_want_of_a_part_is_there_without_its_edges(tmp_path, monkeypatch, weighted):
+    dataset = toy()
+    graph = dataset.graph
+    weight = np.random.default_rng(1).random(graph.num_edges).astype(np.float32) if weighted else None
+    dataset = replace(dataset, graph=Graph(graph.indptr, graph.indices, weight))
+    partition_dataset(dataset, Hash(), 3, tmp_path / "new")
+    if weighted:
+        monkeypatch.setattr(stage, "WEIGHTED", "not written then")
+        partition_dataset(dataset, Hash(), 3, tmp_path / "old")
+        monkeypatch.undo()
+    rows = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+    want = np.bincount(rows, weight, minlength=graph.num_nodes)
+    for part in range(3):
+        owned = open_part(tmp_path / "new", part)[0].owned
+        found = [open_neighbours(tmp_path / "old", part)] if weighted else []
+        for array in ("indices", "indptr", "edge_weight", "edge_id", "halo"):
+            shutil.rmtree(tmp_path / "new" / f"part-{part:04d}" / "graph" / "arrays" / array, ignore_errors=True)
+        for features, degree in (open_neighbours(tmp_path / "new", part), *found):
+            np.testing.assert_array_equal(features.gather(np.arange(len(owned))), dataset.features.gather(owned))
+            np.testing.assert_allclose(degree, want[owned], rtol=1e-12)
+            assert degree.dtype == np.float64
 
 
 def test_feature_rows_are_read_by_bounded_slices(tmp_path, monkeypatch):
