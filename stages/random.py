@@ -1,8 +1,7 @@
 """Counter-based random streams: every choice is a pure function of what it is about, never of who makes it.
 
-A stream's key folds its coordinates one after the other; draw i of node v in a stream is one more fold. The mixing function is
-the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64-bit words. The NumPy forms here are the
-definition; `kernels/cpu` compiles the same arithmetic.
+A stream's key folds its coordinates one after the other; draw i of node v in a stream is one more fold, by the mixing function of
+`storage.words`. The NumPy forms are the definition; `kernels/cpu` compiles the same arithmetic.
 """
 
 from enum import IntEnum
@@ -10,10 +9,25 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+from ..storage.words import M1, M2, NODE, Words, mix, node_words
+
+__all__ = [
+    "GOLDEN",
+    "M1",
+    "M2",
+    "NODE",
+    "Purpose",
+    "Words",
+    "draw",
+    "draw_word",
+    "mix",
+    "node_words",
+    "permutation",
+    "stream",
+    "torch_seed",
+]
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-NODE = np.uint64(0xD1342543DE82EF95)
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 
 
@@ -32,16 +46,9 @@ class Purpose(IntEnum):
     HALO = 10
 
 
-def mix(z: Words) -> Words:
-    """SplitMix64's finaliser over uint64 arrays (wraps silently)."""
-    z = (z ^ (z >> np.uint64(30))) * _M1
-    z = (z ^ (z >> np.uint64(27))) * _M2
-    return z ^ (z >> np.uint64(31))
-
-
 def _mix_int(z: int) -> int:
-    z = ((z ^ (z >> 30)) * int(_M1)) & _WORD
-    z = ((z ^ (z >> 27)) * int(_M2)) & _WORD
+    z = ((z ^ (z >> 30)) * int(M1)) & _WORD
+    z = ((z ^ (z >> 27)) * int(M2)) & _WORD
     return z ^ (z >> 31)
 
 
@@ -51,12 +58,6 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> int:
     for value in (seed, int(purpose), *coordinates):
         key = _mix_int((key + ((value + 1) & _WORD) * int(GOLDEN)) & _WORD)
     return key
-
-
-def node_words(key: int, nodes: npt.ArrayLike) -> Words:
-    """One word per node, uint64, of the stream `key`."""
-    with np.errstate(over="ignore"):
-        return mix(np.uint64(key) + np.asarray(nodes).astype(np.uint64) * NODE)
 
 
 def draw_word(words: Words, i: int) -> Words:

@@ -1,5 +1,6 @@
 """Partition books: which partition owns a node, and where in it the node lies. Local ids follow ascending global ids."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from .errors import InputError, StoreError
 from .fingerprint import digest_arrays
 from .store import Store, open_store, write_store
+from .words import node_words
 
 Ids = npt.NDArray[np.integer]
 IdArray = npt.NDArray[np.int64]
@@ -201,7 +203,125 @@ class TableBook:
         return self
 
 
-def write_book(path: Path, book: RangeBook | TableBook, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> Store:
+@dataclass(frozen=True, eq=False)
+class HashBook:
+    """Each node lies where 32 bits of its word put it: no table, whatever V is.
+
+    Who owns a node is arithmetic. Which of its owner's nodes it is, is counted within its block of ids, which are owned again for that, and
+    on from a table of how many nodes each partition has before each block, made by one pass over all ids when it is first asked for.
+    """
+
+    key: int
+    """Of the stream of words, uint64."""
+    nodes: int
+    """V."""
+    parts: int
+    """P."""
+    block: int = 0
+    """Ids that are looked at together; 0: as many as keep the table below 2**24 numbers, and at least 2**18."""
+
+    @property
+    def num_parts(self) -> int:
+        """P."""
+        return self.parts
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return self.nodes
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the key, V and P."""
+        return digest_arrays(hash=np.array([self.key, self.nodes, self.parts], np.uint64))
+
+    @cached_property
+    def _block(self) -> int:
+        return self.block or max(1 << 18, self.nodes * self.parts >> 24)
+
+    @cached_property
+    def _before(self) -> IdArray:
+        """int64 [blocks + 1, P], nodes of each partition in all blocks before."""
+        blocks = -(-self.nodes // self._block)
+        counts = np.zeros((blocks + 1, self.parts), np.int64)
+        for b in range(blocks):
+            counts[b + 1] = np.bincount(self._owners(self._ids(b)), minlength=self.parts)
+        return np.cumsum(counts, axis=0)
+
+    def _ids(self, b: int) -> IdArray:
+        return np.arange(b * self._block, min(self.nodes, (b + 1) * self._block), dtype=np.int64)
+
+    def _owners(self, ids: Ids) -> npt.NDArray[np.int32]:
+        words = node_words(self.key, ids)
+        return (((words >> np.uint64(32)) * np.uint64(self.parts)) >> np.uint64(32)).astype(np.int32)
+
+    def _by_part(self, b: int) -> tuple[IdArray, IdArray]:
+        """Positions in a block by owner, ascending within each, and where each owner's begin, [P + 1]."""
+        owners = self._owners(self._ids(b))
+        # Of 16 bits, numpy sorts by radix.
+        order = np.argsort(owners.astype(np.int16) if self.parts < 1 << 15 else owners, kind="stable")
+        starts = np.zeros(self.parts + 1, np.int64)
+        np.cumsum(self._before[b + 1] - self._before[b], out=starts[1:])
+        return order, starts
+
+    def _in_blocks(self, block: IdArray) -> Iterator[tuple[int, IdArray]]:
+        """Each block that is named, and the places where it is."""
+        order = np.argsort(block.astype(np.int16) if len(self._before) < 1 << 15 else block, kind="stable")
+        ends = np.flatnonzero(np.diff(block[order], append=-1)) + 1
+        for begin, end in zip([0, *ends], ends):
+            yield int(block[order[begin]]), order[begin:end]
+
+    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+        """int32 [n], the owner of each global id."""
+        return self._owners(_in_range(ids, self.nodes))
+
+    def local(self, ids: Ids) -> IdArray:
+        """int64 [n], the local id of each global id."""
+        ids = _in_range(ids, self.nodes)
+        local = np.empty(len(ids), np.int64)
+        for b, places in self._in_blocks(ids // self._block):
+            order, starts = self._by_part(b)
+            within = np.empty(len(order), np.int64)
+            within[order] = np.arange(len(order)) + np.repeat(self._before[b] - starts[:-1], np.diff(starts))
+            local[places] = within[ids[places] - b * self._block]
+        return local
+
+    def global_ids(self, part: int | Ids, local: Ids) -> IdArray:
+        """int64 [n], the global ids of `local` ids."""
+        parts, local = np.broadcast_arrays(part, local)
+        block = np.empty(len(local), np.int64)
+        for p in np.unique(parts):
+            mine = parts == p
+            block[mine] = np.searchsorted(self._before[1:, p], local[mine], side="right")
+        ids = np.empty(len(local), np.int64)
+        for b, places in self._in_blocks(block):
+            order, starts = self._by_part(b)
+            of = parts[places]
+            ids[places] = b * self._block + order[starts[of] + local[places] - self._before[b, of]]
+        return ids
+
+    def owned(self, part: int) -> IdArray:
+        """int64 [N], ascending."""
+        p = _known_part(part, self.parts)
+        ids = (self._ids(b) for b in range(-(-self.nodes // self._block)))
+        return np.concatenate([np.empty(0, np.int64), *(block[self._owners(block) == p] for block in ids)])
+
+    def sizes(self) -> IdArray:
+        """int64 [P]."""
+        return self._before[-1]
+
+    def check(self) -> "HashBook":
+        """Prove the invariants. Raises InputError otherwise."""
+        if self.parts < 1 or self.nodes < 0 or not 0 <= self.key < 1 << 64 or self.block < 0:
+            raise InputError(f"{self} is no partition book; expected at least 1 part, 0 nodes, and a key of 64 bits")
+        return self
+
+
+Book = RangeBook | TableBook | HashBook
+"""What can be stored."""
+
+
+def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> Store:
     """Write a partition book as a committed store.
 
     Args:
@@ -210,12 +330,16 @@ def write_book(path: Path, book: RangeBook | TableBook, *, fingerprint: dict[str
         fingerprint: what the book was made from, e.g. the graph's digest, the method and the seed.
         overwrite: replace a store that is there.
     """
-    array: npt.NDArray[Any] = book.offsets if isinstance(book, RangeBook) else book.part_of
-    meta = {"form": "range" if isinstance(book, RangeBook) else "table", "num_parts": book.num_parts}
+    array: npt.NDArray[Any]
+    if isinstance(book, HashBook):
+        form, array = "hash", np.array([book.key], np.uint64)
+    else:
+        form, array = ("range", book.offsets) if isinstance(book, RangeBook) else ("table", book.part_of)
+    meta = {"form": form, "num_parts": book.num_parts, "num_nodes": book.num_nodes}
     return write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays={"book": array}, overwrite=overwrite)
 
 
-def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> RangeBook | TableBook:
+def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Book:
     """Open a partition book, and refuse it when `fingerprint` is given and differs.
 
     Raises:
@@ -227,4 +351,6 @@ def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Range
         return RangeBook(array)
     if form == "table":
         return TableBook(array, store.meta["num_parts"])
-    raise StoreError(f"{path} holds a partition book of form '{form}'; expected 'range' or 'table'")
+    if form == "hash":
+        return HashBook(int(array[0]), store.meta["num_nodes"], store.meta["num_parts"])
+    raise StoreError(f"{path} holds a partition book of form '{form}'; expected 'range', 'table' or 'hash'")

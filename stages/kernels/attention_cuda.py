@@ -19,9 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..random import _M1 as M1
-from ..random import _M2 as M2
-from ..random import GOLDEN, NODE
+from ..random import GOLDEN, M1, M2, NODE
 from .lists import InLists, IntArray
 from .lists_cuda import DeviceLists, on_device
 from .rules import AttentionRule, EdgeNumbers

@@ -24,7 +24,7 @@ from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
 from ...storage.partition import KIND as GRAPH_KIND
 from ...storage.partition import Partition, cut_partition, open_partition, write_partition
-from ...storage.partition_book import RangeBook, TableBook, open_book, write_book
+from ...storage.partition_book import Book, open_book, write_book
 from ...storage.store import MANIFEST, Store, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
 from .base import Partitioner, check_parts
 from .quality import PartCounts, PartitionQuality, count_part, train_per_part
@@ -116,7 +116,7 @@ def partition_dataset(
         book = open_book(out / "book", fingerprint=fingerprint)
     else:
         book = partitioner.assign(dataset.graph, parts, seed)
-        assert isinstance(book, RangeBook | TableBook), f"{partitioner.name} gave a book that cannot be stored"
+        assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
         write_book(out / "book", book, fingerprint=fingerprint)
     counts = {p: seen for p in range(parts) if (seen := _standing(_folder(out, p), fingerprint)) is not None}
     lacking = [p for p in range(parts) if p not in counts]
@@ -131,9 +131,7 @@ def partition_dataset(
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
 
 
-def write_part(
-    out: Path, dataset: Dataset | StoredDataset, book: RangeBook | TableBook, part: int, fingerprint: dict[str, str]
-) -> PartCounts:
+def write_part(out: Path, dataset: Dataset | StoredDataset, book: Book, part: int, fingerprint: dict[str, str]) -> PartCounts:
     """Extract one part and write it; parts of one call of `partition_dataset` may be written by several processes at once.
 
     Of a dataset on disk no more of the graph is in memory than the part.
