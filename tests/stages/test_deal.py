@@ -103,7 +103,7 @@ def test_nodes_meet_in_hashed_chunks_as_often_as_chance_has_it(parts: int) -> No
     seeds, pairs = 600, [(0, 1), (5, 2), (3, 7)]
     graph, seen = from_edges([], [], 8), np.zeros(len(pairs))
     for seed in range(seeds):
-        part, deal = Hash().assign(graph, parts, seed).part_of, Deal(seed, parts)
+        part, deal = Hash().assign(graph, parts, seed).part(np.arange(graph.num_nodes)), Deal(seed, parts)
         for i, (v, u) in enumerate(pairs):
             seen[i] += part[u] in (part[v], *deal.variable(int(part[v]), seed))
     assert (np.abs(seen / seeds - 2 / parts) < 4 * np.sqrt(2 / parts * (1 - 2 / parts) / seeds)).all()
