@@ -264,7 +264,7 @@ class HashBook:
         np.cumsum(self._before[b + 1] - self._before[b], out=starts[1:])
         return order, starts
 
-    def _in_blocks(self, block: IdArray) -> Iterator[tuple[int, IdArray]]:
+    def _in_blocks(self, block: Ids) -> Iterator[tuple[int, IdArray]]:
         """Each block that is named, and the places where it is."""
         order = np.argsort(block.astype(np.int16) if len(self._before) < 1 << 15 else block, kind="stable")
         ends = np.flatnonzero(np.diff(block[order], append=-1)) + 1

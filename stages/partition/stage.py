@@ -198,7 +198,7 @@ def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:
     """float64 [N], the sum of the weights of each node's in-edges."""
     assert partition.edge_weight is not None
     rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
-    return np.bincount(rows, partition.edge_weight.astype(np.float64), minlength=partition.num_owned)
+    return np.bincount(rows, partition.edge_weight, minlength=partition.num_owned).astype(np.float64, copy=False)
 
 
 def _opened(out: Path, part: int) -> tuple[Path, Store]:
