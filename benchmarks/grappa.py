@@ -10,7 +10,7 @@ Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learn
             ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as published, without a halo, and
             its switches are left to ``switch``. On loopback, or with ``--namespaces`` over the link
             between these network namespaces, which exist, each with the address given. Links that were measured before stand in
-            ``--json`` and are told again beside the new one; ``--plot`` draws them all.
+            ``--json`` and are told again beside the new one; ``--plot`` draws them all. ``records/grappa.json`` holds those of the docs.
 ``model``   what an epoch of the three would take with 2 to 16 parts, and with 2 to 6 layers, on as many machines like this one, a thread
             each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of `millrace.plan` from rehearsals of at most 4
             ranks, and not a measurement. A graph of `--model-nodes`, as many seeds.
@@ -19,8 +19,9 @@ Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learn
 ``memory``  what the largest rank sees and holds, in parts of 2 to 16, without a halo and with it, beside the whole graph.
 ``switch``  seconds at a switch where what comes next is read and joined then, and where that was done ahead.
 ``scale``   cutting a stored graph into chunks: memory of the process that writes one, without pages of mapped files, for 1, 2 and 4
-            times as many edges in as many more chunks, and edges a second; what that rate makes of 10^12 edges. Memory is that of a chunk's
-            edges and of the nodes outside that they come from (``halo``, of the chunk with most), which are more in a larger graph.
+            times as many edges in as many more chunks, and edges a second. Memory is that of a chunk's edges and of the nodes outside that
+            they come from (``halo``, of the chunk with most), which are more in a larger graph. Each chunk looks at all edges to find its
+            own: what that makes of 10^12 edges.
 
 The graph is R-MAT: it has hubs and no clusters, so parts are random (``hash``), and METIS would not make them better.
 """
@@ -66,10 +67,10 @@ GOALS = {100.0: 4.0, 1000.0: 1.5}
 """Mb/s, and how many times sooner than ``bulk`` an epoch should be over."""
 
 
-def store_of(args: argparse.Namespace, nodes: int | None = None) -> Path:
+def store_of(args: argparse.Namespace, nodes: int | None = None, seeds: int | None = None) -> Path:
     """A store of an R-MAT graph of so many nodes, made on first use."""
     nodes = nodes or args.nodes
-    recipe, seeds = Recipe(nodes, nodes * args.degree // 2, {}), round(nodes * args.seeds)
+    recipe, seeds = Recipe(nodes, nodes * args.degree // 2, {}), seeds or round(nodes * args.seeds)
     path = args.cache / "graphs" / f"grappa-{nodes}-{recipe.num_pairs}-{seeds}"
     return path if path.exists() else dataset_at(path, make(recipe), seeds)
 
@@ -168,8 +169,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
 def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Section ``model``."""
     seeds, known = round(args.nodes * args.seeds), Link(1e9 / 8, 0.0)
-    folder = args.cache / "graphs" / f"grappa-{args.model_nodes}-{args.degree}-{seeds}"
-    store = dataset_at(folder, make(Recipe(args.model_nodes, args.model_nodes * args.degree // 2, {})), seeds)
+    store = store_of(args, args.model_nodes, seeds)
     print(
         f"\nMODEL: predicted, not measured. {args.model_nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, SAGE of {args.hidden};"
     )
@@ -194,7 +194,9 @@ def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
         times: dict[str, dict[int, float]] = {}
         for label, name in MODELLED.items():
             f = forecasts[name]
-            compute, wire = (f.seconds_per_epoch or 0.0) - f.network_seconds, f.network_seconds * known.bandwidth
+            if f.seconds_per_epoch is None:
+                raise SystemExit(f"{name} on {ranks} ranks: {f.arithmetic}")
+            compute, wire = f.seconds_per_epoch - f.network_seconds, f.network_seconds * known.bandwidth
             times[label] = {mbit: compute + wire / (mbit * 1e6 / 8) for mbit in MODEL_MBIT}
             report["model"].append({"layers": layers, "ranks": ranks, "system": label, "compute_s": compute, "bytes": wire})
             sooner = {mbit: f"{times['bulk'][mbit] / times[label][mbit]:.1f}x" if label == "grappa" else "" for mbit in MODEL_MBIT}
@@ -330,11 +332,14 @@ def look():
 watcher = threading.Thread(target=look)
 watcher.start()
 start = time.perf_counter()
+dataset.graph.take(book.owned(0)[::1000])
+looked = time.perf_counter() - start
+start = time.perf_counter()
 halo = max(write_part(out, dataset, book, part, {}).halo for part in range(parts))
 took = time.perf_counter() - start
 over.set()
 watcher.join()
-print(took, most - before, halo)
+print(took, most - before, halo, looked)
 """
 
 
@@ -352,20 +357,21 @@ def measure_scale(args: argparse.Namespace, report: dict[str, Any]) -> None:
             told = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
             seconds, beyond, edges = float(told[0]), int(told[1]), dataset.graph.num_edges
             line = {"nodes": dataset.num_nodes, "edges": edges, "parts": 8 * times, "bytes": beyond, "seconds": seconds}
-            report["scale"].append({**line, "halo": int(told[2])})
+            report["scale"].append({**line, "halo": int(told[2]), "looked_s": float(told[3])})
             print(
                 f"{dataset.num_nodes:>10,}{edges:>13,}{8 * times:>8}{size / 2**20:>11,.0f}"
                 f"{int(told[2]):>11,}{beyond / 2**20:>12,.0f}{seconds:>9.1f}{edges / seconds:>11,.0f}",
                 flush=True,
             )
     last = report["scale"][-1]
-    rate, chunk = last["edges"] / last["seconds"], last["bytes"]
-    hours = 1e12 / rate / 3600
-    each = last["edges"] // last["parts"]
-    print(
-        f"10^12 edges at this rate: {hours:,.0f} hours of one process, {hours / 256:.1f} of 256; in chunks of {each:,} edges each of them"
-    )
-    print(f"takes {chunk / 2**20:,.0f} MiB, and edges of 8 bytes fill {8e12 / 2**40:.1f} TiB of storage")
+    chunk, looked = last["edges"] / last["parts"], last["looked_s"] / last["edges"]
+    own, room = last["seconds"] / last["edges"] - looked * last["parts"], last["bytes"] / chunk
+    print(f"To find its edges, a chunk looks at all: {1e9 * looked:.2f} ns an edge, and {1e9 * own:.0f} ns for each of its own.")
+    for size in (1e8, 1e9):
+        hours = (1e12 / size * 1e12 * looked + 1e12 * own) / 3600
+        memory = f"{room * size / 2**30:,.0f} GiB"
+        print(f"10^12 edges in chunks of {size:.0e}, {memory} each: {hours:,.0f} hours of one process, {hours / 256:,.1f} of 256")
+    print(f"and edges of 8 bytes fill {8e12 / 2**40:.1f} TiB of storage")
     if last["bytes"] > 2 * report["scale"][0]["bytes"]:
         report["problems"].append("scale: memory grows with the graph, though chunks stay as large")
 

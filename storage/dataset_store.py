@@ -151,7 +151,7 @@ class StoredGraph:
         self.num_edges = store.array("indices").shape[0]
 
     def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
-        """Some rows, ascending. Holds these rows and a piece of an array; of rows that are no range, `indptr` too.
+        """Some rows, ascending. Holds these rows and a piece of an array; of rows that are no range, every piece is read in turn.
 
         Raises:
             StoreError: the store is damaged.
@@ -163,38 +163,47 @@ class StoredGraph:
             arrays = [store.piece(name, edges) if name in store else None for name in ("indices", "edge_weight", "edge_id")]
             assert arrays[0] is not None
             return TakenRows(indptr - indptr[0], indptr[:-1], arrays[0], arrays[1], arrays[2])
-        whole = store.read("indptr")
-        starts = whole[rows]
-        indptr, edges = edges_of_rows(starts, whole[rows + 1] - starts)
-        indices = self._gather("indices", edges)
+        starts = StoredRows(store, "indptr")[rows]
+        indptr, edges = edges_of_rows(starts, StoredRows(store, "indptr")[rows + 1] - starts)
+        indices, weight, ids = (StoredRows(store, name)[edges] if name in store else None for name in ("indices", "edge_weight", "edge_id"))
         assert indices is not None
-        return TakenRows(indptr, starts, indices, self._gather("edge_weight", edges), self._gather("edge_id", edges))
+        return TakenRows(indptr, starts, indices, weight, ids)
 
-    def _gather(self, name: str, edges: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:
-        """The values at ascending positions, piece by piece."""
-        if name not in self._store:
-            return None
-        dtype = self._store.array(name).dtype
-        out, step = np.empty(len(edges), dtype), PIECE_BYTES // dtype.itemsize
-        for first in range(0, self.num_edges, step):
-            i, j = np.searchsorted(edges, (first, first + step))
+
+class StoredRows:
+    """An array of a store, of which rows are read."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+        array = store.array(name)
+        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Those at ascending positions, piece by piece. Raises StoreError: the store is damaged."""
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        step = max(1, PIECE_BYTES // max(1, self.dtype.itemsize * int(np.prod(self.shape[1:]))))
+        for first in range(0, len(self), step):
+            i, j = np.searchsorted(rows, (first, first + step))
             if i < j:
-                out[i:j] = self._store.piece(name, slice(first, first + step))[edges[i:j] - first]
+                out[i:j] = self._store.piece(self._name, slice(first, first + step))[rows[i:j] - first]
         return out
 
 
 @dataclass(frozen=True, eq=False)
 class StoredDataset:
-    """A dataset's store whose graph and features stay on disk."""
+    """A dataset's store whose graph, features and labels stay on disk."""
 
     graph: StoredGraph
     features: FeatureStore
-    labels: npt.NDArray[np.generic]
+    labels: StoredRows
     split: Split
 
 
 def open_stored(path: Path) -> StoredDataset:
-    """Open a dataset that `write_dataset` wrote, but leave graph and features where they are.
+    """Open a dataset that `write_dataset` wrote, but leave graph, features and labels where they are.
 
     Raises:
         StoreError: the store is absent, incomplete or damaged.
@@ -203,7 +212,7 @@ def open_stored(path: Path) -> StoredDataset:
     return StoredDataset(
         StoredGraph(store),
         _open_features(store, features_place(path)),
-        store.read("labels"),
+        StoredRows(store, "labels"),
         Split(store.read("train"), store.read("val"), store.read("test")),
     )
 

@@ -131,7 +131,7 @@ class RangeBook:
 
 @dataclass(frozen=True, eq=False)
 class TableBook:
-    """Any assignment, as a table of owners (METIS, hash, chunks)."""
+    """Any assignment, as a table of owners (METIS, chunks)."""
 
     part_of: npt.NDArray[np.int16] | npt.NDArray[np.int32]
     """int16 or int32 [V], the owner of each node."""
@@ -264,7 +264,7 @@ class HashBook:
         np.cumsum(self._before[b + 1] - self._before[b], out=starts[1:])
         return order, starts
 
-    def _in_blocks(self, block: Ids) -> Iterator[tuple[int, IdArray]]:
+    def _in_blocks(self, block: IdArray) -> Iterator[tuple[int, IdArray]]:
         """Each block that is named, and the places where it is."""
         order = np.argsort(block.astype(np.int16) if len(self._before) < 1 << 15 else block, kind="stable")
         ends = np.flatnonzero(np.diff(block[order], append=-1)) + 1
@@ -277,7 +277,7 @@ class HashBook:
 
     def local(self, ids: Ids) -> IdArray:
         """int64 [n], the local id of each global id."""
-        ids = _in_range(ids, self.nodes)
+        ids = _in_range(ids, self.nodes).astype(np.int64, copy=False)
         local = np.empty(len(ids), np.int64)
         for b, places in self._in_blocks(ids // self._block):
             order, starts = self._by_part(b)
@@ -308,11 +308,11 @@ class HashBook:
 
     def sizes(self) -> IdArray:
         """int64 [P]."""
-        return self._before[-1]
+        return self._before[-1].copy()
 
     def check(self) -> "HashBook":
         """Prove the invariants. Raises InputError otherwise."""
-        if self.parts < 1 or self.nodes < 0 or not 0 <= self.key < 1 << 64 or self.block < 0:
+        if not 1 <= self.parts < 1 << 31 or self.nodes < 0 or not 0 <= self.key < 1 << 64 or self.block < 0:
             raise InputError(f"{self} is no partition book; expected at least 1 part, 0 nodes, and a key of 64 bits")
         return self
 

@@ -64,6 +64,7 @@ def test_a_hash_book_is_as_large_for_any_graph():
         (TableBook(np.zeros(0, np.int32), 0), "0 partitions"),
         (TableBook(np.array([0, 2], np.int32), 2), r"lies in \[0, 2\]; expected \[0, 2\)"),
         (HashBook(1, 3, 0), "at least 1 part"),
+        (HashBook(1, 3, 1 << 31), "at least 1 part"),
         (HashBook(-1, 3, 2), "a key of 64 bits"),
         (TableBook(np.array([-1, 0], np.int16), 2), r"lies in \[-1, 0\]"),
     ],
