@@ -165,7 +165,7 @@ class _Gang:
             folder,
             job.seed,
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
-            write_parts=lambda numbers, fingerprint: parts_by(self.client, folder, self.dataset, numbers, fingerprint),
+            write_parts=lambda numbers, fingerprint: parts_by(self.client, folder, self.dataset, numbers, fingerprint, self.emit),
         )
         self.emit(StageEnded("partition", report.seconds))
         self.partition_s = report.seconds

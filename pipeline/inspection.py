@@ -9,7 +9,7 @@ import numpy as np
 from ..stages.partition.quality import PartitionQuality
 from ..stages.partition.stage import KIND as PARTITIONING
 from ..storage.checkpoint import CheckpointStore
-from ..storage.dataset import Dataset
+from ..storage.dataset import SPLITS, Dataset
 from ..storage.errors import InputError, StoreError
 from ..storage.minibatch import MiniBatch
 from ..storage.queue_object import is_url
@@ -152,7 +152,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "edge weights": dataset.graph.edge_weight is not None,
         "features": f"{dataset.features.num_features} of {dataset.features.dtype}",
         "classes": f"{dataset.num_classes} ({dataset.task})",
-        "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in ("train", "val", "test")),
+        "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
     for i, note in enumerate(dataset.notes):
         record[f"note {i + 1}"] = note

@@ -32,7 +32,7 @@ from ..stages.sample.local import Local
 from ..stages.sample.neighbor import NeighborSampler
 from ..stages.sample.partitioned import SampledByOwners
 from ..stages.sample.produce import Sampled
-from ..storage.dataset import Dataset
+from ..storage.dataset import SPLITS, Dataset
 from ..storage.dataset_store import features_place
 from ..storage.errors import InputError, StoreError
 from ..storage.features import ConvertedFeatures, FeatureStore
@@ -64,7 +64,7 @@ class Outline:
     @classmethod
     def of(cls, dataset: Dataset) -> "Outline":
         """Of this dataset."""
-        splits = {name: len(getattr(dataset.split, name)) for name in ("train", "val", "test")}
+        splits = {name: len(getattr(dataset.split, name)) for name in SPLITS}
         return cls(dataset.name, dataset.features.num_features, dataset.num_classes, dataset.task, splits)
 
 

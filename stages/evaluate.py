@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..storage.dataset import Dataset
+from ..storage.dataset import SPLITS, Dataset
 from ..storage.errors import InputError, nearest
 from ..storage.features import FeatureStore, MemoryFeatures
 from ..storage.graph import Graph
@@ -22,7 +22,6 @@ from .evaluate_resident import Layers, Room, layers_for, rows_fit
 from .models.base import as_model
 from .neighbourhood.block import BlockNeighbourhood
 
-SPLITS = ("train", "val", "test")
 Progress = Callable[[int, int], None]
 
 

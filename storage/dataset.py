@@ -11,6 +11,8 @@ from .features import FeatureStore
 from .graph import Graph
 
 IdArray = npt.NDArray[np.int64]
+SPLITS = ("train", "val", "test")
+"""The sets of a `Split`, in its order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class Split:
 
     def check(self, num_nodes: int) -> "Split":
         """Prove that the sets are sorted, distinct, in range and disjoint. Raises InputError otherwise."""
-        for name in ("train", "val", "test"):
+        for name in SPLITS:
             ids = getattr(self, name)
             if ids.dtype != np.int64 or ids.ndim != 1:
                 raise InputError(f"split '{name}' is {ids.dtype}{list(ids.shape)}; expected an int64 vector of node ids")
@@ -72,7 +74,7 @@ class Dataset:
             raise InputError(f"labels have shape {list(self.labels.shape)}; expected {want} dimension(s) and {n} rows")
         self.split.check(n)
         if self.task == "multiclass":
-            for name in ("train", "val", "test"):
+            for name in SPLITS:
                 ids = getattr(self.split, name)
                 if len(ids) and (self.labels[ids] < 0).any():
                     bad = ids[self.labels[ids] < 0]

@@ -12,7 +12,7 @@ from .dataset import Dataset, Split
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
-from .graph import Graph, TakenRows, edges_of_rows
+from .graph import Graph, TakenRows
 from .store import Rows, Store, committed_folder, open_store, write_arrays, write_manifest
 
 KIND = "dataset"
@@ -143,53 +143,45 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
 
 
 class StoredGraph:
-    """The graph of a dataset's store, read as rows are taken from it. See `storage.partition.RowSource`."""
+    """The graph of a dataset's store, read as rows are taken from it. See `stages.partition.streaming.RowSource`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.num_nodes = store.array("indptr").shape[0] - 1
         self.num_edges = store.array("indices").shape[0]
+        self._of_edges = [name for name in ("indices", "edge_weight", "edge_id") if name in store]
+        self.edge_bytes = sum(store.array(name).dtype.itemsize for name in self._of_edges)
+        """Of one edge, in all arrays."""
+
+    def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """int64, where the edges of rows ``[first, stop)`` begin. Raises StoreError: the store is damaged."""
+        return self._store.piece("indptr", slice(first, stop))
 
     def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
-        """Some rows, ascending. Holds these rows and a piece of an array; of rows that are no range, every piece is read in turn.
+        """Consecutive rows; nothing else is in memory.
 
         Raises:
             StoreError: the store is damaged.
         """
-        store, n = self._store, len(rows)
-        if n and rows[-1] - rows[0] == n - 1:
-            indptr = store.piece("indptr", slice(int(rows[0]), int(rows[-1]) + 2))
-            edges = slice(int(indptr[0]), int(indptr[-1]))
-            arrays = [store.piece(name, edges) if name in store else None for name in ("indices", "edge_weight", "edge_id")]
-            assert arrays[0] is not None
-            return TakenRows(indptr - indptr[0], indptr[:-1], arrays[0], arrays[1], arrays[2])
-        starts = StoredRows(store, "indptr")[rows]
-        indptr, edges = edges_of_rows(starts, StoredRows(store, "indptr")[rows + 1] - starts)
-        indices, weight, ids = (StoredRows(store, name)[edges] if name in store else None for name in ("indices", "edge_weight", "edge_id"))
-        assert indices is not None
-        return TakenRows(indptr, starts, indices, weight, ids)
+        first = int(rows[0]) if len(rows) else 0
+        assert np.array_equal(rows, np.arange(first, first + len(rows))), "rows of a stored graph are taken by ranges"
+        indptr = self.first_edge(first, first + len(rows) + 1)
+        edges = slice(int(indptr[0]), int(indptr[-1]))
+        arrays = {name: self._store.piece(name, edges) for name in self._of_edges}
+        return TakenRows(indptr - indptr[0], indptr[:-1], arrays["indices"], arrays.get("edge_weight"), arrays.get("edge_id"))
 
 
 class StoredRows:
-    """An array of a store, of which rows are read."""
+    """An array of a store, of which slices of rows are read. See `storage.store.Rows`."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
         array = store.array(name)
         self.shape, self.dtype = array.shape, np.dtype(array.dtype)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Those at ascending positions, piece by piece. Raises StoreError: the store is damaged."""
-        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        step = max(1, PIECE_BYTES // max(1, self.dtype.itemsize * int(np.prod(self.shape[1:]))))
-        for first in range(0, len(self), step):
-            i, j = np.searchsorted(rows, (first, first + step))
-            if i < j:
-                out[i:j] = self._store.piece(self._name, slice(first, first + step))[rows[i:j] - first]
-        return out
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        """Raises StoreError: the store is damaged."""
+        return self._store.piece(self._name, rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,7 +131,7 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
         InputError: the partition is none of the book's.
     """
     part, n, e, parts = partition.rank, partition.num_owned, partition.num_edges, book.num_parts
-    if not 0 <= part < parts or not np.array_equal(book.owned(part), partition.owned):
+    if not _is_of(partition, book):
         raise InputError(f"partition {part} of {n} nodes is none of this book's {parts} parts; give the book that it was cut by")
     halo_part = book.part(partition.halo)
     # Local ids follow global ids, so a stable sort by owner leaves them ascending.
@@ -188,6 +188,13 @@ def open_edge_shards(path: Path, *, fingerprint: Mapping[str, str] | None = None
     """
     store = open_store(Path(path), KIND, fingerprint=fingerprint)
     return EdgeShards(**{**store.meta, **{name: store.read(name) for name in store.entries}})
+
+
+def _is_of(partition: Partition, book: PartitionBook) -> bool:
+    owned, part = partition.owned, partition.rank
+    if not 0 <= part < book.num_parts or book.sizes()[part] != len(owned) or (len(owned) and owned[-1] >= book.num_nodes):
+        return False
+    return bool((book.part(owned) == part).all())
 
 
 def _starts(counts: npt.NDArray[np.integer]) -> IdArray:

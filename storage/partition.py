@@ -3,37 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError
-from .graph import TakenRows
+from .graph import Graph, TakenRows
 from .partition_book import PartitionBook
 from .store import Store, open_store, write_store
 
 IdArray = npt.NDArray[np.int64]
 KIND = "partition"
 MAX_POSITIONS = 2**31 - 1
-
-
-class RowSource(Protocol):
-    """A graph, in memory or on disk, that gives rows."""
-
-    @property
-    def num_nodes(self) -> int:
-        """V."""
-        ...
-
-    @property
-    def num_edges(self) -> int:
-        """E."""
-        ...
-
-    def take(self, rows: IdArray) -> TakenRows:
-        """Some rows, ascending."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,22 +94,21 @@ class Partition:
         return self
 
 
-def extract_partition(graph: RowSource, book: PartitionBook, part: int) -> Partition:
+def extract_partition(graph: Graph, book: PartitionBook, part: int) -> Partition:
     """Cut one partition out of the whole graph, with every in-edge of the nodes it owns.
 
     Raises:
         InputError: the book is for another number of nodes, or the partition needs more than 2**31 - 1 positions.
         IndexError: there is no such partition.
     """
-    return cut_partition(graph, book, part)[0]
-
-
-def cut_partition(graph: RowSource, book: PartitionBook, part: int) -> tuple[Partition, IdArray]:
-    """`extract_partition`, and int64 [N], where each row's edges begin in the whole graph's edge arrays."""
     if book.num_nodes != graph.num_nodes:
         raise InputError(f"the partition book is for {book.num_nodes} nodes; the graph has {graph.num_nodes}")
     owned = book.owned(part)
-    rows = graph.take(owned)
+    return partition_of(owned, graph.take(owned), book, part)
+
+
+def partition_of(owned: IdArray, rows: TakenRows, book: PartitionBook, part: int) -> Partition:
+    """`extract_partition` from the nodes that the partition owns, and their rows."""
     src = rows.indices
     remote = book.part(src) != part
     halo = np.unique(src[remote]).astype(np.int64)
@@ -136,8 +117,7 @@ def cut_partition(graph: RowSource, book: PartitionBook, part: int) -> tuple[Par
     indices = np.empty(len(src), np.int32)
     indices[~remote] = book.local(src[~remote])
     indices[remote] = len(owned) + np.searchsorted(halo, src[remote])
-    partition = Partition(part, owned, halo, rows.indptr, indices, np.diff(rows.indptr), rows.edge_weight, rows.edge_id)
-    return partition, rows.first_edge
+    return Partition(part, owned, halo, rows.indptr, indices, np.diff(rows.indptr), rows.edge_weight, rows.edge_id)
 
 
 def write_partition(path: Path, partition: Partition, *, fingerprint: Mapping[str, str] | None = None, overwrite: bool = False) -> Store:

@@ -31,7 +31,9 @@ CHUNK_BYTES = 4 << 20
 """Zarr chunks hold about this many bytes before compression."""
 CHUNKS_PER_WRITE = 16
 """Rows are handed to Zarr so many chunks at a time: enough to compress in parallel, few enough to bound memory."""
-_ASIDE = (".writing-", ".removed-")
+ASIDE = ".writing-"
+"""What begins like this is on its way, or is left of a writer that was killed."""
+_REMOVED = ".removed-"
 
 
 class Rows(Protocol):
@@ -63,7 +65,7 @@ def canonical_json(record: Any) -> bytes:
 
 
 def _set_aside(path: Path) -> Path:
-    aside = path.with_name(f".removed-{uuid.uuid4().hex}")
+    aside = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
     os.rename(path, aside)
     return aside
 
@@ -81,7 +83,7 @@ def sweep_leftovers(folder: Path) -> int:
     """
     removed = 0
     for p in list(folder.glob(".*")):
-        if p.name.startswith(_ASIDE):
+        if p.name.startswith((ASIDE, _REMOVED)):
             with suppress(FileNotFoundError):
                 shutil.rmtree(_set_aside(p), ignore_errors=True)
                 removed += 1
@@ -117,7 +119,7 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
         raise StoreError(f"{path} exists already; choose another path, or remove it first")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".writing-{path.name}-{uuid.uuid4().hex[:8]}")
+        aside = path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
         aside.mkdir()
     except OSError as e:
         raise InputError(f"cannot write {path}: {e.strerror or e}") from e

@@ -24,10 +24,10 @@ from typing import Any, get_args
 import numpy as np
 import scipy.sparse as sp
 
+from ...storage.dataset import SPLITS
 from ...storage.errors import InputError, nearest
 from .options import Direction
 from .raw import AnyArray, Hint, Raw
-from .splits import PARTS
 
 KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "meta")
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
@@ -102,7 +102,7 @@ def _features(arrays: Mapping[str, AnyArray], path: Path) -> Any:
 
 def _split(arrays: Mapping[str, AnyArray], path: Path) -> dict[str, AnyArray]:
     split = {}
-    for part in PARTS:
+    for part in SPLITS:
         if f"{part}_idx" in arrays:
             split[part] = arrays[f"{part}_idx"]
         elif f"{part}_mask" in arrays:

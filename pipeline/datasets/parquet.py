@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...storage.dataset import SPLITS
 from ...storage.errors import InputError, nearest
 from .options import ReadOptions
 from .parquet_rapids import ordered_edges
 from .raw import AnyArray, Raw
-from .splits import PARTS
 
 _FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
 
@@ -147,11 +147,11 @@ def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
     if "split" not in nodes.column_names:
         return {}
     values: list[Any] = nodes["split"].to_pylist()
-    strange = sorted({str(v) for v in values if v is not None} - set(PARTS))
+    strange = sorted({str(v) for v in values if v is not None} - set(SPLITS))
     if strange:
-        raise InputError(f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], PARTS)}")
+        raise InputError(f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}")
     column = np.array([v or "" for v in values])
-    return {part: column == part for part in PARTS}
+    return {part: column == part for part in SPLITS}
 
 
 def _with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str]) -> AnyArray | None:

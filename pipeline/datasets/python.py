@@ -6,12 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from ...storage.dataset import Dataset
+from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
 from .clean import clean
 from .options import DEFAULT_OPTIONS, ReadOptions
 from .raw import AnyArray, Hint, Raw
-from .splits import PARTS
 
 
 def from_scipy(
@@ -60,7 +59,7 @@ def from_scipy(
         labels=y,
         features=features if features is None or sp.issparse(features) else np.asarray(features),
         edge_weight=None if (values == 1).all() else values,
-        split={part: np.asarray(ids) for part, ids in zip(PARTS, (train, val, test)) if ids is not None},
+        split={part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None},
     )
     return clean(raw, options, split, seed)
 
@@ -111,7 +110,7 @@ def from_networkx(
         src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
         weights = None if weights is None else np.concatenate([weights, weights[back]])
     parts = [graph.nodes[n].get(split_attribute) for n in nodes]
-    strange = sorted({str(p) for p in parts if p is not None} - set(PARTS))
+    strange = sorted({str(p) for p in parts if p is not None} - set(SPLITS))
     if strange:
         raise InputError(f"node attribute '{split_attribute}' holds '{strange[0]}'; expected train, val or test")
     named = np.array([p or "" for p in parts])
@@ -122,7 +121,7 @@ def from_networkx(
         labels=_node_labels(graph, nodes, label),
         features=_node_features(graph, nodes, features),
         edge_weight=weights,
-        split={part: named == part for part in PARTS} if any(parts) else {},
+        split={part: named == part for part in SPLITS} if any(parts) else {},
         hint=Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None,
         notes=notes,
     )
@@ -193,7 +192,7 @@ def from_pyg(data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPT
     if data.num_nodes is not None and len(y) != data.num_nodes:
         raise InputError(f"the PyG data has {data.num_nodes} nodes and {len(y)} labels; expected one label for each node")
     x, weight = getattr(data, "x", None), getattr(data, "edge_weight", None)
-    masks = {part: getattr(data, f"{part}_mask", None) for part in PARTS}
+    masks = {part: getattr(data, f"{part}_mask", None) for part in SPLITS}
     raw = Raw(
         name=name,
         src=ends[0],

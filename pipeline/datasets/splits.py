@@ -8,12 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...stages.random import Purpose, permutation, stream
-from ...storage.dataset import IdArray, Split
+from ...storage.dataset import SPLITS, IdArray, Split
 from ...storage.errors import InputError, nearest
 from .options import ReadOptions
 from .raw import AnyArray
 
-PARTS = ("train", "val", "test")
 KINDS = ("public", "random", "fraction")
 FORMS = "expected public, random:20,30 (per class for train and val) or fraction:0.6,0.2"
 ENOUGH_PER_CLASS = 60
@@ -104,7 +103,7 @@ def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
     if labels.ndim == 2:
         raise InputError("split=random counts nodes per class, but the labels are multi-label; use split=fraction:0.6,0.2")
     key = stream(seed, Purpose.SPLIT)
-    parts: dict[str, list[IdArray]] = {name: [np.empty(0, np.int64)] for name in PARTS}
+    parts: dict[str, list[IdArray]] = {name: [np.empty(0, np.int64)] for name in SPLITS}
     for c in np.unique(labels[labels >= 0]).tolist():
         ids = permutation(key, np.flatnonzero(labels == c))
         if len(ids) < train + val:
@@ -112,9 +111,9 @@ def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
                 f"class {c} has {len(ids)} labelled nodes; split=random:{train},{val} needs {train + val}: ask for fewer, "
                 "or use split=fraction:0.6,0.2"
             )
-        for name, part in zip(PARTS, np.split(ids, [train, train + val])):
+        for name, part in zip(SPLITS, np.split(ids, [train, train + val])):
             parts[name].append(part)
-    return Split(*(np.sort(np.concatenate(parts[name])) for name in PARTS))
+    return Split(*(np.sort(np.concatenate(parts[name])) for name in SPLITS))
 
 
 def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
@@ -132,9 +131,9 @@ def clean_split(stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], option
         InputError: names what is wrong and the option that resolves it.
     """
     num_nodes = len(labels)
-    ids = {name: _ids(name, np.asarray(stored.get(name, np.empty(0, np.int64))), num_nodes, notes) for name in PARTS}
+    ids = {name: _ids(name, np.asarray(stored.get(name, np.empty(0, np.int64))), num_nodes, notes) for name in SPLITS}
     taken = np.zeros(num_nodes, bool)
-    for name in PARTS:
+    for name in SPLITS:
         again = ids[name][taken[ids[name]]]
         if len(again):
             if options.overlapping_splits == "error":
@@ -147,9 +146,9 @@ def clean_split(stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], option
         taken[ids[name]] = True
         if labels.ndim == 1:
             ids[name] = _labelled(name, ids[name], labels, options, notes)
-    split = Split(*(ids[name] for name in PARTS))
+    split = Split(*(ids[name] for name in SPLITS))
     _require_train(split)
-    for name in PARTS[1:]:
+    for name in SPLITS[1:]:
         if not len(ids[name]):
             notes.append(f"The stored split has no {name} nodes.")
     return split

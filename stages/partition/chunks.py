@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.dataset import Split
+from ...storage.dataset import SPLITS, Split
 from ...storage.edge_shards import EdgeShards
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph, index_dtype
@@ -198,7 +198,7 @@ class Chunks:
             MemoryFeatures(features),
             labels,
             torch.from_numpy(degree).to(job.dtype),
-            Split(*(np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in ("train", "val", "test"))),
+            Split(*(np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in SPLITS)),
             num_base=sum(c.num_nodes for c in of_base),
             num_visible=visible,
             in_edges=torch.from_numpy(all_in).double(),

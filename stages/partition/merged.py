@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...storage.dataset import Split
+from ...storage.dataset import SPLITS, Split
 from ...storage.edge_shards import EdgeShards
 from ...storage.features import MemoryFeatures
 from ...storage.graph import index_dtype
@@ -68,7 +68,7 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
         total_edges=parts[0].shards.total_edges,
         edge_weight=None if weights[0] is None else np.concatenate(weights)[order],
     )
-    split = {name: np.concatenate([getattr(p.split, name) + starts[p.shards.part] for p in parts]) for name in ("train", "val", "test")}
+    split = {name: np.concatenate([getattr(p.split, name) + starts[p.shards.part] for p in parts]) for name in SPLITS}
     return replace(
         parts[0],
         shards=shards,

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...storage.dataset import SPLITS
 from ...storage.edge_shards import shard_edges
 from ...storage.errors import InputError
 from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
@@ -61,7 +62,7 @@ def share(part: Part, batch: FullBatch) -> Share:
     """A part's rows in the order of `batch`."""
     place = np.empty(len(batch.order), np.int64)
     place[batch.order] = np.arange(len(place))
-    splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in ("train", "val", "test")}
+    splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in SPLITS}
     return Share(batch, MemoryFeatures(part.features.gather(batch.order)), part.labels[torch.from_numpy(batch.order)], splits)
 
 

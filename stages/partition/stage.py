@@ -15,23 +15,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.dataset import Dataset, Split
-from ...storage.dataset_store import StoredDataset
+from ...storage.dataset import SPLITS, Dataset, Split
+from ...storage.dealt import OwnRows
 from ...storage.edge_shards import KIND as SHARDS_KIND
 from ...storage.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
 from ...storage.partition import KIND as GRAPH_KIND
-from ...storage.partition import Partition, cut_partition, open_partition, write_partition
+from ...storage.partition import Partition, open_partition, partition_of, write_partition
 from ...storage.partition_book import Book, open_book, write_book
 from ...storage.store import MANIFEST, Store, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
 from .base import Partitioner, check_parts
-from .quality import PartCounts, PartitionQuality, count_part, train_per_part
+from .quality import PartCounts, PartitionQuality, count_part
 
 KIND = "partitioning"
 ROWS_KIND = "partition-rows"
-SPLITS = ("train", "val", "test")
 WEIGHTED = "weighted_degree"
 """The array that holds it in a part's rows, where edges have weights."""
 LAYOUT = 2
@@ -120,7 +119,7 @@ def partition_dataset(
         write_book(out / "book", book, fingerprint=fingerprint)
     counts = {p: seen for p in range(parts) if (seen := _standing(_folder(out, p), fingerprint)) is not None}
     lacking = [p for p in range(parts) if p not in counts]
-    here = ((p, write_part(out, dataset, book, p, fingerprint)) for p in lacking)
+    here = ((p, write_part(out, own_rows(dataset, book.owned(p)), book, p, fingerprint)) for p in lacking)
     for p, seen in here if write_parts is None else write_parts(lacking, fingerprint):
         counts[p] = seen
         if on_progress is not None:
@@ -131,19 +130,23 @@ def partition_dataset(
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
 
 
-def write_part(out: Path, dataset: Dataset | StoredDataset, book: Book, part: int, fingerprint: dict[str, str]) -> PartCounts:
-    """Extract one part and write it; parts of one call of `partition_dataset` may be written by several processes at once.
+def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
+    """What a dataset has of the nodes that a part owns."""
+    split = Split(*(np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64) for name in SPLITS))
+    features, graph = _OwnedFeatures(dataset.features, owned), dataset.graph
+    return OwnRows(owned, graph.take(owned), graph.num_edges, features, dataset.labels[owned], split)
 
-    Of a dataset on disk no more of the graph is in memory than the part.
-    """
-    partition, first_edge = cut_partition(dataset.graph, book, part)
-    counts = count_part(partition, train_per_part(book, dataset.split.train)[part])
+
+def write_part(out: Path, own: OwnRows, book: Book, part: int, fingerprint: dict[str, str]) -> PartCounts:
+    """Write one part; parts of one call of `partition_dataset` may be written by several processes at once."""
+    partition = partition_of(own.nodes, own.graph, book, part)
+    counts = count_part(partition, len(own.split.train))
     folder = _folder(out, part)
     sweep_leftovers(folder)
     write_partition(folder / "graph", partition, fingerprint=fingerprint, overwrite=True)
-    shards = shard_edges(partition, book, first_edge, dataset.graph.num_edges)
+    shards = shard_edges(partition, book, own.graph.first_edge, own.total_edges)
     write_edge_shards(folder / "shards", shards, fingerprint=fingerprint, overwrite=True)
-    _write_rows(folder / "rows", dataset, partition, counts, fingerprint)
+    _write_rows(folder / "rows", own, partition, counts, fingerprint)
     return counts
 
 
@@ -232,12 +235,8 @@ def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
         return None
 
 
-def _write_rows(
-    path: Path, dataset: Dataset | StoredDataset, partition: Partition, counts: PartCounts, fingerprint: dict[str, str]
-) -> None:
-    owned = partition.owned
-    local = {name: np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64) for name in SPLITS}
-    arrays = {"features": _OwnedFeatures(dataset.features, owned), "labels": dataset.labels[owned], **local}
+def _write_rows(path: Path, own: OwnRows, partition: Partition, counts: PartCounts, fingerprint: dict[str, str]) -> None:
+    arrays = {"features": own.features, "labels": own.labels, **{name: getattr(own.split, name) for name in SPLITS}}
     if partition.edge_weight is not None:
         arrays[WEIGHTED] = _weighted_degree(partition)
     write_store(path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True)

@@ -8,12 +8,13 @@ graph, which is read once; time is O(V + E + P).
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...storage.errors import InputError
-from ...storage.partition import RowSource
+from ...storage.graph import TakenRows
 from ...storage.partition_book import TableBook
 from ..kernels.stream_cpu import assign
 from .base import check_parts
@@ -21,6 +22,24 @@ from .base import check_parts
 Floats = npt.NDArray[np.float64]
 ROWS = 1 << 16
 """Rows that are read at a time."""
+
+
+class RowSource(Protocol):
+    """A graph, in memory or on disk, that gives consecutive rows."""
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        ...
+
+    def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
+        """Rows of consecutive ids."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from millrace.stages.base import Fetched, Group, Placement
 from millrace.stages.comm.solo import Solo
 from millrace.stages.dropout import dropout
-from millrace.stages.evaluate import SPLITS, evaluate
+from millrace.stages.evaluate import evaluate
 from millrace.stages.evaluate_together import evaluate_together
 from millrace.stages.fetch.visit import Mode, Visited, Visits
 from millrace.stages.full_batch import FullBatch, View
@@ -29,7 +29,7 @@ from millrace.stages.partition.sharded import Sharded, Share
 from millrace.stages.reduce.seed_weighted import AllSeedsMean
 from millrace.stages.sample.full import Whole
 from millrace.stages.train import forward_backward
-from millrace.storage.dataset import Dataset
+from millrace.storage.dataset import SPLITS, Dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case

@@ -164,24 +164,27 @@ def test_absent_arrays_stay_absent(tmp_path):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, monkeypatch, weighted):
+def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, weighted):
     rng = np.random.default_rng(3)
     v, e = 300, 4000
     weight = rng.random(e).astype(np.float32) if weighted else None
     graph = from_edges(rng.integers(0, v // 2, e), rng.integers(0, v, e), v, edge_weight=weight, keep_edge_id=weighted)
     everything = np.arange(v)
     write_dataset(tmp_path / "store", dataset(graph))
-    monkeypatch.setattr(module, "PIECE_BYTES", 64)
     stored = module.open_stored(tmp_path / "store").graph
     assert (stored.num_nodes, stored.num_edges) == (v, graph.num_edges)
-    scattered = (everything[::7], np.array([0, 299]), everything[everything % 5 < 2])
-    for rows in (everything, everything[40:90], everything[:0], everything[299:], *scattered):
+    assert np.array_equal(stored.first_edge(40, 90), graph.indptr[40:90])
+    assert stored.edge_bytes == 4 + 12 * weighted
+    ranges = (everything, everything[40:90], everything[:0], everything[299:])
+    for rows in ranges:
         got, expected = stored.take(rows), graph.take(rows)
         for name in ("indptr", "first_edge", "indices", "edge_weight", "edge_id"):
             a, b = getattr(got, name), getattr(expected, name)
             assert (a is None) == (b is None), name
             if a is not None:
                 assert a.dtype == b.dtype and np.array_equal(a, b), name
+    for rows in (*ranges, everything[::7], np.array([0, 299]), everything[everything % 5 < 2]):
+        expected = graph.take(rows)
         of = [slice(int(graph.indptr[r]), int(graph.indptr[r + 1])) for r in rows]
         assert np.array_equal(expected.indices, np.concatenate([graph.indices[:0], *(graph.indices[s] for s in of)]))
         assert np.array_equal(expected.first_edge, graph.indptr[:-1][rows])

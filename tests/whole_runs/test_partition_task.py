@@ -4,11 +4,18 @@ import hashlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from distributed import Client
 
 import millrace as mr
+from millrace.pipeline import partition_task
 from millrace.pipeline.partition_task import parts_by
+from millrace.stages.partition.hash import Hash
+from millrace.stages.partition.stage import partition_dataset
+from millrace.storage import dealt
+from millrace.storage.dataset_store import write_dataset
+from millrace.storage.partition_book import RangeBook, write_book
 
 SBM = "sbm:nodes=2000,classes=4,train=0.4"
 
@@ -47,7 +54,37 @@ def test_what_cannot_be_is_refused(tmp_path, key):
     assert not (tmp_path / "out").exists()
 
 
+def test_many_ranges_of_rows_are_dealt(scheduler, tmp_path):
+    """Workers deal ranges of 16 KiB, here parts are taken from memory: the same files, and the workers keep no book."""
+    dataset = mr.open_dataset(SBM)
+    write_dataset(tmp_path / "data", dataset, features_format="npy")
+    told = []
+    with Client(scheduler) as client:
+        client.run(set_range_bytes, 16 << 10)
+        for out, writer in (
+            (tmp_path / "here", None),
+            (tmp_path / "there", lambda parts, of: parts_by(client, tmp_path / "there", tmp_path / "data", parts, of, told.append)),
+        ):
+            partition_dataset(dataset, Hash(), 7, out, write_parts=writer)
+        client.run(set_range_bytes, dealt.RANGE_BYTES, dealt.STRETCH_BYTES)
+        assert set(client.run(books_held).values()) == {0}
+    assert digests(tmp_path / "here") == digests(tmp_path / "there")
+    ranges = told[0].total
+    assert ranges > 10
+    assert [(e.stage, e.done, e.total) for e in told] == [("deal", k + 1, ranges) for k in range(ranges)]
+
+
+def set_range_bytes(of_all, of_a_part=0):
+    dealt.RANGE_BYTES, dealt.STRETCH_BYTES = of_all, of_a_part
+
+
+def books_held():
+    return partition_task._book.cache_info().currsize
+
+
 def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):
     """The workers find no dataset."""
+    write_book(tmp_path / "book", RangeBook(np.array([0, 3, 5])))
     with Client(scheduler) as client, pytest.raises(mr.RunError, match=r"^partitioning failed: StoreError: .*none.*--resume"):
-        list(parts_by(client, tmp_path, tmp_path / "none", [0, 1], {}))
+        list(parts_by(client, tmp_path, tmp_path / "none", [0, 1], {}, lambda event: None))
+    assert [p.name for p in tmp_path.iterdir()] == ["book"]
