@@ -4,7 +4,8 @@
     python benchmarks/grappa.py --only speed --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
         --bandwidth-mbit 100 --json grappa.json
 
-Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learns is another question: ``grappa_accuracy.py``.
+Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learns is another question, ``grappa_accuracy.py``, and what it
+takes to cut a large graph a third, ``cutting.py``.
 
 ``speed``   4 ranks, GraphSAGE of 3 layers of 256, 1024 seeds a rank and step, fanout 15,10,5: seconds of an epoch under ``grappa``,
             ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as published, without a halo, and
@@ -18,10 +19,6 @@ Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learn
             gradients would take over typical links, by the model of `millrace.pipeline.links`.
 ``memory``  what the largest rank sees and holds, in parts of 2 to 16, without a halo and with it, beside the whole graph.
 ``switch``  seconds at a switch where what comes next is read and joined then, and where that was done ahead.
-``scale``   cutting a stored graph into chunks: memory of the process that writes one, without pages of mapped files, for 1, 2 and 4
-            times as many edges in as many more chunks, and edges a second. Memory is that of a chunk's edges and of the nodes outside that
-            they come from (``halo``, of the chunk with most), which are more in a larger graph. Each chunk looks at all edges to find its
-            own: what that makes of 10^12 edges.
 
 The graph is R-MAT: it has hubs and no clusters, so parts are random (``hash``), and METIS would not make them better.
 """
@@ -30,7 +27,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -307,75 +303,6 @@ def measure_switch(args: argparse.Namespace, report: dict[str, Any]) -> None:
             print(f"{halo:>5}{mib:>11,.0f}{seen_mib:>10,.0f}{a:>11.3f}{b:>12.3f}{1 - b / a:>8.0%}", flush=True)
 
 
-CUT = """
-import sys, threading, time
-from pathlib import Path
-from millrace.stages.partition.registry import PARTITIONERS
-from millrace.stages.partition.stage import write_part
-from millrace.storage.dataset_store import open_stored
-
-def own():
-    # Pages of the store's mapped files are the system's to take back.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
-
-folder, out, parts = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-dataset = open_stored(folder)
-book = PARTITIONERS["hash"]().assign(dataset.graph, parts, 0)
-before, most, over = own(), 0, threading.Event()
-
-def look():
-    global most
-    while not over.wait(0.005):
-        most = max(most, own())
-
-watcher = threading.Thread(target=look)
-watcher.start()
-start = time.perf_counter()
-dataset.graph.take(book.owned(0)[::1000])
-looked = time.perf_counter() - start
-start = time.perf_counter()
-halo = max(write_part(out, dataset, book, part, {}).halo for part in range(parts))
-took = time.perf_counter() - start
-over.set()
-watcher.join()
-print(took, most - before, halo, looked)
-"""
-
-
-def measure_scale(args: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Section ``scale``."""
-    print("\nSCALE: cutting a stored graph into chunks of as many edges each, by one process; memory at most, beyond what it has before")
-    print(f"{'nodes':>10}{'edges':>13}{'chunks':>8}{'store MiB':>11}{'halo':>11}{'memory MiB':>12}{'seconds':>9}{'edges/s':>11}")
-    report["scale"] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for times in (1, 2, 4):
-            store = store_of(args, args.nodes * times)
-            dataset = mr.open_dataset(store, features="mapped")
-            size = dataset.graph.nbytes + dataset.num_nodes * FEATURES * 4
-            words = [sys.executable, "-c", CUT, str(store), str(Path(scratch) / store.name), str(8 * times)]
-            told = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
-            seconds, beyond, edges = float(told[0]), int(told[1]), dataset.graph.num_edges
-            line = {"nodes": dataset.num_nodes, "edges": edges, "parts": 8 * times, "bytes": beyond, "seconds": seconds}
-            report["scale"].append({**line, "halo": int(told[2]), "looked_s": float(told[3])})
-            print(
-                f"{dataset.num_nodes:>10,}{edges:>13,}{8 * times:>8}{size / 2**20:>11,.0f}"
-                f"{int(told[2]):>11,}{beyond / 2**20:>12,.0f}{seconds:>9.1f}{edges / seconds:>11,.0f}",
-                flush=True,
-            )
-    last = report["scale"][-1]
-    chunk, looked = last["edges"] / last["parts"], last["looked_s"] / last["edges"]
-    own, room = last["seconds"] / last["edges"] - looked * last["parts"], last["bytes"] / chunk
-    print(f"To find its edges, a chunk looks at all: {1e9 * looked:.2f} ns an edge, and {1e9 * own:.0f} ns for each of its own.")
-    for size in (1e8, 1e9):
-        hours = (1e12 / size * 1e12 * looked + 1e12 * own) / 3600
-        memory = f"{room * size / 2**30:,.0f} GiB"
-        print(f"10^12 edges in chunks of {size:.0e}, {memory} each: {hours:,.0f} hours of one process, {hours / 256:,.1f} of 256")
-    print(f"and edges of 8 bytes fill {8e12 / 2**40:.1f} TiB of storage")
-    if last["bytes"] > 2 * report["scale"][0]["bytes"]:
-        report["problems"].append("scale: memory grows with the graph, though chunks stay as large")
-
-
 Measure = Callable[[argparse.Namespace, dict[str, Any]], None]
 SECTIONS: dict[str, Measure] = {
     "speed": measure_speed,
@@ -383,7 +310,6 @@ SECTIONS: dict[str, Measure] = {
     "bytes": measure_bytes,
     "memory": measure_memory,
     "switch": measure_switch,
-    "scale": measure_scale,
 }
 
 
