@@ -30,46 +30,46 @@ import numpy as np
 from millrace.stages.partition.registry import PARTITIONERS
 from millrace.stages.partition.stage import write_part
 from millrace.storage.dataset_store import open_stored
-from millrace.storage.dealt import Dealt, deal, row_ranges
+from millrace.storage.dealt import Dealt, begin, deal
 
 def own():
-    # Pages of the store's mapped files are the system's to take back.
+    # Pages of mapped files are the system's to take back.
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
-def timed(work):
+def watched(work):
+    most, over = [0], threading.Event()
+    def look():
+        while not over.wait(0.005):
+            most[0] = max(most[0], own())
+    watcher = threading.Thread(target=look)
+    watcher.start()
     start = time.perf_counter()
-    return work(), time.perf_counter() - start
+    out = work()
+    took = time.perf_counter() - start
+    over.set()
+    watcher.join()
+    return out, took, most[0] - base
 
-folder, out, parts = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-dataset = open_stored(folder)
+def dealing():
+    ranges = begin(dataset, parts, range(parts), folder)
+    for k in range(ranges):
+        deal(dataset, k, book, folder)
+    return ranges
+
+source, out, parts = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+folder, dataset = out / "dealt", open_stored(source)
+folder.mkdir(parents=True)
 book = PARTITIONERS["hash"]().assign(dataset.graph, parts, 0)
-before, most, over = own(), 0, threading.Event()
-
-def look():
-    global most
-    while not over.wait(0.005):
-        most = max(most, own())
-
-def deals():
-    bounds = row_ranges(dataset, parts).tolist()
-    folders = [out / "dealt" / str(first) for first in bounds[:-1]]
-    for first, stop, at in zip(bounds, bounds[1:], folders):
-        deal(dataset, first, stop, book, range(parts), at)
-    return Dealt(folders, dataset.graph.num_edges)
-
-watcher = threading.Thread(target=look)
-watcher.start()
-dealt, deal_s = timed(deals)
-of_deals, most = most - before, 0
-# Names that lie in every block of the book, which each part has to go through.
-_, book_s = timed(lambda: book.local(np.arange(0, book.num_nodes, 1000)))
-_, book_s = timed(lambda: book.local(np.arange(0, book.num_nodes, 1000)))
-counts, part_s = timed(lambda: [write_part(out, dealt.part(part), book, part, {}) for part in range(parts)])
-over.set()
-watcher.join()
+base = own()
+book.sizes()
+ranges, deal_s, deal_bytes = watched(dealing)
+# Nodes of every block of the book, as the nodes outside a part are.
+_, book_s, _ = watched(lambda: book.local(np.arange(0, book.num_nodes, 1000)))
+counts, part_s, part_bytes = watched(lambda: [write_part(out, Dealt(folder).part(part), book, part, {}) for part in range(parts)])
 halo = max(c.halo for c in counts)
-print(json.dumps({"deal_s": deal_s, "part_s": part_s, "book_s": book_s, "deal_bytes": of_deals, "bytes": most - before, "halo": halo}))
+told = {"ranges": ranges, "deal_s": deal_s, "deal_bytes": deal_bytes, "part_s": part_s, "part_bytes": part_bytes, "book_s": book_s}
+print(json.dumps({**told, "halo": halo}))
 """
 
 
@@ -91,30 +91,29 @@ def measure(args: argparse.Namespace, report: dict[str, Any]) -> None:
             store, parts = rmat(args, times), args.parts * times
             stored = open_stored(store)
             nodes, edges = stored.graph.num_nodes, stored.graph.num_edges
-            size = nodes * (8 + 8 + FEATURES * stored.features.dtype.itemsize) + edges * stored.graph.edge_bytes
+            of_edge = sum(dtype.itemsize for dtype in stored.graph.of_edges.values())
+            size = nodes * (8 + 8 + FEATURES * stored.features.dtype.itemsize) + edges * of_edge
             words = [sys.executable, "-c", CUT, str(store), str(Path(scratch) / store.name), str(parts)]
             told = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
             line = {"nodes": nodes, "edges": edges, "parts": parts, "store_bytes": size, **told}
             report["scale"].append(line)
             print(
                 f"{nodes:>10,}{edges:>13,}{parts:>7}{size / 2**20:>11,.0f}{line['halo']:>12,}"
-                f"{line['deal_s']:>9.1f}{line['deal_bytes'] / 2**20:>7,.0f}{line['part_s']:>9.1f}{line['bytes'] / 2**20:>7,.0f}"
+                f"{line['deal_s']:>9.1f}{line['deal_bytes'] / 2**20:>7,.0f}{line['part_s']:>9.1f}{line['part_bytes'] / 2**20:>7,.0f}"
                 f"{edges / (line['deal_s'] + line['part_s']):>11,.0f}",
                 flush=True,
             )
     first, last = report["scale"][0], report["scale"][-1]
     edges, parts, book = last["edges"], last["parts"], last["book_s"] / last["nodes"]
     dealt, written = last["deal_s"] / edges, (last["part_s"] - parts * last["book_s"]) / edges
-    print(
-        f"An edge, with its share of a row: {1e9 * dealt:.0f} ns to deal, {1e9 * written:.0f} ns to write, into any number of parts."
-    )
+    print(f"An edge, with its share of a row: {1e9 * dealt:.0f} ns to deal, {1e9 * written:.0f} ns to write, in parts of this size.")
     print(f"To know where others' nodes lie, a part goes through all nodes: {1e9 * book:.0f} ns each.")
     for size in (1e8, 1e9):
         nodes = 1e12 * last["nodes"] / edges
         hours = (1e12 * (dealt + written) + 1e12 / size * nodes * book) / 3600
-        memory = f"{last['bytes'] * parts / edges * size / 2**30:,.0f} GiB"
+        memory = f"{last['part_bytes'] * parts / edges * size / 2**30:,.0f} GiB"
         print(f"10^12 edges in parts of {size:.0e}, {memory} each: {hours:,.0f} hours of one process, {hours / 256:,.1f} of 256")
-    if max(last["bytes"], last["deal_bytes"]) > 2 * max(first["bytes"], first["deal_bytes"]):
+    if max(last["part_bytes"], last["deal_bytes"]) > 2 * max(first["part_bytes"], first["deal_bytes"]):
         report["problems"].append("memory grows with the graph, though parts stay as large")
 
 

@@ -1,7 +1,7 @@
 """Partitioning on a cluster: the driver says who owns what, Dask tasks deal the rows to their owners, and one for each part writes it."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from ..stages.partition.quality import PartCounts
 from ..stages.partition.stage import write_part
 from ..storage.dataset import Dataset
 from ..storage.dataset_store import open_stored
-from ..storage.dealt import Dealt, deal, row_ranges
+from ..storage.dealt import Dealt, begin, deal
 from ..storage.errors import RunError
 from ..storage.partition_book import Book, open_book
 from ..storage.store import ASIDE, remove_tree
@@ -51,21 +51,21 @@ def parts_by(client: Client, out: Path, dataset: Path, parts: list[int], fingerp
     submit = partial(client.submit, pure=False)
     # What a killed call leaves under such a name goes when the next one sweeps the folder.
     folder = out / f"{ASIDE}dealt-{batch}"
-    with _removed(folder):
-        ((bounds, edges),) = _done([submit(_ranges, out, dataset, batch, key=f"ranges-{batch}")])
-        folders = [folder / f"{first:012d}" for first in bounds[:-1]]
-        ranges = enumerate(zip(bounds, bounds[1:], folders))
-        deals = [submit(_deal, out, dataset, batch, *rows, parts, key=(f"deal-{batch}", k)) for k, rows in ranges]
+    try:
+        folder.mkdir()
+        (num_ranges,) = _done([submit(_begin, out, dataset, batch, parts, folder, key=f"begin-{batch}")])
+        deals = (submit(_deal, out, dataset, batch, k, folder, key=(f"deal-{batch}", k)) for k in range(num_ranges))
         for done, _ in enumerate(_done(deals), 1):
-            emit(StageAdvanced("deal", done, len(deals)))
-        dealt = Dealt(folders, edges)
-        yield from _done([submit(_write, out, dealt, batch, part, fingerprint, key=(f"partition-{batch}", part)) for part in parts])
-    client.run(_book.cache_clear, on_error="ignore")
+            emit(StageAdvanced("deal", done, num_ranges))
+        yield from _done(submit(_write, out, batch, part, folder, fingerprint, key=(f"partition-{batch}", part)) for part in parts)
+        client.run(_book.cache_clear, on_error="ignore")
+    finally:
+        remove_tree(folder)
 
 
-def _done(futures: list[Future]) -> Iterator[Any]:
-    """What tasks return, as they come."""
-    for future in as_completed(futures):
+def _done(futures: Iterable[Future]) -> Iterator[Any]:
+    """What tasks return, as they come. Then nobody holds them: what they have written stays, and a lost worker's need not be done again."""
+    for future in as_completed([*futures]):
         try:
             yield future.result()
         except Exception as e:
@@ -75,8 +75,8 @@ def _done(futures: list[Future]) -> Iterator[Any]:
 
 
 @contextmanager
-def _removed(path: Path, made: bool = True) -> Iterator[None]:
-    """What was made for the workers alone goes when they are done."""
+def _removed(path: Path, made: bool) -> Iterator[None]:
+    """A store that was made for the workers alone goes when they are done."""
     try:
         yield
     finally:
@@ -90,14 +90,13 @@ def _book(out: Path, batch: str) -> Book:
     return open_book(out / "book")
 
 
-def _ranges(out: Path, dataset: Path, batch: str) -> tuple[list[int], int]:
-    stored = open_stored(dataset)
-    return row_ranges(stored, _book(out, batch).num_parts).tolist(), stored.graph.num_edges
+def _begin(out: Path, dataset: Path, batch: str, parts: list[int], folder: Path) -> int:
+    return begin(open_stored(dataset), _book(out, batch).num_parts, parts, folder)
 
 
-def _deal(out: Path, dataset: Path, batch: str, first: int, stop: int, folder: Path, parts: list[int]) -> None:
-    deal(open_stored(dataset), first, stop, _book(out, batch), parts, folder)
+def _deal(out: Path, dataset: Path, batch: str, k: int, folder: Path) -> None:
+    deal(open_stored(dataset), k, _book(out, batch), folder)
 
 
-def _write(out: Path, dealt: Dealt, batch: str, part: int, fingerprint: dict[str, str]) -> tuple[int, PartCounts]:
-    return part, write_part(out, dealt.part(part), _book(out, batch), part, fingerprint)
+def _write(out: Path, batch: str, part: int, folder: Path, fingerprint: dict[str, str]) -> tuple[int, PartCounts]:
+    return part, write_part(out, Dealt(folder).part(part), _book(out, batch), part, fingerprint)

@@ -1,6 +1,6 @@
 """A dataset as one committed store: graph, labels, split and features. Features may stay on disk when it is opened."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .dataset import Dataset, Split
+from .dataset import SPLITS, Dataset, Split
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
@@ -143,31 +143,24 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
 
 
 class StoredGraph:
-    """The graph of a dataset's store, read as rows are taken from it. See `stages.partition.streaming.RowSource`."""
+    """The graph of a dataset's store, read as rows are asked for. See `stages.partition.streaming.RowSource`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.num_nodes = store.array("indptr").shape[0] - 1
-        self.num_edges = store.array("indices").shape[0]
-        self._of_edges = [name for name in ("indices", "edge_weight", "edge_id") if name in store]
-        self.edge_bytes = sum(store.array(name).dtype.itemsize for name in self._of_edges)
-        """Of one edge, in all arrays."""
+        self.num_nodes: int = store.entries["indptr"]["shape"][0] - 1
+        self.num_edges: int = store.entries["indices"]["shape"][0]
+        self.of_edges = {n: np.dtype(store.entries[n]["dtype"]) for n in ("indices", "edge_weight", "edge_id") if n in store}
+        """The arrays that have an entry for each edge, and their dtypes."""
 
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """int64, where the edges of rows ``[first, stop)`` begin. Raises StoreError: the store is damaged."""
         return self._store.piece("indptr", slice(first, stop))
 
-    def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
-        """Consecutive rows; nothing else is in memory.
-
-        Raises:
-            StoreError: the store is damaged.
-        """
-        first = int(rows[0]) if len(rows) else 0
-        assert np.array_equal(rows, np.arange(first, first + len(rows))), "rows of a stored graph are taken by ranges"
-        indptr = self.first_edge(first, first + len(rows) + 1)
+    def rows(self, first: int, stop: int) -> TakenRows:
+        """Rows ``[first, stop)``; nothing else is in memory. Raises StoreError: the store is damaged."""
+        indptr = self.first_edge(first, stop + 1)
         edges = slice(int(indptr[0]), int(indptr[-1]))
-        arrays = {name: self._store.piece(name, edges) for name in self._of_edges}
+        arrays = {name: self._store.piece(name, edges) for name in self.of_edges}
         return TakenRows(indptr - indptr[0], indptr[:-1], arrays["indices"], arrays.get("edge_weight"), arrays.get("edge_id"))
 
 
@@ -176,8 +169,7 @@ class StoredRows:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
-        array = store.array(name)
-        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+        self.shape, self.dtype = tuple(store.entries[name]["shape"]), np.dtype(store.entries[name]["dtype"])
 
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
         """Raises StoreError: the store is damaged."""
@@ -186,16 +178,17 @@ class StoredRows:
 
 @dataclass(frozen=True, eq=False)
 class StoredDataset:
-    """A dataset's store whose graph, features and labels stay on disk."""
+    """A dataset's store of which everything stays on disk until it is asked for."""
 
     graph: StoredGraph
     features: FeatureStore
     labels: StoredRows
-    split: Split
+    split: Mapping[str, StoredRows]
+    """The ids of each set, by its name."""
 
 
 def open_stored(path: Path) -> StoredDataset:
-    """Open a dataset that `write_dataset` wrote, but leave graph, features and labels where they are.
+    """Open a dataset that `write_dataset` wrote, but leave its arrays where they are.
 
     Raises:
         StoreError: the store is absent, incomplete or damaged.
@@ -205,7 +198,7 @@ def open_stored(path: Path) -> StoredDataset:
         StoredGraph(store),
         _open_features(store, features_place(path)),
         StoredRows(store, "labels"),
-        Split(store.read("train"), store.read("val"), store.read("test")),
+        {name: StoredRows(store, name) for name in SPLITS},
     )
 
 

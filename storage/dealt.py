@@ -1,14 +1,18 @@
 """A stored dataset by the parts that own its rows, so that each part reads its own rows and no others.
 
 Parts have rows everywhere in a graph. Were each of P parts to look for its own, all would be read P times; *dealing* reads them once.
-A range of rows at a time is written again in the order of their owners, into a folder of its own. What a part owns is then a stretch of
-every range, and these stretches, one after the other, are its rows, ascending. The folders are there while `stages/partition` cuts parts.
+The rows are cut into ranges, and each range is written again, into a file of its own, in the order of the owners. What a part owns is then
+a stretch of every file, and these stretches, one after the other, are its rows, ascending.
+
+A folder holds a plan (`begin`) and the files (`deal`: in any order, by anyone, more than once if it must be). `stages/partition` makes it,
+cuts parts from it (`Dealt`) and takes it away.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import os
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,150 +21,210 @@ from .dataset import SPLITS, Split
 from .dataset_store import StoredDataset
 from .errors import StoreError
 from .graph import TakenRows, edges_of_rows
+from .partition import OwnRows
 from .partition_book import PartitionBook
-from .store import Rows, committed_folder
+from .store import Store, open_store, write_store
 
 IdArray = npt.NDArray[np.int64]
-RANGE_BYTES = 64 << 20
-"""A range holds about this much; one row may be more."""
-STRETCH_BYTES = 256 << 10
-"""And as much for each part, so that a stretch is worth looking for."""
+KIND = "dealing"
+RANGE_BYTES = 128 << 20
+"""Whoever deals a range holds about this much, or a single row that is larger;"""
+STRETCH_BYTES = 512 << 10
+"""or, if that is more, this much for each part, so that a stretch is worth looking for;"""
+MOST_BYTES = 1 << 30
+"""but no more than this."""
 PIECE_ROWS = 1 << 21
 
 
-@dataclass(frozen=True, eq=False)
-class OwnRows:
-    """What a dataset has of the N nodes that one part owns."""
+class Column(NamedTuple):
+    """One of the arrays in a file."""
 
-    nodes: IdArray
-    """int64 [N], global ids, ascending."""
-    graph: TakenRows
-    """Their in-edges."""
-    total_edges: int
-    """E of the whole graph."""
-    features: Rows
-    """[N, F], which need not be in memory."""
-    labels: npt.NDArray[np.generic]
-    """int64 [N] or float32 [N, C]."""
-    split: Split
-    """Local ids."""
+    name: str
+    of_edges: bool
+    """One for each edge, not for each row."""
+    dtype: str
+    shape: tuple[int, ...]
+    """Of one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of one."""
+        return np.dtype(self.dtype).itemsize * int(np.prod(self.shape))
 
 
-def row_ranges(dataset: StoredDataset, parts: int) -> IdArray:
-    """int64 [K+1], where the K ranges of a dataset of V > 0 nodes begin that is dealt to `parts` parts, and V.
+def begin(dataset: StoredDataset, num_parts: int, parts: Sequence[int], folder: Path) -> int:
+    """Write the plan of dealing a dataset that has `num_parts` parts to some of them, and say how many ranges it has.
 
-    Reads the row pointers, a piece at a time.
+    Reads the row pointers and the ids of the splits, piece by piece.
 
     Raises:
         StoreError: the dataset is damaged.
     """
     graph, features, labels = dataset.graph, dataset.features, dataset.labels
-    # Beside features and label: node, first edge, row pointer and set.
-    row = 25 + features.num_features * features.dtype.itemsize + labels.dtype.itemsize * int(np.prod(labels.shape[1:]))
-    budget = max(RANGE_BYTES, parts * STRETCH_BYTES)
-    bounds, last = [], -1
-    for first in range(0, graph.num_nodes, PIECE_ROWS):
-        rows = np.arange(first, min(first + PIECE_ROWS, graph.num_nodes))
+    columns = (
+        *(Column(name, False, "int64", ()) for name in ("nodes", "first_edge", "degree")),
+        Column("set", False, "uint8", ()),
+        Column("labels", False, labels.dtype.name, labels.shape[1:]),
+        *(Column(name, True, dtype.name, ()) for name, dtype in graph.of_edges.items()),
+        Column("features", False, features.dtype.name, (features.num_features,)),
+    )
+    bounds = _ranges(dataset, columns, num_parts)
+    offsets = np.zeros((len(SPLITS), len(bounds)), np.int64)
+    for before, name in zip(offsets, SPLITS):
+        ids = dataset.split[name]
+        for first in range(0, ids.shape[0], PIECE_ROWS):
+            before += np.searchsorted(ids[first : first + PIECE_ROWS], bounds)
+    arrays = {"bounds": bounds, "offsets": offsets, "parts": np.asarray(parts, np.int64)}
+    meta = {"num_parts": num_parts, "total_edges": graph.num_edges, "columns": columns}
+    write_store(folder / "plan", KIND, fingerprint={}, meta=meta, arrays=arrays)
+    return len(bounds) - 1
+
+
+def _ranges(dataset: StoredDataset, columns: Sequence[Column], parts: int) -> IdArray:
+    """int64 [K+1], where ranges begin, and V."""
+    # A row: its columns, the owner, the order and a row pointer. An edge: what is read, the same in order, and 24 bytes to find it.
+    row = sum(c.nbytes for c in columns if not c.of_edges) + 24
+    edge = 2 * sum(c.nbytes for c in columns if c.of_edges) + 24
+    budget = min(max(RANGE_BYTES, parts * STRETCH_BYTES), MOST_BYTES)
+    bounds, last, nodes = [np.zeros(1, np.int64)], 0, dataset.graph.num_nodes
+    for first in range(0, nodes, PIECE_ROWS):
+        rows = np.arange(first, min(first + PIECE_ROWS, nodes))
         # How many budgets all rows before have filled.
-        number = (rows * row + graph.first_edge(first, first + len(rows)) * graph.edge_bytes) // budget
+        number = (rows * row + dataset.graph.first_edge(first, first + len(rows)) * edge) // budget
         bounds.append(rows[np.diff(number, prepend=last) > 0])
         last = int(number[-1])
-    return np.concatenate([*bounds, [graph.num_nodes]])
+    return np.concatenate([*bounds, [nodes]])
 
 
-def deal(dataset: StoredDataset, first: int, stop: int, book: PartitionBook, parts: Collection[int], folder: Path) -> None:
-    """Write rows ``[first, stop)`` of a dataset into `folder`, by owner; rows that none of `parts` owns are left out.
+def deal(dataset: StoredDataset, k: int, book: PartitionBook, folder: Path) -> None:
+    """Write range `k`, unless it is there; rows that none of the plan's parts owns are left out.
 
     Raises:
-        StoreError: the dataset is damaged.
+        StoreError: the dataset or the plan is damaged.
+        FileNotFoundError: the folder has been taken away.
     """
+    path, plan = _file(folder, k), open_store(folder / "plan", KIND)
+    if path.exists():
+        return
+    first, stop = plan.piece("bounds", slice(k, k + 2)).tolist()
     owner = book.part(np.arange(first, stop))
     # Of 16 bits, numpy sorts by radix.
     order = np.argsort(owner.astype(np.int16) if book.num_parts < 1 << 15 else owner, kind="stable")
-    order = order[np.isin(owner[order], [*parts])]
-    splits = np.zeros(book.num_parts + 1, np.int64)
-    np.cumsum(np.bincount(owner[order], minlength=book.num_parts), out=splits[1:])
-    rows = dataset.graph.take(np.arange(first, stop))
-    indptr, edges = edges_of_rows(rows.indptr[order], np.diff(rows.indptr)[order])
-    number = np.zeros(stop - first, np.uint8)
-    for n, name in enumerate(SPLITS, 1):
-        ids = getattr(dataset.split, name)
-        number[ids[slice(*np.searchsorted(ids, (first, stop)))] - first] = n
-    arrays = {
-        "splits": splits,
+    order = order[np.isin(owner[order], plan.read("parts"))]
+    rows = dataset.graph.rows(first, stop)
+    degree = np.diff(rows.indptr)[order]
+    indptr, edges = edges_of_rows(rows.indptr[order], degree)
+    sets = np.zeros(stop - first, np.uint8)
+    for number, (name, offsets) in enumerate(zip(SPLITS, plan.read("offsets")[:, k : k + 2].tolist()), 1):
+        sets[dataset.split[name][slice(*offsets)] - first] = number
+    found: dict[str, npt.NDArray[Any]] = {
         "nodes": first + order,
         "first_edge": rows.first_edge[order],
-        "indptr": indptr,
-        "indices": rows.indices[edges],
-        "edge_weight": None if rows.edge_weight is None else rows.edge_weight[edges],
-        "edge_id": None if rows.edge_id is None else rows.edge_id[edges],
-        "split": number[order],
+        "degree": degree,
+        "set": sets[order],
         "labels": dataset.labels[first:stop][order],
         "features": dataset.features.gather(first + order),
+        **{name: getattr(rows, name)[edges] for name in dataset.graph.of_edges},
     }
-    with committed_folder(folder, overwrite=True, durable=False) as aside:
-        for name, array in arrays.items():
-            if array is not None:
-                np.save(aside / f"{name}.npy", array)
-
-
-class Dealt:
-    """What `deal` wrote of all ranges of a dataset of E edges."""
-
-    def __init__(self, folders: Sequence[Path], total_edges: int) -> None:
-        self.folders, self.total_edges = folders, total_edges
-
-    def part(self, part: int) -> OwnRows:
-        """The rows of a part: in memory, but for features.
-
-        Raises:
-            StoreError: a folder is incomplete.
-        """
-        rows = [Stretch(f, *_mapped(f, "splits")[part : part + 2].tolist()) for f in self.folders]
-        pointers = [_mapped(s.folder, "indptr")[s.first : s.stop + 1] for s in rows]
-        edges = [Stretch(s.folder, int(at[0]), int(at[-1])) for s, at in zip(rows, pointers)]
-        indptr = np.concatenate([np.zeros(1, np.int64), *(np.diff(at) for at in pointers)])
-        np.cumsum(indptr, out=indptr)
-        weight, ids = (_joined(edges, n) if (self.folders[0] / f"{n}.npy").exists() else None for n in ("edge_weight", "edge_id"))
-        graph = TakenRows(indptr, _joined(rows, "first_edge"), _joined(edges, "indices"), weight, ids)
-        number = _joined(rows, "split")
-        split = Split(*(np.flatnonzero(number == n).astype(np.int64) for n in range(1, 1 + len(SPLITS))))
-        return OwnRows(_joined(rows, "nodes"), graph, self.total_edges, DealtFeatures(rows), _joined(rows, "labels"), split)
+    columns, index = _columns(plan), np.zeros((book.num_parts + 1, 3), np.int64)
+    np.cumsum(np.bincount(owner[order], minlength=book.num_parts), out=index[1:, 1])
+    index[:, 2] = indptr[index[:, 1]]
+    index[:, 0] = index.nbytes + index[:, 1] * _bytes(columns, of_edges=False) + index[:, 2] * _bytes(columns, of_edges=True)
+    aside = folder / f".{uuid.uuid4().hex}"
+    with open(aside, "wb") as file:
+        file.write(index.data)
+        for part in np.flatnonzero(np.diff(index[:, 1])):
+            for column in columns:
+                file.write(found[column.name][slice(*index[part : part + 2, 1 + column.of_edges])].tobytes())
+    os.replace(aside, path)
 
 
 class Stretch(NamedTuple):
-    """Rows ``[first, stop)`` of what lies in the folder of a range."""
+    """What a part has in the file of a range: its columns, one after the other."""
 
-    folder: Path
-    first: int
-    stop: int
+    path: Path
+    begin: int
+    """Byte of the file."""
+    rows: int
+    edges: int
+
+
+class Dealt:
+    """A dataset that has been dealt."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._plan = folder, open_store(folder / "plan", KIND)
+        self._num_ranges = self._plan.array("bounds").shape[0] - 1
+
+    def part(self, part: int) -> OwnRows:
+        """The rows of a part, in memory but for features.
+
+        Raises:
+            StoreError: a file is incomplete.
+        """
+        stretches = [s for k in range(self._num_ranges) if (s := self._stretch(k, part)).rows]
+        *columns, of_features = _columns(self._plan)
+        rows, edges = sum(s.rows for s in stretches), sum(s.edges for s in stretches)
+        found = {c.name: np.empty((edges if c.of_edges else rows, *c.shape), c.dtype) for c in columns}
+        row = edge = 0
+        for s in stretches:
+            with open(s.path, "rb") as file:
+                file.seek(s.begin)
+                for c in columns:
+                    _fill(file, found[c.name][edge : edge + s.edges] if c.of_edges else found[c.name][row : row + s.rows])
+            row, edge = row + s.rows, edge + s.edges
+        indptr = np.zeros(rows + 1, np.int64)
+        np.cumsum(found["degree"], out=indptr[1:])
+        graph = TakenRows(indptr, found["first_edge"], found["indices"], found.get("edge_weight"), found.get("edge_id"))
+        split = Split(*(np.flatnonzero(found["set"] == number).astype(np.int64) for number in range(1, 1 + len(SPLITS))))
+        before = _bytes(columns, of_edges=False), _bytes(columns, of_edges=True)
+        beyond = [s._replace(begin=s.begin + s.rows * before[0] + s.edges * before[1]) for s in stretches]
+        features = DealtFeatures(of_features, beyond)
+        return OwnRows(found["nodes"], graph, self._plan.meta["total_edges"], features, found["labels"], split)
+
+    def _stretch(self, k: int, part: int) -> Stretch:
+        path, index = _file(self._folder, k), np.empty((2, 3), np.int64)
+        try:
+            with open(path, "rb") as file:
+                file.seek(part * index[0].nbytes)
+                _fill(file, index)
+        except FileNotFoundError as e:
+            raise StoreError(f"{path} is missing; partition the dataset again") from e
+        return Stretch(path, int(index[0, 0]), *np.diff(index, axis=0)[0, 1:].tolist())
 
 
 class DealtFeatures:
-    """Feature rows of a part, one stretch after the other. See `storage.store.Rows`."""
+    """Feature rows of a part, which are read as they are asked for. See `storage.store.Rows`."""
 
-    def __init__(self, stretches: Sequence[Stretch]) -> None:
-        self._stretches = stretches
-        self._begin = np.cumsum([0, *(s.stop - s.first for s in stretches)])
-        like = _mapped(stretches[0].folder, "features")
-        self.shape, self.dtype = (int(self._begin[-1]), like.shape[1]), like.dtype
+    def __init__(self, column: Column, stretches: Sequence[Stretch]) -> None:
+        self._column, self._stretches = column, stretches
+        self._first = np.cumsum([0, *(s.rows for s in stretches)])
+        self.shape, self.dtype = (int(self._first[-1]), *column.shape), np.dtype(column.dtype)
 
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        i = min(int(np.searchsorted(self._begin, rows.start, side="right")), len(self._stretches)) - 1
-        j = max(int(np.searchsorted(self._begin, rows.stop)), i + 1)
-        found = [
-            s._replace(first=s.first + max(0, rows.start - at), stop=min(s.stop, s.first + rows.stop - at))
-            for s, at in zip(self._stretches[i:j], self._begin[i:j].tolist())
-        ]
-        return _joined(found, "features")
+        """Raises StoreError: a file is incomplete."""
+        out = np.empty((rows.stop - rows.start, *self._column.shape), self.dtype)
+        begin, end = np.searchsorted(self._first, (rows.start, rows.stop), side="right")
+        for s, first in zip(self._stretches[begin - 1 : end], self._first[begin - 1 : end].tolist()):
+            i, j = max(rows.start, first), min(rows.stop, first + s.rows)
+            with open(s.path, "rb") as file:
+                file.seek(s.begin + (i - first) * self._column.nbytes)
+                _fill(file, out[i - rows.start : j - rows.start])
+        return out
 
 
-def _joined(stretches: Sequence[Stretch], name: str) -> npt.NDArray[Any]:
-    return np.concatenate([_mapped(s.folder, name)[s.first : s.stop] for s in stretches])
+def _columns(plan: Store) -> list[Column]:
+    return [Column(name, of_edges, dtype, tuple(shape)) for name, of_edges, dtype, shape in plan.meta["columns"]]
 
 
-def _mapped(folder: Path, name: str) -> npt.NDArray[Any]:
-    try:
-        return np.load(folder / f"{name}.npy", mmap_mode="r")
-    except (OSError, ValueError, EOFError) as e:
-        raise StoreError(f"{folder / name}.npy is incomplete ({e}); partition the dataset again") from e
+def _bytes(columns: Sequence[Column], of_edges: bool) -> int:
+    return sum(c.nbytes for c in columns if c.of_edges == of_edges)
+
+
+def _file(folder: Path, k: int) -> Path:
+    return folder / f"range-{k:08d}"
+
+
+def _fill(file: BinaryIO, out: npt.NDArray[Any]) -> None:
+    if out.size and file.readinto(out.reshape(-1).view(np.uint8)) != out.nbytes:  # pyright: ignore[reportAttributeAccessIssue]
+        raise StoreError(f"{file.name} is incomplete; partition the dataset again")

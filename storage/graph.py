@@ -86,6 +86,19 @@ class Graph:
             indptr, starts, self.indices[edges], None if weight is None else weight[edges], None if ids is None else ids[edges]
         )
 
+    def rows(self, first: int, stop: int) -> TakenRows:
+        """Rows ``[first, stop)``, without copies of their edges."""
+        indptr = self.indptr[first : stop + 1]
+        edges = slice(indptr[0], indptr[-1])
+        weight, ids = self.edge_weight, self.edge_id
+        return TakenRows(
+            indptr - indptr[0],
+            indptr[:-1],
+            self.indices[edges],
+            None if weight is None else weight[edges],
+            None if ids is None else ids[edges],
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""

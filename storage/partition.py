@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .dataset import Split
 from .errors import InputError
 from .graph import Graph, TakenRows
 from .partition_book import PartitionBook
-from .store import Store, open_store, write_store
+from .store import Rows, Store, open_store, write_store
 
 IdArray = npt.NDArray[np.int64]
 KIND = "partition"
@@ -92,6 +93,24 @@ class Partition:
         for extra, dtype in ((self.edge_weight, np.float32), (self.edge_id, np.int64)):
             assert extra is None or (extra.shape == (e,) and extra.dtype == dtype)
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRows:
+    """What a dataset has of the N nodes that one part owns."""
+
+    nodes: IdArray
+    """int64 [N], global ids, ascending."""
+    graph: TakenRows
+    """Their in-edges."""
+    total_edges: int
+    """E of the whole graph."""
+    features: Rows
+    """[N, F], which need not be in memory."""
+    labels: npt.NDArray[np.generic]
+    """int64 [N] or float32 [N, C]."""
+    split: Split
+    """Local ids."""
 
 
 def extract_partition(graph: Graph, book: PartitionBook, part: int) -> Partition:

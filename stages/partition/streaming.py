@@ -37,8 +37,8 @@ class RowSource(Protocol):
         """E."""
         ...
 
-    def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
-        """Rows of consecutive ids."""
+    def rows(self, first: int, stop: int) -> TakenRows:
+        """Rows ``[first, stop)``."""
         ...
 
 
@@ -102,6 +102,6 @@ def _one_pass(graph: RowSource, parts: int, gain: Floats, cost: Floats) -> Table
     part_of = np.full(graph.num_nodes, -1, np.int32)
     sizes, count, least = np.zeros(parts, np.int64), np.zeros(parts, np.int64), np.zeros(2, np.int64)
     for first in range(0, graph.num_nodes, ROWS):
-        rows = graph.take(np.arange(first, min(first + ROWS, graph.num_nodes)))
+        rows = graph.rows(first, min(first + ROWS, graph.num_nodes))
         assign(rows.indptr, rows.indices, first, part_of, sizes, count, least, gain, cost)
     return TableBook(part_of, parts)

@@ -58,16 +58,21 @@ def test_many_ranges_of_rows_are_dealt(scheduler, tmp_path):
     """Workers deal ranges of 16 KiB, here parts are taken from memory: the same files, and the workers keep no book."""
     dataset = mr.open_dataset(SBM)
     write_dataset(tmp_path / "data", dataset, features_format="npy")
-    told = []
+    told, held = [], []
     with Client(scheduler) as client:
+
+        def by_tasks(parts, fingerprint):
+            for written in parts_by(client, tmp_path / "there", tmp_path / "data", parts, fingerprint, told.append):
+                held.append(client.run_on_scheduler(deals_held))
+                yield written
+
         client.run(set_range_bytes, 16 << 10)
-        for out, writer in (
-            (tmp_path / "here", None),
-            (tmp_path / "there", lambda parts, of: parts_by(client, tmp_path / "there", tmp_path / "data", parts, of, told.append)),
-        ):
-            partition_dataset(dataset, Hash(), 7, out, write_parts=writer)
+        partition_dataset(dataset, Hash(), 7, tmp_path / "here")
+        partition_dataset(dataset, Hash(), 7, tmp_path / "there", write_parts=by_tasks)
         client.run(set_range_bytes, dealt.RANGE_BYTES, dealt.STRETCH_BYTES)
         assert set(client.run(books_held).values()) == {0}
+    # Were they held, a worker's loss would have its ranges dealt again while parts are read from them.
+    assert held == [0] * 7
     assert digests(tmp_path / "here") == digests(tmp_path / "there")
     ranges = told[0].total
     assert ranges > 10
@@ -76,6 +81,10 @@ def test_many_ranges_of_rows_are_dealt(scheduler, tmp_path):
 
 def set_range_bytes(of_all, of_a_part=0):
     dealt.RANGE_BYTES, dealt.STRETCH_BYTES = of_all, of_a_part
+
+
+def deals_held(dask_scheduler):
+    return sum("deal-" in str(key) for key in dask_scheduler.tasks)
 
 
 def books_held():
