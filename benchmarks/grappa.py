@@ -157,8 +157,11 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     right.axhline(1, color="black", linewidth=0.8)
     right.set(xscale="log", xlabel="link of each rank, Mb/s", ylabel="bulk / grappa, seconds", title="predicted")
     for axes in (left, right):
+        axes.xaxis.set_major_formatter("{x:,g}")
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
     figure.savefig(path, dpi=150)
 
 
