@@ -85,10 +85,12 @@ def engines(model: str, args: argparse.Namespace) -> list[Engine]:
 
 
 def rank_engines(store: Path) -> list[Engine]:
-    """Two ranks and one process on the same store. Ranks choose their allocator's settings themselves."""
-    common = {"store": str(store)}
+    """Two ranks and one process on the same store, whose features both map. Ranks choose their allocator's settings themselves."""
+    common = {"store": str(store), "set": ["features=mapped"]}
     return [
-        Engine("2 ranks of 512 seeds", "train_millrace.py", "sage", 1, False, {**common, "ranks": 2, "set": ["executor=dask"]}),
+        Engine(
+            "2 ranks of 512 seeds", "train_millrace.py", "sage", 1, False, {**common, "ranks": 2, "set": [*common["set"], "executor=dask"]}
+        ),
         Engine("1 process of 1024 seeds", "train_millrace.py", "sage", 2, False, common),
         Engine("1 process of 1024 seeds", "train_millrace.py", "sage", 2, True, common),
     ]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MethodType
 from typing import ClassVar
 
@@ -122,6 +122,10 @@ class ModelConfig(ABC):
     """relu, elu or none; between layers."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            # Whoever writes 0 for 0.0 means the same, and ranks compare how a model is written down.
+            if isinstance(field.default, float) and type(value := getattr(self, field.name)) is int:
+                object.__setattr__(self, field.name, float(value))
         for field in ("hidden", "layers"):
             self.positive(field)
         self.probability("dropout")

@@ -407,3 +407,9 @@ class TestPyG:
 
         with pytest.raises(InputError, match="got a Elsewhere"):
             PyGModel([self.pyg.SAGEConv(5, 3)])([Elsewhere()], torch.ones(12, 5))
+
+
+def test_whole_numbers_are_written_down_as_the_fractions_they_stand_for() -> None:
+    """A configuration that went through JSON or TOML is the same one."""
+    assert repr(GAT(dropout=0, attention_dropout=0, slope=1)) == repr(GAT(dropout=0.0, attention_dropout=0.0, slope=1.0))
+    assert repr(SAGE(dropout=0)) == repr(SAGE(dropout=0.0))
