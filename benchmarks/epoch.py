@@ -87,10 +87,9 @@ def engines(model: str, args: argparse.Namespace) -> list[Engine]:
 def rank_engines(store: Path) -> list[Engine]:
     """Two ranks and one process on the same store, whose features both map. Ranks choose their allocator's settings themselves."""
     common = {"store": str(store), "set": ["features=mapped"]}
+    ranks = {"store": str(store), "set": ["features=mapped", "executor=dask"], "ranks": 2}
     return [
-        Engine(
-            "2 ranks of 512 seeds", "train_millrace.py", "sage", 1, False, {**common, "ranks": 2, "set": [*common["set"], "executor=dask"]}
-        ),
+        Engine("2 ranks of 512 seeds", "train_millrace.py", "sage", 1, False, ranks),
         Engine("1 process of 1024 seeds", "train_millrace.py", "sage", 2, False, common),
         Engine("1 process of 1024 seeds", "train_millrace.py", "sage", 2, True, common),
     ]
