@@ -91,6 +91,33 @@ def books_held():
     return partition_task._book.cache_info().currsize
 
 
+def test_a_full_disk_while_rows_are_dealt_is_a_sentence_and_leaves_nothing(scheduler, tmp_path):
+    dataset = mr.open_dataset(SBM)
+    write_dataset(tmp_path / "data", dataset, features_format="npy")
+    with Client(scheduler) as client:
+        client.run(set_deal, full_disk)
+        try:
+            with pytest.raises(mr.RunError, match=r"^partitioning failed: OSError: .*No space left.*--resume"):
+                partition_dataset(
+                    dataset,
+                    Hash(),
+                    2,
+                    tmp_path / "out",
+                    write_parts=lambda parts, of: parts_by(client, tmp_path / "out", tmp_path / "data", parts, of, lambda event: None),
+                )
+        finally:
+            client.run(set_deal, dealt.deal)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["book"]
+
+
+def set_deal(deal):
+    partition_task.deal = deal
+
+
+def full_disk(*_):
+    raise OSError(28, "No space left on device")
+
+
 def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):
     """The workers find no dataset."""
     write_book(tmp_path / "book", RangeBook(np.array([0, 3, 5])))
