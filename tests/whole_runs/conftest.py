@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import cloudpickle
 import dask.config
 import pytest
 from distributed import LocalCluster
@@ -26,6 +27,14 @@ def cluster_of(workers: int, dashboard: str | None = None) -> Iterator[str]:
             cluster.close(timeout=10)
             os.environ.clear()
             os.environ.update(environment)
+
+
+@pytest.fixture
+def by_value(request) -> Iterator[None]:
+    """Functions of the test's file reach workers and ranks, which cannot import it."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import cloudpickle
 import psutil
 import pytest
 import torch
@@ -202,14 +201,6 @@ class Raises(torch.nn.Module):
         for i, hood in enumerate(hoods):
             h = self.layer(i, hood, h)
         return h
-
-
-@pytest.fixture
-def by_value():
-    """Ranks cannot import this file."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def test_a_rank_that_raises_ends_the_others_at_once(by_value, scheduler, tmp_path):

@@ -54,7 +54,7 @@ def test_what_cannot_be_is_refused(tmp_path, key):
     assert not (tmp_path / "out").exists()
 
 
-def test_many_ranges_of_rows_are_dealt(scheduler, tmp_path):
+def test_many_ranges_of_rows_are_dealt(by_value, scheduler, tmp_path):
     """Workers deal ranges of 16 KiB, here parts are taken from memory: the same files, and the workers keep no book."""
     dataset = mr.open_dataset(SBM)
     write_dataset(tmp_path / "data", dataset, features_format="npy")
@@ -91,11 +91,11 @@ def books_held():
     return partition_task._book.cache_info().currsize
 
 
-def test_a_full_disk_while_rows_are_dealt_is_a_sentence_and_leaves_nothing(scheduler, tmp_path):
+def test_a_full_disk_while_rows_are_dealt_is_a_sentence_and_leaves_nothing(by_value, scheduler, tmp_path):
     dataset = mr.open_dataset(SBM)
     write_dataset(tmp_path / "data", dataset, features_format="npy")
     with Client(scheduler) as client:
-        client.run(set_deal, full_disk)
+        client.run(fill_the_disk)
         try:
             with pytest.raises(mr.RunError, match=r"^partitioning failed: OSError: .*No space left.*--resume"):
                 partition_dataset(
@@ -106,16 +106,19 @@ def test_a_full_disk_while_rows_are_dealt_is_a_sentence_and_leaves_nothing(sched
                     write_parts=lambda parts, of: parts_by(client, tmp_path / "out", tmp_path / "data", parts, of, lambda event: None),
                 )
         finally:
-            client.run(set_deal, dealt.deal)
+            client.run(empty_the_disk)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["book"]
 
 
-def set_deal(deal):
-    partition_task.deal = deal
+def fill_the_disk():
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    partition_task.deal = full
 
 
-def full_disk(*_):
-    raise OSError(28, "No space left on device")
+def empty_the_disk():
+    partition_task.deal = dealt.deal
 
 
 def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):

@@ -3,11 +3,9 @@
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
-import cloudpickle
 import psutil
 import pytest
 import torch
@@ -15,6 +13,8 @@ import torch
 import millrace as mr
 from millrace.pipeline.events import EpochDone, Note
 from millrace.pipeline.rank import Interrupted
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 DATASET = "sbm:nodes=300,classes=3,degree=6,features=5,train=0.3"
 EPOCHS, TOLD_S, NOTE_S = 60, 5.0, 0.5
@@ -105,16 +105,8 @@ def ranks_alive():
     return found
 
 
-@pytest.fixture(autouse=True)
-def by_value():
-    """Ranks cannot import this file."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
 @pytest.fixture
-def undisturbed(by_value, scheduler, tmp_path):
+def undisturbed(scheduler, tmp_path):
     """Two ranks to which nothing happens."""
     return mr.run(DATASET, model=Mortal(tmp_path), system="sar", ranks=2, scheduler=scheduler, out=tmp_path / "undisturbed", **JOB)
 
