@@ -15,7 +15,7 @@ from .events import Emit, Event, Pulse, StepDone
 
 FIRST_S = 0.25
 """Between the first beats."""
-STEADY_BEATS = 200
+STEADY_BEATS = 80
 """After so many beats the interval doubles: short runs are told in detail, and the record of a long one stays small."""
 SHOWN_S = 1.0
 """Between the beats of a pulse that somebody watches, at most."""
