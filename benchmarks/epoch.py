@@ -19,7 +19,8 @@ leaves out the node itself.
 
 The bound is explained in `roofline.py`. `--overhead` sets `millrace.run` against the same stages in a plain loop, in pairs in
 one process. `--ranks` sets two ranks of one thread and 512 seeds each against one process of two threads; their peak is the sum over
-both, of their whole lives, without the driver and the workers that hold them.
+both, of their whole lives, without the driver and the workers that hold them. After the rounds the two live at the same time and take turns
+of `TURN_S`: see `epoch_turns.py`.
 """
 
 import argparse
@@ -29,18 +30,21 @@ import platform
 import statistics
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from epoch_tables import show_overhead, show_ratios, show_roofline, show_rows
+from epoch_tables import show_overhead, show_ratios, show_roofline, show_rows, show_turns
+from epoch_turns import Paused, compared, take_turns
 from graphs import RECIPES, load, stored
 from peers import environment
 from peers.train_task import BATCH, CLASSES, FEATURES, WARM_UP
 from processes import TUNED, allocator, call, default_limit_gib
 
 HERE = Path(__file__).resolve().parent
+TURN_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,27 @@ class Lab:
 
     def run(self, script: Path, *, model: str, threads: int, tuned: bool = False, foreign: bool = False, **options: Any) -> dict[str, Any]:
         """What the process answers, or ``{"failed": why}``."""
-        task = {"folder": str(self.folder), "model": model, "threads": threads, "minibatches": self.minibatches, "epochs": self.epochs}
-        task["dropout"] = self.dropout
         python = environment.python(self.cache) if foreign else sys.executable
-        variables = {"DGLDEFAULTDIR": str(self.cache / "dgl")} | allocator("tuned" if tuned else "default")
-        return call(python, script, {**task, "options": options}, threads, variables, self._limit)
+        task, variables = self._task(model, threads, options), {"DGLDEFAULTDIR": str(self.cache / "dgl")} | _malloc(tuned)
+        return call(python, script, task, threads, variables, self._limit)
+
+    def turns(self, found: list[Engine], pairs: int) -> dict[str, Any]:
+        """Two of ours, from a store, at the same time: what `compared` says of the first against the second."""
+        alive: dict[str, Paused] = {}
+        with ExitStack() as stack:
+            for e in found:
+                task = self._task(e.model, e.threads, e.options)
+                alive[e.label] = stack.enter_context(Paused(HERE / "peers" / e.script, task, _malloc(e.tuned)))
+            turns = take_turns(alive, pairs, TURN_S)
+        return {"pairs": turns, **compared(turns, *alive)}
+
+    def _task(self, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
+        task = {"folder": str(self.folder), "model": model, "threads": threads, "minibatches": self.minibatches, "epochs": self.epochs}
+        return {**task, "dropout": self.dropout, "options": options}
+
+
+def _malloc(tuned: bool) -> dict[str, str]:
+    return allocator("tuned" if tuned else "default")
 
 
 def measure(lab: Lab, found: list[Engine], rounds: int) -> list[dict[str, Any]]:
@@ -243,14 +263,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minibatches", type=int, default=16, help="of an epoch; fewer where the graph has fewer nodes")
     parser.add_argument("--epochs", type=int, default=1, help="measured in each process")
     parser.add_argument("--dropout", type=float, default=0.0, help="on the input of every layer; the bound knows of none")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0 with --ranks: only turns")
     parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "pyg"])
     parser.add_argument("--allocators", type=lambda s: s.split(","), default=["default", "tuned"], help="of the peers")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE ...", help="one more variant of ours; may be repeated")
     parser.add_argument("--ours-tuned", action="store_true", help="ours with the tuned allocator too")
     parser.add_argument("--ranks", action="store_true", help="two ranks against one process too (SAGE)")
     parser.add_argument("--overhead", action="store_true", help="millrace.run against the bare stages too")
-    parser.add_argument("--pairs", type=int, default=8, help="of --overhead")
+    parser.add_argument("--pairs", type=int, default=8, help="of --overhead, and of turns of --ranks")
     parser.add_argument("--limit-gib", type=float, default=default_limit_gib(), help="memory of a process")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment")
     parser.add_argument("--json", type=Path)
@@ -259,7 +279,7 @@ def arguments() -> argparse.Namespace:
     for name, known in (("model", ("sage", "gat")), ("peers", ("dgl", "pyg")), ("allocators", ("default", "tuned"))):
         if unknown := set(getattr(args, name)) - set(known):
             parser.error(f"--{name} has {', '.join(sorted(unknown))}; known are {', '.join(known)}")
-    if args.pairs < 2 or min(args.minibatches, args.epochs, args.rounds, *args.threads) < 1:
+    if args.pairs < 2 or min(args.minibatches, args.epochs, args.rounds or (args.ranks and not args.model), *args.threads) < 1:
         parser.error("--pairs must be at least 2; --minibatches, --epochs, --rounds and --threads at least 1")
     return args
 
@@ -308,13 +328,18 @@ def main() -> int:
         show_overhead(model, t, report["overhead"][f"{model} {t}T"])
         save()
     if args.ranks:
-        rows = measure(lab, rank_engines(store_of(folder, minibatches)), args.rounds)
+        rows = measure(lab, rank_engines(store_of(folder, minibatches)), args.rounds) if args.rounds else []
         report["problems"] += problems(rows)
         show_rows("SAGE, ranks and threads", rows)
         alive = [r for r in rows if "failed" not in r]
         found = [ratio(r, alive[0]) for r in alive[1:]] if alive and alive[0] is rows[0] else []
         show_ratios(found)
-        report["ranks_engines"] = {"engines": rows, "ratios": found}
+        ranks, *alone = rank_engines(store_of(folder, minibatches))
+        # Stopped ranks hold their memory: one of the two settings at a time.
+        turns = [lab.turns([ranks, e], args.pairs) for e in alone]
+        for e, record in zip(alone, turns):
+            show_turns(ranks.label, e.label, record)
+        report["ranks_engines"] = {"engines": rows, "ratios": found, "turns": turns}
         save()
     report["machine"]["load_after"] = os.getloadavg()
     save()

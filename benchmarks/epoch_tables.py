@@ -61,3 +61,11 @@ def show_overhead(model: str, threads: int, r: dict[str, Any]) -> None:
         f"{model} {threads}T: millrace.run takes {r['ratio']:.3f} times the bare stages, 95 % interval {r['low']:.3f} - {r['high']:.3f} "
         f"({len(r['pairs'])} pairs; medians {run:.1f} and {bare:.1f} ms; bare: {parts})"
     )
+
+
+def show_turns(fast: str, slow: str, r: dict[str, Any]) -> None:
+    """Two engines in turns."""
+    print(
+        f"in turns: {fast} {r['fast_ms']:.1f} ms, {slow} {r['slow_ms']:.1f} ms: {r['ratio']:.3f} times as fast, "
+        f"95 % interval {r['low']:.3f} - {r['high']:.3f} ({len(r['pairs'])} pairs)"
+    )

@@ -1,7 +1,8 @@
 """Millrace through `millrace.run`; and, with the option `pairs`, beside the same stages in a plain loop.
 
 Options: set (configuration overrides such as "queue.bulk_size=16"), store (a dataset's store to train from), ranks (more than one: on a
-local cluster, the 1024 seeds of a step dealt out to them), pairs.
+local cluster, the 1024 seeds of a step dealt out to them), pairs, steps (a file: nothing is measured here, the run has no end, and the
+number of steps done is kept in that file).
 
 The queue is bounded so that sampling is one bulk ahead: with the default bound it would run through all epochs during the warm-up,
 and the measured ones would have none. For the same reason an epoch follows that does not count. `val` and `test` are empty, so
@@ -20,7 +21,7 @@ from train_task import BATCH, CLASSES, FANOUT, HEADS, HIDDEN, LR, Parts, Task, m
 
 import millrace as mr
 from millrace.pipeline.config import merged, parse_override
-from millrace.pipeline.events import EpochDone
+from millrace.pipeline.events import EpochDone, StepDone
 from millrace.pipeline.prepare import configure, make_system, prepare
 from millrace.stages.arena import Arena, reusing
 from millrace.stages.base import RankJob
@@ -91,6 +92,20 @@ def run(task: Task, data: mr.Dataset | str) -> tuple[mr.Result, Watch]:
     watch = Watch(task.epochs)
     with tempfile.TemporaryDirectory() as folder:
         return mr.run(data, config=config(task), epochs=task.epochs + 2, out=Path(folder) / "run", emit=watch), watch
+
+
+def run_on(task: Task) -> None:
+    """Train from the store until somebody kills this process."""
+    target = Path(task.options["steps"])
+
+    def count(event: Any) -> None:
+        if isinstance(event, StepDone):
+            partial = target.with_suffix(".partial")
+            partial.write_text(str(event.epoch * event.steps_per_epoch + event.step + 1))
+            partial.rename(target)
+
+    with tempfile.TemporaryDirectory() as folder:
+        mr.run(task.options["store"], config=config(task), epochs=1_000_000, out=Path(folder) / "run", emit=count)
 
 
 def warm_up(task: Task, data: mr.Dataset) -> None:
@@ -208,4 +223,6 @@ def compare(task: Task) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given, answer = read()
+    if "steps" in given.options:
+        run_on(given)
     answer(compare(given) if "pairs" in given.options else measure(given))
