@@ -17,10 +17,10 @@ Semantics differ: DGL expands the whole frontier again at each hop, and so draws
 fewer, since in Millrace and PyG a layer reads the edges of all hops inside it. "drawn" and "read" below say how many. DGL's attention
 leaves out the node itself.
 
-The bound is explained in `roofline.py`. `--overhead` sets `millrace.run` against the same stages in a plain loop, in pairs in
-one process. `--ranks` sets two ranks of one thread and 512 seeds each against one process of two threads; their peak is the sum over
-both, of their whole lives, without the driver and the workers that hold them. After the rounds the two live at the same time and take turns
-of `TURN_S`: see `epoch_turns.py`.
+The bound is explained in `roofline.py`, and is measured anew in every round. `--overhead` sets `millrace.run` against the same stages in a
+plain loop, in pairs in one process. `--ranks` sets two ranks of one thread and 512 seeds each against one process of two threads; their
+peak is the sum over both, of their whole lives, without the driver and the workers that hold them. After the rounds the two live at the
+same time and take turns of `TURN_S`: see `epoch_turns.py`.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,10 +133,11 @@ def _malloc(tuned: bool) -> dict[str, str]:
     return allocator("tuned" if tuned else "default")
 
 
-def measure(lab: Lab, found: list[Engine], rounds: int) -> list[dict[str, Any]]:
+def measure(lab: Lab, found: list[Engine], rounds: int, before_round: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """Let the engines take turns; one summary for each."""
     runs: dict[int, list[dict[str, Any]]] = {n: [] for n in range(len(found))}
     for turn in range(rounds):
+        before_round()
         for n in range(len(found))[:: 1 if turn % 2 == 0 else -1]:
             e = found[n]
             if any("failed" in r for r in runs[n]):
@@ -307,19 +309,27 @@ def main() -> int:
         if args.json:
             args.json.write_text(json.dumps(report, indent=1) + "\n")
 
-    for t in args.threads if "sage" in args.model else []:
-        report["roofline"][t] = lab.run(HERE / "roofline.py", model="sage", threads=t)
-    bounds = {t: b for t, b in report["roofline"].items() if "failed" not in b}
+    bounds: dict[int, list[dict[str, Any]]] = {t: [] for t in args.threads}
+
+    def bound() -> None:
+        """The host's rates change from minute to minute: the bound belongs to a round."""
+        for t, found in bounds.items():
+            found.append(lab.run(HERE / "roofline.py", model="sage", threads=t))
+
     for model in args.model:
-        rows = measure(lab, engines(model, args), args.rounds)
+        rows = measure(lab, engines(model, args), args.rounds, bound if model == "sage" else lambda: None)
         report["engines"] += rows
         report["problems"] += problems(rows)
         show_rows(model.upper(), rows)
         print("\ntimes faster, of medians (worst - best pairing of rounds)")
         show_ratios(ratios(rows))
         report["ratios"] += ratios(rows)
-        for t, bound in bounds.items() if model == "sage" else ():
-            show_roofline(bound, t, rows)
+        for t, found in bounds.items() if model == "sage" else ():
+            report["roofline"][t] = found
+            if any("failed" in b for b in found):
+                report["problems"].append(f"roofline {t}T failed")
+            else:
+                show_roofline(found, t, rows)
         save()
     for model, t in ((m, t) for m in args.model for t in args.threads if args.overhead):
         r = lab.run(HERE / "peers" / "train_millrace.py", model=model, threads=t, pairs=args.pairs)

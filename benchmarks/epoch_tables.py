@@ -37,18 +37,25 @@ def show_ratios(found: list[dict[str, Any]]) -> None:
         )
 
 
-def show_roofline(bound: dict[str, Any], threads: int, rows: list[dict[str, Any]]) -> None:
-    """The bound, and what share of it each of our runs reaches."""
-    rates = ", ".join(f"{name} {g:.0f}" for name, g in bound["gflops"].items())
+def show_roofline(bounds: list[dict[str, Any]], threads: int, rows: list[dict[str, Any]]) -> None:
+    """The bounds of the rounds, and what share of its round's each of our runs reaches."""
+    first = bounds[0]
+    rates = ", ".join(f"{name} {g:.0f}" for name, g in first["gflops"].items())
+    middle = {name: statistics.median(b[name] for b in bounds) for name in ("realistic_ms", "gemm_ms", "move_ms", "ideal_ms")}
     print(
-        f"\nbound {threads}T: {bound['realistic_ms']:.1f} ms = {bound['gflop']:.1f} GFLOP in {bound['gemm_ms']:.1f} "
-        f"+ {bound['moved_bytes'] / 1e6:.0f} MB in {bound['move_ms']:.1f}; ideal {bound['ideal_ms']:.1f} ms\n"
-        f"  GFLOP/s: {rates}; GB/s: gathering rows {bound['gather_gb_per_s']:.1f}, copying {bound['copy_gb_per_s']:.1f}"
+        f"\nbound {threads}T: {middle['realistic_ms']:.1f} ms = {first['gflop']:.1f} GFLOP in {middle['gemm_ms']:.1f} "
+        f"+ {first['moved_bytes'] / 1e6:.0f} MB in {middle['move_ms']:.1f}; "
+        f"ideal {middle['ideal_ms']:.1f} ms (medians of {len(bounds)} rounds)\n"
+        f"  first round, GFLOP/s: {rates}; GB/s: gathering rows {first['gather_gb_per_s']:.1f}, copying {first['copy_gb_per_s']:.1f}"
     )
     for r in rows:
         if r["ours"] and r["threads"] == threads and "failed" not in r:
-            shares = (100 * bound[name] / r["ms"] for name in ("realistic_ms", "ideal_ms"))
-            print("  {} {}: {:.0f} % of the bound, {:.0f} % of the ideal one".format(r["name"], r["allocator"], *shares))
+            shares = {name: [100 * b[name] / run["ms"] for b, run in zip(bounds, r["runs"])] for name in ("realistic_ms", "ideal_ms")}
+            of, ideal = shares["realistic_ms"], statistics.median(shares["ideal_ms"])
+            print(
+                f"  {r['name']} {r['allocator']}: {statistics.median(of):.0f} % of its round's bound ({min(of):.0f} - {max(of):.0f}), "
+                f"{ideal:.0f} % of the ideal one"
+            )
 
 
 def show_overhead(model: str, threads: int, r: dict[str, Any]) -> None:
