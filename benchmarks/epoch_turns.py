@@ -42,14 +42,11 @@ class Paused:
             stderr=self._log,
             start_new_session=True,
         )
-        until = time.monotonic() + START_S
-        while self.steps < task["minibatches"]:
-            if self._process.poll() is not None or time.monotonic() > until:
-                self._log.seek(0)
-                words = self._log.read()[-2000:]
-                self.close()
-                raise RuntimeError(f"{task['options']} did not train: {words}")
-            time.sleep(LOOK_S)
+        try:
+            self._await(task["minibatches"])
+        except BaseException:
+            self.close()
+            raise
         self._signal(signal.SIGSTOP)
 
     def __enter__(self) -> "Paused":
@@ -83,6 +80,14 @@ class Paused:
         self._process.wait()
         self._log.close()
         self._scratch.cleanup()
+
+    def _await(self, steps: int) -> None:
+        until = time.monotonic() + START_S
+        while self.steps < steps:
+            if self._process.poll() is not None or time.monotonic() > until:
+                self._log.seek(0)
+                raise RuntimeError(f"an engine did not train: {self._log.read()[-2000:]}")
+            time.sleep(LOOK_S)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(psutil.Error):

@@ -225,4 +225,5 @@ if __name__ == "__main__":
     given, answer = read()
     if "steps" in given.options:
         run_on(given)
-    answer(compare(given) if "pairs" in given.options else measure(given))
+    else:
+        answer(compare(given) if "pairs" in given.options else measure(given))
