@@ -28,6 +28,7 @@ from ..stages.base import (
     Validation,
 )
 from ..stages.compiled import Compiled
+from ..stages.kernels.threads import one_torch_thread
 from ..stages.reduce.seed_weighted import SeedWeightedMean
 from ..stages.tensor_bytes import TensorBytes
 from ..storage.checkpoint import CheckpointStore, Cursor
@@ -210,6 +211,9 @@ class _PhaseLoop:
         if not trainer.train.compile and isinstance(self.fetcher, RecordsSteps) and type(trainer.system.reduce) is SeedWeightedMean:
             alone = self.per_step == trainer.job.group.size
             self.replays = self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
+        compiled = trainer.train.compile
+        self.threads = one_torch_thread if not compiled and getattr(self.module, "spares_torch", False) else nullcontext
+        """Torch's in a step."""
         self.arena = Arena()
         self.other_bytes = 0
         """Of a step's tensors that lie elsewhere."""
@@ -248,7 +252,7 @@ class _PhaseLoop:
                 others = TensorBytes(self.arena) if self.t.job.device is None and not self.progress.memory_bytes else None
                 # Whoever follows tensors stands in the compiler's way.
                 module = self.compiled if others is None else self.module
-                with reusing(self.arena), others or nullcontext():
+                with reusing(self.arena), others or nullcontext(), self.threads():
                     self._step(epoch, s, module)
                 self.arena.step()
                 # What a GPU's allocator counts takes as long to ask for as several launches.

@@ -9,14 +9,17 @@ from numba.extending import intrinsic
 
 
 def _prefetch(typing_context, array, index):
-    """Ask for the cache line of ``array[index]``, for reading. `array` is one-dimensional and contiguous."""
+    """Ask for the cache line of ``array[index]``, for reading, into the second-level cache. `array` is one-dimensional and contiguous.
+
+    Not into the first level: a row of features is 7 lines and more, and a core waits once some twenty of that level's are under way.
+    """
 
     def generate(context, builder, signature, args):
         pointer = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
         byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [builder.bitcast(pointer, byte_pointer), word(0), word(3), word(1)])
+        builder.call(function, [builder.bitcast(pointer, byte_pointer), word(0), word(2), word(1)])
         return context.get_dummy_value()
 
     return types.void(array, index), generate

@@ -6,8 +6,9 @@ and producers and trainers do.
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -38,6 +39,28 @@ def set_num_threads(n: int | None) -> None:
     if n is not None and n < 1:
         raise InputError(f"{n} kernel threads asked for; expected at least 1")
     _asked = n
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Within, operations of torch itself take one thread, where this one calls them; `parallel` takes as many as before.
+
+    For work that leaves little to torch's own operations. Of its threads the idle ones spin for a while after each operation, on a
+    processor that a kernel or a sampling thread wants.
+    """
+    import torch
+
+    torchs = torch.get_num_threads()
+    told = _asked
+    if told is None:
+        set_num_threads(torchs)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(torchs)
+        if told is None:
+            set_num_threads(None)
 
 
 def _submit(task: Callable[[], None], copies: int, threads: int) -> list[Future[None]]:

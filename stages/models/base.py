@@ -90,6 +90,11 @@ class Stack(Model):
         self.dropout = dropout
         self.activation = activation
 
+    @property
+    def spares_torch(self) -> bool:
+        """Whether what takes time is done by the kernels and `stages.dense`: operations of torch itself are then worth one thread."""
+        return all(isinstance(norm, nn.Identity) for norm in self.norms)
+
     def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
         """Convolution i, then the activation."""
         return self.convs[i](hood, h, activation)

@@ -60,6 +60,11 @@ class PyGModel(Stack):
             _refuse(conv)
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
 
+    @property
+    def spares_torch(self) -> bool:
+        """See `Stack.spares_torch`."""
+        return False
+
     def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
         """Convolution i on a block, then the activation.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.kernels.threads import get_num_threads, parallel, set_num_threads
+from millrace.stages.kernels.threads import get_num_threads, one_torch_thread, parallel, set_num_threads
 from millrace.storage.errors import InputError
 
 
@@ -109,6 +109,21 @@ def test_the_number_follows_torch_until_it_is_set() -> None:
         assert get_num_threads() == 3
         set_num_threads(2)
         assert get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("told", [None, 2])
+def test_torch_takes_one_thread_and_the_kernels_as_many_as_before(told: int | None) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        set_num_threads(told)
+        with one_torch_thread():
+            assert torch.get_num_threads() == 1 and get_num_threads() == (told or 3)
+        assert torch.get_num_threads() == 3 and get_num_threads() == (told or 3)
+        torch.set_num_threads(4)
+        assert get_num_threads() == (told or 4)
     finally:
         torch.set_num_threads(before)
 

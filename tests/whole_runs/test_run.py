@@ -18,7 +18,9 @@ from millrace.pipeline.config import read_toml, resolve
 from millrace.pipeline.events import EpochDone, Note, StepDone
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.rank import Interrupted
+from millrace.stages.kernels import threads as kernel_threads
 from millrace.stages.neighbourhood.base import destinations
+from millrace.stages.reduce import seed_weighted
 
 SMALL = {"epochs": 4, "fanout": [4, 3], "batch_size": 16, "hidden": 8, "seed": 3, "lr": 0.02, "dropout": 0.1, "threads": 1}
 
@@ -195,6 +197,21 @@ def test_a_module_of_ones_own(sbm, tmp_path):
     assert a.model == "Own"
     assert a.parameters_sha256 == b.parameters_sha256
     assert a.test_accuracy > 0.5
+
+
+@pytest.mark.parametrize(("model", "threads"), [("sage", 1), ("gat", 1), ({"name": "sage", "norm": "layer"}, 2), ("own", 2)])
+def test_torch_gets_threads_where_a_model_leaves_it_work(sbm, tmp_path, monkeypatch, model, threads):
+    seen, before, train = [], torch.get_num_threads(), seed_weighted.forward_backward
+
+    def watched(*args):
+        seen.append((torch.get_num_threads(), kernel_threads.get_num_threads()))
+        return train(*args)
+
+    monkeypatch.setattr(seed_weighted, "forward_backward", watched)
+    made = {"model": Own()} if model == "own" else {"model": model}
+    mr.run(sbm, out=tmp_path / "run", **{**SMALL, "epochs": 1, "threads": 2, **made})
+    assert set(seen) == {(threads, 2)}
+    assert torch.get_num_threads() == before
 
 
 def test_records_from_python(sbm, tmp_path):
