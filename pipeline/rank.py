@@ -211,8 +211,9 @@ class _PhaseLoop:
         if not trainer.train.compile and isinstance(self.fetcher, RecordsSteps) and type(trainer.system.reduce) is SeedWeightedMean:
             alone = self.per_step == trainer.job.group.size
             self.replays = self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
-        compiled = trainer.train.compile
-        self.threads = one_torch_thread if not compiled and getattr(self.module, "spares_torch", False) else nullcontext
+        # What the compiler makes takes torch's threads.
+        spared = getattr(self.compiled, "spares_torch", False)
+        self.threads = one_torch_thread if spared else nullcontext
         """Torch's in a step."""
         self.arena = Arena()
         self.other_bytes = 0

@@ -63,7 +63,7 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
             assert all(p.grad is None for p in module.parameters()), "the rehearsal left gradients behind"
-            # Rows that are sent lie there until a peer takes them: on a busy machine now and then one buffer more.
+            # On a busy machine now and then one buffer more: presumably rows that are sent lie there until a peer takes them.
             seen[name, mode] = said, min(measured(share, module, (mode,) * 3, group) for _ in range(3))
     return seen
 
