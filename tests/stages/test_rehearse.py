@@ -59,7 +59,8 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             module = model(name)
             before = {k: v.clone() for k, v in module.state_dict().items()}
             rng = torch.random.get_rng_state()
-            _, said = plan(share, (mode,) * 3, Visited(ahead_bytes=0), group, module)
+            # As what is measured below, one rehearsal of several may differ on a busy machine, by a buffer: theirs in the middle counts.
+            said = sorted(plan(share, (mode,) * 3, Visited(ahead_bytes=0), group, module)[1] for _ in range(3))[1]
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
             assert all(p.grad is None for p in module.parameters()), "the rehearsal left gradients behind"
