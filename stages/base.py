@@ -63,7 +63,7 @@ class Group(Protocol):
 
     @property
     def present(self) -> Sequence[int]:
-        """The ranks that are there, ascending: all of them, but in a group that outlives its members (`comm.survivors`)."""
+        """The ranks that were in the last sum, ascending: all, but in a group that outlives its members (`comm.survivors`)."""
         ...
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Group":

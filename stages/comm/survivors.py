@@ -57,6 +57,9 @@ class Survivors:
         """
         self.rank, self.size = rank, size
         self.present: tuple[int, ...] = tuple(range(size))
+        """Whose parts are in the last sum done: the same on all ranks after every sum, whenever they have learnt of a loss."""
+        self._members = self.present
+        """Those that the next sum is over."""
         self.bears = False
         """Whether what is summed makes sense without those that are lost; the same on all ranks in every sum."""
         self._store, self._meet = store, meet
@@ -122,10 +125,12 @@ class Survivors:
         # A sum that breaks leaves parts of sums in place of what was to be added.
         mine = flat.clone()
         while True:
+            self.present = self._members
             try:
                 add()
                 break
             except PeerLostError as lost:
+                # The lost have a part in what was handed on, so they are missing from the next sum on.
                 if self._regroup(lost, flat, kind):
                     break
                 flat.copy_(mine)
@@ -151,7 +156,7 @@ class Survivors:
             except PeerLostError as again:
                 lost = again
                 continue
-            self.present = members
+            self._members = members
             return behind
 
     def _ordered(self, lost: PeerLostError) -> tuple[int, ...]:
