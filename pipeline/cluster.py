@@ -25,6 +25,8 @@ ANSWER_S = 10.0
 """A scheduler takes a connection within this time."""
 START_S = 60.0
 """A cluster and its workers are there within this time, or the run fails."""
+SYNC_S = 60.0
+"""How often a cluster tells its scheduler what it is called."""
 SETTINGS = {
     # A task that waits for one worker is never better off elsewhere, and stealing moves bulks out of their order.
     "distributed.scheduler.work-stealing": False,
@@ -35,12 +37,16 @@ SETTINGS = {
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
     "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": "250ms",
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.scheduler.dashboard.bokeh-application.check_unused_sessions_milliseconds": 5000,
+    "distributed.scheduler.dashboard.bokeh-application.keep_alive_milliseconds": 5000,
+    "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "1s",
     "distributed.admin.system-monitor.disk": False,
 }
 """Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing. What trains is a process beside each of
-them: a profile of the worker would show it waiting, a hundred times a second, on a core that the rank could use."""
+them: a profile of the worker would show it waiting, a hundred times a second, on a core that the rank could use. So would all that looks
+several times a second whether something has changed."""
 
 
 def check_reachable(c: Cluster) -> None:
@@ -125,6 +131,7 @@ def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
         "security": security,
         "memory_limit": None,
         "silence_logs": logging.CRITICAL,
+        "scheduler_sync_interval": SYNC_S,
     }
     own = "tls" if security else "tcp"
     try:

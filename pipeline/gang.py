@@ -47,8 +47,8 @@ from .run_folder import CHECKPOINTS, PARTS
 from .sample_task import SampleOrder
 from .shared_data import share
 
-WATCH_S = 0.05
-WORKERS_S = 0.5
+WATCH_S = 0.1
+WORKERS_S = 2.0
 """How often the driver asks which workers are there."""
 LEVEL_S = 0.5
 """How often what waits in the queue is written down."""

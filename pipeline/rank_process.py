@@ -179,7 +179,8 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         queue, alive = consumers_end(prepared, spec.queue, spec.samples)
         told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
     produce = spec.queue is None and spec.samples is None
-    with Heart(spec.rank, clock, ledger, told if produce else None, _Teller(tell), lambda pulse: tell({"shown": vars(pulse)})) as heart:
+    teller = _Teller(tell, steps=spec.rank == 0 or goes_on)
+    with Heart(spec.rank, clock, ledger, told if produce else None, teller, lambda pulse: tell({"shown": vars(pulse)})) as heart:
         report = take_part(
             prepared,
             out,
@@ -206,14 +207,16 @@ def _unpickled(module: str | None) -> Any:
 
 
 class _Teller:
-    """Events as messages; of many steps a second only some."""
+    """Events as messages; of many steps a second only some, and none that the driver hears from the first rank already."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[dict[str, Any]], None], steps: bool) -> None:
+        self._tell, self._steps = tell, steps
         self._step_at = 0.0
 
     def __call__(self, event: Any) -> None:
         kind = type(event).__name__
+        if kind in ("StepDone", "EpochDone") and not self._steps:
+            return
         if kind == "StepDone":
             if time.monotonic() - self._step_at < STEP_EVENT_S:
                 return

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import dask.config
-from distributed import Event, get_worker, secede
+from distributed import Event, get_client, get_worker, secede
 
 from .rank_process import ABORTED, ORPHANED
 
-POLL_S = 0.05
-ORDER_S = 0.5
-"""How often the task asks whether its rank is to be killed."""
+ORDER_S = 5.0
+"""The task waits this long for the scheduler to say that its rank is to be killed, and asks again."""
 GRACE_S = 2.0
 """A rank that was told to end has this long before it is killed."""
 METRIC = "millrace"
@@ -94,7 +93,7 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
             pass  # it died at once: its exit status and its log say why
         tell({"pid": child.pid})
         _show(worker, pulses)
-        _wait(child, Event(kill))
+        _wait(child, Event(kill, client=get_client()))
     finally:
         stopped = child.poll() is None
         if stopped:
@@ -146,12 +145,30 @@ def _ending(outcome: dict[str, Any], status: int, stopped: bool) -> str:
 
 
 def _wait(child: subprocess.Popen[str], kill: Event) -> None:
-    """Until the process ends; once the event is set it has `GRACE_S` left."""
-    end = None
-    asked = time.monotonic()
-    while child.poll() is None and (end is None or time.monotonic() < end):
-        time.sleep(POLL_S)
-        if end is None and time.monotonic() - asked >= ORDER_S:
-            asked = time.monotonic()
-            if kill.is_set():
-                end = time.monotonic() + GRACE_S
+    """Until the process ends; once the event is set it has `GRACE_S` left. Nobody looks in between: the cores are the ranks'.
+
+    Raises:
+        OSError: the scheduler does not answer any more.
+    """
+    ended, over = threading.Event(), threading.Event()
+    failures: list[Exception] = []
+
+    def reap() -> None:
+        child.wait()
+        ended.set()
+        over.set()
+
+    def listen() -> None:
+        try:
+            while not ended.is_set() and not kill.wait(ORDER_S):
+                pass
+        except Exception as e:
+            failures.append(e)
+        over.set()
+
+    for task in (reap, listen):
+        threading.Thread(target=task, daemon=True).start()
+    over.wait()
+    if failures and not ended.is_set():
+        raise failures[0]
+    ended.wait(GRACE_S)
