@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from ..stages.base import Phase
-from ..stages.comm.gloo import ring_bytes, ring_waits
+from ..stages.comm.gloo import ring_bytes, sum_waits
 from ..stages.models.lazy import Lazy
 from ..stages.partition.chunks import Chunks
 from ..stages.partition.cut_counts import CutCounts, halo_nodes
 from ..stages.partition.deal import Deal
+from ..stages.reduce.seed_weighted import TOLD
 from ..stages.rounding import row_bytes
 from ..storage.graph import Graph
 from ..storage.ledger import KINDS
@@ -26,8 +27,8 @@ from .systems import System
 
 ID_BYTES = 8
 COUNT_BYTES = 8
-LOSS_BYTES = 16
-"""Of the sums that ranks add up when an epoch ends."""
+SUMS = 3
+"""Numbers that ranks add up when an epoch ends, in float64."""
 
 
 @dataclass
@@ -58,23 +59,22 @@ class Moved:
 
 
 def gradients(moved: Moved, system: System, model: nn.Module, steps: float, size: int, phases: Sequence[Phase]) -> None:
-    """What every system's steps take: one sum over ranks of all gradients and a count, and a word on whether to stop."""
+    """What every system's steps take: one sum over ranks of all gradients, a count, and whether to stop."""
     if size == 1:
         return
     kind = "gradients"
     for phase in phases:
         module = system.schedule.begin(phase, model, resumed=True)
         parameters = [p for p in module.parameters() if p.requires_grad]
-        numel, itemsize = sum(p.numel() for p in parameters) + 1, parameters[0].element_size()
+        numel, itemsize = sum(p.numel() for p in parameters) + TOLD, parameters[0].element_size()
         sent = [ring_bytes(numel, itemsize, r, size) for r in range(size)]
         share = steps / len(phases)
-        moved.add(kind, share * sum(sent), share * max(sent), share * ring_waits(numel, size))
+        moved.add(kind, share * sum(sent), share * max(sent), share * sum_waits(numel, size, kind))
     # A checkpoint at the end of each phase: every rank's counters, and four sums.
     counters = size * 2 * sum(len(kinds) for kinds in KINDS.values()) + 4
     moved.once["network", "control"] += len(phases) * (2 * (size - 1) * 8 * counters + size * (size - 1))
-    words = size - 1
-    loss = [ring_bytes(2, LOSS_BYTES // 2, r, size) for r in range(size)]
-    moved.add("control", steps * size * words + sum(loss), steps * words + max(loss), steps + ring_waits(2, size))
+    sums = [ring_bytes(SUMS, 8, r, size) for r in range(size)]
+    moved.add("control", sum(sums), max(sums), sum_waits(SUMS, size, "control"))
 
 
 def visits(moved: Moved, cut: CutCounts, traffic: Sequence[tuple[int, int]], prune: bool) -> None:

@@ -44,6 +44,10 @@ class Phase:
         return self.last_epoch - self.first_epoch
 
 
+TAGS = 1 << 30
+"""Tags that `Group.swap` takes."""
+
+
 class Group(Protocol):
     """The ranks that train together.
 
@@ -119,7 +123,7 @@ class Group(Protocol):
             to: another rank, unless `part` is empty.
             into: contiguous; not to be read until it has been received.
             source: another rank, unless `into` is empty.
-            tag: in [0, 2**31); the same on both sides, and no other message of these two under way has it.
+            tag: in [0, `TAGS`); the same on both sides, and no other message of these two under way has it.
             kind: what the ledger counts `part` under.
         """
         ...
@@ -470,16 +474,17 @@ class ReducePolicy(Protocol):
         """What keeps the statistics of the module's batch normalisations right; made once per phase."""
         ...
 
-    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group) -> float:
+    def reduce(self, parameters: list[nn.Parameter], count: float, flag: bool, group: Group) -> tuple[float, bool]:
         """Turn the accumulated gradients of this rank into the step's gradient on every rank.
 
         Args:
             parameters: their `.grad` holds the sum over this rank's seeds (None counts as zero).
             count: what this rank's seeds in the step count.
+            flag: raised by a rank that all ranks are to hear of; it travels with the gradients.
             group: the ranks.
 
         Returns:
-            The same over all ranks. Zero: there was nothing to learn from, skip the step.
+            The count over all ranks (zero: there was nothing to learn from, skip the step), and whether any has raised the flag.
         """
         ...
 

@@ -20,8 +20,9 @@ class Nccl(Gloo):
     """A `Gloo` group whose sums, broadcasts and all-to-alls of tensors on the rank's GPU go over NCCL.
 
     Such a call returns when the GPU has been told to do it, on the current stream, and nothing waits for the GPU. Whether all ranks are
-    well is learnt from what goes over gloo: the agreement at the end of every step (`any`) ends at once when a peer is gone. What a GPU
-    waits for in vain is ended by NCCL's watchdog, and with it the process, `timeout_s` after it was begun.
+    well is learnt from what goes over gloo: the sums at the end of every epoch end at once when a peer is gone. Before that the driver sees
+    that a process has ended, and ends the others. What a GPU waits for in vain is ended by NCCL's watchdog, and with it the process,
+    `timeout_s` after it was begun.
 
     Over gloo go, as in a `Gloo` group:
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..arena import empty
-from ..base import Group, Swap
+from ..base import TAGS, Group, Swap
 from ..full_batch import View
 from ..kernels.shards_cpu import add_rows, take_rows
 
@@ -138,7 +138,7 @@ class Ring:
         return len(view.wanted[to]) + view.shards[source].lists.num_src
 
     def _start(self, part: Tensor, to: int, into: Tensor, source: int, call: int, kind: int, r: int) -> Swap:
-        tag = ((call * 3 + kind) * self.group.size + r) % (1 << 31)
+        tag = ((call * 3 + kind) * self.group.size + r) % TAGS
         return self.group.swap(part, to, into, source, tag, KIND)
 
     def _words(self, layer: int, kind: int, r: int) -> str:

@@ -9,10 +9,13 @@ from ..base import Fetched, Group, Statistics, StepRules, WorkDone
 from ..train import forward_backward
 from .batch_norm import GlobalBatchNorm, RunningStatistics
 
+TOLD = 2
+"""Numbers that travel with the gradients."""
+
 
 @dataclass(frozen=True)
 class SeedWeightedMean:
-    """One flat all-reduce carries the summed gradients and the number of seeds behind them.
+    """One flat all-reduce carries the summed gradients, the number of seeds behind them, and a flag.
 
     A rank without work contributes zeros, so uneven inputs need no special case and cannot deadlock. With every train node in
     the step this is the full-batch gradient (sum / all train nodes).
@@ -30,25 +33,25 @@ class SeedWeightedMean:
         """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""
         return RunningStatistics(module, group)
 
-    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group) -> float:
+    def reduce(self, parameters: list[nn.Parameter], count: float, flag: bool, group: Group) -> tuple[float, bool]:
         """See `ReducePolicy.reduce`."""
         if group.size == 1:
             grads = [p.grad for p in parameters if p.grad is not None]
             if count and grads:
                 # On a device in a few launches, whatever the number of parameters.
                 torch._foreach_div_(grads, count)  # pyright: ignore[reportPrivateImportUsage]
-            return count
+            return count, flag
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
-        told = parameters[0].new_full((1,), count)
+        told = parameters[0].new_tensor([count, flag])
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [told])
         group.all_reduce(flat, "gradients")
-        total = float(flat[-1])
+        total, flags = flat[-TOLD:].tolist()
         at = 0
         for p in parameters:
             part = flat[at : at + p.numel()].view_as(p)
             at += p.numel()
             p.grad = part.div(total) if total else torch.zeros_like(p)
-        return total
+        return total, flags > 0
 
 
 @dataclass(frozen=True)

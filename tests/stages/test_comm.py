@@ -1,10 +1,13 @@
 """Groups of ranks: what the collectives compute, what they count, and how they fail."""
 
+import hashlib
 import os
 import re
+import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +35,58 @@ def test_collectives_compute_what_they_say(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_swaps_bring_what_was_sent_and_count_it(size: int) -> None:
     assert run_ranks(swap_in_rounds, size) == [[]] * size
+
+
+def sums_of_two(group: Gloo) -> list[Any]:
+    """Gradients of two sizes and types in turn, now one rank late and now the other, with other collectives in between."""
+    wrong, seen = [], hashlib.sha256()
+    for n in range(40):
+        size, dtype = ((1, torch.float32), (300_000, torch.float32), (300_000, torch.float64), (7, torch.float32))[n % 4]
+        parts = [torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(2 * n + r)) for r in range(2)]
+        if n % 5 == 0:
+            parts[n % 2][0] = float("nan")
+        if n % 3 == group.rank:
+            time.sleep(0.01)
+        flat = parts[group.rank].clone()
+        group.all_reduce(flat, "gradients")
+        if n % 2:
+            group.any(False)
+            group.all_reduce(torch.ones(300_000), "control")
+        if not torch.equal(torch.nan_to_num(flat), torch.nan_to_num(parts[0] + parts[1])):
+            wrong.append(n)
+        seen.update(flat.numpy().tobytes())
+    return [wrong, seen.hexdigest(), group._ledger.get("network", "gradients")]
+
+
+def test_two_ranks_sum_gradients_of_any_size_to_the_same_bits() -> None:
+    (wrong, first, bytes_), other = run_ranks(sums_of_two, 2)
+    assert wrong == [] and other == [[], first, bytes_]
+    assert bytes_ == 10 * (4 + 300_000 * 4 + 300_000 * 8 + 7 * 4)
+
+
+def sum_with_a_stopped_peer(group: Gloo) -> list[float]:
+    """Rank 0 comes first, and is stopped, all its threads, until rank 1 has its sum."""
+    flat = torch.full((200_000,), 1.0 + group.rank)
+    group.all_reduce(flat.clone(), "gradients")
+    if group.rank == 0:
+        call = threading.Thread(target=group.all_reduce, args=(flat, "gradients"))
+        call.start()
+        time.sleep(0.5)
+        group._store.set("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        call.join()
+    else:
+        pid = int(group._store.get("pid"))
+        while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.01)
+        group.all_reduce(flat, "gradients")
+        os.kill(pid, signal.SIGCONT)
+    return flat.unique().tolist()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the state of a process as Linux tells it")
+def test_the_later_of_two_ranks_waits_for_no_answer() -> None:
+    assert run_ranks(sum_with_a_stopped_peer, 2, timeout_s=60, group_timeout_s=20) == [[3.0], [3.0]]
 
 
 def count_by_channel(group: Gloo) -> tuple[dict[str, dict[str, int]], ...]:

@@ -149,9 +149,9 @@ def test_ledger_counts_what_travels(two):
     for rank in ranks:
         sent = total["per_rank"][rank]["network"]
         assert sent["features"] == rows[rank] * FEATURES * 8
-        # All gradients and the number of seeds; then the statistics of the batch normalisation.
-        assert sent["gradients"] == steps * (ring_bytes(trained + 1, 8, rank, 2) + ring_bytes(sum(buffers), 8, rank, 2))
-    assert total["network"]["gradients"] == steps * 2 * (2 - 1) * 8 * (trained + 1 + sum(buffers))
+        # All gradients, the number of seeds and a flag; then the statistics of the batch normalisation.
+        assert sent["gradients"] == steps * (ring_bytes(trained + 2, 8, rank, 2) + ring_bytes(sum(buffers), 8, rank, 2))
+    assert total["network"]["gradients"] == steps * 2 * (2 - 1) * 8 * (trained + 2 + sum(buffers))
     assert total["network"]["features"] == sum(rows) * FEATURES * 8
     assert total["network"]["graph"] == total["network"]["activations"] == 0
     # Ranks evaluate together, each its own rows; what that moves is apart.

@@ -493,9 +493,9 @@ def num_parameters():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gradients_are_all_that_crosses_the_network(request, dataset, ranks):
-    """By the ledger: 2 (P - 1) / P x 4 bytes for each parameter, rank and step, and one number more, the weight."""
+    """By the ledger: 2 (P - 1) / P x 4 bytes for each parameter, rank and step, and two numbers more, the weight and a flag."""
     reports = request.getfixturevalue("three") if ranks == 3 else request.getfixturevalue("two").reports
-    steps, numbers = EPOCHS * steps_of(dataset, ranks), num_parameters() + 1
+    steps, numbers = EPOCHS * steps_of(dataset, ranks), num_parameters() + 2
     assert steps > EPOCHS
     for r, report in enumerate(reports):
         network = report["bytes"]["network"]
