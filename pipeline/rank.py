@@ -220,8 +220,8 @@ class _PhaseLoop:
         """Of a step's tensors that lie elsewhere."""
         self.losses = StepLosses()
         self.saved_at = time.monotonic()
-        self.flag = False
-        """Whether some rank had to save, or to stop, when the last step's gradients were summed."""
+        self.flag = self.stopping = False
+        """Whether some rank had to save or to stop when gradients were last summed; whether this one has been asked to stop."""
         self.lost: dict[int, dict[str, int]] = {}
         """Ranks that this phase goes on without, and their records in `Progress.lost`."""
 
@@ -265,8 +265,8 @@ class _PhaseLoop:
                     self.losses.wait() if s + 1 == self.steps else self.losses.look()
                 self.progress.epoch_seconds += time.perf_counter() - start
                 self._account_losses(epoch, s)
-                if s + 1 < self.steps and (self._due_by_steps() or self._heard(self.flag)):
-                    self._checkpoint()
+                if s + 1 < self.steps:
+                    self._checkpoint(self._due_by_steps(), self.flag)
             self._end_epoch(epoch)
             epoch, step = epoch + 1, 0
 
@@ -331,7 +331,9 @@ class _PhaseLoop:
             progress.minibatches += 1
             edges += work.num_edges
         with clock.measure("reduce"):
-            total, self.flag = t.system.reduce.reduce(self.parameters, weight, self._wants(), group)
+            # The last step's is among the sums of the epoch.
+            flag = group.size > 1 and step + 1 < self.steps and self._wants()
+            total, self.flag = t.system.reduce.reduce(self.parameters, weight, flag, group)
             self.statistics.finish(last - first)
         if total:
             with clock.measure("forward_backward"):
@@ -383,7 +385,8 @@ class _PhaseLoop:
 
     def _end_epoch(self, epoch: int) -> None:
         t, progress = self.t, self.progress
-        sums = torch.tensor([progress.loss_sum, progress.loss_seeds, self._wants()], dtype=torch.float64)
+        flag = t.job.group.size > 1 and self._wants()
+        sums = torch.tensor([progress.loss_sum, progress.loss_seeds, flag], dtype=torch.float64)
         t.job.group.all_reduce(sums, "control")
         loss = float(sums[0] / sums[1].clamp(min=1))
         last = epoch + 1 == self.phase.last_epoch
@@ -403,8 +406,7 @@ class _PhaseLoop:
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = t.checkpoint_every.every_epochs
         due = last or self._enough() or (every_epochs is not None and (epoch + 1) % every_epochs == 0) or self._due_by_steps()
-        if due or self._heard(bool(sums[2])):
-            self._checkpoint()
+        self._checkpoint(due, bool(sums[2]))
 
     def _validate_late(self) -> None:
         """What the epoch before had to leave out, now that all ranks are there again."""
@@ -440,17 +442,21 @@ class _PhaseLoop:
         return every is not None and self.progress.cursor.step % every == 0
 
     def _wants(self) -> bool:
-        """Whether this rank has to save, or to stop. Ranks differ in their clocks and in when a request to stop reaches them."""
-        return self.t.stop() or time.monotonic() - self.saved_at >= self.t.checkpoint_every.every_s
+        """Whether this rank has to save, or to stop; asked once a step."""
+        self.stopping = self.stopping or self.t.stop()
+        return self.stopping or time.monotonic() - self.saved_at >= self.t.checkpoint_every.every_s
 
-    def _heard(self, flag: bool) -> bool:
-        """What all ranks know of each other's wants; one that is alone knows the newest."""
-        return flag if self.t.job.group.size > 1 else self._wants()
+    def _checkpoint(self, due: bool, heard: bool) -> None:
+        """Save if that is `due` on all ranks, or one has asked for it; and stop if one is to.
 
-    def _checkpoint(self) -> None:
-        """Save, and stop if some rank is to; all ranks call this at the same time."""
-        t = self.t
-        stopping = t.job.group.any(t.stop())
+        Ranks differ in their clocks and in when a request to stop reaches them, and must not differ in what they do next: all have `heard`
+        the same. A rank that is alone asks only now.
+        """
+        group = self.t.job.group
+        heard = heard if group.size > 1 else self._wants()
+        if not due and not heard:
+            return
+        stopping = group.any(self.stopping)
         self._save(self.optimizer.state_dict())
         if stopping and self.progress.cursor.step < self.steps * self.phase.epochs:
             raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")

@@ -263,7 +263,7 @@ def test_the_ledger_is_the_formula(dataset, tmp_path, ranks, model, dtype, retex
     assert (waits["features"], waits["activations"]) == (features, graphs * activations), "rounds"
     assert [p["epochs"] for p in phases] == [EPOCHS] * len(phases)
     assert len(phases) == (layers + 1) + layers * 2 if "folds" in retexo else layers + v1
-    assert network["gradients"] == sum(2 * (ranks - 1) * item * (p["parameters"] + 1) * EPOCHS for p in phases)
+    assert network["gradients"] == sum(2 * (ranks - 1) * item * (p["parameters"] + 2) * EPOCHS for p in phases)
     assert sent["store"]["features"] == NODES * F * item, "each row is read once, by its owner"
     by_folds = {p["phase"]: p["parameters"] for p in phases}
     trained = sum(v.numel() for v in mr_model(reports, model, retexo).values())

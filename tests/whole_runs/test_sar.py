@@ -118,7 +118,7 @@ def test_ledger_counts_what_travels(two, dataset):
     halo = len(np.unique(np.stack([into[away], dataset.graph.indices[away]]), axis=1).T)
     sent, rows = two.record["bytes"], halo * WIDTH * ITEM
     trained = sum(v.numel() for v in parameters(two.out).values())
-    assert sent["network"]["gradients"] == EPOCHS * 2 * (2 - 1) * ITEM * (trained + 1)
+    assert sent["network"]["gradients"] == EPOCHS * 2 * (2 - 1) * ITEM * (trained + 2)
     assert sent["evaluation"]["activations"] == (EPOCHS + 1) * 2 * rows, "every halo row once for each of two layers"
     assert sent["network"]["features"] == 0
     assert 0 < sent["network"]["activations"] <= EPOCHS * 2 * 2 * rows, "there and back, less what no seed needs"
