@@ -333,7 +333,7 @@ class _PhaseLoop:
         with clock.measure("reduce"):
             # The last step's is among the sums of the epoch.
             flag = group.size > 1 and step + 1 < self.steps and self._wants()
-            total, self.flag = t.system.reduce.reduce(self.parameters, weight, flag, group)
+            total, self.flag = t.system.reduce.reduce(self.parameters, weight, group, flag)
             self.statistics.finish(last - first)
         if total:
             with clock.measure("forward_backward"):

@@ -474,14 +474,14 @@ class ReducePolicy(Protocol):
         """What keeps the statistics of the module's batch normalisations right; made once per phase."""
         ...
 
-    def reduce(self, parameters: list[nn.Parameter], count: float, flag: bool, group: Group) -> tuple[float, bool]:
+    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False) -> tuple[float, bool]:
         """Turn the accumulated gradients of this rank into the step's gradient on every rank.
 
         Args:
             parameters: their `.grad` holds the sum over this rank's seeds (None counts as zero).
             count: what this rank's seeds in the step count.
-            flag: raised by a rank that all ranks are to hear of; it travels with the gradients.
             group: the ranks.
+            flag: raised by a rank that all ranks are to hear of; it travels with the gradients.
 
         Returns:
             The count over all ranks (zero: there was nothing to learn from, skip the step), and whether any has raised the flag.

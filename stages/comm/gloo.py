@@ -28,8 +28,7 @@ class Gloo:
     receives it. What this rank sends:
 
     ============  =====================================================================================================
-    all_reduce    `ring_bytes`: 2 (P-1)/P n for a vector of n bytes, up to rounding; 2 (P-1) n over all ranks, exactly;
-                  n where two ranks tell each other their gradients
+    all_reduce    `ring_bytes`: 2 (P-1)/P n for a vector of n bytes, up to rounding; 2 (P-1) n over all ranks, exactly
     any           P-1: a byte to each other rank
     broadcast     n for each of `broadcast_sends`; (P-1) n over all ranks
     all_to_all    the bytes of the parts for other ranks, and 8 (P-1) of ``control`` if sizes travel
@@ -129,10 +128,7 @@ class Gloo:
         if not flat.numel():
             return
         with self._speaking("all_reduce"):
-            if self.size == 2 and kind == "gradients" and flat.device.type == "cpu":
-                sent, waits = self._sum_of_two(flat), sum_waits(flat.numel(), 2, kind)
-            else:
-                sent, waits = self._sum(flat)
+            sent, waits = self._sum(flat, kind)
         self._ledger.add(self._channel, kind, sent, waits)
 
     def any(self, flag: bool) -> bool:
@@ -192,15 +188,18 @@ class Gloo:
             self._group = None
         self._ahead.clear()
 
-    def _sum(self, flat: Tensor) -> tuple[int, int]:
+    def _sum(self, flat: Tensor, kind: str) -> tuple[int, int]:
         """Sum over the ranks. Returns bytes that this rank has sent, and waits."""
         there = on_host(flat)
-        self._group.allreduce([there]).wait()
+        if self.size == 2 and kind == "gradients":
+            self._sum_of_two(there)
+        else:
+            self._group.allreduce([there]).wait()
         _hand_over(there, flat)
-        return ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), ring_waits(flat.numel(), self.size)
+        return ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), sum_waits(flat.numel(), self.size, kind)
 
-    def _sum_of_two(self, flat: Tensor) -> int:
-        """Sum over both ranks. Returns bytes that this rank has sent."""
+    def _sum_of_two(self, flat: Tensor) -> None:
+        """Sum over both ranks, on the host."""
         sort = flat.numel(), flat.dtype
         if sort not in self._ahead:
             self._ahead[sort] = _Ahead(self._group, 1 - self.rank, flat, TAGS + len(self._ahead))
@@ -208,7 +207,6 @@ class Gloo:
         # In the order of ranks: not even a NaN may differ.
         torch.add(*((mine, theirs) if self.rank == 0 else (theirs, mine)), out=flat)
         self._ahead[sort].listen()
-        return flat.nbytes
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
         """Overwrite with that of rank `source`. Returns bytes that this rank has sent, and waits."""

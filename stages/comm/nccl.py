@@ -99,9 +99,9 @@ class Nccl(Gloo):
     def _is_there(self, t: Tensor) -> bool:
         return t.device.type == self._device.type
 
-    def _sum(self, flat: Tensor) -> tuple[int, int]:
+    def _sum(self, flat: Tensor, kind: str) -> tuple[int, int]:
         if not self._is_there(flat):
-            return super()._sum(flat)
+            return super()._sum(flat, kind)
         self._on_gpus.allreduce([flat]).wait()
         return even_ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1)
 

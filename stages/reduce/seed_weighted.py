@@ -33,7 +33,7 @@ class SeedWeightedMean:
         """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""
         return RunningStatistics(module, group)
 
-    def reduce(self, parameters: list[nn.Parameter], count: float, flag: bool, group: Group) -> tuple[float, bool]:
+    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False) -> tuple[float, bool]:
         """See `ReducePolicy.reduce`."""
         if group.size == 1:
             grads = [p.grad for p in parameters if p.grad is not None]

@@ -66,7 +66,7 @@ class Work:
             rules = StepRules(0, "multilabel" if self.multilabel else "multiclass", "float32", group, torch.optim.SGD)
             done = policy.contribute(module, Fetched(0, 0, (), self.x[r], self.y[r], None if weights is None else weights[r]), rules)
             assert done.seeds == len(self.y[r])
-            total = policy.reduce(parameters, done.seeds if done.weight is None else done.weight, False, group)[0]
+            total = policy.reduce(parameters, done.seeds if done.weight is None else done.weight, group)[0]
             flat = [torch.zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in parameters]
             return torch.cat([g.double() for g in flat]).numpy(), total
 
@@ -242,5 +242,5 @@ def test_one_rank_asks_its_device_for_nothing() -> None:
     for p in head.parameters():
         p.grad = torch.empty_like(p)
     head.a.bias.grad = None
-    assert SeedWeightedMean().reduce(list(head.parameters()), 7.0, False, Solo()) == (7.0, False)
-    assert head.a.bias.grad is None and SeedWeightedMean().reduce([head.a.bias], 0.0, False, Solo()) == (0.0, False)
+    assert SeedWeightedMean().reduce(list(head.parameters()), 7.0, Solo()) == (7.0, False)
+    assert head.a.bias.grad is None and SeedWeightedMean().reduce([head.a.bias], 0.0, Solo()) == (0.0, False)

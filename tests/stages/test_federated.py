@@ -219,7 +219,7 @@ def test_every_client_begins_at_the_common_parameters_and_they_stay_there() -> N
     )
     assert (done.seeds, done.loss_sum) == (3, pytest.approx(float(first)))
     taken = policy.optimizer([model.w, model.unused], rules(sgd))
-    assert policy.reduce([model.w, model.unused], done.seeds, Solo()) == 3
+    assert policy.reduce([model.w, model.unused], done.seeds, Solo()) == (3, False)
     taken.step()
     close(model.w.detach(), before["w"] - moved / 3, "the mean", 1e-12)
 

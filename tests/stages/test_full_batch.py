@@ -256,7 +256,7 @@ def learn(model: Any, run: Callable[..., Tensor], fetched: Fetched, group: Group
     with statistics.minibatch(group.rank, group.size):
         done = forward_backward(run, fetched, 7, "multilabel" if multilabel else "multiclass", 1.0)
     statistics.finish(group.size)
-    seeds, _ = policy.reduce(list(model.parameters()), done.seeds, False, group)
+    seeds, _ = policy.reduce(list(model.parameters()), done.seeds, group)
     grads = {k: (torch.zeros_like(p) if p.grad is None else p.grad).numpy() for k, p in model.named_parameters()}
     return {"loss": done.loss_sum, "seeds": seeds, **grads, **{k: b.clone().numpy() for k, b in model.named_buffers()}}
 
