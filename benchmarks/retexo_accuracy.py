@@ -88,6 +88,7 @@ VARIANTS = {
     "e2e": Variant(),
     "v3": Variant({}),
     "v3-linear": Variant({"head": "linear"}),
+    "distilled": Variant({"head": "linear", "distill": 0.5}),
     "e2e-norm": Variant(norm="layer"),
     "v1": Variant({"mode": "v1"}),
     "fp16": Variant({"head": "linear", "rounding": "fp16"}, tuned_as="v3-linear", only=("cora",)),

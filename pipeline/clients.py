@@ -52,22 +52,27 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
 def told_of_clients(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
     """What the clients of a finished run would have sent and received, in bytes: of all rows, and of parameters.
 
-    In every round a client that has train nodes sends what it has to say to all parameters of the phase and is told the outcome; at the
-    end of a phase each client is told the best ones.
+    In every round a client that has train nodes (where a phase learns from the one before, any node of the training graph) sends what it
+    has to say to all parameters of the phase and is told the outcome; at the end of a phase each client is told the best ones.
     """
     client, traffic = read_traffic(folder)
     dtype = np.dtype(prepared.job.dtype).itemsize
     row_bytes = sum(p["row_bytes"] * (p["graphs"] if p["phase"] else 1) for p in phases)
-    trains = np.zeros(len(traffic.rows_in), bool)
-    trains[client[prepared.dataset.split.train]] = True
+    split = prepared.dataset.split
+    trains, is_taught = np.zeros((2, len(traffic.rows_in)), bool)
+    trains[client[split.train]] = True
+    absent = np.concatenate([split.val, split.test]) if prepared.job.retexo.inductive else []
+    is_taught[np.delete(client, absent)] = True
     best = sum(p["parameters"] for p in phases) * dtype
-    rounds = sum(p["parameters"] * p["epochs"] for p in phases) * dtype
+    rounds = np.zeros(len(trains), np.int64)
+    for p in phases:
+        rounds[is_taught if p["taught_rows"] else trains] += p["parameters"] * p["epochs"] * dtype
     return {
         "count": len(traffic.rows_in),
         "with_train_nodes": int(trains.sum()),
         "rows_bytes_in": _spread(traffic.rows_in * row_bytes),
         "rows_bytes_out": _spread(traffic.rows_out * row_bytes),
-        "parameter_bytes": _spread(best + 2 * rounds * trains),
+        "parameter_bytes": _spread(best + 2 * rounds),
     }
 
 

@@ -109,7 +109,7 @@ def _refuse_unknown(table: Mapping[str, Any]) -> None:
     """Raises InputError: options that change what travels, by no law that is known here."""
     bulk, retexo = table.get("bulk", {}), table.get("retexo", {})
     known = {("bulk", "topology"): "replicated", ("retexo", "clients"): "ranks"}
-    known |= {("retexo", "local_steps"): None, ("retexo", "inductive"): False, ("retexo", "folds"): 0}
+    known |= {("retexo", "local_steps"): None, ("retexo", "inductive"): False, ("retexo", "folds"): 0, ("retexo", "distill"): 0.0}
     for (section, key), usual in known.items():
         given = (bulk if section == "bulk" else retexo).get(key, usual)
         if given != usual:

@@ -162,6 +162,9 @@ class Retexo(Section):
     folds: int = Field(default=0, ge=0, le=100)
     """Where logits are handed on: train each layer so many times more, without one fold of the train nodes each, and hand on of every
     train node what a training without its label has found. 0: not so."""
+    distill: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the loss of every layer after the first that is cross entropy with what the layer before says of each node, labelled or
+    not. 0: labels only."""
     clients: int | Literal["ranks", "nodes"] = "ranks"
     """Who trains and is counted: each rank, so many simulated clients, or each node as a client of its own."""
 

@@ -203,6 +203,7 @@ def retexo(
     rounding: Payload = "full",
     inductive: bool = False,
     folds: int = 0,
+    distill: float = 0.0,
     clients: Clients = "ranks",
 ) -> System:
     """Lazy message passing: layer after layer, with one exchange of rows for each (RETEXO; Kolluri et al., arXiv 2302.13053).
@@ -222,13 +223,15 @@ def retexo(
         rounding: of rows that are handed on.
         inductive: train without validation and test nodes in the graph.
         folds: hand on, of each train node, logits from a training without its fold of the labels.
+        distill: share of a layer's loss that is cross entropy with what the layer before says of every node, labelled or not, in [0, 1).
         clients: who trains and is counted: the ranks, so many simulated clients, or each node.
 
     Raises:
-        InputError: hidden rows cannot be handed on where the layer gives logits, or with folds; or there is only one fold.
+        InputError: hidden rows cannot be handed on where the layer gives logits, or with folds; there is only one fold; or
+            distillation does not go with `local_steps`, or takes all of the loss.
     """
     preset = V1 if mode == "v1" else Phases()
-    cut = Phases(base or preset.base, hands_on or preset.hands_on, head or preset.head, residual, rounding, folds)
+    cut = Phases(base or preset.base, hands_on or preset.hands_on, head or preset.head, residual, rounding, folds, distill)
     if cut.head == "none" and cut.hands_on == "hidden":
         raise InputError('retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.hands_on = "logits" with it')
     if folds and cut.hands_on == "hidden":
@@ -236,6 +239,11 @@ def retexo(
         raise InputError(f'{told}; use retexo.hands_on = "logits" with it')
     if folds == 1:
         raise InputError("retexo.folds is 1, so its one training has no train nodes left; use at least 2, or 0 for none")
+    if not 0 <= distill < 1:
+        raise InputError(f"retexo.distill is {distill}; expected a share of the loss, at least 0 and below 1")
+    if distill and local_steps is not None:
+        told = f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
+        raise InputError(f"{told} together; leave one of them out")
     chosen = select_by or ("val_loss" if mode == "v1" else "val_accuracy")
     return System(
         "retexo",

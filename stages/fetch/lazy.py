@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...storage.errors import RunError
 from ..base import Fetched, RankJob, Validation
 from ..evaluate import evaluating, quotient, tally
 from ..full_batch import FullBatch
 from ..models.lazy import Phase, Still
-from ..partition.boundary import BoundaryShare
+from ..partition.boundary import ABSENT, BoundaryShare
 from ..partition.clients import open_clients
 from ..random import Purpose, node_words, stream
 from ..rounding import Payload, decode, encode, rounded, row_bytes
@@ -32,6 +33,8 @@ from .phase_store import PhaseStore, kind
 IdArray = npt.NDArray[np.int64]
 ROWS_AT_ONCE = 1 << 16
 """Rows that are computed together at the end of a phase."""
+SAID = "said"
+"""The array of logits that the next phase learns from, [N, C], beside the rows that it reads."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class LazyRows:
         self._folds = module.model.phases.folds
         self._store = PhaseStore(job, self._edges.names)
         self._rows = self._opened(module)
+        self._taught = self._count_taught() if module.is_taught else (0, 0)
 
     def fetch(self, work: FullBatch) -> Fetched:
         """See `Fetcher.fetch`."""
@@ -104,6 +108,7 @@ class LazyRows:
             "remote_rows": 0,
             "width": model.phase_widths[module.number],
             "row_bytes": 0,
+            "taught_rows": self._taught[1],
         }
         if module.passes_messages:
             remote = torch.tensor([float(sum(self._edges.counts))], dtype=torch.float64)
@@ -120,19 +125,30 @@ class LazyRows:
             return told
         with evaluating(module):
             found = {name: self._handed_on(module, name) for name in self._edges.graphs}
-            own = {name: rounded(self._out_of_fold(module, name, rows), self._rounding) for name, rows in found.items()}
-        arrays = {}
+            unrounded = {name: self._out_of_fold(module, name, rows) for name, rows in found.items()}
+            own = {name: rounded(rows, self._rounding) for name, rows in unrounded.items()}
+            arrays = {SAID: module.said(unrounded[self._training_graph]).numpy()} if after.is_taught else {}
         for name, rows in own.items():
             arrays[name] = rows.numpy()
             arrays[f"{name}-remote"] = self._exchanged(rows, after).numpy()
         self._store.write(after, arrays)
         return told
 
+    @property
+    def _training_graph(self) -> str:
+        return "train" if "train" in self._edges.graphs else "whole"
+
+    @cached_property
+    def _seeds(self) -> IdArray:
+        """Rows whose labels are learnt."""
+        seeds = np.arange(self._share.graph.num_seeds)
+        return seeds if self._module.fold is None else seeds[self._fold_of(seeds) != self._module.fold]
+
     @cached_property
     def _work(self) -> Fetched:
-        seeds = np.arange(self._share.graph.num_seeds)
-        if self._module.fold is not None:
-            seeds = seeds[self._fold_of(seeds) != self._module.fold]
+        seeds = self._seeds
+        if self._module.is_taught:
+            return self._fetched_taught(seeds)
         whole = self._fetched(seeds, 0)
         if self._client is None:
             return whole
@@ -144,6 +160,38 @@ class LazyRows:
         still = self._still("train", rows)
         hoods: Any = (still,)
         return Fetched(0, index, hoods, still.h, self._share.labels[torch.from_numpy(rows)])
+
+    def _fetched_taught(self, seeds: IdArray) -> Fetched:
+        """All rows, with what is to be said of each, and what each counts: (1 - s) / T of a label and s / N of what the phase before has
+        said, times N, for T labels and N rows over all ranks and distillation's share s."""
+        rows, (labels, taught), share = self._taught_rows, self._taught, self._module.model.phases.distill
+        said = torch.from_numpy(self._store.read(self._module).read(SAID))[torch.from_numpy(rows)]
+        y = self._share.labels[torch.from_numpy(seeds)]
+        target = share * (said.softmax(1) if y.ndim == 1 else said.sigmoid())
+        # Cross entropy is linear in the target, so that one forward pass serves both.
+        of_label = (1 - share) * taught / max(1, labels)
+        at = torch.from_numpy(np.searchsorted(rows, seeds))
+        target[at] += of_label * (F.one_hot(y, said.shape[1]) if y.ndim == 1 else y).to(target)
+        weight = torch.full((len(rows),), share, dtype=torch.float64)
+        weight[at] += of_label
+        still = self._still("train", rows)
+        hoods: Any = (still,)
+        return Fetched(0, 0, hoods, still.h, target / weight.to(target)[:, None], weight)
+
+    @cached_property
+    def _taught_rows(self) -> IdArray:
+        """Rows that are there in training, ascending."""
+        present = np.ones(self._share.graph.whole.num_dst, bool)
+        if self._training_graph == "train":
+            for split in ABSENT["train"]:
+                present[self._share.splits[split].numpy()] = False
+        return np.flatnonzero(present)
+
+    def _count_taught(self) -> tuple[int, int]:
+        """Labels and rows that are learnt from, over all ranks. All of them call this at the same time."""
+        counts = torch.tensor([len(self._seeds), len(self._taught_rows)], dtype=torch.float64)
+        self._job.group.all_reduce(counts, "control")
+        return int(counts[0]), int(counts[1])
 
     @cached_property
     def _validation(self) -> Still:

@@ -38,6 +38,9 @@ class Phases:
     folds: int = 0
     """K: train each phase K times more, each time without one fold of the train nodes, whose logits are then handed on from there: what
     a phase hands on of a train node has not seen its label (stacking: Wolpert, Neural Networks 1992). 0: not so."""
+    distill: float = 0.0
+    """Share of the loss of every phase but the first that is the cross entropy with what the phase before says of each node, labelled or
+    not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531, at temperature 1). 0: phases learn from labels only."""
 
 
 V1 = Phases(base="mlp", hands_on="logits", head="linear")
@@ -139,6 +142,11 @@ class Phase(nn.Module):
         return self._all[0]
 
     @property
+    def is_taught(self) -> bool:
+        """Whether it learns from the phase before it too, and so from nodes without labels."""
+        return self.number > 0 and self.model.phases.distill > 0
+
+    @property
     def passes_messages(self) -> bool:
         """Whether it reads neighbours."""
         return self.conv is not None
@@ -175,6 +183,12 @@ class Phase(nn.Module):
         if self.model.phases.hands_on == "logits":
             return self.logits(still)
         return self._hidden(still)
+
+    def said(self, handed_on: Tensor) -> Tensor:
+        """Logits [n, C] of rows as `hand_on` gives them."""
+        if self.model.phases.hands_on == "logits":
+            return handed_on
+        return linear(handed_on, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
 
     def of_rows(self, h: Tensor) -> Tensor:
         """`hand_on` of the phase without neighbours, rounded outside training: [n, F] -> [n, hidden or C]."""

@@ -1,6 +1,6 @@
 """The mean over all seeds of a step, whichever rank or minibatch they are in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -26,8 +26,9 @@ class SeedWeightedMean:
         return rules.optimizer(parameters)
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
-        """See `ReducePolicy.contribute`: every seed counts the same."""
-        return forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.products)
+        """See `ReducePolicy.contribute`: every seed counts the same, or what its `Fetched.weight` says."""
+        done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.products, fetched.weight)
+        return done if fetched.weight is None else replace(done, weight=float(fetched.weight.sum()))
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
         """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""

@@ -87,6 +87,7 @@ class Cut:
     norm: str = "none"
     """``batch`` in place of the layer norm."""
     folds: int = 0
+    distill: float = 0.0
 
 
 @dataclass
@@ -158,6 +159,14 @@ class Dense:
         assert out is not None
         return out
 
+    def said(self, k: int, handed_on: Tensor) -> Tensor:
+        """Logits of what phase k hands on, before it is rounded."""
+        name = self.phases[k]
+        head = "base.1" if name == "base" else f"heads.{name}"
+        if self.cut.hands_on == "logits":
+            return handed_on.clone()
+        return handed_on @ self.p[f"{head}.weight"].detach().T + self.p[f"{head}.bias"].detach()
+
     def infer(self, g: Matrices, x: Tensor) -> Tensor:
         """Logits of all nodes, from nothing but features."""
         h = x if self.cut.base else as_sent(x, self.cut.rounding)
@@ -173,6 +182,19 @@ def loss_of(logits: Tensor, y: Tensor) -> Tensor:
         return -torch.log_softmax(logits, 1)[torch.arange(len(y)), y].sum()
     log = torch.nn.functional.logsigmoid
     return -(y * log(logits) + (1 - y) * log(-logits)).mean(1).sum() if len(y) else logits.sum() * 0
+
+
+def probabilities(logits: Tensor, y: Tensor) -> Tensor:
+    """Of classes, for labels of this kind."""
+    return torch.softmax(logits, 1) if y.ndim == 1 else torch.sigmoid(logits)
+
+
+def divergence(logits: Tensor, target: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy with probabilities, of each row."""
+    if y.ndim == 1:
+        return -(target * torch.log_softmax(logits, 1)).sum(1)
+    log = torch.nn.functional.logsigmoid
+    return -(target * log(logits) + (1 - target) * log(-logits)).mean(1)
 
 
 def merit_of(logits: Tensor, y: Tensor, select_by: str) -> float:
@@ -225,6 +247,7 @@ def train(
     begin: Callable[[list[Tensor]], Step],
     select_by: str,
     fold_of: Tensor | None = None,
+    present: Tensor | None = None,
 ) -> Outcome:
     """Phase after phase.
 
@@ -238,17 +261,20 @@ def train(
         begin: makes what takes steps, anew for each training.
         select_by: val_accuracy or val_loss.
         fold_of: [V], where there are folds.
+        present: ids of those that are there in training, if not all.
     """
     done, start, last = Outcome(), dict(dense.p), len(dense.phases) - 1
     rows = dict.fromkeys(graphs, x if dense.cut.base else as_sent(x, dense.cut.rounding))
+    said: Tensor | None = None
     for k in range(last + 1):
         done.rows.append(rows)
+        teacher = None if said is None else (said, torch.arange(len(x)) if present is None else present)
         kept: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in graphs}
         for fold in [*range(dense.cut.folds if k < last else 0), None]:
             dense.p = {n: start[n].detach().clone() if n.startswith(dense.prefixes(k)) else v for n, v in dense.p.items()}
             ids = split["train"]
             left_out = ids[:0] if fold is None or fold_of is None else ids[fold_of[ids] == fold]
-            _train_once(dense, k, graphs, rows, y, ids[~torch.isin(ids, left_out)], split["val"], epochs, begin, select_by, done)
+            _train_once(dense, k, graphs, rows, y, ids[~torch.isin(ids, left_out)], split["val"], epochs, begin, select_by, done, teacher)
             if fold is not None:
                 for name, g in graphs.items():
                     kept[name].append((left_out, dense.unrounded(k, g, rows[name])[left_out]))
@@ -257,6 +283,7 @@ def train(
             for name, pieces in kept.items():
                 for at, instead in pieces:
                     found[name][at] = instead
+            said = dense.said(k, found["train"]) if dense.cut.distill else None
             rows = {name: as_sent(h, dense.cut.rounding) for name, h in found.items()}
     with torch.no_grad():
         done.logits = dense.outputs(last, graphs["val"], rows["val"])[0]
@@ -276,12 +303,41 @@ def _train_once(
     begin: Callable[[list[Tensor]], Step],
     select_by: str,
     done: Outcome,
+    teacher: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     leaves = [v.requires_grad_() for v in dense.parameters(k).values()]
     step = begin(leaves)
     best, best_epoch, best_p = -np.inf, -1, None
+
+    def of_labels(at: Tensor) -> Tensor:
+        return loss_of(dense.outputs(k, graphs["train"], rows["train"], ids)[0][at], y[at])
+
+    def of_both(at: Tensor) -> Tensor:
+        assert teacher is not None
+        said, present, share = *teacher, dense.cut.distill
+        logits = dense.outputs(k, graphs["train"], rows["train"], at)[0]
+        from_teacher = divergence(logits, probabilities(said, y), y)[present].mean()
+        if not len(ids):  # all labels are in the fold that is left out
+            return len(at) * from_teacher
+        return len(at) * ((1 - share) * loss_of(logits[ids], y[ids]) / len(ids) + share * from_teacher)
+
+    def told() -> float:
+        """What a run tells of such a loss: every row counts the same, labels and teacher are mixed as in the gradient."""
+        assert teacher is not None
+        said, present, share = *teacher, dense.cut.distill
+        of_label = torch.zeros(len(said), 1, dtype=F64)
+        of_label[ids] = (1 - share) * len(present) / max(1, len(ids))
+        label = torch.nn.functional.one_hot(y, said.shape[1]).to(F64) if y.ndim == 1 else y
+        target = (of_label * label + share * probabilities(said, y)) / (of_label + share)
+        with torch.no_grad():
+            logits = dense.outputs(k, graphs["train"], rows["train"])[0]
+        return float(divergence(logits, target, y)[present].mean()) if len(present) else 0.0
+
     for _ in range(epochs):
-        done.losses.append(step(leaves, lambda at: loss_of(dense.outputs(k, graphs["train"], rows["train"], ids)[0][at], y[at]), ids))
+        loss = None if teacher is None else told()
+        objective, at = (of_labels, ids) if teacher is None else (of_both, teacher[1])
+        found = step(leaves, objective, at)
+        done.losses.append(found if loss is None else loss)
         if len(val):
             with torch.no_grad():
                 merit = merit_of(dense.outputs(k, graphs["val"], rows["val"])[0][val], y[val], select_by)

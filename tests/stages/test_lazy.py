@@ -46,6 +46,9 @@ CUTS: dict[str, dict[str, Any]] = {
     "v1": {"mode": "v1"},
     "v1, residual": {"mode": "v1", "residual": True},
     "v1, folds": {"mode": "v1", "folds": 2},
+    "v3, distilled": {"distill": 0.5},
+    "v1, folds, distilled": {"mode": "v1", "folds": 2, "distill": 0.25},
+    "v3 without norm, distilled": {"head": "linear", "base": "mlp", "residual": True, "distill": 0.875},
     "logits of a normed head": {"hands_on": "logits", "residual": True},
     "logits of the layer": {"hands_on": "logits", "head": "none", "residual": True},
     "logits of the layer, from an MLP": {"mode": "v1", "head": "none"},
@@ -84,7 +87,7 @@ class Trial:
         if CUTS[self.cut].get("mode") == "v1":
             options = {"base": "mlp", "hands_on": "logits", "head": "linear"}
         options |= {k: v for k, v in CUTS[self.cut].items() if k in options}
-        rest = {"residual": CUTS[self.cut].get("residual", False), "folds": CUTS[self.cut].get("folds", 0)}
+        rest = {"residual": CUTS[self.cut].get("residual", False), **{key: CUTS[self.cut].get(key, 0) for key in ("folds", "distill")}}
         base = options.pop("base") == "mlp"
         return Dense(
             Cut(self.kind, self.layers, base, **options, **rest, rounding=self.rounding, activation=self.config.activation, norm=norm),
@@ -132,8 +135,12 @@ def wanted(case: Case, trial: Trial, dense: Dense) -> Outcome:
     else:
         graphs = dict.fromkeys(("train", "val"), matrices(case))
     ids = {name: torch.from_numpy(getattr(case.split, name)) for name in ("train", "val")}
-    begin = together(optimizer_of(trial.optimizer))
-    return train(dense, graphs, torch.from_numpy(case.x), case.labels, ids, EPOCHS, begin, trial.select_by, folds_of(case, dense.cut.folds))
+    begin, x = together(optimizer_of(trial.optimizer)), torch.from_numpy(case.x)
+    there = (
+        np.setdiff1d(np.arange(len(case.x)), np.concatenate([case.split.val, case.split.test])) if trial.inductive else np.arange(len(x))
+    )
+    folds = folds_of(case, dense.cut.folds)
+    return train(dense, graphs, x, case.labels, ids, EPOCHS, begin, trial.select_by, folds, torch.from_numpy(there))
 
 
 def close(got: Any, want: Any, what: str) -> None:
@@ -190,6 +197,9 @@ def seen(t: Trained) -> dict[str, Any]:
 @example(case=make_case(2, 4), trial=Trial("", 2, "v3 after an MLP", "int8"))
 @example(case=make_case(5, 4), trial=Trial("", 3, "v1, residual", "fp16"))
 @example(case=make_case(11, 2), trial=Trial("", 2, "v1, folds", "int8", "adam"))
+@example(case=make_case(1, 8), trial=Trial("", 3, "v3, distilled", "int8", "adam"))
+@example(case=make_case(11, 4), trial=Trial("", 2, "v1, folds, distilled", "fp16"))
+@example(case=make_case(5, 2), trial=Trial("", 2, "v3 without norm, distilled"))
 @settings(deadline=None, max_examples=4)
 def test_ranks_learn_what_dense_matrices_learn(kind: str, case: Case, trial: Trial) -> None:
     """Losses, best epochs, parameters, rows handed on to every rank and its boundary, logits, and inference on the whole graph."""
@@ -202,9 +212,22 @@ def test_ranks_learn_what_dense_matrices_learn(kind: str, case: Case, trial: Tri
     assert [p["parameters"] for p in ranks[0]["phases"]] == parameters
 
 
+@pytest.mark.parametrize("cut", ["v3", "v1, folds", "v3, distilled", "v1, folds, distilled"])
+@given(seed=st.integers(0, 10**6), parts=st.sampled_from([1, 2, 4]))
+@example(seed=4, parts=4)
+@settings(deadline=None, max_examples=2)
+def test_ranks_learn_several_classes_of_a_node(cut: str, seed: int, parts: int) -> None:
+    """As above, with labels that are vectors."""
+    case, trial = make_case(seed, parts, multilabel=True), Trial("gcn", 2, cut)
+    model = trial.model()
+    check(case, trial, trial.dense(model.state_dict()), train_ranks(case, trial.system, model, EPOCHS, LEARNING["sgd"], seen))
+
+
 @given(case=CASES, trial=TRIALS, kind=st.sampled_from(list(CONFIGS)))
 @example(case=make_case(8, 4), trial=Trial("", 2, "v3", "int8"), kind="gcn")
 @example(case=make_case(11, 2), trial=Trial("", 2, "v1, folds"), kind="sage")
+@example(case=make_case(8, 4), trial=Trial("", 2, "v3, distilled"), kind="gcn")
+@example(case=make_case(3, 2), trial=Trial("", 2, "v1, folds, distilled"), kind="gat")
 @settings(deadline=None, max_examples=4)
 def test_inductive_training_is_training_on_the_induced_subgraphs(case: Case, trial: Trial, kind: str) -> None:
     """Validation and test nodes are not there in training, test nodes not in validation: neither as neighbours nor in degrees."""
@@ -238,7 +261,8 @@ DROPPING: dict[str, ModelConfig] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "cut"), [("gcn", "v3"), ("sage", "v1"), ("sage-max", "v3 after an MLP"), ("gat", "v3"), ("gat", "v1, folds")]
+    ("kind", "cut"),
+    [("gcn", "v3"), ("sage", "v1"), ("sage-max", "v3 after an MLP"), ("gat", "v3"), ("gat", "v1, folds"), ("sage", "v3, distilled")],
 )
 def test_parts_do_not_matter_with_dropout_either(kind: str, cut: str) -> None:
     """Masks of rows and of attention belong to nodes and edges, not to where they lie."""

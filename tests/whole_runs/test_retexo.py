@@ -230,6 +230,7 @@ SPELT = {
         (2, "sage", "float64", {"rounding": "int8", "inductive": True}),
         (4, "gcn", "float64", {"mode": "v1", "local_steps": 3}),
         (2, "sage", "float32", V1_FOLDS),
+        (2, "gcn", "float64", {"distill": 0.5}),
     ],
 )
 def test_the_ledger_is_the_formula(dataset, tmp_path, ranks, model, dtype, retexo):
@@ -304,7 +305,15 @@ def test_clients_do_not_hang_on_ranks(dataset, tmp_path, clients):
 
 
 @pytest.mark.parametrize(
-    ("clients", "retexo"), [("nodes", {}), (7, {"rounding": "int8"}), (7, {"mode": "v1", "local_steps": 2}), ("nodes", {"inductive": True})]
+    ("clients", "retexo"),
+    [
+        ("nodes", {}),
+        (7, {"rounding": "int8"}),
+        (7, {"mode": "v1", "local_steps": 2}),
+        ("nodes", {"inductive": True}),
+        ("nodes", {"distill": 0.5}),
+        ("nodes", {"distill": 0.5, "inductive": True}),
+    ],
 )
 def test_clients_are_counted(dataset, tmp_path, clients, retexo):
     result = mr.run(dataset, system=mr.retexo(partitioner=Hash(), clients=clients, **retexo), out=tmp_path / "run", **JOB)
@@ -325,6 +334,12 @@ def test_clients_are_counted(dataset, tmp_path, clients, retexo):
     has_train = np.isin(np.arange(count), client[dataset.split.train])
     trained = sum(p["parameters"] for p in result.phases) * item
     told = trained + 2 * EPOCHS * trained * has_train
+    if "distill" in retexo:
+        # From the second phase on whoever has a node learns what the first has said of it.
+        absent = [*dataset.split.val, *dataset.split.test] if "inductive" in retexo else []
+        has_node = np.isin(np.arange(count), client[np.setdiff1d(np.arange(NODES), absent)])
+        assert "inductive" in retexo or has_node.all()
+        told = told + 2 * EPOCHS * item * result.phases[1]["parameters"] * (has_node & ~has_train)
     assert result.clients == {
         "count": count,
         "with_train_nodes": has_train.sum(),
@@ -360,6 +375,7 @@ GOES_ON = {
     "clients": ({}, {"clients": 7, "local_steps": 2}),
     "inductive": ({}, {"inductive": True, "select_by": "val_loss", "rounding": "fp16"}),
     "folds": ({}, V1_FOLDS),
+    "distilled": ({}, {"distill": 0.5}),
     "patience": ({"epochs": 8, "train": {"patience": 1, "lr": 0.3}}, {}),
 }
 
@@ -518,6 +534,8 @@ def saved(path, owners):
         (lambda p: {"retexo": {"clients": NODES + 1}}, f"retexo.clients is {NODES + 1}, but there are {NODES} nodes"),
         (lambda p: {"system": mr.retexo(clients=NODES + 1)}, f"retexo.clients is {NODES + 1}"),
         (lambda p: {"retexo": {"local_steps": 0}}, "'retexo.local_steps' is 0"),
+        (lambda p: {"retexo": {"local_steps": 2, "distill": 0.5}}, "retexo.distill is 0.5, and retexo.local_steps is 2, .*leave one"),
+        (lambda p: {"retexo": {"distill": 1.0}}, "'retexo.distill' is 1.0"),
         (lambda p: {"retexo": {"local_steps": 2}, "model": mr.GCN(norm="batch")}, "share no batch normalisation"),
         (lambda p: {"retexo": {"mode": "v2"}}, "'retexo.mode' is 'v2'"),
         (lambda p: {"retexo": {"rouding": "int8"}}, "rouding"),
@@ -559,6 +577,10 @@ def test_records_become_the_configuration():
         "v1", partitioner=Hash(), base="none", head="none", residual=True, select_by="val_accuracy", local_steps=3, rounding="int8",
         inductive=True, folds=2, clients=5,
     )  # fmt: skip
+    for distilled in (mr.retexo(distill=0.25), mr.retexo("v1", folds=2, distill=0.5)):
+        assert make_system(configure({}, system=distilled)) == distilled
+    with pytest.raises(mr.InputError, match=r"retexo.distill is 1; expected a share of the loss"):
+        mr.retexo(distill=1)
     job = configure({}, system=system, model=mr.GCN(layers=2))
     assert (job.system, job.partition.method, job.model["name"], job.sampler) == ("retexo", "hash", "gcn", {})
     assert make_system(job) == system
