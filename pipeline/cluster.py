@@ -251,11 +251,17 @@ def _is_loopback(address: str) -> bool:
 
 
 def wait_for_worker(client: Client) -> None:
-    """Until some worker is there. Raises RunError after `START_S`."""
+    """Until some worker is there.
+
+    Raises:
+        RunError: none came within `START_S`, or the scheduler does not answer.
+    """
     try:
         client.wait_for_workers(1, timeout=START_S)
     except TimeoutError:
         raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
+    except OSError as e:
+        raise _silent(e) from e
 
 
 def worker_addresses(client: Client) -> list[str]:
@@ -268,8 +274,12 @@ def worker_addresses(client: Client) -> list[str]:
     try:
         known: Any = client.sync(scheduler.identity, n_workers=-1, callback_timeout=START_S)
     except (OSError, TimeoutError) as e:
-        raise RunError(f"the Dask scheduler does not answer any more ({type(e).__name__}); start one again, then --resume") from e
+        raise _silent(e) from e
     return list(known["workers"])
+
+
+def _silent(e: Exception) -> RunError:
+    return RunError(f"the Dask scheduler does not answer any more ({type(e).__name__}); start one again, then --resume")
 
 
 def _spread(client: Client) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 from distributed import Client, Event, Future
+from distributed.client import FutureCancelledError
 from torch import nn
 
 from ..stages.comm.survivors import here
@@ -360,6 +361,10 @@ class _Generation:
     def _settle(self, rank: int, future: Future) -> None:
         try:
             outcome = future.result()
+        except FutureCancelledError as e:
+            # Of a scheduler that is gone, or that could not be reached for a moment and has forgotten the tasks.
+            told = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
+            self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost: {told}")
         except Exception as e:
             self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost ({type(e).__name__}: {e})")
             return
@@ -430,10 +435,13 @@ class _Generation:
 
     def _stop_all(self) -> None:
         """End what is left of the generation, and wait until it has ended."""
+        if len(self.reports) == len(self.futures):
+            return
+        # Also where no task is left that Dask knows of: ranks outlive tasks that were cancelled because the scheduler was out of reach.
+        self._order("abort")
         left = [f for r, f in self.futures.items() if r not in self.reports and not f.done()]
         if not left:
             return
-        self._order("abort")
         self.kill.set()
         end = time.monotonic() + END_S
         while not all(f.done() for f in left) and time.monotonic() < end:

@@ -4,11 +4,16 @@ import hashlib
 import json
 import logging
 import socket
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
+import dask
 import numpy as np
 import pytest
 import torch
+from distributed import Client
 
 import millrace as mr
 from millrace.pipeline import cluster
@@ -257,6 +262,24 @@ def test_a_scheduler_that_does_not_answer(address, mute, tmp_path, monkeypatch):
     with pytest.raises(mr.InputError, match=r"no Dask scheduler answers at|expected an address such as") as raised:
         mr.run(DATASET, out=tmp_path / "run", ranks=2, scheduler=mute if address == "mute" else address, **JOB)
     assert raised.value.exit_code == 2
+
+
+def test_a_scheduler_that_is_gone_is_named(tmp_path):
+    """Whichever of the driver's questions finds it out."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    told = tmp_path / "scheduler.json"
+    options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(told)]
+    with subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_scheduler", *options], stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 60
+        while not told.exists() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), Client(scheduler_file=str(told)) as client:
+            assert cluster.worker_addresses(client) == []
+            process.kill()
+            process.wait()
+            for ask in (cluster.worker_addresses, cluster.wait_for_worker):
+                with pytest.raises(mr.RunError, match=r"the Dask scheduler does not answer any more .*; start one again, then --resume"):
+                    ask(client)
 
 
 def test_a_host_that_is_not_this_machine(tmp_path):
