@@ -365,6 +365,7 @@ class _Generation:
             # Of a scheduler that is gone, or that could not be reached for a moment and has forgotten the tasks.
             told = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
             self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost: {told}")
+            return
         except Exception as e:
             self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost ({type(e).__name__}: {e})")
             return
