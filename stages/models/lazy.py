@@ -40,7 +40,7 @@ class Phases:
     a phase hands on of a train node has not seen its label (stacking: Wolpert, Neural Networks 1992). 0: not so."""
     distill: float = 0.0
     """Share of the loss of every phase but the first that is the cross entropy with what the phase before says of each node, labelled or
-    not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531, at temperature 1). 0: phases learn from labels only."""
+    not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531), sharpened. 0: phases learn from labels only."""
 
 
 V1 = Phases(base="mlp", hands_on="logits", head="linear")
