@@ -39,7 +39,7 @@ TUNING_SEED = 100
 EVERY = 5
 SHCHUR = "random:20,30"
 BAR = 1.5
-"""Points below the better of the two ways end to end that RETEXO may lie on a homophilous graph."""
+"""Points below plain training end to end that RETEXO may lie on a homophilous graph."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ VARIANTS = {
     "v1-nodes": Variant({"mode": "v1", "clients": "nodes"}, tuned_as="v1", only=("cora",)),
 }
 END_TO_END = ("e2e", "e2e-norm")
+CHOICE = ("v3", "v3-linear", "distilled")
+"""Of these, the one with the best mean validation accuracy is what RETEXO comes to for a dataset and a model."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +246,14 @@ def summary(cell: Cell, runs: Runs, seeds: int) -> dict[str, Any] | None:
 
 
 def with_gaps(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`summaries`, those of RETEXO with how far they lie above plain training end to end, and above the better way of the two."""
+    """`summaries`, those of RETEXO with how far they lie above plain training end to end, and above the better way of the two; and which
+    of `CHOICE` validation chooses."""
     means = {(s["dataset"], s["model"], s["variant"]): s["test"] for s in summaries}
+    best_of: dict[tuple[str, str], dict[str, Any]] = {}
+    for s in summaries:
+        cell = s["dataset"], s["model"]
+        if s["variant"] in CHOICE and (cell not in best_of or s["val"] > best_of[cell]["val"]):
+            best_of[cell] = s
     told = []
     for s in summaries:
         ends = [means.get((s["dataset"], s["model"], name)) for name in END_TO_END]
@@ -253,9 +261,10 @@ def with_gaps(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
             told.append(s)
             continue
         best = max(e for e in ends if e is not None)
-        gap = s["test"] - best
+        gap = s["test"] - ends[0]
         met = gap >= -BAR if DATASETS[s["dataset"]].homophilous else None
-        told.append({**s, "gap_plain": s["test"] - ends[0], "gap": gap, "met": met})
+        chosen = best_of.get((s["dataset"], s["model"])) is s
+        told.append({**s, "gap_plain": gap, "gap": s["test"] - best, "met": met, "chosen": chosen})
     return told
 
 
@@ -278,7 +287,7 @@ def table(summaries: list[dict[str, Any]]) -> str:
     """Everything but the runs."""
     lines = [
         f"{'dataset':<18}{'model':<6}{'variant':<11}{'lr':>6}{'drop':>5}{'test':>7}{'std':>5}{'- e2e':>7}{'- best':>7}{'met':>5}"
-        f"{'val':>6}{'auc':>6}{'epoch':>6}{'cpu s':>7}  validation by phase"
+        f"{'':>2}{'val':>6}{'auc':>6}{'epoch':>6}{'cpu s':>7}  validation by phase"
     ]
     for s in summaries:
         gaps = f"{s['gap_plain']:>+7.1f}{s['gap']:>+7.1f}" if "gap" in s else f"{'':>14}"
@@ -286,8 +295,10 @@ def table(summaries: list[dict[str, Any]]) -> str:
         auc = "" if s["auc"] is None else f"{s['auc']:.1f}"
         lines.append(
             f"{s['dataset']:<18}{s['model']:<6}{s['variant']:<11}{s['lr']:>6}{s['dropout']:>5}{s['test']:>7.1f}{s['std']:>5.1f}{gaps}{met:>5}"
-            f"{s['val']:>6.1f}{auc:>6}{s['best_epoch']:>6.0f}{s['cpu_s']:>7.1f}  {' '.join(f'{v:.1f}' for v in s['val_by_phase'])}"
+            f"{'*' if s.get('chosen') else '':>2}{s['val']:>6.1f}{auc:>6}{s['best_epoch']:>6.0f}{s['cpu_s']:>7.1f}"
+            f"  {' '.join(f'{v:.1f}' for v in s['val_by_phase'])}"
         )
+    lines.append(f"* of {', '.join(CHOICE)}, the one with the best validation accuracy")
     for s in summaries:
         if s["clients"]:
             told = ", ".join(f"{k} {v['median']:.0f} / {v['max']}" for k, v in s["clients"].items() if isinstance(v, dict))
@@ -296,7 +307,7 @@ def table(summaries: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run the cells and print their table. Returns 1 where v3 lies too far below end to end on a homophilous graph, else 0."""
+    """Run the cells and print their table. Returns 1 where what validation chooses lies too far below end to end, else 0."""
     parser = argparse.ArgumentParser(description="Test accuracy of RETEXO against training end to end.")
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files")
@@ -325,7 +336,7 @@ def main() -> int:
     summaries = with_gaps([s for cell in cells if (s := summary(cell, runs, args.seeds)) is not None])
     save(args, runs, summaries)
     print(table(summaries))
-    return 1 if any(s["variant"] == "v3" and s.get("met") is False for s in summaries) else 0
+    return 1 if any(s.get("chosen") and s["met"] is False for s in summaries) else 0
 
 
 if __name__ == "__main__":
