@@ -298,7 +298,8 @@ def table(summaries: list[dict[str, Any]]) -> str:
             f"{'*' if s.get('chosen') else '':>2}{s['val']:>6.1f}{auc:>6}{s['best_epoch']:>6.0f}{s['cpu_s']:>7.1f}"
             f"  {' '.join(f'{v:.1f}' for v in s['val_by_phase'])}"
         )
-    lines.append(f"* of {', '.join(CHOICE)}, the one with the best validation accuracy")
+    if any(s.get("chosen") for s in summaries):
+        lines.append(f"* of {', '.join(CHOICE)}, the one with the best validation accuracy")
     for s in summaries:
         if s["clients"]:
             told = ", ".join(f"{k} {v['median']:.0f} / {v['max']}" for k, v in s["clients"].items() if isinstance(v, dict))

@@ -130,16 +130,16 @@ class LazyRows:
             found = {name: self._handed_on(module, name) for name in self._edges.graphs}
             unrounded = {name: self._out_of_fold(module, name, rows) for name, rows in found.items()}
             own = {name: rounded(rows, self._rounding) for name, rows in unrounded.items()}
-            arrays = {SAID: module.said(unrounded[self._training_graph]).numpy()} if after.is_taught else {}
+            arrays = {SAID: module.said(unrounded[self._graph("train")]).numpy()} if after.is_taught else {}
         for name, rows in own.items():
             arrays[name] = rows.numpy()
             arrays[f"{name}-remote"] = self._exchanged(rows, after).numpy()
         self._store.write(after, arrays)
         return told
 
-    @property
-    def _training_graph(self) -> str:
-        return "train" if "train" in self._edges.graphs else "whole"
+    def _graph(self, name: str) -> str:
+        """The graph to train or validate on."""
+        return name if name in self._edges.graphs else "whole"
 
     @cached_property
     def _seeds(self) -> IdArray:
@@ -186,7 +186,7 @@ class LazyRows:
     def _taught_rows(self) -> IdArray:
         """Rows that are there in training, ascending."""
         present = np.ones(self._share.graph.whole.num_dst, bool)
-        if self._training_graph == "train":
+        if self._graph("train") == "train":
             for split in ABSENT["train"]:
                 present[self._share.splits[split].numpy()] = False
         return np.flatnonzero(present)
@@ -202,8 +202,7 @@ class LazyRows:
         return self._still("val", self._share.splits["val"].numpy())
 
     def _still(self, graph: str, rows: IdArray) -> Still:
-        graph = graph if graph in self._edges.graphs else "whole"
-        module = self._module
+        module, graph = self._module, self._graph(graph)
         hood, src = self._edges.graphs[graph].around(rows, module.passes_messages)
         return module.still(hood, self._rows[graph][torch.from_numpy(src)])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from distributed.client import FutureCancelledError
 
 from millrace.pipeline import gang
 from millrace.pipeline.gang import _Generation
@@ -33,11 +34,17 @@ class Driver:
         )
         self.generation: Any = _Generation(owner, 4)  # pyright: ignore[reportArgumentType]
         self.generation.addresses = sorted(self.workers)
-        self.outcomes: dict[int, dict[str, Any]] = {}
+        self.outcomes: dict[int, Any] = {}
         self.generation.futures = {r: self._future(r) for r in range(RANKS)}
 
     def _future(self, rank: int) -> Any:
-        return SimpleNamespace(done=lambda: rank in self.outcomes, result=lambda: self.outcomes[rank])
+        return SimpleNamespace(done=lambda: rank in self.outcomes, result=lambda: self._result(rank))
+
+    def _result(self, rank: int) -> Any:
+        outcome = self.outcomes[rank]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def kill(self, rank: int) -> None:
         self.outcomes[rank] = {"died": -9, "log": []}
@@ -83,6 +90,16 @@ def test_unless_it_is_asked_for_nobody_goes_on(on_rank_loss: str, monkeypatch: p
     driver.kill(1)
     assert driver.look()
     assert (driver.order(1), driver.notes) == (None, [])
+
+
+def test_ranks_whose_tasks_dask_has_forgotten_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may live on: their scheduler is gone, or was out of reach for a moment."""
+    driver = Driver(monkeypatch, "restart")
+    driver.outcomes = {r: FutureCancelledError(f"train-{r}", "scheduler-connection-lost", "lost") for r in range(RANKS)}
+    assert driver.look()
+    assert driver.generation._end().text == "the task of rank 0 was lost: the connection to the Dask scheduler was lost"
+    driver.generation._stop_all()
+    assert driver.store.get("4/order") == b"abort"
 
 
 def test_a_rank_that_cannot_go_on_ends_all_for_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
