@@ -14,11 +14,13 @@ from torch.utils import _pytree as pytree
 from ..stages.arena import Arena, reusing
 from ..stages.base import (
     Feed,
+    Fetched,
     Fetcher,
     FetchesAhead,
     Group,
     Held,
     Part,
+    PeeksAhead,
     Phase,
     PhaseFetcher,
     Placement,
@@ -31,6 +33,7 @@ from ..stages.compiled import Compiled
 from ..stages.kernels.threads import one_torch_thread
 from ..stages.reduce.seed_weighted import SeedWeightedMean
 from ..stages.tensor_bytes import TensorBytes
+from ..stages.train import begin
 from ..storage.checkpoint import CheckpointStore, Cursor
 from ..storage.errors import InputError, RunError
 from .clock import Clock
@@ -218,6 +221,8 @@ class _PhaseLoop:
         self.arena = Arena()
         self.other_bytes = 0
         """Of a step's tensors that lie elsewhere."""
+        self.begun: tuple[tuple[int, int], Any, Fetched] | None = None
+        """Epoch and index of the piece that is begun already, and that piece."""
         self.losses = StepLosses()
         self.saved_at = time.monotonic()
         self.flag = self.stopping = False
@@ -312,17 +317,19 @@ class _PhaseLoop:
                 with clock.measure("fetch"):
                     self.fetcher.idle()
                 continue
-            with clock.measure("queue_wait"):
-                work = self.feed.get(epoch, index)
-            if t.check:
-                work.check()
+            work, fetched = self._taken_up(epoch, index)
+            if work is None:
+                with clock.measure("queue_wait"):
+                    work = self.feed.get(epoch, index)
+                if t.check:
+                    work.check()
             done = None
             if self.replays is not None:
                 with clock.measure("forward_backward"):
                     done = self.replays.contribute(work)
             if done is None:
                 with clock.measure("fetch"):
-                    fetched = self.fetcher.fetch(work)
+                    fetched = fetched or self.fetcher.fetch(work)
                 with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
                     done = t.system.reduce.contribute(module, fetched, self.rules)
             loss_sum += done.loss_sum
@@ -333,7 +340,7 @@ class _PhaseLoop:
         with clock.measure("reduce"):
             # The last step's is among the sums of the epoch.
             flag = group.size > 1 and step + 1 < self.steps and self._wants()
-            total, self.flag = t.system.reduce.reduce(self.parameters, weight, group, flag)
+            total, self.flag = t.system.reduce.reduce(self.parameters, weight, group, flag, lambda: self._begin(epoch, last + group.rank))
             self.statistics.finish(last - first)
         if total:
             with clock.measure("forward_backward"):
@@ -349,6 +356,29 @@ class _PhaseLoop:
             t.emit(StepDone(epoch, step, self.steps, loss / max(seeds, 1), seeds, edges, hot))
 
         self.losses.add(loss_sum, told)
+
+    def _begin(self, epoch: int, index: int) -> None:
+        """Begin this rank's next piece of work: a rank that is done sooner than another does what needs no parameters, and is then ahead
+        by that when it is the later one."""
+        if index >= self.minibatches or self.t.job.device is not None or self.compiled is not self.module:
+            return
+        start = time.perf_counter()
+        work = self.feed.peek(epoch, index) if isinstance(self.feed, PeeksAhead) else None
+        if work is None:
+            return
+        with self.clock.measure("fetch"):
+            if self.t.check:
+                work.check()
+            fetched = self.fetcher.fetch(work)
+        with self.clock.measure("forward_backward"):
+            self.begun = (epoch, index), work, begin(self.module, fetched, self.rules.seed, self.rules.products)
+        # It is no part of what is waited for.
+        self.clock.add("reduce", start - time.perf_counter())
+
+    def _taken_up(self, epoch: int, index: int) -> tuple[Any, Fetched | None]:
+        """That piece, as far as it was begun."""
+        begun, self.begun = self.begun, None
+        return begun[1:] if begun is not None and begun[0] == (epoch, index) else (None, None)
 
     def _account_memory(self, others: TensorBytes | None) -> None:
         """What the run's memory consists of; told once the first step has shown what a step takes, where it matters."""

@@ -48,6 +48,14 @@ TAGS = 1 << 30
 """Tags that `Group.swap` takes."""
 
 
+Meanwhile = Callable[[], None]
+"""Work to do while numbers of other ranks are on their way."""
+
+
+def nothing() -> None:
+    """Nothing to do meanwhile."""
+
+
 class Group(Protocol):
     """The ranks that train together.
 
@@ -86,8 +94,14 @@ class Group(Protocol):
         """Within, bytes are counted under this channel of the ledger."""
         ...
 
-    def all_reduce(self, flat: Tensor, kind: str) -> None:
-        """Sum a contiguous tensor over the ranks, in place: the same bits on every rank."""
+    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+        """Sum a contiguous tensor over the ranks, in place: the same bits on every rank.
+
+        Args:
+            flat: on all ranks of one size and dtype.
+            kind: what the ledger counts it under.
+            meanwhile: called at most once, while this rank's numbers are on their way: work that asks nothing of other ranks.
+        """
         ...
 
     def any(self, flag: bool) -> bool:
@@ -230,8 +244,20 @@ class Fetched:
     """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
     weight: Tensor | None = None
     """float64 [B], what each seed counts; None: all the same."""
+    begun: "Begun | None" = None
+    """What of the forward pass was done before the parameters were there: see `stages.train.begin`."""
     clients: "tuple[Fetched, ...]" = ()
     """The same work as so many clients would have it, where clients are simulated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """The start of a forward pass, up to its first parameter."""
+
+    entered: Any
+    """What the model's `enter` gave."""
+    generator: Tensor
+    """The state of torch's CPU generator after it."""
 
 
 class Feed(Protocol):
@@ -252,6 +278,15 @@ class Feed(Protocol):
 
     def close(self) -> None:
         """Stop whatever works ahead. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class PeeksAhead(Feed, Protocol):
+    """A `Feed` that can be asked for a piece before the step before is done."""
+
+    def peek(self, epoch: int, index: int) -> Any | None:
+        """What `get` gives, if it is there: nothing is waited for."""
         ...
 
 
@@ -474,7 +509,9 @@ class ReducePolicy(Protocol):
         """What keeps the statistics of the module's batch normalisations right; made once per phase."""
         ...
 
-    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False) -> tuple[float, bool]:
+    def reduce(
+        self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, meanwhile: Meanwhile = nothing
+    ) -> tuple[float, bool]:
         """Turn the accumulated gradients of this rank into the step's gradient on every rank.
 
         Args:
@@ -482,6 +519,7 @@ class ReducePolicy(Protocol):
             count: what this rank's seeds in the step count.
             group: the ranks.
             flag: raised by a rank that all ranks are to hear of; it travels with the gradients.
+            meanwhile: see `Group.all_reduce`.
 
         Returns:
             The count over all ranks (zero: there was nothing to learn from, skip the step), and whether any has raised the flag.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .arena import SMALL, Arena, reusing
-from .base import Swap
+from .base import Meanwhile, Swap, nothing
 from .full_batch import FullBatch, Shard, View
 from .kernels.lists import InLists
 from .kernels.rules import EdgeNumbers
@@ -174,7 +174,7 @@ class _Absent:
     def counting(self, channel: str) -> nullcontext[None]:
         return nullcontext()
 
-    def all_reduce(self, flat: Tensor, kind: str) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
         """Nobody adds anything."""
 
     def any(self, flag: bool) -> bool:

@@ -1,13 +1,14 @@
 """The training stage: one piece of work in, its gradient accumulated."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Fetched, WorkDone
+from .base import Begun, Fetched, WorkDone
 from .random import Purpose, stream, torch_seed
 
 
@@ -41,15 +42,38 @@ def forward_backward(
     Dropout is a function of (seed, epoch, index): torch's generator is set from them here, so neither the order of the work nor
     an interruption can change it.
     """
+    if fetched.begun is None:
+        _seed_generators(fetched, seed)
+    else:
+        torch.default_generator.set_state(fetched.begun.generator)
+    loss, logits = loss_of(model, fetched, task, products, weights)
+    (loss * weight if weight != 1.0 else loss).backward()
+    told = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
+    return WorkDone(told if told.is_cuda else float(told), len(fetched.y))
+
+
+def begin(model: nn.Module, fetched: Fetched, seed: int, products: Literal["float32", "bfloat16"] = "float32") -> Fetched:
+    """Do what of the forward pass needs no parameters, for a model that has ``enter(hood, h)``: `forward_backward` on the result does
+    the rest, with the same bits. On the CPU."""
+    enter = getattr(model, "enter", None)
+    if enter is None:
+        return fetched
+    _seed_generators(fetched, seed)
+    with _precision(fetched, products):
+        entered = enter(fetched.hoods[0], fetched.h)
+    return replace(fetched, begun=Begun(entered, torch.default_generator.get_state()))
+
+
+def _seed_generators(fetched: Fetched, seed: int) -> None:
     # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
     if fetched.y.is_cuda:
         # What a module of the user's draws itself, it draws there.
         torch.cuda.default_generators[fetched.y.device.index].manual_seed(torch.default_generator.initial_seed())
-    loss, logits = loss_of(model, fetched, task, products, weights)
-    (loss * weight if weight != 1.0 else loss).backward()
-    told = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
-    return WorkDone(told if told.is_cuda else float(told), len(fetched.y))
+
+
+def _precision(fetched: Fetched, products: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
+    return torch.autocast(fetched.y.device.type, torch.bfloat16) if products == "bfloat16" else nullcontext()
 
 
 def loss_of(
@@ -60,8 +84,8 @@ def loss_of(
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or more."""
-    with torch.autocast(fetched.y.device.type, torch.bfloat16) if products == "bfloat16" else nullcontext():
-        logits = model(fetched.hoods, fetched.h)
+    with _precision(fetched, products):
+        logits = model(fetched.hoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     return summed_loss(logits, fetched.y, task, weights), logits

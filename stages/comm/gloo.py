@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
-from ..base import TAGS
+from ..base import TAGS, Meanwhile, nothing
 from .watch import Watch
 
 SEGMENT_BYTES = 1 << 20
@@ -121,14 +121,18 @@ class Gloo:
         finally:
             self._channel = before
 
-    def all_reduce(self, flat: Tensor, kind: str) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
         """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on. Two ranks tell each other their
         gradients, step after step as many, without a question (`_Ahead`)."""
         assert flat.is_contiguous()
         if not flat.numel():
             return
         with self._speaking("all_reduce"):
-            sent, waits = self._sum(flat, kind)
+            finish, sent, waits = self._begin_sum(flat, kind)
+        # What fails in it is no peer's doing.
+        meanwhile()
+        with self._speaking("all_reduce"):
+            finish()
         self._ledger.add(self._channel, kind, sent, waits)
 
     def any(self, flag: bool) -> bool:
@@ -188,25 +192,32 @@ class Gloo:
             self._group = None
         self._ahead.clear()
 
-    def _sum(self, flat: Tensor, kind: str) -> tuple[int, int]:
-        """Sum over the ranks. Returns bytes that this rank has sent, and waits."""
+    def _begin_sum(self, flat: Tensor, kind: str) -> tuple[Callable[[], None], int, int]:
+        """Begin to sum over the ranks. Returns what ends that, bytes that this rank sends, and waits."""
         there = on_host(flat)
-        if self.size == 2 and kind == "gradients":
-            self._sum_of_two(there)
-        else:
-            self._group.allreduce([there]).wait()
-        _hand_over(there, flat)
-        return ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), sum_waits(flat.numel(), self.size, kind)
+        end = self._begin_sum_of_two(there) if self.size == 2 and kind == "gradients" else self._group.allreduce([there]).wait
 
-    def _sum_of_two(self, flat: Tensor) -> None:
-        """Sum over both ranks, on the host."""
+        def finish() -> None:
+            end()
+            _hand_over(there, flat)
+
+        return finish, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), sum_waits(flat.numel(), self.size, kind)
+
+    def _begin_sum_of_two(self, flat: Tensor) -> Callable[[], None]:
+        """Begin to sum over both ranks, on the host. Returns what ends that."""
         sort = flat.numel(), flat.dtype
         if sort not in self._ahead:
             self._ahead[sort] = _Ahead(self._group, 1 - self.rank, flat, TAGS + len(self._ahead))
-        mine, theirs = self._ahead[sort].trade(flat)
-        # In the order of ranks: not even a NaN may differ.
-        torch.add(*((mine, theirs) if self.rank == 0 else (theirs, mine)), out=flat)
-        self._ahead[sort].listen()
+        ahead = self._ahead[sort]
+        ahead.send(flat)
+
+        def end() -> None:
+            mine, theirs = ahead.receive()
+            # In the order of ranks: not even a NaN may differ.
+            torch.add(*((mine, theirs) if self.rank == 0 else (theirs, mine)), out=flat)
+            ahead.listen()
+
+        return end
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
         """Overwrite with that of rank `source`. Returns bytes that this rank has sent, and waits."""
@@ -292,12 +303,15 @@ class _Ahead:
         """Offer room for the next one, which overwrites the last one."""
         self._received = self._group.recv([self._theirs], self._peer, self._tag)
 
-    def trade(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """A copy of `flat`, which is on its way when this returns, and the peer's, until `listen`."""
+    def send(self, flat: Tensor) -> None:
+        """A copy of `flat` is on its way when this returns."""
         if self._sent is not None:
             self._sent.wait()
         self._mine.copy_(flat)
         self._sent = self._group.send([self._mine], self._peer, self._tag)
+
+    def receive(self) -> tuple[Tensor, Tensor]:
+        """What was sent, and what the peer has sent, until `listen`."""
         self._received.wait()
         return self._mine, self._theirs
 

@@ -99,11 +99,11 @@ class Nccl(Gloo):
     def _is_there(self, t: Tensor) -> bool:
         return t.device.type == self._device.type
 
-    def _sum(self, flat: Tensor, kind: str) -> tuple[int, int]:
+    def _begin_sum(self, flat: Tensor, kind: str) -> tuple[Callable[[], None], int, int]:
         if not self._is_there(flat):
-            return super()._sum(flat, kind)
-        self._on_gpus.allreduce([flat]).wait()
-        return even_ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1)
+            return super()._begin_sum(flat, kind)
+        begun = self._on_gpus.allreduce([flat])
+        return begun.wait, even_ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1)
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
         if not self._is_there(flat):

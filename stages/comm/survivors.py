@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from ...storage.errors import PeerLostError
-from ..base import Group, Swap
+from ..base import Group, Meanwhile, Swap, nothing
 
 ORDER_S = 15.0
 """Whoever starts the ranks sees that one has ended, and says who is left, within this time after the others have seen it."""
@@ -80,10 +80,16 @@ class Survivors:
         finally:
             self.bears = bears
 
-    def all_reduce(self, flat: Tensor, kind: str) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
         """See `Group.all_reduce`; over those that are left."""
+        left = [meanwhile]
+
+        def once() -> None:
+            while left:
+                left.pop()()
+
         if flat.numel():
-            self._sum(flat, kind, lambda: self._group.all_reduce(flat, kind))
+            self._sum(flat, kind, lambda: self._group.all_reduce(flat, kind, once))
 
     def any(self, flag: bool) -> bool:
         """See `Group.any`; of those that are left."""

@@ -5,19 +5,24 @@ and producers and trainers do.
 """
 
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 
 from ...storage.errors import InputError
 
+LEAST_PRIORITY = 19
 _lock = Lock()
 _asked: int | None = None
-_pool: ThreadPoolExecutor | None = None
-_pool_key: tuple[int, int] | None = None
+_pools: dict[bool, tuple[tuple[int, int], ThreadPoolExecutor]] = {}
+"""By whether it helps threads that stand back: its threads have the priority of who made them. Each with the process and the number of
+threads that it was made for."""
+_here = threading.local()
 
 
 def get_num_threads() -> int:
@@ -63,16 +68,29 @@ def one_torch_thread() -> Iterator[None]:
             set_num_threads(None)
 
 
+def stand_back() -> None:
+    """From now on this thread, and those that help it in `parallel`, take what others of the process leave of the processors.
+
+    For work that is done ahead: who waits for its result leaves it a processor. On Linux; elsewhere nothing changes.
+    """
+    if sys.platform != "linux":
+        return  # priorities are of processes there
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+        _here.stands_back = True
+
+
 def _submit(task: Callable[[], None], copies: int, threads: int) -> list[Future[None]]:
-    global _pool, _pool_key
     # A forked child inherits the pool object but not its threads.
-    key = (os.getpid(), threads)
+    key, aside = (os.getpid(), threads), getattr(_here, "stands_back", False)
     with _lock:
-        if _pool is None or _pool_key != key:
-            if _pool is not None and _pool_key is not None and _pool_key[0] == key[0]:
-                _pool.shutdown(wait=False)
-            _pool, _pool_key = ThreadPoolExecutor(threads - 1, thread_name_prefix="millrace-kernel"), key
-        return [_pool.submit(task) for _ in range(copies)]
+        found, pool = _pools.get(aside, (None, None))
+        if pool is None or found != key:
+            if pool is not None and found is not None and found[0] == key[0]:
+                pool.shutdown(wait=False)
+            pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="millrace-kernel")
+            _pools[aside] = key, pool
+        return [pool.submit(task) for _ in range(copies)]
 
 
 def parallel(fn: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> None:

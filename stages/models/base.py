@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from types import MethodType
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError, nearest
 from ..dropout import dropout
-from ..neighbourhood.base import Neighbourhood
+from ..neighbourhood.base import Neighbourhood, aggregate_first
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda h: h}
 NORMS: dict[str, Callable[[int], nn.Module]] = {"none": lambda width: nn.Identity(), "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
@@ -62,6 +62,16 @@ def as_model(module: object) -> nn.Module:
 class AggregateFirst(nn.Module, ABC):
     """A convolution that can aggregate before it multiplies by its weights: then what it aggregates has no parameter in it."""
 
+    @property
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """[width_out, width_in], what each aggregated row is multiplied by, before or after."""
+
+    def aggregates_first(self, hood: Neighbourhood) -> bool:
+        """Whether it does, over these edges: see `neighbourhood.base.aggregate_first`."""
+        weight = self.weight
+        return aggregate_first(hood, weight.numel(), before=weight.shape[1], after=weight.shape[0])
+
     @abstractmethod
     def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
         """[num_src, width_in] -> [num_dst, A], without parameters."""
@@ -69,6 +79,15 @@ class AggregateFirst(nn.Module, ABC):
     @abstractmethod
     def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
         """[num_dst, A] -> [num_dst, width_out]."""
+
+
+class Entered(NamedTuple):
+    """Rows that a layer's parameters come to next."""
+
+    rows: Tensor
+    """[num_src, D], with dropout; or what the convolution has made of them, [num_dst, A]."""
+    by: AggregateFirst | None = None
+    """The convolution that has."""
 
 
 class Stack(Model):
@@ -99,14 +118,32 @@ class Stack(Model):
         """Convolution i, then the activation."""
         return self.convs[i](hood, h, activation)
 
+    def forward(self, hoods: Sequence[Neighbourhood], h: Tensor, entered: Entered | None = None) -> Tensor:
+        """See `Model.forward`; `entered` is what `enter` has made of h, where that was called before."""
+        if entered is None:
+            return super().forward(hoods, h)
+        for i, hood in enumerate(hoods[1:], start=1):
+            h = self.layer(i, hood, h if i > 1 else self._left(0, hoods[0], entered))
+        return h if self.num_layers > 1 else self._left(0, hoods[0], entered)
+
     def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
-        h = dropout(h, self.dropout, self.training, hood.names)
-        if i == self.num_layers - 1:
-            return self.convolve(i, hood, h, "none")
-        if isinstance(self.norms[i], nn.Identity):
-            return self.convolve(i, hood, h, self.activation)
-        return ACTIVATIONS[self.activation](self.norms[i](self.convolve(i, hood, h, "none")))
+        return self._left(i, hood, self.enter(hood, h, i))
+
+    def enter(self, hood: Neighbourhood, h: Tensor, i: int = 0) -> Entered:
+        """What comes before the first parameter of layer i: dropout, and the aggregate where the convolution begins with that."""
+        h, conv = dropout(h, self.dropout, self.training, hood.names), self.convs[i]
+        if isinstance(conv, AggregateFirst) and conv.aggregates_first(hood):
+            return Entered(conv.aggregate(hood, h), conv)
+        return Entered(h)
+
+    def _left(self, i: int, hood: Neighbourhood, entered: Entered) -> Tensor:
+        """What follows `enter`."""
+        last, by = i == self.num_layers - 1, entered.by
+        plain = last or not isinstance(self.norms[i], nn.Identity)
+        activation = "none" if plain else self.activation
+        z = self.convolve(i, hood, entered.rows, activation) if by is None else by.combine(entered.rows, activation)
+        return z if last or not plain else ACTIVATIONS[self.activation](self.norms[i](z))
 
 
 @dataclass(frozen=True)

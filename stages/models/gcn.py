@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..dense import activate, linear
-from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
+from ..neighbourhood.base import Neighbourhood, destinations
 from .base import AggregateFirst, ModelConfig
 
 
@@ -23,12 +23,16 @@ class GCNConv(AggregateFirst):
         nn.init.xavier_uniform_(self.linear.weight)
         self.bias = nn.Parameter(torch.zeros(width_out))
 
+    @property
+    def weight(self) -> Tensor:
+        """See `AggregateFirst.weight`."""
+        return self.linear.weight
+
     def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
-        weight = self.linear.weight
-        if aggregate_first(hood, weight.numel(), before=weight.shape[1], after=weight.shape[0]):
+        if self.aggregates_first(hood):
             return self.combine(self.aggregate(hood, h), activation)
-        return activate(self.aggregate(hood, linear(h, weight)), self.bias, activation)
+        return activate(self.aggregate(hood, linear(h, self.weight)), self.bias, activation)
 
     def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `AggregateFirst.aggregate`: the normalised sum."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ..dense import activate, linear
-from ..neighbourhood.base import Neighbourhood, aggregate_first, destinations
+from ..neighbourhood.base import Neighbourhood, destinations
 from .base import AggregateFirst, ModelConfig
 
 
@@ -20,10 +20,15 @@ class SAGEConv(AggregateFirst):
         self.own = nn.Linear(width_in, width_out)
         self.neighbours = nn.Linear(width_in, width_out, bias=False)
 
+    @property
+    def weight(self) -> Tensor:
+        """See `AggregateFirst.weight`: that of the neighbours."""
+        return self.neighbours.weight
+
     def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
         own, neighbours = self.own.weight, self.neighbours.weight
-        if aggregate_first(hood, neighbours.numel(), before=neighbours.shape[1], after=neighbours.shape[0]):
+        if self.aggregates_first(hood):
             return self.combine(self.aggregate(hood, h), activation)
         if hood.num_src == hood.num_dst:
             near, itself = linear(h, torch.cat([neighbours, own])).split(len(own), dim=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..base import Fetched, Group, Statistics, StepRules, WorkDone
+from ..base import Fetched, Group, Meanwhile, Statistics, StepRules, WorkDone, nothing
 from ..train import forward_backward
 from .batch_norm import GlobalBatchNorm, RunningStatistics
 
@@ -34,7 +34,9 @@ class SeedWeightedMean:
         """See `ReducePolicy.statistics`: each minibatch is normalised by itself."""
         return RunningStatistics(module, group)
 
-    def reduce(self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False) -> tuple[float, bool]:
+    def reduce(
+        self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, meanwhile: Meanwhile = nothing
+    ) -> tuple[float, bool]:
         """See `ReducePolicy.reduce`."""
         if group.size == 1:
             grads = [p.grad for p in parameters if p.grad is not None]
@@ -45,7 +47,7 @@ class SeedWeightedMean:
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
         told = parameters[0].new_tensor([count, flag])
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [told])
-        group.all_reduce(flat, "gradients")
+        group.all_reduce(flat, "gradients", meanwhile)
         total, flags = flat[-TOLD:].tolist()
         at = 0
         for p in parameters:

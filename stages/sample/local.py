@@ -108,6 +108,12 @@ class LocalFeed:
             return nothing(epoch, index, self._layers)
         return replace(self._feed.get(epoch, own), index=index)
 
+    def peek(self, epoch: int, index: int) -> MiniBatch | None:
+        """See `PeeksAhead.peek`: of the rank's own."""
+        own = index // self._job.group.size
+        work = self._feed.peek(epoch, own) if own < self._minibatches else None
+        return None if work is None else replace(work, index=index)
+
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`."""
         own = index // self._job.group.size

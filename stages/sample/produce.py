@@ -12,6 +12,7 @@ from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
 from ...storage.queue import MinibatchQueue
 from ..base import Phase, Placement, RankJob
+from ..kernels.threads import stand_back
 from .base import Sampler, SeedPlan
 
 WAIT_S = 1.0
@@ -88,6 +89,8 @@ class Producer:
         self._thread.start()
 
     def _run(self) -> None:
+        # Between training and sampling ahead, cores go to training: a rank that waits for a minibatch leaves its own.
+        stand_back()
         try:
             sample_bulks(queue=self._queue, stop=self._stop.is_set, on_receipt=self.receipts.append, **self._arguments)
         except BaseException as e:
@@ -175,7 +178,16 @@ class QueueFeed:
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
-        minibatch = self._wait(epoch, index)
+        return self._counted(self._wait(epoch, index))
+
+    def peek(self, epoch: int, index: int) -> MiniBatch | None:
+        """See `PeeksAhead.peek`."""
+        try:
+            return self._counted(self._queue.get(epoch, index, timeout_s=0.0))
+        except QueueTimeoutError:
+            return None
+
+    def _counted(self, minibatch: MiniBatch) -> MiniBatch:
         if self._queue.stored:
             self._ledger.add("store", "minibatches", minibatch.nbytes)
         return minibatch

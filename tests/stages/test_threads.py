@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.kernels.threads import get_num_threads, one_torch_thread, parallel, set_num_threads
+from millrace.stages.kernels.threads import get_num_threads, one_torch_thread, parallel, set_num_threads, stand_back
 from millrace.storage.errors import InputError
 
 
@@ -150,3 +150,28 @@ if child == 0:
 os._exit(os.waitpid(child, 0)[1] != 0)
 """
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=30, check=False).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_a_thread_that_stands_back_takes_its_helpers_along_and_no_others() -> None:
+    set_num_threads(2)
+    seen: dict[str, set[int]] = {}
+
+    def look(name: str) -> None:
+        meet.wait(10)
+        seen.setdefault(name, set()).add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    def aside() -> None:
+        stand_back()
+        parallel(look, [("aside",), ("aside",)])
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    try:
+        meet = threading.Barrier(2)
+        thread = threading.Thread(target=aside)
+        thread.start()
+        thread.join()
+        parallel(look, [("training",), ("training",)])
+    finally:
+        set_num_threads(None)
+    assert seen == {"aside": {19}, "training": {before}}
