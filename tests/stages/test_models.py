@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from millrace.stages.models import base, gat
+from millrace.stages.models import MODELS, base, gat
 from millrace.stages.models.base import AggregateFirst, Model, ModelConfig, Stack, as_model
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
@@ -232,8 +232,8 @@ def test_sampled_blocks_are_aggregated_first_and_whole_graphs_on_the_narrower_si
 @pytest.mark.parametrize("name", ["sage", "gcn", "gin"])
 def test_rows_in_place_are_never_gathered_by_a_first_layer(name: str) -> None:
     hoods = minibatch(make_graph(False), 2)
-    base = np.random.default_rng(0).random((12, 5))
-    named = NamedRows(base, hoods[0].block.src)
+    rows = np.random.default_rng(0).random((12, 5))
+    named = NamedRows(rows, hoods[0].block.src)
     model = MODELS[name](hidden=8, layers=2, dropout=0).build(5, 3).double()
     model(hoods, named).sum().backward()
     assert base_and_ids(named)[1] is not None
