@@ -58,7 +58,7 @@ class ThreadGroup:
         self._meeting.barrier.wait()
         return list(self._meeting.slots)
 
-    def all_reduce(self, flat: Tensor, kind: str) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, meanwhile: object = None) -> None:
         assert flat.is_contiguous()
         flat.copy_(torch.stack(self.all(flat.clone())).sum(0))
 
