@@ -333,3 +333,43 @@ def test_the_harness_tells_what_a_rank_did(how: str, match: str) -> None:
         run_ranks(stumble, 2, how, timeout_s=2 if how == "hang" else 20)
     assert time.monotonic() - start < 25
     assert run_ranks(stumble, 1, how) == [0]
+
+
+def sums_with_work_meanwhile(group: Gloo) -> list[Any]:
+    """Rank 0 tells its peers, from its work meanwhile, that they may begin the sum: nobody's numbers but its own are there by then."""
+    called, found = [], []
+    for n, kind in enumerate(("gradients", "gradients", "control")):
+        flat = torch.full((1000,), 1.0 + group.rank)
+
+        def meanwhile(n: int = n) -> None:
+            called.append(n)
+            if group.rank == 0:
+                group._store.set(f"begin/{n}", "")
+
+        if group.rank:
+            group._store.wait([f"begin/{n}"])
+        group.all_reduce(flat, kind, meanwhile)
+        found.append(flat.unique().tolist())
+    return [called, found]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_work_is_done_while_numbers_travel(size: int) -> None:
+    assert run_ranks(sums_with_work_meanwhile, size) == [[[0, 1, 2], [[size * (size + 1) / 2]] * 3]] * size
+
+
+def fails_meanwhile(group: Gloo) -> str:
+    """Of rank 0; the other may hear of it or not."""
+
+    def fail() -> None:
+        raise RuntimeError("out of room")
+
+    try:
+        group.all_reduce(torch.ones(10), "gradients", *([] if group.rank else [fail]))
+    except RuntimeError as e:
+        return str(e)
+    return ""
+
+
+def test_what_fails_meanwhile_is_no_peers_doing() -> None:
+    assert run_ranks(fails_meanwhile, 2)[0] == "out of room"

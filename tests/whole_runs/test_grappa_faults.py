@@ -25,7 +25,7 @@ from millrace.pipeline.prepare import Outline, prepare, prepare_part
 from millrace.pipeline.rank import ShortHandedError, Trainer, train_rank
 from millrace.pipeline.sections import CheckpointEvery, Train
 from millrace.pipeline.systems import grappa
-from millrace.stages.base import Phase
+from millrace.stages.base import Meanwhile, Phase, nothing
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.comm.survivors import Survivors
@@ -88,10 +88,10 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
         mine: Any = copy.deepcopy(model)
         if group.rank == victim:
 
-            def die(flat: torch.Tensor, kind: str) -> None:
+            def die(flat: torch.Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
                 if kind == "gradients":
                     raise DeadError
-                Survivors.all_reduce(group, flat, kind)
+                Survivors.all_reduce(group, flat, kind, meanwhile)
 
             group.all_reduce = die
         of = replace(job(group, 2), epochs=1, batch_size=1000, kernel=reference, ledger=gang.ledgers[group.rank])
@@ -128,12 +128,12 @@ class Doomed(Survivors):
     plan: dict[int, tuple[int, str]]
     sums = 0
 
-    def all_reduce(self, flat: torch.Tensor, kind: str, meanwhile: object = None) -> None:
+    def all_reduce(self, flat: torch.Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
         due = kind == "gradients" and self.plan.get(self.rank, (0, ""))[0] == self.sums + 1
         self.sums += kind == "gradients"
         if due and self.plan[self.rank][1] == "before":
             self.die()
-        super().all_reduce(flat, kind)
+        super().all_reduce(flat, kind, meanwhile)
         if due:
             self.die()
 
