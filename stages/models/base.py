@@ -122,9 +122,10 @@ class Stack(Model):
         """See `Model.forward`; `entered` is what `enter` has made of h, where that was called before."""
         if entered is None:
             return super().forward(hoods, h)
+        h = self._left(0, hoods[0], entered)
         for i, hood in enumerate(hoods[1:], start=1):
-            h = self.layer(i, hood, h if i > 1 else self._left(0, hoods[0], entered))
-        return h if self.num_layers > 1 else self._left(0, hoods[0], entered)
+            h = self.layer(i, hood, h)
+        return h
 
     def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""

@@ -19,7 +19,7 @@ from torch import nn
 import millrace as mr
 from millrace.pipeline.config import read_toml, resolve
 from millrace.pipeline.prepare import configure, make_system
-from millrace.pipeline.rank import Interrupted
+from millrace.pipeline.rank import Interrupted, _PhaseLoop
 from millrace.pipeline.run_folder import CHECKPOINTS, MODEL
 from millrace.pipeline.schedule import SuperEpochs
 from millrace.pipeline.sections import Train
@@ -395,6 +395,32 @@ def one_step(case: Case, system: System, model: nn.Module, lr: float) -> np.ndar
     before = flat(model)
     after = flat(train_threads(case, system, model, 1, Train(optimizer="sgd", lr=lr, batch_size=1000))[0][1])
     return ((before - after) / lr).numpy()
+
+
+def test_pieces_that_were_begun_while_gradients_travelled_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, taken = make_case(59, 2), []  # three and four train nodes
+    taken_up = _PhaseLoop._taken_up
+
+    def follow(loop: Any, epoch: int, index: int) -> Any:
+        found = taken_up(loop, epoch, index)
+        taken.append(found[0] is not None)
+        if index + case.parts < loop.minibatches:
+            # Whether the next piece is there when it is asked for is not left to chance.
+            loop.feed.get(epoch, index + case.parts)
+        return found
+
+    def trained() -> list[torch.Tensor]:
+        taken.clear()
+        system = grappa(NeighborSampler((2, 2)), every=2)
+        return [flat(model) for _, model, _ in train_threads(case, system, initial("sage"), 4, Train(batch_size=1))]
+
+    monkeypatch.setattr(_PhaseLoop, "_taken_up", follow)
+    early = trained()
+    assert any(taken)
+    monkeypatch.setattr(_PhaseLoop, "_begin", lambda *_: None)
+    late = trained()
+    assert not any(taken)
+    assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))
 
 
 @pytest.mark.parametrize("halo", [0, 1])
