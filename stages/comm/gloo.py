@@ -83,6 +83,9 @@ class Gloo:
         self._channel = "network"
         self._timeout_s = timeout_s
         self._ahead: dict[tuple[int, torch.dtype], _Ahead] = {}
+        self._under_way: Any = None
+        """The sum that was begun. Here and in no variable: connections stay open while anything holds it, also the frames of an error, and
+        whoever waits for this rank learns of a loss by their end."""
         self._watch = Watch(on_wait, wait_note_s) if on_wait is not None else None
         backend: Any = dist.ProcessGroupGloo
         options = backend._Options()
@@ -128,11 +131,11 @@ class Gloo:
         if not flat.numel():
             return
         with self._speaking("all_reduce"):
-            finish, sent, waits = self._begin_sum(flat, kind)
+            there = self._begin_sum(flat, kind)
         # What fails in it is no peer's doing.
         meanwhile()
         with self._speaking("all_reduce"):
-            finish()
+            sent, waits = self._finish_sum(there, flat, kind)
         self._ledger.add(self._channel, kind, sent, waits)
 
     def any(self, flag: bool) -> bool:
@@ -190,34 +193,37 @@ class Gloo:
         if self._group is not None:
             self._group.shutdown()
             self._group = None
+        self._under_way = None
         self._ahead.clear()
 
-    def _begin_sum(self, flat: Tensor, kind: str) -> tuple[Callable[[], None], int, int]:
-        """Begin to sum over the ranks. Returns what ends that, bytes that this rank sends, and waits."""
+    def _begin_sum(self, flat: Tensor, kind: str) -> Tensor:
+        """Begin to sum over the ranks. Returns what is summed: the tensor, or a copy of it."""
         there = on_host(flat)
-        end = self._begin_sum_of_two(there) if self.size == 2 and kind == "gradients" else self._group.allreduce([there]).wait
+        if self.size == 2 and kind == "gradients":
+            self._pair(there).send(there)
+        else:
+            self._under_way = self._group.allreduce([there])
+        return there
 
-        def finish() -> None:
-            end()
-            _hand_over(there, flat)
+    def _finish_sum(self, there: Tensor, flat: Tensor, kind: str) -> tuple[int, int]:
+        """Once it is done, in place of `flat`. Returns bytes that this rank has sent, and waits."""
+        if self.size == 2 and kind == "gradients":
+            mine, theirs = self._pair(there).receive()
+            # In the order of ranks: not even a NaN may differ.
+            torch.add(*((mine, theirs) if self.rank == 0 else (theirs, mine)), out=there)
+            self._pair(there).listen()
+        else:
+            self._under_way.wait()
+            self._under_way = None
+        _hand_over(there, flat)
+        return ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), sum_waits(flat.numel(), self.size, kind)
 
-        return finish, ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), sum_waits(flat.numel(), self.size, kind)
-
-    def _begin_sum_of_two(self, flat: Tensor) -> Callable[[], None]:
-        """Begin to sum over both ranks, on the host. Returns what ends that."""
+    def _pair(self, flat: Tensor) -> "_Ahead":
+        """What tells the only other rank vectors like this one, on the host."""
         sort = flat.numel(), flat.dtype
         if sort not in self._ahead:
             self._ahead[sort] = _Ahead(self._group, 1 - self.rank, flat, TAGS + len(self._ahead))
-        ahead = self._ahead[sort]
-        ahead.send(flat)
-
-        def end() -> None:
-            mine, theirs = ahead.receive()
-            # In the order of ranks: not even a NaN may differ.
-            torch.add(*((mine, theirs) if self.rank == 0 else (theirs, mine)), out=flat)
-            ahead.listen()
-
-        return end
+        return self._ahead[sort]
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
         """Overwrite with that of rank `source`. Returns bytes that this rank has sent, and waits."""

@@ -99,11 +99,18 @@ class Nccl(Gloo):
     def _is_there(self, t: Tensor) -> bool:
         return t.device.type == self._device.type
 
-    def _begin_sum(self, flat: Tensor, kind: str) -> tuple[Callable[[], None], int, int]:
+    def _begin_sum(self, flat: Tensor, kind: str) -> Tensor:
         if not self._is_there(flat):
             return super()._begin_sum(flat, kind)
-        begun = self._on_gpus.allreduce([flat])
-        return begun.wait, even_ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1)
+        self._under_way = self._on_gpus.allreduce([flat])
+        return flat
+
+    def _finish_sum(self, there: Tensor, flat: Tensor, kind: str) -> tuple[int, int]:
+        if not self._is_there(flat):
+            return super()._finish_sum(there, flat, kind)
+        self._under_way.wait()
+        self._under_way = None
+        return even_ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1)
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
         if not self._is_there(flat):
