@@ -1,20 +1,25 @@
-# make venv | demo | test | docs: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
+# make venv | demo | test | docs | newest | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
 PYTHON ?= python3
-BIN := .venv/bin
-STAMP := .venv/.installed
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+# What pip is held to; empty for the newest versions that pyproject.toml allows.
+LOCK ?= --constraint constraints.txt
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: venv demo test lint types tests notebooks docs
+.PHONY: venv demo test lint types tests notebooks docs newest lock
 
 venv: $(STAMP)
 
 # The stamp is written last, so an interrupted installation is taken up again. torch first and alone: it is what the rest must fit.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "This is Python %d.%d; Millrace needs 3.11 to 3.13. Name one: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" % v)'
-	@echo "Installing into .venv (about 3.5 GB with the CPU build of torch; a few minutes)"
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --upgrade "pip>=25.1" "setuptools>=77"
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check torch==2.13.0
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable . --group dev
+	@echo "Installing into $(VENV) (about 3.5 GB with the CPU build of torch; a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade "pip>=25.1" "setuptools>=77"
+	@$(PIP) $(LOCK) $(TORCH)
+	@$(PIP) $(LOCK) --editable . --group dev
 	@touch $@
 
 demo: venv
@@ -41,3 +46,19 @@ notebooks: venv
 # A warning is an error: a name that is gone, a page that nothing leads to.
 docs: venv
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs docs/_build
+
+# The newest versions, in an environment of their own: prints those that differ from constraints.txt, then what fails. TORCH=torch tries its
+# newest too. Goes through all steps, whichever fails.
+newest:
+	@rm -rf .venv-newest
+	@$(MAKE) --no-print-directory venv VENV=.venv-newest LOCK=
+	@$(MAKE) --no-print-directory lock VENV=.venv-newest LOCKED=.venv-newest/versions.txt
+	@diff --unchanged-line-format= --old-line-format='tested %L' --new-line-format='newest %L' constraints.txt .venv-newest/versions.txt || true
+	@$(MAKE) --no-print-directory --keep-going lint types tests notebooks docs VENV=.venv-newest LOCK=
+
+# Only from an environment that has passed `make test`.
+LOCKED ?= constraints.txt
+lock:
+	@head -2 constraints.txt > $(VENV)/locked
+	@$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> $(VENV)/locked
+	@mv $(VENV)/locked $(LOCKED)

@@ -7,7 +7,6 @@ generation goes on from the last checkpoint. Ranks that can do without each othe
 left of them (`stages.comm.survivors`); they end with their phase, and the next generation goes on from there.
 """
 
-import base64
 import json
 import math
 import os
@@ -47,6 +46,7 @@ from .rank_task import hold_rank
 from .run_folder import CHECKPOINTS, PARTS
 from .sample_task import SampleOrder
 from .shared_data import share
+from .user_code import pickled
 
 WATCH_S = 0.1
 WORKERS_S = 2.0
@@ -137,7 +137,7 @@ class _Gang:
         self.ranks, self.run_name, self.topic = job.ranks, name, topic_of(name)
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.dataset, self.features = share(job, prepared.dataset, self.out)
-        self.module = None if module is None else _pickled(module)
+        self.module = None if module is None else pickled(module)
         self.parts = self._cut()
         self.listener = socket.create_server((job.cluster.host, 0), family=_family(job.cluster.host))
         # Handed over as a bound socket: a store that binds by itself listens on every address of the machine.
@@ -202,6 +202,9 @@ class _Generation:
         self.told = self.orders = 0
         self.meet_by = math.inf
         self.workers_at = self.level_at = 0.0
+        self.epochs_told = 0
+        self.epochs_untold: dict[int, list[dict[str, Any]]] = {}
+        """Of each rank that is not the first: epochs that the first one has not told yet, and may never, if it is lost."""
         self.sampling: list[str] = []
         self.gone: set[str] = set()
         self.stopping = False
@@ -326,8 +329,20 @@ class _Generation:
             elif "released" in said:
                 if flow is not None:
                     flow.release(rank, *said["released"])
-            elif rank == min(self._left(), default=0) or said["event"] in ("Note", "Pulse"):
+            elif said["event"] == "EpochDone":
+                self.epochs_untold.setdefault(rank, []).append(said)
+                self._tell_epochs()
+            elif rank == self._first() or said["event"] in ("Note", "Pulse"):
                 self.gang.emit(getattr(events, said.pop("event"))(**said))
+
+    def _tell_epochs(self) -> None:
+        """Tell each epoch once: by the first rank that is left, also those that the one before it has finished but not told."""
+        for said in self.epochs_untold.pop(self._first(), []):
+            if said["epoch"] >= self.epochs_told:
+                self.epochs_told = said["epoch"] + 1
+                self.gang.emit(events.EpochDone(**{k: v for k, v in said.items() if k != "event"}))
+        for rank, waiting in self.epochs_untold.items():
+            self.epochs_untold[rank] = [said for said in waiting if said["epoch"] >= self.epochs_told]
 
     def _tell_level(self, flow: BulkFlow) -> None:
         if time.monotonic() - self.level_at >= LEVEL_S:
@@ -392,6 +407,9 @@ class _Generation:
         else:
             self.losses.append(loss)
 
+    def _first(self) -> int:
+        return min(self._left(), default=0)
+
     def _left(self) -> list[int]:
         return [r for r in range(self.gang.ranks) if r not in self.lost]
 
@@ -410,6 +428,7 @@ class _Generation:
                 self.gang.client.cancel([self.futures[rank]])
                 self.gang.emit(Note(f"{self.lost[rank].text}; {who} to go on without it"))
             self.told, self.meet_by = len(self.lost), time.monotonic() + MEET_S
+            self._tell_epochs()
         elif time.monotonic() > self.meet_by:
             self.meet_by = math.inf
             if not self.gang.store.check([f"{orders}/{key}" for key in here(self.orders, left)]):
@@ -425,6 +444,8 @@ class _Generation:
             time.sleep(WATCH_S)
             self.workers_at = 0.0
             self._look()
+        # What ranks said before they ended.
+        self._hear(None)
         return min([*self.losses, *self.lost.values()], key=lambda loss: (loss.secondary, not loss.final))
 
     def _is_unexplained(self) -> bool:
@@ -459,12 +480,6 @@ def _error(loss: Loss) -> MillraceError:
     error = RunError(loss.text)
     error.exit_code = loss.exit_code
     return error
-
-
-def _pickled(module: nn.Module) -> str:
-    import cloudpickle
-
-    return base64.b64encode(cloudpickle.dumps(module)).decode()
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -5,7 +5,6 @@ file there means that its worker is gone, and ends it at once. So does the loss 
 standard output; whatever else is printed goes to its log.
 """
 
-import base64
 import gc
 import json
 import os
@@ -134,6 +133,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .queues import Told, consumers_end, minibatches_per_epoch
     from .shared_data import open_shared
     from .uncompiled import leave_compiler_out
+    from .user_code import unpickled
 
     leave_compiler_out()
     # What is loaded by now stays: no collection need look at it again.
@@ -150,7 +150,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     job, out = Job.model_validate(spec.job), Path(spec.out)
     device = take() if job.device == "cuda" else torch.device("cpu")
     kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
-    module = _unpickled(spec.module)
+    module = unpickled(spec.module)
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
         prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module)
@@ -195,15 +195,6 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
             generation=spec.generation,
         )
     return asdict(report)
-
-
-def _unpickled(module: str | None) -> Any:
-    if module is None:
-        return None
-    import cloudpickle
-
-    # From the driver, over the lifeline: never from a store.
-    return cloudpickle.loads(base64.b64decode(module))
 
 
 class _Teller:

@@ -1,0 +1,41 @@
+"""Modules of a user's own on their way to ranks. They are pickled by value where ranks cannot import them, and keep their files' names."""
+
+import base64
+import io
+import types
+from collections import ChainMap
+from typing import Any, ClassVar
+
+from torch import nn
+
+
+def pickled(module: nn.Module) -> str:
+    """A module in base64, as `unpickled` takes it.
+
+    cloudpickle leaves the file name out of code that travels by value since 3.1.3. It is put back, so that an error in a rank names the
+    file and line of the user's code.
+    """
+    import cloudpickle
+
+    dispatch: Any = cloudpickle.Pickler.dispatch_table
+    reduce_code: Any = dispatch[types.CodeType]
+
+    def reduce_with_file(code: types.CodeType) -> tuple[Any, ...]:
+        build, arguments, *rest = reduce_code(code)
+        return (build, tuple(code.co_filename if a == "<dynamic-code>" else a for a in arguments), *rest)
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_with_file}, dispatch)
+
+    file = io.BytesIO()
+    Pickler(file).dump(module)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def unpickled(text: str | None) -> Any:
+    """The module that `pickled` was given; None for None. Only for what came from this run's own driver: never for a store."""
+    if text is None:
+        return None
+    import cloudpickle
+
+    return cloudpickle.loads(base64.b64decode(text))
