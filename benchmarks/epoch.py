@@ -18,9 +18,10 @@ fewer, since in Millrace and PyG a layer reads the edges of all hops inside it. 
 leaves out the node itself.
 
 The bound is explained in `roofline.py`, and is measured anew in every round. `--overhead` sets `millrace.run` against the same stages in a
-plain loop, in pairs in one process. `--ranks` sets two ranks of one thread and 512 seeds each against one process of two threads; their
-peak is the sum over both, of their whole lives, without the driver and the workers that hold them. After the rounds the two live at the
-same time and take turns of `TURN_S`: see `epoch_turns.py`.
+plain loop, in pairs in one process. `--halves` sets minibatches of 512 seeds against half as many of 1024 on one thread of one process:
+what several ranks pay for seeds that share fewer neighbours, before they say a word to each other. `--ranks` sets two ranks of one thread
+and 512 seeds each against one process of two threads; their peak is the sum over both, of their whole lives, without the driver and the
+workers that hold them. After the rounds the two live at the same time and take turns of `TURN_S`: see `epoch_turns.py`.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from epoch_tables import show_overhead, show_ratios, show_roofline, show_rows, show_turns
+from epoch_tables import show_halves, show_overhead, show_ratios, show_roofline, show_rows, show_turns
 from epoch_turns import Paused, compared, take_turns
 from graphs import RECIPES, load, stored
 from peers import environment
@@ -215,11 +216,11 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
     return said
 
 
-def interval(pairs: list[dict[str, float]]) -> dict[str, float]:
-    """Of run over bare: the mean ratio and its 95 % confidence interval (Student's t on the logarithms of the pairs' ratios)."""
+def interval(pairs: list[dict[str, float]], above: str, below: str) -> dict[str, float]:
+    """Of one over the other: the mean ratio and its 95 % confidence interval (Student's t on the logarithms of the pairs' ratios)."""
     from scipy import stats
 
-    logs = np.log([p["run"] / p["bare"] for p in pairs])
+    logs = np.log([p[above] / p[below] for p in pairs])
     half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
     low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
     return {"ratio": float(middle), "low": float(low), "high": float(high)}
@@ -266,14 +267,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minibatches", type=int, default=16, help="of an epoch; fewer where the graph has fewer nodes")
     parser.add_argument("--epochs", type=int, default=1, help="measured in each process")
     parser.add_argument("--dropout", type=float, default=0.0, help="on the input of every layer; the bound knows of none")
-    parser.add_argument("--rounds", type=int, default=3, help="0 with --ranks: only turns")
+    parser.add_argument("--rounds", type=int, default=3, help="0 with --ranks or --halves and no model: only these")
     parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "pyg"])
     parser.add_argument("--allocators", type=lambda s: s.split(","), default=["default", "tuned"], help="of the peers")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE ...", help="one more variant of ours; may be repeated")
     parser.add_argument("--ours-tuned", action="store_true", help="ours with the tuned allocator too")
     parser.add_argument("--ranks", action="store_true", help="two ranks against one process too (SAGE)")
+    parser.add_argument("--halves", action="store_true", help="minibatches of 512 seeds against half as many of 1024, on one thread (SAGE)")
     parser.add_argument("--overhead", action="store_true", help="millrace.run against the bare stages too")
-    parser.add_argument("--pairs", type=int, default=8, help="of --overhead, and of turns of --ranks")
+    parser.add_argument("--pairs", type=int, default=8, help="of --overhead and --halves, and of turns of --ranks")
     parser.add_argument("--limit-gib", type=float, default=default_limit_gib(), help="memory of a process")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment")
     parser.add_argument("--json", type=Path)
@@ -282,7 +284,8 @@ def arguments() -> argparse.Namespace:
     for name, known in (("model", ("sage", "gat")), ("peers", ("dgl", "pyg")), ("allocators", ("default", "tuned"))):
         if unknown := set(getattr(args, name)) - set(known):
             parser.error(f"--{name} has {', '.join(sorted(unknown))}; known are {', '.join(known)}")
-    if args.pairs < 2 or min(args.minibatches, args.epochs, args.rounds or (args.ranks and not args.model), *args.threads) < 1:
+    alone = (args.ranks or args.halves) and not args.model
+    if args.pairs < 2 or min(args.minibatches, args.epochs, args.rounds or alone, *args.threads) < 1:
         parser.error("--pairs must be at least 2; --minibatches, --epochs, --rounds and --threads at least 1")
     return args
 
@@ -305,7 +308,7 @@ def main() -> int:
         "tuned": TUNED,
         "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load_before": os.getloadavg()},
         **{k: [] for k in ("engines", "ratios", "problems")},
-        **{k: {} for k in ("roofline", "overhead", "ranks_engines")},
+        **{k: {} for k in ("roofline", "overhead", "halves", "ranks_engines")},
     }
 
     def save() -> None:
@@ -336,9 +339,15 @@ def main() -> int:
         save()
     for model, t in ((m, t) for m in args.model for t in args.threads if args.overhead):
         r = lab.run(HERE / "peers" / "train_millrace.py", model=model, threads=t, pairs=args.pairs)
-        report["overhead"][f"{model} {t}T"] = r if "failed" in r else r | interval(r["pairs"])
+        report["overhead"][f"{model} {t}T"] = r if "failed" in r else r | interval(r["pairs"], "run", "bare")
         report["problems"] += [f"overhead {model} {t}T: {r['failed']}"] if "failed" in r else []
         show_overhead(model, t, report["overhead"][f"{model} {t}T"])
+        save()
+    if args.halves:
+        r = lab.run(HERE / "peers" / "train_millrace.py", model="sage", threads=1, pairs=args.pairs, halves=True)
+        report["halves"] = r if "failed" in r else r | interval(r["pairs"], "halves", "whole")
+        report["problems"] += [f"halves: {r['failed']}"] if "failed" in r else []
+        show_halves(report["halves"])
         save()
     if args.ranks:
         rows = measure(lab, rank_engines(store_of(folder, minibatches)), args.rounds) if args.rounds else []

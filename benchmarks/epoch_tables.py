@@ -70,6 +70,19 @@ def show_overhead(model: str, threads: int, r: dict[str, Any]) -> None:
     )
 
 
+def show_halves(r: dict[str, Any]) -> None:
+    """The paired comparison."""
+    if "failed" in r:
+        return
+    halves, whole = (statistics.median(p[name] for p in r["pairs"]) for name in ("halves", "whole"))
+    print(
+        f"one thread: two minibatches of {BATCH // 2} seeds take {r['ratio']:.3f} times one of {BATCH}, "
+        f"95 % interval {r['low']:.3f} - {r['high']:.3f} ({len(r['pairs'])} pairs; medians {halves:.1f} and {whole:.1f} ms)"
+    )
+    edges, rows = (100 * (r["sizes"]["halves"][of] / r["sizes"]["whole"][of] - 1) for of in ("aggregated", "rows"))
+    print(f"their layers read {edges:.1f} % more edges and compute {rows:.1f} % more rows")
+
+
 def show_turns(fast: str, slow: str, r: dict[str, Any]) -> None:
     """Two engines in turns."""
     print(

@@ -1,8 +1,8 @@
 """Millrace through `millrace.run`; and, with the option `pairs`, beside the same stages in a plain loop.
 
 Options: set (configuration overrides such as "queue.bulk_size=16"), store (a dataset's store to train from), ranks (more than one: on a
-local cluster, the 1024 seeds of a step dealt out to them), pairs, steps (a file: nothing is measured here, the run has no end, and the
-number of steps done is kept in that file).
+local cluster, the 1024 seeds of a step dealt out to them), pairs, halves (the plain loop alone, for 1024 seeds at once beside two
+minibatches of 512), steps (a file: nothing is measured here, the run has no end, and the number of steps done is kept in that file).
 
 The queue is bounded so that sampling is one bulk ahead: with the default bound it would run through all epochs during the warm-up,
 and the measured ones would have none. For the same reason an epoch follows that does not count. `val` and `test` are empty, so
@@ -11,7 +11,9 @@ nothing is evaluated.
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from millrace.stages.arena import Arena, reusing
 from millrace.stages.base import RankJob
 from millrace.stages.comm.solo import Solo
 from millrace.stages.kernels import cpu
+from millrace.stages.kernels.threads import set_num_threads
 from millrace.stages.sample.base import SeedPlan
 from millrace.stages.train import forward_backward
 from millrace.storage.features import MemoryFeatures
@@ -116,13 +119,14 @@ def warm_up(task: Task, data: mr.Dataset) -> None:
 
 
 def sizes(task: Task) -> dict[str, float]:
-    """Edges that the layers read and rows gathered, for BATCH seeds: means over a bulk."""
+    """Edges that the layers read, rows that they compute and nodes whose features they read, for BATCH seeds: means over a bulk."""
     job: Any = configure(config(task))
     plan = SeedPlan(task.seeds(), job.train.batch_size, job.queue.bulk_size, job.seed)
     system: Any = make_system(job)
     drawn = system.sample.sampler.sample(mr.Graph(*task.graph()), plan.request(0, 0), cpu).minibatches
     return {
         "aggregated": job.ranks * float(np.mean([sum(b.num_edges for b in m.blocks) for m in drawn])),
+        "rows": job.ranks * float(np.mean([sum(b.num_dst for b in m.blocks) for m in drawn])),
         "nodes": job.ranks * float(np.mean([len(m.nodes) for m in drawn])),
     }
 
@@ -210,15 +214,33 @@ def compare(task: Task) -> dict[str, Any]:
     warm_up(task, data)
     bare = Bare(task, data)
     bare.ms(Parts())
-    parts, pairs = Parts(), []
-    for n in range(task.options["pairs"]):
-        pair = {}
-        # Every other pair runs backwards.
-        for name in ("run", "bare") if n % 2 == 0 else ("bare", "run"):
-            pair[name] = bare.ms(parts) if name == "bare" else run(task, data)[1].ms(task.minibatches)
-        pairs.append(pair)
+    parts = Parts()
+    pairs = taken_in_turns({"run": lambda: run(task, data)[1].ms(task.minibatches), "bare": lambda: bare.ms(parts)}, task.options["pairs"])
     count = len(pairs) * task.epochs * task.minibatches
     return {"pairs": pairs, "bare_parts_ms": {name: 1000 * s / count for name, s in parts.seconds.items()}}
+
+
+def compare_halves(task: Task) -> dict[str, Any]:
+    """The bare stages for BATCH seeds at once, and for two minibatches of half of them, as two ranks have them, one after the other: what
+    the halves cost of themselves, whoever trains on them. Milliseconds for BATCH seeds of each pair, and their `sizes`."""
+    torch.set_num_threads(task.threads)
+    data = dataset(task)
+    warm_up(task, data)
+    set_num_threads(task.threads)
+    bare = {name: Bare(replace(task, options={**task.options, "ranks": n}), data) for name, n in (("halves", 2), ("whole", 1))}
+    parts = {name: Parts() for name in bare}
+    for b in bare.values():
+        b.ms(Parts())
+    pairs = taken_in_turns({name: partial(b.ms, parts[name]) for name, b in bare.items()}, task.options["pairs"])
+    count = len(pairs) * task.epochs * task.minibatches
+    parts_ms = {name: {k: 1000 * s / count for k, s in p.seconds.items()} for name, p in parts.items()}
+    return {"pairs": pairs, "parts_ms": parts_ms, "sizes": {name: sizes(b.task) for name, b in bare.items()}}
+
+
+def taken_in_turns(measured: dict[str, Callable[[], float]], pairs: int) -> list[dict[str, float]]:
+    """Milliseconds of each; every other pair runs backwards."""
+    names = list(measured)
+    return [{name: measured[name]() for name in names[:: 1 if n % 2 == 0 else -1]} for n in range(pairs)]
 
 
 if __name__ == "__main__":
@@ -226,4 +248,4 @@ if __name__ == "__main__":
     if "steps" in given.options:
         run_on(given)
     else:
-        answer(compare(given) if "pairs" in given.options else measure(given))
+        answer((compare_halves if "halves" in given.options else compare if "pairs" in given.options else measure)(given))
