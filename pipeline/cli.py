@@ -81,7 +81,8 @@ def _home(path: Path) -> Path:
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
     from .config import SHORTHANDS, merged, parse_override, read_toml
 
-    if job is not None and (str(job) == "digits" or ":" in str(job) or job.suffix == ".npz"):
+    # A folder's name may hold a colon, as a dataset's does: what is a file is no name.
+    if job is not None and (str(job) == "digits" or job.suffix == ".npz" or (":" in str(job) and not _home(job).is_file())):
         raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
     table = read_toml(_home(job)) if job is not None else {}
     if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, flags["model"]):

@@ -483,14 +483,14 @@ def test_doctor():
 
 def test_resume(world, tmp_path, monkeypatch):
     """More epochs, no more, fewer; from another folder than the one where the run began, with a relative path of the data."""
-    run = tmp_path / "rün 1"
+    run = tmp_path / "rün: 1"
     shutil.copy(world / "good.npz", tmp_path / "dätä.npz")
     monkeypatch.chdir(tmp_path)
-    done("run", *SMALL[2:], "--dataset", "dätä.npz", "--out", "rün 1")
+    done("run", *SMALL[2:], "--dataset", "dätä.npz", "--out", "rün: 1")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    finished = done("run", "--resume", "--out", "../rün 1", "--json").record
-    more = done("run", "--resume", "--epochs", "3", "--out", "../rün 1", "--json").record
+    finished = done("run", "--resume", "--out", "../rün: 1", "--json").record
+    more = done("run", "--resume", "--epochs", "3", "--out", "../rün: 1", "--json").record
     whole = done("run", run / "job.toml", "--out", tmp_path / "whole", "--json").record
     assert (finished["epochs"], more["epochs"]) == (2, 3)
     assert more["parameters_sha256"] == whole["parameters_sha256"]
