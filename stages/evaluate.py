@@ -7,6 +7,7 @@ inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +22,17 @@ from .evaluate_chunks import MAX_BYTES, Chunks, DeviceRows, DeviceSink, HostRows
 from .evaluate_resident import Layers, Room, layers_for, rows_fit
 from .models.base import as_model
 from .neighbourhood.block import BlockNeighbourhood
+from .nodes import node_ids
 
 Progress = Callable[[int, int], None]
 
 
 def infer(
     model: nn.Module,
-    graph: Graph,
-    features: FeatureStore,
-    degree: Tensor,
-    nodes: IdArray,
+    graph: Graph | Dataset,
+    features: FeatureStore | npt.ArrayLike | Tensor | None = None,
+    degree: npt.ArrayLike | Tensor | None = None,
+    nodes: Any = None,
     *,
     max_bytes: int = MAX_BYTES,
     scratch: Path | None = None,
@@ -55,10 +57,11 @@ def infer(
 
     Args:
         model: has `num_layers` and `layer(i, hood, h)`.
-        graph: V nodes; edge weights are used if it has any.
-        features: [V, F]; converted to the dtype of the model's parameters.
-        degree: [V], in-degree of each node in the whole graph (weighted: the sum of its in-edges' weights).
-        nodes: int64 [n] in [0, V), in any order; may repeat.
+        graph: a `Dataset`, or a graph of V nodes; edge weights are used if it has any.
+        features: [V, F], a store, an array or a tensor; converted to the dtype of the model's parameters. A dataset has its own.
+        degree: [V], in-degree of each node in the whole graph (weighted: the sum of its in-edges' weights); by default the graph's.
+        nodes: ids in [0, V) in any order, that may repeat (a list, an array, a tensor), or a mask [V]; of a dataset also ``"train"``,
+            ``"val"`` or ``"test"``. By default all.
         max_bytes: see above.
         scratch: folder for nameless temporary files; without one, all results stay in memory.
         on_progress: called with (rows done, rows in all), over all layers.
@@ -73,7 +76,46 @@ def infer(
         RunError: the scratch folder cannot be written.
     """
     as_model(model)
-    _check(graph, features, degree, nodes, max_bytes)
+    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
+    if isinstance(graph, Dataset):
+        dataset, graph = graph, graph.graph
+        if features is not None:
+            raise InputError("features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)")
+        return outputs(model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits)
+    if not isinstance(graph, Graph):
+        raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
+    if features is None:
+        raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
+    return outputs(model, graph, _store(features), _degree(graph, degree), node_ids(nodes, graph.num_nodes), **limits)
+
+
+def _store(features: Any) -> FeatureStore:
+    if isinstance(features, FeatureStore):
+        return features
+    rows = np.asarray(features.detach().cpu() if isinstance(features, Tensor) else features)
+    return MemoryFeatures(rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32))
+
+
+def _degree(graph: Graph, degree: Any) -> Tensor:
+    return torch.as_tensor(graph.degree if degree is None else degree)
+
+
+def outputs(
+    model: nn.Module,
+    graph: Graph,
+    features: FeatureStore,
+    degree: Tensor,
+    nodes: IdArray,
+    *,
+    max_bytes: int = MAX_BYTES,
+    scratch: Path | None = None,
+    on_progress: Progress | None = None,
+    base: Tensor | None = None,
+    room: Room | None = None,
+) -> Tensor:
+    """`infer`, with its arguments as they are documented there: a graph, a feature store, a tensor, int64 ids."""
+    as_model(model)
+    _check(graph, features, degree, max_bytes)
     wanted, order = np.unique(nodes, return_inverse=True)
     num_layers = int(model.num_layers)  # pyright: ignore[reportArgumentType]
     parameters = [p for p in model.parameters() if p.is_floating_point()]
@@ -144,7 +186,14 @@ def _in_chunks(
 
 
 def _layer(model: nn.Module, i: int, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
-    out = model.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+    try:
+        out = model.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+    except RuntimeError as e:
+        # torch has no error of its own for this.
+        if i or "shapes cannot be multiplied" not in str(e):
+            raise
+        name, width = type(model).__name__, h.shape[1]
+        raise InputError(f"a node has {width} features; expected as many as the first layer of {name} multiplies ({e})") from e
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != hood.num_dst:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(f"layer {i} of {type(model).__name__} returned {seen}; expected [{hood.num_dst}, D], a row per destination")
@@ -174,7 +223,7 @@ def evaluate(
     ids = [getattr(dataset.split, name) for name in splits]
     nodes = np.concatenate([np.empty(0, np.int64), *ids])
     limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
-    logits = infer(model, dataset.graph, dataset.features, degree, nodes, **limits)
+    logits = outputs(model, dataset.graph, dataset.features, degree, nodes, **limits)
     labels = torch.from_numpy(dataset.labels[nodes]).to(logits.device)
     parts = [len(part) for part in ids]
     found = {
@@ -234,16 +283,12 @@ def quotient(counts: Tensor) -> float:
     return right / of if of else 0.0
 
 
-def _check(graph: Graph, features: FeatureStore, degree: Tensor, nodes: IdArray, max_bytes: int) -> None:
+def _check(graph: Graph, features: FeatureStore, degree: Tensor, max_bytes: int) -> None:
     n = graph.num_nodes
     if features.num_rows != n:
         raise InputError(f"features have {features.num_rows} rows; the graph has {n} nodes")
     if degree.shape != (n,):
         raise InputError(f"degree has shape {list(degree.shape)}; expected [{n}], one for each node")
-    if nodes.ndim != 1 or nodes.dtype != np.int64:
-        raise InputError(f"nodes are {nodes.dtype}{list(nodes.shape)}; expected an int64 vector")
-    if len(nodes) and (nodes.min() < 0 or nodes.max() >= n):
-        raise InputError(f"nodes lie in [{nodes.min()}, {nodes.max()}]; expected [0, {n})")
     if max_bytes < 1:
         raise InputError(f"max_bytes is {max_bytes}; expected at least 1")
 

@@ -264,8 +264,10 @@ def test_features_are_converted_to_the_dtype_of_the_model():
 BAD = {
     "features": ({"features": MemoryFeatures(rows_of(39))}, "39 rows; the graph has 40"),
     "degree": ({"degree": torch.ones(39)}, r"\[39\]; expected \[40\]"),
-    "dtype of nodes": ({"nodes": np.arange(3, dtype=np.int32)}, "expected an int64 vector"),
-    "shape of nodes": ({"nodes": np.zeros((1, 2), np.int64)}, "expected an int64 vector"),
+    "dtype of nodes": ({"nodes": np.arange(3, dtype=np.float32)}, r"nodes are float32\[3\]; expected ids"),
+    "shape of nodes": ({"nodes": np.zeros((1, 2), np.int64)}, r"nodes are int64\[1, 2\]; expected ids"),
+    "no graph": ({"graph": [[0, 1]]}, "graph is a list; expected a Dataset, or a Graph with features"),
+    "no features": ({"features": None}, "features are missing"),
     "large node": ({"nodes": np.array([40])}, r"expected \[0, 40\)"),
     "negative node": ({"nodes": np.array([-1])}, r"expected \[0, 40\)"),
     "bound": ({"max_bytes": 0}, "at least 1"),
@@ -280,6 +282,27 @@ def test_bad_arguments_are_refused(kind):
     good = {"model": build("sage"), "graph": graph, "features": MemoryFeatures(rows_of(40)), "degree": degree_of(graph)}
     with pytest.raises(InputError, match=phrase):
         infer(**{**good, "nodes": np.arange(40), **change})
+
+
+def test_arguments_are_taken_as_callers_have_them():
+    model, graph, x = build("sage"), hub_graph(), rows_of(40)
+    split = Split(np.arange(4), np.arange(4, 6), np.array([7, 9]))
+    dataset = Dataset("d", graph, MemoryFeatures(x), np.zeros(40, np.int64), split, C)
+    want = infer(model, graph, MemoryFeatures(x), degree_of(graph), np.arange(40))
+    assert torch.equal(infer(model, dataset), want)
+    assert torch.equal(infer(model, graph, x), want)
+    assert torch.equal(
+        infer(model, graph, torch.from_numpy(x), graph.degree, [2, 0, 2]), infer(model, dataset, nodes=torch.tensor([2, 0, 2]))
+    )
+    assert torch.equal(infer(model, dataset, nodes="test"), infer(model, dataset, nodes=[7, 9]))
+    with pytest.raises(InputError, match=r"expected infer\(model, dataset, nodes=...\)"):
+        infer(model, dataset, [7, 9])
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat", "gin"])
+def test_features_of_another_width_are_a_sentence(name):
+    with pytest.raises(InputError, match=rf"a node has {F + 1} features; expected as many as the first layer of Stack"):
+        infer(build(name), hub_graph(), np.zeros((40, F + 1)))
 
 
 @pytest.mark.parametrize("wrong", [lambda h: h[:1], lambda h: h[:, 0], lambda h: None])
@@ -297,8 +320,8 @@ def test_all_splits_are_evaluated_in_one_pass(monkeypatch, multilabel):
     split = Split(np.arange(0, 40, 2), np.arange(1, 20, 2), np.empty(0, np.int64))
     labels = (rng.random((40, C)) < 0.4).astype(np.float32) if multilabel else rng.integers(C, size=40)
     dataset = Dataset("d", graph, MemoryFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass").check()
-    passes, real = [], module.infer
-    monkeypatch.setattr(module, "infer", lambda *a, **k: passes.append(1) or real(*a, **k))
+    passes, real = [], module.outputs
+    monkeypatch.setattr(module, "outputs", lambda *a, **k: passes.append(1) or real(*a, **k))
     got = evaluate(model, dataset, degree_of(graph), ("val", "train", "test"))
     assert list(got) == ["val", "train", "test"]
     assert len(passes) == 1

@@ -1,0 +1,56 @@
+"""Which nodes a caller means: all, ids in any form, a mask, names, or a split."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..storage.dataset import SPLITS, Dataset, IdArray
+from ..storage.errors import InputError, nearest
+
+WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or a split: train, val or test"
+
+
+def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdArray:
+    """int64 [n], the nodes that a caller means, in his order; they may repeat.
+
+    Args:
+        nodes: None (all), one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a dataset, a split's name.
+        num_nodes: V.
+        dataset: has the splits.
+
+    Raises:
+        InputError: anything else, or an id outside [0, V).
+    """
+    if nodes is None:
+        return np.arange(num_nodes, dtype=np.int64)
+    if isinstance(nodes, str) and dataset is not None and nodes in SPLITS:
+        return getattr(dataset.split, nodes)
+    found = _array(nodes)
+    if found.dtype.kind == "U":
+        raise InputError(f"nodes are {_shown(found)}; {WANTED}{nearest(str(found.flat[0]), SPLITS)}")
+    if found.dtype == bool:
+        if found.shape != (num_nodes,):
+            raise InputError(f"nodes are a mask {list(found.shape)}; expected [{num_nodes}], true or false for each node")
+        return np.flatnonzero(found)
+    if found.dtype.kind not in "iu" or found.ndim > 1:
+        raise InputError(f"nodes are {found.dtype}{list(found.shape)}; {WANTED}")
+    if found.size and (found.min() < 0 or found.max() >= num_nodes):
+        raise InputError(f"nodes lie in [{found.min()}, {found.max()}]; expected [0, {num_nodes})")
+    return found.reshape(-1).astype(np.int64)
+
+
+def _array(nodes: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    if isinstance(nodes, Tensor):
+        return nodes.detach().cpu().numpy()
+    try:
+        found = np.asarray(sorted(nodes) if isinstance(nodes, set | frozenset) else nodes)
+    except (TypeError, ValueError):
+        raise InputError(f"nodes are a {type(nodes).__name__} that is no array; {WANTED}") from None
+    # An empty list has no type of its own.
+    return found.astype(np.int64) if found.shape == (0,) else found
+
+
+def _shown(names: np.ndarray[Any, np.dtype[Any]]) -> str:
+    first = ", ".join(f"'{name}'" for name in names.flat[:3])
+    return first if names.size <= 3 else f"{first}, ..."

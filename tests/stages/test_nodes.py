@@ -1,0 +1,66 @@
+"""Nodes as callers name them."""
+
+import numpy as np
+import pytest
+import torch
+
+from millrace.stages.nodes import node_ids
+from millrace.storage.dataset import Dataset, Split
+from millrace.storage.errors import InputError
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.graph import from_edges
+
+MASK = np.array([False, True, False, True])
+
+
+def dataset():
+    graph = from_edges([0, 1], [1, 2], 4)
+    split = Split(np.array([0]), np.array([1]), np.array([2, 3]))
+    return Dataset("d", graph, MemoryFeatures(np.ones((4, 2))), np.zeros(4, np.int64), split, 2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ids"),
+    [
+        (None, [0, 1, 2, 3]),
+        (2, [2]),
+        (np.uint8(3), [3]),
+        ([], []),
+        ([3, 1, 3], [3, 1, 3]),
+        ((2, 0), [2, 0]),
+        ({3, 1}, [1, 3]),
+        (range(2), [0, 1]),
+        (np.array([2, 1], np.int32), [2, 1]),
+        (torch.tensor([1, 2]), [1, 2]),
+        (torch.from_numpy(MASK), [1, 3]),
+        (MASK, [1, 3]),
+        ("test", [2, 3]),
+    ],
+)
+def test_ids_in_any_form(nodes, ids):
+    seen = node_ids(nodes, 4, dataset())
+    assert (seen.dtype, seen.tolist()) == (np.int64, ids)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "phrase"),
+    [
+        ([0, 4], r"nodes lie in \[0, 4\]; expected \[0, 4\)"),
+        ([-1], r"nodes lie in \[-1, -1\]"),
+        ([0.5], r"nodes are float64\[1\]; expected ids"),
+        ([[1, 2]], r"nodes are int64\[1, 2\]; expected ids"),
+        ([[1], [2, 3]], "nodes are a list that is no array"),
+        (MASK[:3], r"nodes are a mask \[3\]; expected \[4\]"),
+        ("tets", "nodes are 'tets'.*did you mean 'test'"),
+        (["a", "b", "c", "d"], "nodes are 'a', 'b', 'c', ...; expected ids"),
+        ({"a": 1}, "nodes are object"),
+    ],
+)
+def test_anything_else_is_a_sentence(nodes, phrase):
+    with pytest.raises(InputError, match=phrase):
+        node_ids(nodes, 4, dataset())
+
+
+def test_a_graph_alone_has_no_splits():
+    with pytest.raises(InputError, match="nodes are 'test'"):
+        node_ids("test", 4)
