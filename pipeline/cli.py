@@ -79,12 +79,13 @@ def _home(path: Path) -> Path:
 
 
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
-    from .config import SHORTHANDS, merged, parse_override, read_toml
+    from .config import parse_override, read_toml
+    from .keys import expanded, full_key, merged
 
     # A folder's name may hold a colon, as a dataset's does: what is a file is no name.
     if job is not None and (str(job) == "digits" or job.suffix == ".npz" or (":" in str(job) and not _home(job).is_file())):
         raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
-    table = read_toml(_home(job)) if job is not None else {}
+    table = expanded(read_toml(_home(job))) if job is not None else {}
     if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, flags["model"]):
         # Another model's options would not fit this one; those that every model has are kept.
         table["model"] = {k: v for k, v in table["model"].items() if k in ("hidden", "layers", "dropout", "norm")}
@@ -92,13 +93,12 @@ def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None)
         table["sampler"] = {k: v for k, v in table["sampler"].items() if k not in ("fanout", "sizes")}
     if flags.get("fanout") is not None and flags.get("layers") is None and isinstance(table.get("model"), dict):
         table["model"] = {k: v for k, v in table["model"].items() if k != "layers"}
-    short = {**SHORTHANDS, "model": ("model", "name")}
     for name, value in flags.items():
         if value is not None:
-            table = merged(table, short.get(name, (name,)), value)
+            table = merged(table, full_key([name], value), value)
     for text in overrides or []:
         path, value = parse_override(text)
-        table = merged(table, path, value)
+        table = merged(table, full_key(path, value), value)
     return table
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,28 +12,13 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from ..stages.models import MODELS
 from ..stages.partition.registry import PARTITIONERS
 from ..stages.sample import SAMPLERS
-from ..storage.errors import InputError, nearest
+from ..storage.errors import InputError, closest, nearest
 from .datasets import ReadOptions
+from .keys import advice, expanded
 from .sections import BULK_ON_GPU, Bulk, CheckpointEvery, Cluster, Gpu, Grappa, Partition, Queue, Retexo, Sar, Section, Train
 
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
 """Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
-
-SHORTHANDS: dict[str, tuple[str, ...]] = {
-    "hidden": ("model", "hidden"),
-    "layers": ("model", "layers"),
-    "dropout": ("model", "dropout"),
-    "heads": ("model", "heads"),
-    "fanout": ("sampler", "fanout"),
-    "batch_size": ("train", "batch_size"),
-    "lr": ("train", "lr"),
-    "weight_decay": ("train", "weight_decay"),
-    "minibatches_per_step": ("train", "minibatches_per_step"),
-    "reuse": ("queue", "reuse"),
-    "scheduler": ("cluster", "scheduler"),
-    "host": ("cluster", "host"),
-}
-"""Words that are short for configuration keys, on the command line and in Python."""
 
 
 class Job(Section):
@@ -101,17 +86,29 @@ def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
     return names
 
 
+def _hint(key: str) -> str:
+    """What an unknown key was meant to be, as the end of an error."""
+    section, _, last = key.rpartition(".")
+    known = _known(Job)
+    for name, registry in (("model", MODELS), ("sampler", SAMPLERS)):
+        known += dict.fromkeys(f"{name}.{f.name}" for kind in registry.values() for f in dataclasses.fields(kind))
+    leaves = {k: k.rpartition(".")[2] for k in known}
+    beside = [leaf for k, leaf in leaves.items() if k == f"{section}.{leaf}".lstrip(".")]
+    if (told := advice(last)) and last not in beside:
+        return told
+    word = last if last in leaves.values() else closest(last, beside) or closest(last, leaves.values())
+    if word in beside:
+        return f"; did you mean '{f'{section}.{word}'.lstrip('.')}'?"
+    meant = [f"'{k}'" for k, leaf in leaves.items() if leaf == word][:3]
+    return f"; did you mean {' or '.join(meant)}?" if meant else "; docs/configuration.md lists all keys"
+
+
 def _sentence(error: ValidationError) -> str:
     lines = []
     for e in error.errors()[:3]:
         key = ".".join(str(part) for part in e["loc"])
         if e["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            last = str(e["loc"][-1])
-            known = _known(Job)
-            inside = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
-            elsewhere = [k for k in known if k.rpartition(".")[2] == last and k != key]
-            hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(key, inside) or nearest(last, known)
-            lines.append(f"unknown configuration key '{key}'{hint or '; see the configuration table in the README'}")
+            lines.append(f"unknown configuration key '{key}'{_hint(key)}")
         else:
             lines.append(f"configuration key '{key}' is {e['input']!r}: {e['msg'][0].lower()}{e['msg'][1:]}")
     return "\n".join(lines)
@@ -131,23 +128,6 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         return path, tomllib.loads(f"x = {value.strip()}")["x"]
     except tomllib.TOMLDecodeError:
         return path, value.strip()
-
-
-def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """`base` with the value at `path` replaced.
-
-    Raises:
-        InputError: a part of the path is a plain value, not a table.
-    """
-    table = dict(base)
-    if len(path) == 1:
-        table[path[0]] = value
-        return table
-    inner = table.get(path[0], {})
-    if not isinstance(inner, Mapping):
-        raise InputError(f"configuration key '{path[0]}' holds {inner!r}; '{'.'.join(path)}' needs it to be a table")
-    table[path[0]] = merged(inner, path[1:], value)
-    return table
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -172,8 +152,9 @@ def resolve(table: Mapping[str, Any]) -> Job:
     Raises:
         InputError: one line per problem, at most three.
     """
+    table = expanded(table)
     try:
-        job = Job.model_validate(dict(table))
+        job = Job.model_validate(table)
     except ValidationError as e:
         raise InputError(_sentence(e)) from None
     whole = job.system == "bulk" and job.bulk.topology == "replicated"
@@ -285,7 +266,7 @@ def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) 
     for key in options:
         if key not in known:
             name = table.get("name", next(iter(registry)))
-            raise InputError(f"{section} '{name}' has no option '{key}'{nearest(key, known)} (it has {', '.join(known)})")
+            raise InputError(f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (it has {', '.join(known)})")
     try:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as e:

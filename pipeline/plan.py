@@ -14,8 +14,8 @@ from typing import Any
 
 from ..stages.models.base import ModelConfig
 from ..storage.dataset import Dataset
-from .config import SHORTHANDS, merged
 from .events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .keys import with_options
 from .plan_inputs import Cluster, Numbers, candidates
 from .plan_laws import Forecast
 from .plan_stage import Stage
@@ -73,14 +73,11 @@ def plan(
     """
     started = time.perf_counter()
     table = dict(config or {})
-    short = {**SHORTHANDS, "model": ("model", "name")}
     if isinstance(model := options.pop("model", None), ModelConfig):
         table["model"] = {"name": model.name, **vars(model)}
     elif model is not None:
         options["model"] = model
-    for key, value in sorted(options.items(), key=lambda option: option[0] in short):
-        table = merged(table, short.get(key, (key,)), value)
-    jobs = candidates(table)
+    jobs = candidates(with_options(table, options))
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
     with tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:

@@ -39,10 +39,11 @@ from ..storage.features import ConvertedFeatures, FeatureStore
 from ..storage.fingerprint import digest_arrays, digest_record, graph_fingerprint
 from . import systems
 from .begin_from import begun
-from .config import SHORTHANDS, Job, build, merged, resolve
+from .config import Job, build, resolve
 from .datasets import GENERATED, ReadOptions, open_dataset
 from .device import refuse_off_device
 from .events import Emit, Note, StageEnded, StageStarted
+from .keys import with_options
 from .parts import Parts
 from .schedule import LayerByLayer
 from .systems import System
@@ -427,10 +428,7 @@ def load_model(path: Path, prepared: Prepared) -> nn.Module:
 
 def configure(config: Mapping[str, Any], *, system: System | str | None = None, model: Any = None, **options: Any) -> Job:
     """A resolved configuration from tables, shorthands, and the records that a Python caller passes."""
-    table = dict(config)
-    # A section that is given whole must not wipe out what a shorthand says.
-    for key, value in sorted(options.items(), key=lambda option: option[0] in SHORTHANDS):
-        table = merged(table, SHORTHANDS.get(key, (key,)), value)
+    table = with_options(config, options)
     layers = None
     if model is not None:
         layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers

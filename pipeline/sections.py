@@ -251,6 +251,16 @@ class Cluster(Section):
     cuda: Cuda = Cuda()
     """Of a cluster that is started here with ``device = "cuda"``."""
 
+    @field_validator("scheduler")
+    @classmethod
+    def _address(cls, scheduler: str | None) -> str | None:
+        if scheduler is not None and ":" not in scheduler:
+            raise PydanticCustomError(
+                "address",
+                "expected the address of a Dask scheduler, such as tcp://host:8786 (there is no schedule of the learning rate)",
+            )
+        return scheduler
+
 
 class Gpu(Section):
     """What a rank keeps in the memory of its GPU, with ``device = "cuda"``."""

@@ -4,6 +4,8 @@
 be resumed (exit code 3). Anything else that escapes is a bug of ours.
 """
 
+from collections.abc import Iterable
+
 
 class MillraceError(Exception):
     """Base of everything that Millrace raises on purpose."""
@@ -37,9 +39,16 @@ class QueueTimeoutError(RunError, TimeoutError):
     """A wait on the minibatch queue ran out. The message names the side that did not answer."""
 
 
-def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """A hint such as ``; did you mean 'metis'?``, or the empty string when nothing is near."""
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is a misspelling of; None where none is alike enough to propose."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    lowered = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.72 if len(name) > 4 else 0.66)
+    return lowered[found[0]] if found else None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as ``; did you mean 'metis'?``, or the empty string where nothing is alike."""
+    found = closest(name, known)
+    return "" if found is None else f"; did you mean '{found}'?"

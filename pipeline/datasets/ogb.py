@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from ...storage.errors import InputError, MissingExtraError
+from .public import OGB, near_ogb
 from .raw import AnyArray, Hint, Raw
 
 ONE_WAY = {"ogbn-products", "ogbn-proteins"}
@@ -23,13 +24,15 @@ def find_ogb(name: str) -> Path:
 
     Raises:
         MissingExtraError: it is not there and ``ogb`` is not installed.
-        InputError: the download failed.
+        InputError: OGB has no such dataset, or the download failed.
     """
     root = Path(os.environ.get("OGB_ROOT", "dataset"))
     folders = [root / name.replace("-", "_"), root / (name.replace("-", "_") + "_pyg"), root / name, root / name.removeprefix("ogbn-")]
     for folder in folders:
         if (folder / "raw").is_dir():
             return folder
+    if name not in OGB:
+        raise InputError(near_ogb(name))
     try:
         from ogb.nodeproppred import NodePropPredDataset  # pyright: ignore[reportMissingImports]
     except ImportError:

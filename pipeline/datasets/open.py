@@ -12,6 +12,7 @@ from .clean import clean
 from .digits import read_digits
 from .npz import read_npz
 from .options import DEFAULT_OPTIONS, ReadOptions
+from .public import how_to_get
 from .python import from_networkx, from_pyg
 from .rmat import generate_rmat
 from .sbm import generate_sbm
@@ -71,6 +72,8 @@ def open_dataset(
 
         return clean(read_ogb_folder(find_ogb(str(spec)), name or str(spec)), options, split, seed)
     if not path.exists():
+        if (public := how_to_get(str(spec))) is not None:
+            raise InputError(public)
         raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}")
     if not path.is_dir():
         return clean(read_npz(path, name), options, split, seed)

@@ -227,6 +227,10 @@ def test_ogb_names_without_files(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ogb", None)
     with pytest.raises(MissingExtraError, match=r"millrace-gnn\[ogb\]"):
         open_dataset("ogbn-arxiv")
+    with pytest.raises(InputError, match="no node dataset 'ogbn-arxvi'; did you mean 'ogbn-arxiv'"):
+        open_dataset("ogbn-arxvi")
+    with pytest.raises(InputError, match="no node dataset 'ogbn-zzz'; expected one of ogbn-arxiv, "):
+        open_dataset("ogbn-zzz")
     module = types.ModuleType("ogb.nodeproppred")
     monkeypatch.setitem(sys.modules, "ogb", types.ModuleType("ogb"))
     monkeypatch.setitem(sys.modules, "ogb.nodeproppred", module)
@@ -258,6 +262,8 @@ BAD_TEXT = [
     ("rmat:symmetric=2", "out of range"),
     ("sbm:train=0.9,val=0.9,nodes=10", "sum to at most 1"),
     ("digit", "did you mean 'digits'"),
+    ("Cora", "mr.write_dataset('cora-store', mr.from_pyg(Planetoid('data', 'Cora')[0], name='cora'))"),
+    ("arxiv", "is of OGB: give ogbn-arxiv"),
     ("no/such/file.npz", "neither a file nor a known dataset"),
 ]
 

@@ -25,10 +25,19 @@ def test_family(error, builtin, code):
 
 
 def test_every_error_is_of_the_family():
-    own = [e for e in vars(errors).values() if isinstance(e, type)]
+    own = [e for e in vars(errors).values() if isinstance(e, type) and e.__module__ == errors.__name__]
     assert all(issubclass(e, MillraceError) for e in own)
 
 
 def test_nearest():
     assert nearest("mettis", ["hash", "metis"]) == "; did you mean 'metis'?"
     assert nearest("zzz", ("hash", "metis")) == ""
+    assert nearest("SAGE", ("gat", "sage")) == "; did you mean 'sage'?"
+    for word, far in (
+        ("cora", "rmat"),
+        ("reddit", "digits"),
+        ("class_weight", "tls_cert"),
+        ("callbacks", "backend"),
+        ("learning_rate", "weight_decay"),
+    ):
+        assert nearest(word, (far,)) == "", word

@@ -145,6 +145,7 @@ AGAIN = "run --resume --out W/run"
 
 BAD = {
     "data: nothing there": ("run --dataset W/none.npz --out NEW", "neither a file nor a known dataset"),
+    "data: public, of PyG": ("run --dataset cora --out NEW", "mr.from_pyg(Planetoid('data', 'Cora')[0], name='cora')"),
     "data: unknown name": ("run --dataset diggits --out NEW", "did you mean 'digits'"),
     "data: a folder of nothing": ("run --dataset W/empty --out NEW", "holds no manifest.json"),
     "data: truncated": ("run --dataset W/cut.npz --out NEW", "damaged or no .npz file"),
@@ -187,13 +188,13 @@ BAD = {
     "key: no UTF-8": ("run W/latin.toml --out NEW", "is no valid TOML"),
     "key: unknown ones": ("run W/unknown.toml --out NEW", "unknown configuration key 'train.learning_rate'"),
     "key: unknown, set": (f"{RUN} --set epoch=3", "did you mean 'epochs'"),
-    "key: in no section": (f"{RUN} --set lr=3", "did you mean 'train.lr'"),
+    "key: in no section": (f"{RUN} --set bach_size=3", "did you mean 'train.batch_size'"),
     "key: wrong type": (f"{RUN} --set train.lr=fast", "'train.lr' is 'fast'"),
     "key: a section as a number": (f"{RUN} --set train=3", "'train' is 3"),
     "key: model as a number": (f"{RUN} --set model=3", "'model' is 3"),
     "key: set without =": (f"{RUN} --set epochs", "not of the form key=value"),
     "key: set nothing": (f"{RUN} --set =", "not of the form key=value"),
-    "key: into a value": (f"{RUN} --set dataset.name=x", "needs it to be a table"),
+    "key: into a value": (f"{RUN} --set dataset.name=x", "expected a table"),
     "key: fanout no number": (f"{RUN} --fanout 3,x", "fanout '3,x' is not a list"),
     "key: fanout zero": (f"{RUN} --fanout 3,0", "holds 0"),
     "key: fanout huge": (f"{RUN} --fanout 100000", "expected 1 to 65536"),
