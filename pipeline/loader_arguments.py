@@ -13,6 +13,7 @@ from torch import Tensor
 from ..stages.sample.neighbor import NeighborSampler
 from ..storage.errors import InputError, nearest
 from ..storage.graph import Graph, from_edges
+from .datasets.python import TYPED
 
 IDLE = {
     "pin_memory": False,
@@ -44,7 +45,7 @@ def check_data(data: Any) -> None:
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, HeteroData):
-        raise InputError("HeteroData is not supported; expected a Data with one node type and one edge type: pass data.to_homogeneous()")
+        raise InputError(f"HeteroData is not supported, {TYPED}")
     if isinstance(data, (tuple, list)):
         raise InputError("a pair of FeatureStore and GraphStore is not supported; expected a torch_geometric.data.Data")
     if not isinstance(data, Data):

@@ -48,7 +48,7 @@ class Plan:
 
 
 def plan(
-    dataset: Dataset | str | Path | None = None,
+    dataset: Dataset | str | Path | object | None = None,
     *,
     numbers: Numbers | None = None,
     cluster: Cluster | None = None,

@@ -46,13 +46,15 @@ class Stage:
     """Where rehearsals take place: the data, cut as the ranks need them, and the process that rehearses."""
 
     def __init__(
-        self, job: Job, source: Dataset | str | Path | None, numbers: Numbers | None, cluster: Cluster, scratch: Path, emit: Emit
+        self, job: Job, source: Dataset | str | Path | object | None, numbers: Numbers | None, cluster: Cluster, scratch: Path, emit: Emit
     ) -> None:
         if numbers is not None and source is not None:
             raise InputError("both a dataset and its numbers are given; give one of them")
         self.job, self.cluster, self.scratch, self.emit = job, cluster, scratch, emit
         self.spec: str | None = None
-        if numbers is None and not isinstance(source, Dataset):
+        if source is not None and not isinstance(source, Dataset | str | Path):
+            source = open_data(job, source, emit)
+        elif numbers is None and not isinstance(source, Dataset):
             job = job.model_copy(update={"dataset": str(source if source is not None else job.dataset)})
             self.job, self.spec = job, job.dataset
             source = open_data(job, None, emit)

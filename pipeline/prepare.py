@@ -266,9 +266,18 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         absent = {"test": digest_arrays(test=dataset.split.test)} if getattr(system.partition, "inductive", False) else {}
         fingerprint["phases"] = digest_record({**decides, **policies, **absent, "clients": system.clients})
     if system.partition.partitioner is not None:
+        _refuse_empty_parts(job, system, graph.num_nodes)
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
         fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
+
+
+def _refuse_empty_parts(job: Job, system: System, num_nodes: int) -> None:
+    """Raises InputError for more parts than nodes."""
+    parts = system.parts_before(job.ranks)
+    if parts > num_nodes:
+        made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
+        raise InputError(f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node")
 
 
 def _refuse_to_go_on_alone(job: Job, system: System) -> None:
@@ -375,10 +384,10 @@ def located(source: str | Path) -> str:
     return name if embedded or not path.exists() else str(path.resolve())
 
 
-def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
+def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset:
     """Open the job's dataset, or `source` in its place, and tell what was found."""
     spec = source if source is not None else job.dataset
-    emit(StageStarted("open", f"opening {spec}"))
+    emit(StageStarted("open", f"opening {spec if isinstance(spec, str | Path) else f'a {type(spec).__name__}'}"))
     start = time.perf_counter()
     try:
         # The driver reads all features only once, to hand them on; ranks then hold their own.
@@ -393,8 +402,10 @@ def open_data(job: Job, source: str | Path | None, emit: Emit) -> Dataset:
     return dataset
 
 
-def _place_of(spec: str | Path) -> Literal["memory", "mapped", "zarr"]:
+def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
     """Where the features of a store can stay while it is open; whatever is no store is read into memory."""
+    if not isinstance(spec, str | Path):
+        return "memory"
     try:
         return features_place(Path(spec))
     except StoreError:

@@ -49,7 +49,7 @@ def _threads(count: int | None):
 
 
 def run(
-    dataset: Dataset | str | Path | None = None,
+    dataset: Dataset | str | Path | object | None = None,
     *,
     system: System | str | None = None,
     model: Any = None,
@@ -64,7 +64,7 @@ def run(
     """Train, and evaluate the parameters of the best validation epoch on the test split.
 
     Args:
-        dataset: a `Dataset`, or whatever `open_dataset` takes; by default the configuration's.
+        dataset: a `Dataset`, or whatever `open_dataset` takes, such as a path or a PyG `Data`; by default the configuration's.
         system: such as ``bulk(NeighborSampler((15, 10, 5)))``, or a name.
         model: such as ``GraphSAGE(hidden=128, layers=3)``, a name, or a module of your own that follows the model protocol.
         out: the run's folder; by default a new one under ``runs/``.
@@ -106,6 +106,8 @@ def run(
         refuse_slow_products(job)
         refuse_without_compiler(job)
     check_run_folder(folder, resume)
+    if not isinstance(dataset, Dataset | str | Path | None):
+        dataset = open_data(job, dataset, emit)
     # The folder's job.toml must find the data again, from wherever it is read.
     job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})
     if job.start_from is not None:

@@ -86,3 +86,9 @@ class Dataset:
         elif self.labels.shape[1] != self.num_classes:
             raise InputError(f"multi-label matrix has {self.labels.shape[1]} columns; expected {self.num_classes}")
         return self
+
+
+def require_dataset(value: object) -> None:
+    """Refuse what is no `Dataset`. Raises InputError otherwise."""
+    if not isinstance(value, Dataset):
+        raise InputError(f"dataset is a {type(value).__name__}; expected a Dataset: pass open_dataset(...) of it")

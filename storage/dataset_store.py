@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .dataset import SPLITS, Dataset, Split
+from .dataset import SPLITS, Dataset, Split, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
@@ -71,6 +71,7 @@ def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, feat
     """
     if features_format not in ("zarr", "npy"):
         raise InputError(f"features_format is '{features_format}'; expected 'zarr' or 'npy'{nearest(features_format, ['zarr', 'npy'])}")
+    require_dataset(dataset)
     dataset.check()
     path, graph, split = Path(path), dataset.graph, dataset.split
     arrays: dict[str, Rows] = {

@@ -45,6 +45,10 @@ def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str]) -> tu
         raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
     if not labelled.all():
         notes.append(f"{(~labelled).sum()} nodes are unlabelled (-1).")
+        if len(only := np.unique(y[labelled])) == 1:
+            notes.append(
+                f"The labels are -1 and {only[0]} alone, so that one class is left: if -1 is a class of yours, number the classes 0 and 1."
+            )
     return *_label_gaps(y, labelled, options, notes), "multiclass"
 
 

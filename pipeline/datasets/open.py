@@ -53,9 +53,9 @@ def open_dataset(
         MissingExtraError: an OGB name that is not on this machine, without the ``ogb`` package.
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
-        raise InputError(f"features is '{features}', but {spec} is no Millrace store; make one with `millrace convert`, or use memory")
+        raise InputError(f"features is '{features}', but {_told(spec)} is no Millrace store; `millrace convert` makes one, or use memory")
     if options.edges_on == "gpu" and not (isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))):
-        raise InputError(f"edges_on is 'gpu', but {spec} is no folder of Parquet, whose edges alone are read there; leave edges_on out")
+        raise InputError(f"edges_on is 'gpu', but {_told(spec)} is no folder of Parquet; leave edges_on out")
     if isinstance(spec, Dataset):
         return _whole(spec, name, options, split, seed)
     if not isinstance(spec, (str, Path)):
@@ -91,6 +91,10 @@ def open_dataset(
     raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet; expected {FORMS}")
 
 
+def _told(spec: str | Path | object) -> str:
+    return str(spec) if isinstance(spec, str | Path) else f"a {type(spec).__name__}"
+
+
 def _whole(dataset: Dataset, name: str | None, options: ReadOptions, split: str | None, seed: int) -> Dataset:
     """A clean dataset under another name or with another split."""
     _refuse_options(options, dataset.name)
@@ -114,4 +118,6 @@ def _from_object(spec: Any, name: str | None, options: ReadOptions, split: str |
         return from_pyg(spec, name=name or "pyg", options=options, split=split, seed=seed)
     if "scipy" in packages:
         raise InputError("a SciPy matrix has no labels; use from_scipy(adjacency, features, labels)")
+    if isinstance(spec, type):
+        raise InputError(f"the dataset is the class {spec.__name__}; expected an object of it")
     raise InputError(f"cannot open a {type(spec).__name__} as a dataset; expected {FORMS}, a NetworkX graph or a PyG Data")

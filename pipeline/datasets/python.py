@@ -12,6 +12,12 @@ from .clean import clean
 from .options import DEFAULT_OPTIONS, ReadOptions
 from .raw import AnyArray, Hint, Raw
 
+TYPED = (
+    "and typed graphs are not supported; expected a Data of one node type and one edge type, "
+    "such as Data(x=data['paper'].x, y=data['paper'].y, edge_index=data['paper', 'cites', 'paper'].edge_index)"
+)
+"""What is said of graphs whose nodes or edges have types."""
+
 
 def from_scipy(
     adjacency: Any,
@@ -180,7 +186,7 @@ def from_pyg(data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPT
         InputError: heterogeneous, or an attribute is missing; see also `clean`.
     """
     if hasattr(data, "node_types"):
-        raise InputError("the PyG data is heterogeneous; expected one node type and one edge type: pass data.to_homogeneous()")
+        raise InputError(f"the PyG data is heterogeneous, {TYPED}")
     edges, y = getattr(data, "edge_index", None), getattr(data, "y", None)
     if edges is None:
         raise InputError("the PyG data has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)")

@@ -35,12 +35,14 @@ class Partitioner(Protocol):
         ...
 
 
-def check_parts(parts: int) -> int:
-    """`parts`, if it is a positive integer.
+def check_parts(parts: int, num_nodes: int | None = None) -> int:
+    """`parts`, if it is a positive integer, and no more than `num_nodes` where that is given.
 
     Raises:
         InputError: it is not.
     """
     if isinstance(parts, bool) or not isinstance(parts, int | np.integer) or not 1 <= parts <= MAX_PARTS:
         raise InputError(f"parts is {parts!r}; expected a whole number from 1 to {MAX_PARTS}")
+    if num_nodes is not None and parts > num_nodes:
+        raise InputError(f"parts is {parts}, but the graph has {num_nodes} nodes; expected at most a part for each node")
     return int(parts)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.dataset import SPLITS, Dataset, Split
+from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.edge_shards import KIND as SHARDS_KIND
 from ...storage.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.errors import StoreError
@@ -89,7 +89,7 @@ def partition_dataset(
     Args:
         dataset: V nodes.
         partitioner: how nodes are given to parts.
-        parts: P >= 1.
+        parts: P, from 1 to V.
         out: the folder to make.
         seed: the run's seed.
         on_progress: called with (parts done, P).
@@ -97,11 +97,12 @@ def partition_dataset(
             wherever it likes, and yields each part with its counts.
 
     Raises:
-        InputError: `parts` is not a positive integer, or `out` cannot be written.
+        InputError: `parts` is not a positive integer, there are fewer nodes, or `out` cannot be written.
         StoreError: `out` holds something else, or parts that were made from something else; the message lists what differs.
     """
     start = time.perf_counter()
-    out, parts = Path(out), check_parts(parts)
+    require_dataset(dataset)
+    out, parts = Path(out), check_parts(parts, dataset.num_nodes)
     fingerprint = {**dataset_fingerprint(dataset), "partitioner": repr(partitioner), "parts": str(parts), "seed": str(seed)}
     if (out / MANIFEST).exists():
         meta = open_store(out, KIND, fingerprint=fingerprint).meta

@@ -172,6 +172,13 @@ def test_label_forms():
     assert (y.dtype, classes, task) == (np.float32, 3, "multilabel")
 
 
+@pytest.mark.parametrize(("labels", "unlabelled", "lost"), [([-1, 1, -1, 1], 2, 1), ([-1.0, 0, 0, 0], 1, 0), ([-1, 0, 1, 1], 1, None)])
+def test_unlabelled_nodes_are_counted_and_minus_one_as_a_class_is_told_of(labels, unlabelled, lost):
+    clean_labels(np.array(labels), ReadOptions(), notes := [])
+    assert f"{unlabelled} nodes are unlabelled (-1)." in notes
+    assert any(f"The labels are -1 and {lost} alone" in n for n in notes) == (lost is not None)
+
+
 def test_features_are_float32_and_the_input_is_left_alone():
     graph = from_edges([0, 1, 1], [1, 0, 2], 3)
     x = np.array([[1, -3], [0, 0], [np.nan, np.inf]])

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Dataset, Partitioner, torch.dtype]] = {
         Cut({1: (0, 61), 2: (0, 0, 61), 4: (0, 0, 20, 20, 61)}),
         torch.float64,
     ),
-    "more blocks than nodes": (dataset("few", from_edges([0, 1, 1, 0], [1, 0, 0, 0], 2), train=1), Contiguous("nodes"), torch.float64),
+    "as many blocks as nodes": (dataset("few", from_edges([0, 1, 1, 0], [1, 0, 0, 0], 4), train=1), Contiguous("nodes"), torch.float64),
     "weights that are all 0": (
         dataset("zero", from_edges([0, 1, 1], [1, 0, 0], 5, edge_weight=[0.0] * 3)),
         Contiguous("nodes"),
@@ -231,7 +231,7 @@ def test_the_cases_are_what_they_are_called() -> None:
     by_source = np.lexsort((data.graph.indices, row))
     assert data.graph.edge_weight is not None
     assert not np.array_equal(np.bincount(row, data.graph.edge_weight[by_source]), data.graph.degree)
-    for name, blocks in (("hub", 4), ("empty blocks", 4), ("empty blocks", 2), ("more blocks than nodes", 4)):
+    for name, blocks in (("hub", 4), ("empty blocks", 4), ("empty blocks", 2)):
         data, partitioner, _ = CASES[name]
         assert 0 in partitioner.assign(data.graph, blocks, 0).sizes(), name
     data, partitioner, _ = CASES["weighted"]

@@ -214,10 +214,16 @@ def test_the_stage_writes_every_row_once(tmp_path, method, multilabel):
     assert (again.parts_written, again.quality) == (0, report.quality)
 
 
-def test_more_parts_than_nodes_leave_empty_parts(tmp_path):
+@pytest.mark.parametrize("method", ALL, ids=NAMES)
+def test_as_many_parts_as_nodes_are_written_and_more_are_refused(tmp_path, method):
     few = toy(nodes=8)
-    partition_dataset(few, Hash(), 12, tmp_path / "out")
-    same_parts(few, tmp_path / "out", 12)
+    with pytest.raises(InputError, match="parts is 9, but the graph has 8 nodes; expected at most a part for each node"):
+        partition_dataset(few, method, 9, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if method.name == "hash":
+        # Blind, it leaves parts empty even so.
+        partition_dataset(few, method, 8, tmp_path / "out")
+        same_parts(few, tmp_path / "out", 8)
 
 
 @pytest.mark.parametrize("where", ["between", "inside"])
@@ -266,7 +272,9 @@ def test_a_part_that_is_not_there_is_refused(tmp_path):
             open_part(tmp_path / "out", p)
 
 
-def test_the_stage_refuses_no_parts(tmp_path):
+def test_the_stage_refuses_no_parts_and_no_dataset(tmp_path):
+    with pytest.raises(InputError, match="dataset is a str; expected a Dataset"):
+        partition_dataset("digits", Hash(), 2, tmp_path / "out")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="expected a whole number"):
         partition_dataset(toy(), Hash(), 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -188,3 +188,8 @@ def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, weig
         of = [slice(int(graph.indptr[r]), int(graph.indptr[r + 1])) for r in rows]
         assert np.array_equal(expected.indices, np.concatenate([graph.indices[:0], *(graph.indices[s] for s in of)]))
         assert np.array_equal(expected.first_edge, graph.indptr[:-1][rows])
+
+
+def test_what_is_no_dataset_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"dataset is a str; expected a Dataset: pass open_dataset\(...\) of it"):
+        write_dataset(tmp_path / "d", "digits")  # pyright: ignore[reportArgumentType]

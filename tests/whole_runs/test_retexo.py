@@ -279,15 +279,19 @@ def mr_model(reports, model, retexo):
     return system.schedule.build(record, F, C).state_dict()
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(4, 3), (3, 1)])
-def test_more_ranks_than_nodes(tmp_path, ranks, nodes):
+def test_as_many_ranks_as_nodes_and_no_more(tmp_path):
+    ranks, nodes = 4, 4
     graph = from_edges(np.arange(nodes), (np.arange(nodes) + 1) % nodes, nodes)
     features = np.random.default_rng(0).normal(size=(nodes, F))
     split = mr.Split(np.array([0]), np.arange(1, min(2, nodes)), np.arange(2, nodes))
     data = mr.Dataset("few", graph, MemoryFeatures(features), np.arange(nodes) % C, split, C)
     table = {"epochs": EPOCHS, "seed": 3, "dtype": "float64", "model": SPELT["gcn"], "partition": {"method": "hash"}}
+    assert len(set(Hash().assign(graph, ranks, 3).part(np.arange(nodes)))) < ranks, "a rank without a node is what is tried here"
     train_phases(data, tmp_path / "many", {"ranks": ranks, **table})
     mr.run(data, config={"system": "retexo", "threads": 1, **table}, out=tmp_path / "one")
+    with pytest.raises(mr.InputError, match="5 ranks make 5 parts, but the graph has 4 nodes; expected at most a part for each node"):
+        mr.run(data, config={"system": "retexo", "ranks": 5, **table}, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
     assert_close_parameters(tmp_path / "many", tmp_path / "one")
 
 

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 import millrace as mr
@@ -73,6 +74,25 @@ def test_layout_of_the_work_does_not_show(sbm, tmp_path):
     }
     assert len(seen) == 1
     assert digest(sbm, tmp_path / "f", seed=4) not in seen
+
+
+def test_objects_of_other_packages_are_opened(tmp_path):
+    from torch_geometric.data import Data
+
+    rng, events = np.random.default_rng(0), []
+    edges, y = rng.integers(0, 60, (2, 300)), rng.integers(0, 3, 60)
+    data = Data(x=torch.eye(3)[y], y=torch.tensor(y), edge_index=torch.tensor(edges))
+    read = {"direction": "directed"}
+    result = mr.run(data, out=tmp_path / "a", read=read, split="fraction:0.5,0.2", emit=events.append, **SMALL)
+    opened = mr.from_pyg(data, options=mr.ReadOptions(direction="directed"), split="fraction:0.5,0.2", seed=3)
+    assert result.parameters_sha256 == digest(opened, tmp_path / "b")
+    assert "opening a Data" in [getattr(e, "text", None) for e in events]
+    with pytest.raises(mr.InputError, match=r"a SciPy matrix has no labels; use from_scipy\(adjacency, features, labels\)"):
+        mr.run(sp.eye_array(3), out=tmp_path / "c")
+    with pytest.raises(mr.InputError, match="the dataset is the class Data; expected an object of it"):
+        mr.plan(Data)
+    with pytest.raises(mr.InputError, match="features is 'mapped', but a Data is no Millrace store"):
+        mr.run(data, features="mapped", out=tmp_path / "c")
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat", "gin"])
