@@ -179,6 +179,7 @@ def _train(
 ) -> None:
     from .config import resolve
     from .progress import Terminal
+    from .resume import without_executor
     from .run import run as run_job
     from .run_folder import JOB, check_run_folder
     from .uncompiled import leave_compiler_out
@@ -191,7 +192,10 @@ def _train(
             raise InputError("--resume needs --out, the folder of the run to go on with")
         check_run_folder(out, resume)
         job = job if job is not None else (out / JOB)
-    resolved = resolve(_table(job, flags, overrides))
+    table = _table(job, flags, overrides)
+    if resume and flags["executor"] is None and not any(text.startswith("executor=") for text in overrides or []):
+        table = without_executor(table)
+    resolved = resolve(table)
     leave_compiler_out()
     with _graceful_stop() as stop, Terminal() as terminal:
         result = run_job(out=out, resume=resume, samples=samples, emit=terminal, stop=stop, config=resolved)

@@ -43,6 +43,7 @@ from .queues import location, minibatches_per_epoch, shared_queue
 from .rank import Interrupted, ShortHandedError
 from .rank_process import RankSpec
 from .rank_task import hold_rank
+from .resume import Pace
 from .run_folder import CHECKPOINTS, PARTS
 from .sample_task import SampleOrder
 from .shared_data import share
@@ -258,8 +259,10 @@ class _Generation:
         queue_ = shared_queue(gang.prepared, where, **options)
         minibatches = minibatches_per_epoch(gang.prepared)
         per_step = job.train.minibatches_per_step or gang.ranks
+        pace = Pace.of(per_step, minibatches)
         found = CheckpointStore(gang.out / CHECKPOINTS, gang.prepared.fingerprint, read_only=True).latest()
-        epoch, step = divmod(found[0].step, -(-minibatches // per_step)) if found else (0, 0)
+        taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
+        epoch, step = divmod(taken, pace.steps_per_epoch)
         order = SampleOrder(
             json.dumps(job.model_dump(mode="json")), str(gang.dataset), gang.prepared.dataset.name, gang.features, where, job.threads or 1
         )

@@ -39,6 +39,7 @@ from ..storage.errors import InputError, RunError
 from .clock import Clock
 from .events import Emit, EpochDone, Note, StepDone
 from .result import peak_device_bytes
+from .resume import Pace, dealt
 from .sections import CheckpointEvery, Train
 from .step_losses import StepLosses
 from .systems import System
@@ -145,7 +146,7 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
     """
     progress = Progress()
     resumed = trainer.checkpoints.latest() if trainer.checkpoints else None
-    optimizer_state = None
+    state = optimizer_state = None
     if resumed is not None:
         progress.cursor, state = resumed
         trainer.model.load_state_dict(state["model"])
@@ -156,7 +157,7 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
                 progress.pooled[name] = value
             else:
                 setattr(progress, name, 0.0 if name in POOLED and trainer.job.group.rank else value)
-        progress.ledgers = state["ledgers"]
+        progress.ledgers = dealt(state["ledgers"], trainer.job.group.size)
         trainer.job.ledger.restore(progress.ledgers[trainer.job.group.rank])
         for name, seconds in state["seconds"].items():
             clock.add(name, seconds)
@@ -171,6 +172,9 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         with clock.measure("partition"):
             placement = trainer.system.partition.place(trainer.data, phase, trainer.job, placement)
         loop = _PhaseLoop(trainer, phase, epochs, progress, clock, optimizer_state, placement)
+        if state is not None:
+            loop.keep_place(state)
+            state = None
         loop.run()
         loop.finish(last=phase.number + 1 == len(phases))
         if missing := _missing(trainer.job.group):
@@ -229,6 +233,17 @@ class _PhaseLoop:
         """Whether some rank had to save or to stop when gradients were last summed; whether this one has been asked to stop."""
         self.lost: dict[int, dict[str, int]] = {}
         """Ranks that this phase goes on without, and their records in `Progress.lost`."""
+        self.pace = Pace(self.per_step, self.steps)
+        self.trained_before = 0
+        """Minibatches of the next step that steps of another pace have trained on."""
+
+    def keep_place(self, state: dict[str, Any]) -> None:
+        """Go on after the minibatches that the ranks have trained on that wrote this checkpoint, at whatever pace."""
+        before, cursor = Pace.written(state, self.t.train, self.minibatches), self.progress.cursor
+        step, self.trained_before = before.position(cursor.step, self.pace)
+        self.progress.cursor = Cursor(cursor.phase, step)
+        if before != self.pace and cursor.step and self.t.job.group.rank == 0:
+            self.t.emit(Note(before.told(self.pace)))
 
     def run(self) -> None:
         if self.progress.unvalidated:
@@ -311,9 +326,10 @@ class _PhaseLoop:
         loss_sum: float | Tensor = 0.0
         seeds, weight, edges = 0, 0.0, 0
         first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)
+        begun, self.trained_before = first + self.trained_before, 0
         # Every rank goes through as many rounds: fetching may be something that all of them do together.
         for index in range(first + group.rank, last + -(last - first) % group.size + group.rank, group.size):
-            if index >= last:
+            if not begun <= index < last:
                 with clock.measure("fetch"):
                     self.fetcher.idle()
                 continue
@@ -330,7 +346,7 @@ class _PhaseLoop:
             if done is None:
                 with clock.measure("fetch"):
                     fetched = fetched or self.fetcher.fetch(work)
-                with clock.measure("forward_backward"), self.statistics.minibatch(index - first, last - first):
+                with clock.measure("forward_backward"), self.statistics.minibatch(index - begun, last - begun):
                     done = t.system.reduce.contribute(module, fetched, self.rules)
             loss_sum += done.loss_sum
             seeds += done.seeds
@@ -341,7 +357,7 @@ class _PhaseLoop:
             # The last step's is among the sums of the epoch.
             flag = group.size > 1 and step + 1 < self.steps and self._wants()
             total, self.flag = t.system.reduce.reduce(self.parameters, weight, group, flag, lambda: self._begin(epoch, last + group.rank))
-            self.statistics.finish(last - first)
+            self.statistics.finish(last - begun)
         if total:
             with clock.measure("forward_backward"):
                 self.optimizer.step()
@@ -507,6 +523,7 @@ class _PhaseLoop:
                     "optimizer": on_host(optimizer_state),
                     "progress": on_host({**state, **{name: state[name] + so_far for name, so_far in progress.pooled.items()}}),
                     "ledgers": progress.ledgers,
+                    "pace": vars(self.pace),
                     "seconds": self.clock.snapshot(),
                 },
             )

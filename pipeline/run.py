@@ -30,7 +30,8 @@ from .prepare import Prepared, configure, located, open_data, prepare, refuse_sl
 from .pulse import Heart
 from .queues import is_sampled_live, open_samples, own_queue, refuse_samples
 from .result import SECONDS, Result, versions, write_json
-from .run_folder import JOB, METRICS, MODEL, RESULT, check_resumable, check_run_folder, held, write_whole
+from .resume import without_executor
+from .run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, write_whole
 from .systems import System
 
 
@@ -86,6 +87,8 @@ def run(
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": {"name": model} if isinstance(model, str) else dict(model)}
         model = None
+    if resume and isinstance(config, Mapping) and "executor" not in options:
+        config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
     given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
     if isinstance(config, Job) and given:
@@ -133,9 +136,6 @@ def run(
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint)
-            # What an earlier, shorter run left is not the result of this one.
-            for stale in (RESULT, MODEL):
-                (folder / stale).unlink(missing_ok=True)
         write_whole(folder / JOB, job.to_toml())
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)

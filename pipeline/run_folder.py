@@ -112,7 +112,14 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         free = tuple(k for k in FREE if k != "epochs" or job.system != "retexo")
         if {before.get("kernel"), now.get("kernel")} & set(OTHER_BITS):
             free = tuple(k for k in free if k != "kernel")
+        if "parts" not in fingerprint:
+            free += ("ranks",)
         differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(free)]
+        if differing == ["ranks"]:
+            raise StoreError(
+                f"{out} was started with ranks = {before['ranks']}, for which its data are cut into parts, and cannot go on with "
+                f"{now['ranks']}; resume with --ranks {before['ranks']}"
+            ) from None
         for name in ("model.name", "sampler.name"):
             if name in differing:  # then its options differ of course
                 differing = [k for k in differing if k == name or k.partition(".")[0] != name.partition(".")[0]]

@@ -21,6 +21,7 @@ from millrace.pipeline.config import resolve
 from millrace.pipeline.events import Note, Pulse, QueueLevel
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.prepare import configure
+from millrace.pipeline.rank import Interrupted
 from millrace.stages.comm.gloo import ring_bytes
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
@@ -291,3 +292,18 @@ def test_a_section_and_a_shorthand_go_together():
     job = configure({}, scheduler="tcp://127.0.0.1:1", cluster={"producers": 3}, batch_size=7, train={"lr": 0.5})
     assert (job.cluster.scheduler, job.cluster.producers) == ("tcp://127.0.0.1:1", 3)
     assert (job.train.batch_size, job.train.lr) == (7, 0.5)
+
+
+def test_more_ranks_go_on_in_mid_epoch(scheduler, alone, tmp_path):
+    """Begun by one process, a minibatch a step; gone on with by three ranks, from within what would have been a step of theirs."""
+    job = {**JOB, "minibatches_per_step": None, "queue": {"kind": "zarr", "bulk_size": 3}}
+    asked = iter(range(1000))
+    with pytest.raises(Interrupted):
+        mr.run(DATASET, out=tmp_path / "run", stop=lambda: next(asked) == 6, **job)
+    notes = []
+    result = mr.run(
+        DATASET, out=tmp_path / "run", ranks=3, scheduler=scheduler, features="owned", check=True, resume=True, emit=notes.append, **job
+    )
+    assert (result.ranks, result.epochs, result.minibatches) == (3, EPOCHS, alone.result.minibatches)
+    assert result.sampled_edges == alone.result.sampled_edges
+    assert any("with 1 minibatch(es) a step, and this run takes 3" in n.text for n in notes if isinstance(n, Note))

@@ -1,0 +1,69 @@
+"""The ranks of a run of system `bulk`, as processes of this machine without a cluster."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from millrace.pipeline import one_rank
+from millrace.pipeline.clock import Clock
+from millrace.pipeline.config import resolve
+from millrace.pipeline.datasets import open_dataset
+from millrace.pipeline.events import Note, StepDone
+from millrace.pipeline.prepare import prepare
+from millrace.pipeline.queues import consumers_end
+from millrace.pipeline.rank import Interrupted
+from millrace.pipeline.run_folder import check_resumable
+from millrace.stages.comm.solo import Solo
+from millrace.storage.ledger import Ledger
+from millrace.tests.contracts.gang import run_ranks
+
+
+def train_bulk(
+    spec: str, out: Path, table: Mapping[str, Any], steps: int | None = None, samples: str | None = None
+) -> list[dict[str, Any]]:
+    """Train as ``millrace run`` would on ``table["ranks"]`` ranks, from the last checkpoint in `out` if there is one.
+
+    Args:
+        spec: what to train on.
+        out: the folder of the run.
+        table: the configuration.
+        steps: steps after which rank 0 asks all to stop; None: all.
+        samples: a store of samples to train from.
+
+    Returns:
+        The report of each rank, without one where all were stopped; and its ``notes`` and its ``steps``: (epoch, step, steps of an epoch).
+    """
+    work = spec, out, dict(table), steps, samples
+    ranks = resolve(table).ranks
+    return [_rank(Solo(), *work)] if ranks == 1 else run_ranks(_rank, ranks, *work)
+
+
+def last_parameters(out: Path) -> dict[str, Any]:
+    """Of the last checkpoint."""
+    newest = max((out / "checkpoints").glob("step-*"), key=lambda p: int(p.name.rpartition("-")[2]))
+    return torch.load(newest / "state.pt", weights_only=True)["model"]
+
+
+def _rank(group: Any, spec: str, out: Path, table: Mapping[str, Any], steps: int | None, samples: str | None) -> dict[str, Any]:
+    job = resolve({"threads": 1, **table})
+    prepared = prepare(job, open_dataset(spec, seed=job.seed))
+    if (out / "checkpoints").exists():
+        check_resumable(out, job, prepared.fingerprint)
+    queue, alive = consumers_end(prepared, None, samples) if prepared.has_minibatches else (None, lambda: True)
+    told: list[Any] = []
+    ledger = group._ledger if group.size > 1 else Ledger()
+    report = {}
+    try:
+        report = asdict(
+            one_rank.take_part(
+                prepared, out, queue, group=group, ledger=ledger, produce=samples is None, producer_alive=alive, emit=told.append,
+                stop=lambda: steps is not None and group.rank == 0 and sum(isinstance(e, StepDone) for e in told) >= steps, clock=Clock(),
+            )
+        )  # fmt: skip
+    except Interrupted:
+        assert steps is not None
+    taken = [(e.epoch, e.step, e.steps_per_epoch) for e in told if isinstance(e, StepDone)]
+    return {**report, "notes": [e.text for e in told if isinstance(e, Note)], "steps": taken}
