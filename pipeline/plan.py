@@ -4,7 +4,6 @@ Every system is rehearsed for a few steps on this machine (`plan_stage`, `rehear
 (`plan_laws`, `plan_bytes`).
 """
 
-import math
 import tempfile
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from ..stages.models.base import ModelConfig
 from ..storage.dataset import Dataset
 from .events import Emit, StageAdvanced, StageEnded, StageStarted, silent
 from .keys import with_options
+from .plan_choice import choice
 from .plan_inputs import Cluster, Numbers, candidates
 from .plan_laws import Forecast
 from .plan_stage import Stage
@@ -28,13 +28,17 @@ class Plan:
     dataset: str
     numbers: Numbers
     ranks: int
+    epochs: int
+    """That were asked for."""
     cluster: Cluster
     memory_bytes: int
     """What a rank may take."""
     systems: tuple[Forecast, ...]
     recommended: str | None
-    """A label; None where nothing fits."""
+    """The label of the system that takes most optimiser steps an hour; None where nothing fits."""
     why: str
+    goals: Mapping[str, str]
+    """By another goal, the label of the system that is best for it."""
     notes: tuple[str, ...]
     """What does not compare."""
     seconds: float
@@ -93,32 +97,22 @@ def plan(
                 emit(StageAdvanced("plan", done + 1, len(jobs)))
         seconds = time.perf_counter() - started
         emit(StageEnded("plan", seconds))
-    recommended, why = _choice(forecasts)
+    recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
     return Plan(
         dataset=stage.name,
         numbers=stage.numbers,
         ranks=first.ranks,
+        epochs=first.epochs,
         cluster=where,
         memory_bytes=stage.room,
         systems=tuple(forecasts),
         recommended=recommended,
         why=why,
+        goals=goals,
         notes=_notes(stage, forecasts),
         seconds=seconds,
         rehearsed=seen,
     )
-
-
-def _choice(forecasts: list[Forecast]) -> tuple[str | None, str]:
-    """The fastest that fits, and why."""
-    fitting = sorted((f for f in forecasts if f.fits), key=lambda f: f.seconds_per_epoch or math.inf)
-    if not fitting:
-        frugal = min(forecasts, key=lambda f: f.memory_bytes)
-        return None, f"nothing fits: {frugal.label} takes least, {frugal.arithmetic}"
-    best = fitting[0]
-    why = f"{best.label} has the fastest epoch of those that fit, {best.seconds_per_epoch:.3g} s"
-    rest = [f for f in fitting[1:] if f.system != best.system or f.label != best.label]
-    return best.label, why + (f"; next comes {rest[0].label} with {rest[0].seconds_per_epoch:.3g} s" if rest else "")
 
 
 def _notes(stage: Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
@@ -127,10 +121,10 @@ def _notes(stage: Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
     if len({f.steps_per_epoch > 1 for f in fast}) > 1:
         whole = [f.label for f in forecasts if f.system in ("sar", "retexo")]
         notes.append(
-            f"An epoch of {' and '.join(whole)} is one step over all train nodes, of which runs take hundreds; others take many in one."
+            f"An epoch of {' or '.join(whole)} is one step over all train nodes, and runs take hundreds; the others take many in one."
         )
     if any(f.system == "retexo" for f in forecasts):
-        notes.append("retexo trains each layer for `epochs`: its epoch is the mean over layers, and trains one layer only.")
+        notes.append("retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer.")
     notes.append("Accuracy is not predicted.")
     if stage.stands_in:
         notes.append(f"An estimate: rehearsed on {stage.dataset.name}, which stands for the graph.")

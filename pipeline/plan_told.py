@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from .plan import Plan
+from .plan_choice import network_bytes, whole_seconds
 from .plan_laws import Forecast
 
 ROW = "{:<21} {:>10} {:>4} {:>10} {:>10} {:>10} {:>7} {:>9} {:>9}"
@@ -18,7 +19,7 @@ def told(plan: Plan) -> str:
     n = plan.numbers
     lines = [
         f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, {n.classes} classes, {n.train:.1%} to train on",
-        f"{plan.ranks} rank(s) on {where}, {size(plan.memory_bytes)} for each{between}",
+        f"{plan.ranks} {'rank' if plan.ranks == 1 else 'ranks'} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",
         ROW.format(*HEAD),
         *(_row(f) for f in plan.systems),
@@ -26,9 +27,22 @@ def told(plan: Plan) -> str:
         "memory: of the largest rank. Bytes: of all ranks, one epoch (in brackets: once in a run). epoch, evaluation: seconds.",
         *(f"{f.label} does not fit: {f.arithmetic}" for f in plan.systems if not f.fits),
         f"Choose {plan.recommended}: {plan.why}." if plan.recommended else f"Nothing to choose: {plan.why}.",
+        *_goals(plan),
         *plan.notes,
     ]
     return "\n".join(lines)
+
+
+def _goals(plan: Plan) -> list[str]:
+    """The best system for each other goal, in one line."""
+    by_label, epochs = {f.label: f for f in plan.systems}, plan.epochs
+    figures = {
+        "shortest pass over all labels": lambda f: f"{whole_seconds(f, epochs):.3g} s",
+        "least memory": lambda f: size(f.memory_bytes),
+        "fewest bytes between ranks": lambda f: f"{size(network_bytes(f))} a run",
+    }
+    told = [f"{goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
+    return ["Other goals. " + "; ".join(told) + "."] if told else []
 
 
 def _row(f: Forecast) -> str:

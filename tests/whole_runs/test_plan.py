@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 import millrace as mr
-from millrace.pipeline import plan as planning
 from millrace.pipeline import plan_laws, plan_rows, plan_stage, plan_time
 from millrace.pipeline.config import Job
 from millrace.pipeline.events import StageAdvanced, StageStarted
@@ -89,6 +88,8 @@ def test_a_plan_is_told_and_recorded(played: Played) -> None:
     text, record = told(played.plan), json.loads(json.dumps(played.plan.to_record(), allow_nan=False))
     assert all(f.label in text for f in played.plan.systems)
     assert f"Choose {played.plan.recommended}: " in text
+    assert played.plan.recommended in ("bulk", "bulk, owned features", "sar"), "on one machine"
+    assert "Other goals. shortest pass over all labels: " in text and "; fewest bytes between ranks: retexo, " in text
     assert record["systems"][0]["bytes"]["network"]["gradients"] > 0
     assert max(len(line) for line in text.splitlines()) <= 140
     assert any(isinstance(e, StageStarted) and e.stage == "plan" for e in played.events)
@@ -106,7 +107,7 @@ def test_a_run_moves_what_the_plan_says(played: Played, tmp_path, scheduler) -> 
             assert forecast.bytes[channel][kind] == result.bytes[channel][kind]
 
 
-def test_slower_links_take_longer_and_the_fastest_that_fits_is_chosen(played: Played) -> None:
+def test_slower_links_take_longer(played: Played) -> None:
     s = played.situations["sar"]
     slow = replace(s, link=LINKS["edge"])
     moved = played.laws["sar"]
@@ -115,12 +116,6 @@ def test_slower_links_take_longer_and_the_fastest_that_fits_is_chosen(played: Pl
     expected = sum(moved.busiest["network", k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items())
     assert plan_time.network_seconds(slow, moved) == pytest.approx(expected)
     assert expected > 0.2
-    first, *rest = played.plan.systems
-    tight = [replace(first, fits=False, seconds_per_epoch=1e-6), *rest]
-    label, why = planning._choice(tight)
-    fastest = min(rest, key=lambda f: f.seconds_per_epoch or 0)
-    assert label == fastest.label and fastest.label in why
-    assert planning._choice([replace(f, fits=False) for f in rest])[0] is None
 
 
 def test_more_ranks_than_were_rehearsed_grow_by_their_parts(played: Played) -> None:
