@@ -32,4 +32,4 @@ def share(job: Job, dataset: Dataset, out: Path) -> tuple[Path, str]:
 
 def open_shared(path: Path, name: str, features: str) -> Dataset:
     """What `share` made, under the name that the driver knows it by."""
-    return replace(open_dataset_store(path, features), name=name)  # pyright: ignore[reportArgumentType]
+    return replace(open_dataset_store(path, features, names=False), name=name)  # pyright: ignore[reportArgumentType]

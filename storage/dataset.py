@@ -1,5 +1,6 @@
 """The dataset message: graph, features, labels and split."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,6 +58,10 @@ class Dataset:
     task: Literal["multiclass", "multilabel"] = "multiclass"
     notes: tuple[str, ...] = field(default=())
     """What was found and done while reading the input (duplicates merged, self loops kept, ...), one sentence each."""
+    node_names: Sequence[str] | None = None
+    """What the input calls node v, for each v: `NodeNames` where it was read. None where nodes are called by their numbers."""
+    class_names: tuple[str, ...] | None = None
+    """What the input calls class c, for each c. None where classes are called by their numbers."""
 
     @property
     def num_nodes(self) -> int:
@@ -73,6 +78,10 @@ class Dataset:
         if self.labels.ndim != want or len(self.labels) != n:
             raise InputError(f"labels have shape {list(self.labels.shape)}; expected {want} dimension(s) and {n} rows")
         self.split.check(n)
+        if self.node_names is not None and len(self.node_names) != n:
+            raise InputError(f"there are {len(self.node_names)} node names for {n} nodes; expected one for each")
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise InputError(f"there are {len(self.class_names)} class names for {self.num_classes} classes; expected one for each")
         if self.task == "multiclass":
             for name in SPLITS:
                 ids = getattr(self.split, name)

@@ -13,6 +13,7 @@ from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
 from .graph import Graph, TakenRows
+from .node_names import NodeNames
 from .store import Rows, Store, committed_folder, open_store, write_arrays, write_manifest
 
 KIND = "dataset"
@@ -86,6 +87,9 @@ def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, feat
         arrays["edge_weight"] = graph.edge_weight
     if graph.edge_id is not None:
         arrays["edge_id"] = graph.edge_id
+    if dataset.node_names is not None:
+        names = NodeNames.of(dataset.node_names)
+        arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
     rows = _DigestedRows(dataset.features)
     meta: dict[str, Any] = {
         "name": dataset.name,
@@ -93,6 +97,7 @@ def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, feat
         "task": dataset.task,
         "notes": list(dataset.notes),
         "features_format": features_format,
+        **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
     }
     with committed_folder(path, overwrite=overwrite) as folder:
         if features_format == "npy":
@@ -203,7 +208,17 @@ def open_stored(path: Path) -> StoredDataset:
     )
 
 
-def open_dataset_store(path: Path, features: FeaturesPlace = "memory") -> Dataset:
+def _open_names(store: Store) -> NodeNames | None:
+    if "node_name_text" not in store:
+        return None
+    names = NodeNames(store.read("node_name_text"), store.read("node_name_starts"))
+    try:
+        return names.check()
+    except InputError as e:
+        raise StoreError(f"{store.path}: {e}; write the dataset again") from e
+
+
+def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names: bool = True) -> Dataset:
     """Open a dataset that `write_dataset` wrote.
 
     Args:
@@ -211,6 +226,7 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory") -> Datase
         features: "memory" loads all rows, and verifies them; "zarr" reads Zarr chunks as rows are gathered, each verified;
             "mapped" maps an uncompressed file, of which only the size is verified. The last two need a store that was written
             in that format.
+        names: read the names of the nodes too.
 
     Raises:
         InputError: `features` is unknown or does not fit how the store was written.
@@ -235,4 +251,6 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory") -> Datase
         meta["num_classes"],
         meta["task"],
         tuple(meta["notes"]),
+        _open_names(store) if names else None,
+        tuple(meta["class_names"]) if "class_names" in meta else None,
     )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -193,3 +194,21 @@ def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, weig
 def test_what_is_no_dataset_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"dataset is a str; expected a Dataset: pass open_dataset\(...\) of it"):
         write_dataset(tmp_path / "d", "digits")  # pyright: ignore[reportArgumentType]
+
+
+def test_names_come_back_and_leave_the_rest_as_it_was(tmp_path, small):
+    nodes, classes = [f"nœud {v}" for v in range(19)] + [""], ("a", "b", "ç", "a, b")
+    named = replace(small, node_names=nodes, class_names=classes)
+    assert write_dataset(tmp_path / "named", named).fingerprint == write_dataset(tmp_path / "plain", small).fingerprint
+    again, plain = open_dataset_store(tmp_path / "named").check(), open_dataset_store(tmp_path / "plain")
+    assert (list(again.node_names), again.class_names) == (nodes, classes)
+    assert (plain.node_names, plain.class_names) == (None, None)
+    assert not any("name_" in key or key == "class_names" for key in [*open_store(tmp_path / "plain", "dataset").entries, *plain.notes])
+    assert open_dataset_store(tmp_path / "named", names=False).node_names is None
+    for short in ({"node_names": nodes[1:]}, {"class_names": classes[1:]}):
+        with pytest.raises(InputError, match=r"names for .* expected one for each"):
+            write_dataset(tmp_path / "short", replace(small, **short))
+    group = tmp_path / "named" / "arrays" / "node_name_starts"
+    zarr.open_array(str(group))[5] = 10**6
+    with pytest.raises(StoreError, match="node names are no ascending offsets into one text; write the dataset again"):
+        open_dataset_store(tmp_path / "named")
