@@ -1,5 +1,15 @@
-"""``python -m millrace.pipeline`` is the ``millrace`` command."""
+"""The ``millrace`` command, also as ``python -m millrace.pipeline``."""
 
-from .cli import main
+from .signals import quiet_start
 
-main()
+
+def main() -> None:
+    """Entry point. Signals are taken care of before anything else is imported, which takes a while."""
+    quiet_start()
+    from .cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,8 @@ from distributed import CancelledError, Client, Future
 from ..storage.errors import RunError
 from .sample_task import SampleOrder, sample_bulk
 
+RECEIPT_S = 2.0
+"""The receipt of a task that is done comes within this time while its worker lives."""
 PER_PRODUCER = 2
 """Tasks under way for each producer: one that samples, and one that waits for it, so that it never waits for the driver."""
 
@@ -86,7 +88,8 @@ class BulkFlow:
             RunError: a bulk could not be sampled or stored.
         """
         for key in [k for k, f in self._running.items() if f.done()]:
-            self._take_in(self._running.pop(key))
+            if self._take_in(self._running[key]):
+                del self._running[key]
         while self._next is not None and len(self._running) < self._most and self._has_room():
             epoch, number = self._next
             self._running[self._next] = self._client.submit(
@@ -108,9 +111,12 @@ class BulkFlow:
             return True
         return self._queue.held_bytes + (running + 1) * self._mean_bytes <= self._queue.max_bytes
 
-    def _take_in(self, future: Future) -> None:
+    def _take_in(self, future: Future) -> bool:
+        """Account for a bulk. False: its receipt went with the worker that had it, and the task is done again."""
         try:
-            receipt = future.result()
+            receipt = future.result(timeout=RECEIPT_S)
+        except TimeoutError:
+            return False
         except CancelledError as e:
             raise RunError("the Dask scheduler does not answer any more; start one again, then --resume") from e
         except Exception as e:
@@ -119,6 +125,7 @@ class BulkFlow:
         self._mean_bytes += (receipt["num_bytes"] - self._mean_bytes) / self.bulks
         self.seconds += receipt["seconds"]
         self._queue.adopt(receipt["epoch"], receipt["number"], receipt["last_index"], receipt["num_bytes"])
+        return True
 
     def release(self, rank: int, epoch: int, index: int) -> None:
         """A rank needs nothing up to and including this minibatch any more."""

@@ -4,11 +4,9 @@ import errno
 import io
 import json
 import os
-import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from ..storage.errors import InputError, MillraceError, nearest
-from .events import StageAdvanced, StageStarted
+from .events import Emit, Event, StageAdvanced, StageStarted
+from .signals import ended_by_signals, heeded, was_interrupted
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 """What typer raises for a wrong command line. Newer versions bring their own click, older ones import it: this is either's."""
@@ -41,25 +40,6 @@ OutFlag = Annotated[Path | None, typer.Option(help="Folder of the run; by defaul
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
-@contextmanager
-def _graceful_stop() -> Iterator[Callable[[], bool]]:
-    """The first interrupt asks the run to stop at the next step; a second one ends it on the spot."""
-    asked: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        _say("stopping at the next step; interrupt again to stop now", err=True)
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-
 def _say(text: str, err: bool = False) -> None:
     """Print, unless the reader has gone away: what was done stays done."""
     stream = sys.stderr if err else sys.stdout
@@ -68,6 +48,18 @@ def _say(text: str, err: bool = False) -> None:
     except BrokenPipeError:
         # Python flushes again when it exits, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say_aside(text: str) -> None:
+    _say(text, err=True)
+
+
+def _both(*listeners: Emit) -> Emit:
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit
 
 
 def _home(path: Path) -> Path:
@@ -197,8 +189,9 @@ def _train(
         table = without_executor(table)
     resolved = resolve(table)
     leave_compiler_out()
-    with _graceful_stop() as stop, Terminal() as terminal:
-        result = run_job(out=out, resume=resume, samples=samples, emit=terminal, stop=stop, config=resolved)
+    with heeded(_say_aside) as asked, Terminal() as terminal:
+        emit = _both(asked, terminal)
+        result = run_job(out=out, resume=resume, samples=samples, emit=emit, stop=asked.stop, save=asked.save, config=resolved)
     _print_result(result, as_json)
 
 
@@ -222,8 +215,8 @@ def sample(
 
     flags = {"epochs": epochs, "dataset": dataset, "fanout": fanout, "batch_size": batch_size, "seed": seed, "split": split}
     resolved, out = resolve(_table(job, flags, overrides)), out if "://" in out else str(_home(Path(out)))
-    with _graceful_stop() as stop, Terminal() as terminal:
-        report = precompute(resolved, out, emit=terminal, stop=stop)
+    with heeded(_say_aside) as asked, Terminal() as terminal:
+        report = precompute(resolved, out, emit=_both(asked, terminal), stop=asked.stop)
     size = "" if report["bytes"] is None else f", {report['bytes'] / 2**20:,.2f} MiB"
     _say(
         f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s){size} in {out};"
@@ -457,7 +450,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A path with a character that the terminal lacks must not end a run.
             stream.reconfigure(errors="backslashreplace")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ended_by_signals():
         warnings.showwarning = lambda message, *_, **__: _say(f"note: {message}", err=True)
         sys.exit(_run_app())
 
@@ -465,7 +458,7 @@ def main() -> None:
 def _run_app() -> int:
     """Run the command that the arguments name, and give its exit code; what went wrong is on standard error in a few lines."""
     try:
-        code = app(standalone_mode=False)
+        code = _interruptible(partial(app, standalone_mode=False))
     except MillraceError as e:
         return _failed(str(e), e.exit_code)
     except ClickError as e:
@@ -488,6 +481,16 @@ def _run_app() -> int:
     if code == 130:
         return _failed("interrupted; what was committed stays", 130)
     return code if isinstance(code, int) else 0
+
+
+def _interruptible(command: Callable[[], Any]) -> Any:
+    """Call it. What breaks because a signal has ended it, in code that cannot pass an interrupt on, is an interrupt too."""
+    try:
+        return command()
+    except Exception as e:
+        if was_interrupted() and not isinstance(e, MillraceError):
+            raise KeyboardInterrupt from e
+        raise
 
 
 def _failed(text: str, code: int) -> int:

@@ -3,10 +3,9 @@
 import ipaddress
 import logging
 import os
-import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from .config import Job
 from .events import Emit, Note, StageEnded, StageStarted
 from .gpus import INSTALL, dealt, visible
 from .sections import Cluster
+from .signals import kept_from_children, leave_signals_to_driver
 
 ANSWER_S = 10.0
 """A scheduler takes a connection within this time."""
@@ -116,10 +116,10 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
 
 
 class _Unmoved(WorkerPlugin):
-    """An interrupt at the terminal reaches every process there. It is for the driver, and workers have to last until it is done."""
+    """A signal to a whole tree of processes is for its driver, and workers have to last until that is done with it."""
 
     def setup(self, worker: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        leave_signals_to_driver()
 
 
 def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
@@ -137,8 +137,10 @@ def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
     try:
         if job.device == "cuda":
             options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda.model_dump(exclude_none=True)}
-            return _on_gpus({"protocol": own, **options})
-        return LocalCluster(n_workers=workers, processes=True, protocol=own, **options)
+            with kept_from_children():
+                return _on_gpus({"protocol": own, **options})
+        with kept_from_children():
+            return LocalCluster(n_workers=workers, processes=True, protocol=own, **options)
     except (OSError, RuntimeError) as e:
         # Dask wraps what the system says.
         cause = e if isinstance(e, OSError) else e.__cause__
@@ -261,24 +263,40 @@ def wait_for_worker(client: Client) -> None:
     except TimeoutError:
         raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
     except OSError as e:
-        raise _silent(e) from e
+        raise silent_scheduler(e) from e
 
 
 def worker_addresses(client: Client) -> list[str]:
-    """All workers, as the scheduler knows them now. (`Client.scheduler_info` may give a copy that lacks some.)
+    """The addresses of `worker_records`."""
+    return list(worker_records(client))
+
+
+def worker_records(client: Client) -> dict[str, Any]:
+    """What the scheduler knows of all workers now, by address. (`Client.scheduler_info` may give a copy that lacks some.)
 
     Raises:
         RunError: the scheduler does not answer.
     """
-    scheduler: Any = client.scheduler
     try:
-        known: Any = client.sync(scheduler.identity, n_workers=-1, callback_timeout=START_S)
+        return ask_scheduler(client, START_S)
     except (OSError, TimeoutError) as e:
-        raise _silent(e) from e
-    return list(known["workers"])
+        raise silent_scheduler(e) from e
 
 
-def _silent(e: Exception) -> RunError:
+def ask_scheduler(client: Client, patience_s: float) -> dict[str, Any]:
+    """`worker_records` of a scheduler that may be slow to answer.
+
+    Raises:
+        TimeoutError: it did not within `patience_s`.
+        OSError: the connection is lost.
+    """
+    scheduler: Any = client.scheduler
+    known: Any = client.sync(scheduler.identity, n_workers=-1, callback_timeout=patience_s)
+    return known["workers"]
+
+
+def silent_scheduler(e: Exception) -> RunError:
+    """The error for a scheduler that no longer answers."""
     return RunError(f"the Dask scheduler does not answer any more ({type(e).__name__}); start one again, then --resume")
 
 
@@ -290,12 +308,14 @@ def _spread(client: Client) -> list[str]:
     return [lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)]
 
 
-def places(client: Client, ranks: int) -> tuple[list[str], list[str]]:
+def places(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
     """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of those that are left for sampling.
 
-    With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes.
+    With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes. `frozen` workers get nothing
+    as long as there are others.
     """
-    spread = _spread(client)
+    known = _spread(client)
+    spread = [address for address in known if address not in frozen] or known
     return [spread[r % len(spread)] for r in range(ranks)], spread[ranks:]
 
 

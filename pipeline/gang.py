@@ -32,7 +32,7 @@ from ..storage.errors import MillraceError, PeerLostError, RunError
 from . import events
 from .allocator import allocator
 from .bulk_flow import BulkFlow
-from .cluster import START_S, gpu_places, opened, places, wait_for_worker, worker_addresses
+from .cluster import START_S, ask_scheduler, gpu_places, opened, places, silent_scheduler, wait_for_worker, worker_addresses
 from .dashboard.told import shown
 from .events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
 from .gpus import VISIBLE, backend
@@ -42,16 +42,22 @@ from .prepare import Prepared
 from .queues import location, minibatches_per_epoch, shared_queue
 from .rank import Interrupted, ShortHandedError
 from .rank_process import RankSpec
-from .rank_task import hold_rank
+from .rank_task import METRIC, hold_rank
 from .resume import Pace
 from .run_folder import CHECKPOINTS, PARTS
 from .sample_task import SampleOrder
 from .shared_data import share
+from .silence import Silence, beats
 from .user_code import pickled
 
+SCHEDULER = "the Dask scheduler"
 WATCH_S = 0.1
 WORKERS_S = 2.0
 """How often the driver asks which workers are there."""
+ANSWER_S = 5.0
+"""A scheduler that does not answer within this time may be frozen; the driver asks again."""
+RESULT_S = 10.0
+"""The result of a task that is done comes within this time, or is lost."""
 LEVEL_S = 0.5
 """How often what waits in the queue is written down."""
 CAUSE_S = 2.0
@@ -79,7 +85,13 @@ class Loss:
 
 
 def run_on_cluster(
-    prepared: Prepared, out: Path, samples: str | Path | None, module: nn.Module | None, emit: Emit, stop: Callable[[], bool]
+    prepared: Prepared,
+    out: Path,
+    samples: str | Path | None,
+    module: nn.Module | None,
+    emit: Emit,
+    stop: Callable[[], bool],
+    save: Callable[[], bool] = lambda: False,
 ) -> list[RankReport]:
     """Train on a Dask cluster.
 
@@ -90,6 +102,7 @@ def run_on_cluster(
         module: a model of the user's own.
         emit: called with the events of the first rank and the notes of all.
         stop: asked all the time; true ends the run with a checkpoint.
+        save: likewise; true writes one.
 
     Returns:
         A report for each rank.
@@ -102,7 +115,7 @@ def run_on_cluster(
     sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
     name = uuid.uuid4().hex[:8]
     with opened(job, emit, job.ranks + sampling) as client, shown(client, prepared, out, topic_of(name), emit) as told:
-        gang = _Gang(client, name, prepared, out, samples, module, told, stop)
+        gang = _Gang(client, name, prepared, out, samples, module, told, stop, save)
         try:
             reports = gang.run()
         finally:
@@ -130,12 +143,16 @@ class _Gang:
         module: nn.Module | None,
         emit: Emit,
         stop: Any,
+        save: Any,
     ) -> None:
         self.client, self.prepared, self.out, self.samples = client, prepared, out.resolve(), samples
-        self.emit, self.stop = emit, stop
+        self.emit, self.stop, self.save = emit, stop, save
         self.sample_s = self.partition_s = 0.0
         job = prepared.job
         self.ranks, self.run_name, self.topic = job.ranks, name, topic_of(name)
+        self.silence = Silence(job.cluster.wait_note_s, lambda text: emit(Note(text)))
+        self.frozen: set[str] = set()
+        """Workers that were taken for lost because they had stopped answering."""
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.dataset, self.features = share(job, prepared.dataset, self.out)
         self.module = None if module is None else pickled(module)
@@ -176,6 +193,13 @@ class _Gang:
     def close(self) -> None:
         self.client.unsubscribe_topic(self.topic)
 
+    def _saved(self) -> str:
+        """From where the run can go on."""
+        found = CheckpointStore(self.out / CHECKPOINTS, self.prepared.fingerprint, read_only=True).latest()
+        if found is None:
+            return "no checkpoint was written yet: the same command with --resume begins anew"
+        return f"the last checkpoint is of phase {found[0].phase}, step {found[0].step}: run the same command with --resume to go on"
+
     def run(self) -> list[RankReport]:
         cluster = self.prepared.job.cluster
         lost = generation = 0
@@ -185,6 +209,9 @@ class _Gang:
                 return outcome
             if outcome.final:
                 raise _error(outcome)
+            if self.stop():
+                # What was to be stopped does not begin again.
+                raise Interrupted(f"interrupted, but {outcome.text}; {self._saved()}")
             lost += 1
             if cluster.on_rank_loss == "stop" or lost > cluster.restarts:
                 raise RunError(f"{outcome.text}; go on from the last checkpoint with --resume")
@@ -195,6 +222,7 @@ class _Gang:
 class _Generation:
     def __init__(self, gang: _Gang, number: int) -> None:
         self.gang, self.number = gang, number
+        self.silence = Silence(gang.prepared.job.cluster.wait_note_s, lambda text: gang.emit(Note(text)))
         self.reports: dict[int, RankReport] = {}
         self.pids: dict[int, int] = {}
         self.losses: list[Loss] = []
@@ -208,7 +236,9 @@ class _Generation:
         """Of each rank that is not the first: epochs that the first one has not told yet, and may never, if it is lost."""
         self.sampling: list[str] = []
         self.gone: set[str] = set()
-        self.stopping = False
+        self.stopping = self.stepping = False
+        """Whether ranks were told to stop; whether they have taken a step."""
+        self.saves = 0
 
     def run(self) -> list[RankReport] | Loss:
         gang = self.gang
@@ -242,7 +272,7 @@ class _Generation:
         client, ranks, job = self.gang.client, self.gang.ranks, self.gang.prepared.job
         self.variables: list[dict[str, str]] = [{} for _ in range(ranks)]
         if job.device == "cpu":
-            self.addresses, self.sampling = places(client, ranks)
+            self.addresses, self.sampling = places(client, ranks, self.gang.frozen)
             return
         # Once there were enough: a worker that is lost is being started again.
         placed, self.sampling = gpu_places(client, ranks, shared=backend(job) == "gloo", patience_s=START_S if self.number else 0.0)
@@ -333,9 +363,11 @@ class _Generation:
                 if flow is not None:
                     flow.release(rank, *said["released"])
             elif said["event"] == "EpochDone":
+                self.stepping = True
                 self.epochs_untold.setdefault(rank, []).append(said)
                 self._tell_epochs()
             elif rank == self._first() or said["event"] in ("Note", "Pulse"):
+                self.stepping |= said["event"] == "StepDone"
                 self.gang.emit(getattr(events, said.pop("event"))(**said))
 
     def _tell_epochs(self) -> None:
@@ -355,7 +387,13 @@ class _Generation:
     def _obey(self) -> None:
         if not self.stopping and self.gang.stop():
             self.stopping = True
+            if self.number and not self.stepping:
+                # Ranks that were to start again have nothing to save.
+                self.losses.append(Loss(f"interrupted; {self.gang._saved()}", final=True, exit_code=Interrupted.exit_code))
             self._order("stop")
+        elif not self.stopping and self.gang.save():
+            self.saves += 1
+            self._order(f"save {self.saves}")
 
     def _order(self, word: str) -> None:
         self.gang.store.set(f"{self.number}/order", word)
@@ -368,7 +406,10 @@ class _Generation:
         if time.monotonic() - self.workers_at < WORKERS_S:
             return
         self.workers_at = time.monotonic()
-        alive = set(worker_addresses(self.gang.client))
+        records = self._ask()
+        if records is None:
+            return
+        alive = set(records)
         for rank, address in enumerate(self.addresses):
             if address not in alive and rank not in self.reports and rank not in self.lost and not self.futures[rank].done():
                 self._lose(rank, f"the worker {address} that held rank {rank}{self._pid(rank)} is gone")
@@ -376,9 +417,38 @@ class _Generation:
             self.gone.add(address)
             self.gang.emit(Note(f"the worker {address}, which sampled, is gone; its tasks are done by others"))
 
+    def _ask(self) -> dict[str, Any] | None:
+        """What the scheduler knows of its workers; None if it does not answer now. Names whoever has not given a sign of life for long."""
+        gang, limit = self.gang, self.gang.prepared.job.cluster.silence_limit_s
+        try:
+            records = ask_scheduler(gang.client, ANSWER_S)
+        except TimeoutError as e:
+            if gang.silence.look({SCHEDULER: None}).get(SCHEDULER, 0.0) > START_S:
+                raise silent_scheduler(e) from e
+            return None
+        except OSError as e:
+            raise silent_scheduler(e) from e
+        given = beats(records, METRIC, gang.topic, self.number)
+        workers = {f"the worker {a}": (a, record.get("last_seen")) for a, record in records.items()}
+        ranks = {f"rank {r}{self._pid(r)}": (r, given[r]) for r in self._left() if r in given and r not in self.reports}
+        # Nothing is heard of the ranks that a frozen worker holds.
+        silent = gang.silence.look({**{name: seen for name, (_, seen) in workers.items()}, SCHEDULER: time.monotonic()})
+        gone = {workers[name][0]: seconds for name, seconds in silent.items() if name in workers}
+        quiet = self.silence.look({name: n for name, (r, n) in ranks.items() if self.addresses[r] not in gone})
+        if limit is not None:
+            for rank, address in enumerate(self.addresses):
+                name = f"rank {rank}{self._pid(rank)}"
+                seconds = max(gone.get(address, 0.0), quiet.get(name, 0.0))
+                if seconds > limit and rank not in self.reports and rank not in self.lost and not self.losses:
+                    gang.frozen |= {address} & gone.keys()
+                    held = f", held by the worker {address}," if address in gone else ""
+                    self._lose(rank, f"{name}{held} has not answered for {seconds:.0f} s")
+        return records
+
     def _settle(self, rank: int, future: Future) -> None:
         try:
-            outcome = future.result()
+            # A result that is lost with its worker would never come.
+            outcome = future.result(timeout=RESULT_S)
         except FutureCancelledError as e:
             # Of a scheduler that is gone, or that could not be reached for a moment and has forgotten the tasks.
             told = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)

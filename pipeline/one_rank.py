@@ -86,6 +86,7 @@ def take_part(
     emit: Emit,
     stop: Callable[[], bool],
     clock: Clock,
+    save: Callable[[], bool] = lambda: False,
     generation: int = 0,
 ) -> RankReport:
     """Train this rank's share, from the last checkpoint in `out` if there is one.
@@ -101,6 +102,7 @@ def take_part(
         emit: called with this rank's events.
         stop: asked between steps.
         clock: counts this rank's seconds.
+        save: asked between steps; true writes a checkpoint.
         generation: see `RankJob.generation`.
 
     Raises:
@@ -144,7 +146,7 @@ def take_part(
     validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
     checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0)
     trainer = Trainer(
-        system, rank_job, prepared.data, outline.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check
+        system, rank_job, prepared.data, outline.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check, save
     )
     epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
     emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))

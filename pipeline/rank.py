@@ -119,6 +119,8 @@ class Trainer:
     stop: Callable[[], bool]
     """Asked between steps; true ends the run with a checkpoint."""
     check: bool = False
+    save: Callable[[], bool] = lambda: False
+    """Asked between steps; true writes a checkpoint, once."""
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """A fresh optimiser, as the configuration has it."""
@@ -490,7 +492,7 @@ class _PhaseLoop:
     def _wants(self) -> bool:
         """Whether this rank has to save, or to stop; asked once a step."""
         self.stopping = self.stopping or self.t.stop()
-        return self.stopping or time.monotonic() - self.saved_at >= self.t.checkpoint_every.every_s
+        return self.stopping or self.t.save() or time.monotonic() - self.saved_at >= self.t.checkpoint_every.every_s
 
     def _checkpoint(self, due: bool, heard: bool) -> None:
         """Save if that is `due` on all ranks, or one has asked for it; and stop if one is to.

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .signals import leave_signals_to_driver
+
 ORDER_S = 0.25
 """How often a rank looks for orders in the driver's store."""
 STORE_TIMEOUT_S = 60.0
@@ -66,6 +68,7 @@ class RankSpec:
 
 def main() -> NoReturn:
     """Run the rank that standard input describes."""
+    leave_signals_to_driver()
     messages = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # a print in a user's module must not be taken for a message
     lock = threading.Lock()
@@ -99,9 +102,9 @@ def _follow_lifeline() -> None:
     os._exit(ORPHANED)
 
 
-def _follow_orders(store: Any, generation: int, stop: threading.Event) -> None:
-    """Obey the driver: ``stop`` at the next step, or ``abort`` at once. A store that does not answer is a driver that is gone."""
-    order = f"{generation}/order"
+def _follow_orders(store: Any, generation: int, stop: threading.Event, save: threading.Event) -> None:
+    """Obey the driver: ``stop`` or ``save`` at the next step, ``abort`` at once. A store that does not answer is a driver that is gone."""
+    order, done = f"{generation}/order", ""
     while True:
         time.sleep(ORDER_S)
         try:
@@ -112,6 +115,9 @@ def _follow_orders(store: Any, generation: int, stop: threading.Event) -> None:
             os._exit(ABORTED)
         if said == "stop":
             stop.set()
+        elif said.startswith("save") and said != done:
+            done = said
+            save.set()
 
 
 def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -138,7 +144,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     leave_compiler_out()
     # What is loaded by now stays: no collection need look at it again.
     gc.freeze()
-    clock, stop, ledger = Clock(), threading.Event(), Ledger()
+    clock, stop, save, ledger = Clock(), threading.Event(), threading.Event(), Ledger()
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)
 
@@ -146,7 +152,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))  # pyright: ignore[reportPrivateImportUsage]
 
     # A connection of its own: a wait for peers holds the other one.
-    threading.Thread(target=_follow_orders, args=(connected(), spec.generation, stop), daemon=True).start()
+    threading.Thread(target=_follow_orders, args=(connected(), spec.generation, stop, save), daemon=True).start()
     job, out = Job.model_validate(spec.job), Path(spec.out)
     device = take() if job.device == "cuda" else torch.device("cpu")
     kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
@@ -191,6 +197,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
             producer_alive=alive,
             emit=heart,
             stop=stop.is_set,
+            save=lambda: save.is_set() and (save.clear() or True),
             clock=clock,
             generation=spec.generation,
         )

@@ -23,7 +23,8 @@ ORDER_S = 5.0
 GRACE_S = 2.0
 """A rank that was told to end has this long before it is killed."""
 METRIC = "millrace"
-"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation``, the last ``pulse``, and how it ``ended``.
+"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation``, how many
+``beats`` its pulse had, the last ``pulse``, and how it ``ended``.
 
 A rank that has ended is told of once more, so that its last pulse is not lost.
 """
@@ -63,7 +64,7 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         )
     outcome: dict[str, Any] = {}
 
-    pulses: dict[str, Any] = {"run": topic, "rank": spec["rank"], "generation": spec["generation"], "pulse": {}, "ended": ""}
+    pulses: dict[str, Any] = {"run": topic, "rank": spec["rank"], "generation": spec["generation"], "beats": 0, "pulse": {}, "ended": ""}
 
     def tell(message: dict[str, Any]) -> None:
         if message.get("event") == "Pulse":
@@ -75,6 +76,8 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         assert child.stdout is not None
         for line in child.stdout:
             message = json.loads(line)
+            # Only what a rank's own thread says at intervals: before that it may be reading data in silence.
+            pulses["beats"] += "shown" in message or message.get("event") == "Pulse"
             if message.keys() & {"report", "failed"}:
                 outcome.update(message)
             elif "shown" in message:

@@ -59,6 +59,7 @@ def run(
     samples: str | Path | None = None,
     emit: Emit = silent,
     stop: Callable[[], bool] = lambda: False,
+    save: Callable[[], bool] = lambda: False,
     config: Job | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Result:
@@ -73,6 +74,7 @@ def run(
         samples: a store of sampled minibatches to train from.
         emit: called with every event but pulses, which are in ``metrics.jsonl``.
         stop: asked between steps; true ends the run with a checkpoint.
+        save: asked between steps; true writes a checkpoint.
         config: a configuration, resolved or not.
         options: configuration keys and their shorthands, such as ``epochs=3, lr=0.01, train={"batch_size": 512}``.
 
@@ -143,12 +145,12 @@ def run(
             if job.executor == "dask":
                 from .gang import run_on_cluster
 
-                reports = run_on_cluster(prepared, folder, samples, model if isinstance(model, nn.Module) else None, told, stop)
+                reports = run_on_cluster(prepared, folder, samples, model if isinstance(model, nn.Module) else None, told, stop, save)
             else:
                 with _threads(job.threads):
                     if queue is None and prepared.has_minibatches:
                         queue = own_queue(prepared, folder)
-                    reports = [_run_inline(prepared, folder, queue, samples, told, stop, clock)]
+                    reports = [_run_inline(prepared, folder, queue, samples, told, stop, save, clock)]
         result = _result(prepared, reports, clock.snapshot()["total"], folder)
         write_json(folder / RESULT, result.to_record())
     if result.epochs > job.epochs * max(1, len(result.phases)):
@@ -163,6 +165,7 @@ def _run_inline(
     samples: str | Path | None,
     emit: Emit,
     stop: Callable[[], bool],
+    save: Callable[[], bool],
     clock: Clock,
 ) -> RankReport:
     ledger, produce = Ledger(), samples is None
@@ -177,6 +180,7 @@ def _run_inline(
             producer_alive=lambda: samples is None or is_sampled_live(samples),
             emit=heart,
             stop=stop,
+            save=save,
             clock=clock,
         )
 

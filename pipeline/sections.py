@@ -242,7 +242,9 @@ class Cluster(Section):
     restarts: int = Field(default=3, ge=0)
     """How often all ranks start again after a loss."""
     wait_note_s: float = Field(default=10.0, gt=0)
-    """A rank that waits longer for rows of another one says so in a note, in seconds."""
+    """A note names whoever has given no sign of life for longer, in seconds; and a rank of ``sar`` says for whose rows it waits."""
+    silence_limit_s: float | None = Field(default=None, gt=0)
+    """A rank or worker that gives no sign of life for this long is taken for lost, in seconds; by default it is only named in a note."""
     keep_freed_bytes: int = Field(default=1 << 30, ge=0)
     """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
     backend: Literal["nccl", "gloo"] | None = None

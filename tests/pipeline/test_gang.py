@@ -11,7 +11,8 @@ from millrace.pipeline.gang import Loss, _Generation
 def test_each_epoch_is_told_once_whichever_rank_is_lost():
     """The first rank may have finished an epoch and died before it said so; the next one told it at its own time."""
     told: list[Any] = []
-    gang: Any = SimpleNamespace(ranks=3, emit=lambda event: told.append((event.epoch, event.seconds)))
+    prepared = SimpleNamespace(job=SimpleNamespace(cluster=SimpleNamespace(wait_note_s=10.0)))
+    gang: Any = SimpleNamespace(ranks=3, prepared=prepared, emit=lambda event: told.append((event.epoch, event.seconds)))
     generation = _Generation(gang, 0)
 
     def say(rank: int, *epochs: int) -> None:

@@ -1,0 +1,59 @@
+"""Who has stopped answering: ranks, workers and the scheduler that are frozen, or whose machine hangs, rather than dead."""
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+
+class Silence:
+    """Names everyone whose sign of life has not changed for a while: once, and again when it has lasted twice as long.
+
+    A sign of life is any value that its owner keeps changing. It is compared with the one before, never with a clock: those of several
+    machines differ.
+    """
+
+    def __init__(self, note_s: float, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            note_s: seconds of silence that are worth a note.
+            tell: called with a sentence.
+            clock: in seconds.
+        """
+        self._note_s, self._tell, self._clock = note_s, tell, clock
+        self._signs: dict[str, tuple[Hashable, float]] = {}
+        self._due: dict[str, float] = {}
+
+    def look(self, signs: Mapping[str, Hashable]) -> dict[str, float]:
+        """Take in the signs of life of all that should have one, by name; who is left out is no longer expected to have any.
+
+        Returns:
+            Seconds of silence of each that has been silent for `note_s`.
+        """
+        now = self._clock()
+        for gone in self._signs.keys() - signs.keys():
+            del self._signs[gone]
+            self._due.pop(gone, None)
+        for name, sign in signs.items():
+            if name not in self._signs or self._signs[name][0] != sign:
+                self._signs[name] = sign, now
+                if self._due.pop(name, None) is not None:
+                    self._tell(f"{name} answers again")
+        silent = {name: now - since for name, (_, since) in self._signs.items() if now - since >= self._note_s}
+        for name, seconds in silent.items():
+            if seconds >= self._due.get(name, self._note_s):
+                self._due[name] = 2 * seconds
+                self._tell(f"{name} has not answered for {seconds:.0f} s: it is stopped, or its machine hangs")
+        return silent
+
+
+def beats(records: Mapping[str, Mapping[str, Any]], metric: str, run: str, generation: int) -> dict[int, int]:
+    """How many signs of life each rank of a generation has given, as its worker counts them: by rank, those that have given one.
+
+    Args:
+        records: of the workers, by address, as `Scheduler.identity` gives them.
+        metric: under which workers tell of their ranks.
+        run: whose ranks.
+        generation: of the ranks.
+    """
+    told = (told for record in records.values() for told in (record.get("metrics") or {}).get(metric) or [])
+    return {r["rank"]: r["beats"] for r in told if r["run"] == run and r["generation"] == generation and r["beats"] and not r["ended"]}
