@@ -115,8 +115,10 @@ class BulkFlow:
         """Account for a bulk. False: its receipt went with the worker that had it, and the task is done again."""
         try:
             receipt = future.result(timeout=RECEIPT_S)
-        except TimeoutError:
-            return False
+        except TimeoutError as e:
+            if future.status != "error":
+                return False
+            raise RunError(f"sampling failed: {e or 'a time-out'}; mend that, then --resume") from e
         except CancelledError as e:
             raise RunError("the Dask scheduler does not answer any more; start one again, then --resume") from e
         except Exception as e:

@@ -25,7 +25,6 @@ from millrace.stages.sample import SAMPLERS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 SNIPPET = re.compile(r"<!-- runnable(?:: (\S+))? -->\n```(\w+)\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -157,13 +156,6 @@ def test_commands_flags_and_names_exist():
     ours = re.sub(r"^(dask |TLS=).*$", "", README, flags=re.MULTILINE)
     assert not {flag for flag in re.findall(r"(?<=[\s`(])--[a-z-]+", ours)} - flags - {"--check", "--nbmake"}
     assert not [name for name in re.findall(r"\bmr\.(\w+)", README) if name not in mr.__all__]
-
-
-def test_the_architecture_names_every_file():
-    for layer in ("storage", "stages", "pipeline"):
-        rows = ARCHITECTURE.split(f"### {layer}/")[1].split("\n\n")[1]
-        files = {p.relative_to(ROOT / layer).as_posix() for p in (ROOT / layer).rglob("*.py") if p.name != "__init__.py"}
-        assert set(re.findall(r"^\| `(\S+)` \|", rows, re.MULTILINE)) == files, f"the rooms of {layer}/ in ARCHITECTURE.md"
 
 
 def test_paths_in_the_documents_exist():

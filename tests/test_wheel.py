@@ -46,7 +46,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
 
 def test_wheel_names_the_command_and_carries_the_licence(installed):
     (info,) = installed.glob("millrace_gnn-*.dist-info")
-    assert "millrace = millrace.pipeline.cli:main" in (info / "entry_points.txt").read_text()
+    assert "millrace = millrace.pipeline.__main__:main" in (info / "entry_points.txt").read_text()
     assert (info / "licenses" / "LICENSE").exists()
 
 

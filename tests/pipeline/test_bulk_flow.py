@@ -20,11 +20,19 @@ class Promise:
 
     def __init__(self, key):
         self.key, self.outcome, self.cancelled = key, None, False
+        self.lost = False
 
     def done(self):
         return self.outcome is not None
 
-    def result(self):
+    @property
+    def status(self):
+        return "error" if isinstance(self.outcome, Exception) else "finished"
+
+    def result(self, timeout):
+        assert timeout > 0
+        if self.lost:
+            raise TimeoutError
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -154,6 +162,19 @@ def test_a_task_that_fails_ends_the_run():
     bench.client.promises[0].outcome = OSError("no space left on device")
     with pytest.raises(mr.RunError, match=r"sampling failed: OSError: no space left.*--resume"):
         bench.flow.advance()
+
+
+def test_a_receipt_that_went_with_its_worker_is_waited_for():
+    bench = Bench(n=10, k=2)
+    bench.flow.advance()
+    first = bench.client.promises[0]
+    bench.finish(first)
+    first.lost = True
+    bench.flow.advance()
+    assert bench.flow.bulks == 0
+    first.lost = False
+    bench.flow.advance()
+    assert bench.flow.bulks == 1
 
 
 def test_close_lets_go():

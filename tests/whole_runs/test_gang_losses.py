@@ -1,7 +1,9 @@
 """What the driver does when ranks are lost that the others may go on without: whom it tells, and when it gives up. Ranks are stand-ins."""
 
 import json
+import queue
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +12,12 @@ import torch.distributed as dist
 from distributed.client import FutureCancelledError
 
 from millrace.pipeline import gang
+from millrace.pipeline.events import EpochDone
 from millrace.pipeline.gang import _Generation
 from millrace.pipeline.rank import Interrupted, ShortHandedError
+from millrace.pipeline.silence import Silence
 from millrace.stages.comm.survivors import here
-from millrace.storage.errors import PeerLostError
+from millrace.storage.errors import PeerLostError, RunError
 
 RANKS = 3
 
@@ -21,24 +25,65 @@ RANKS = 3
 class Driver:
     """A generation under way, whose ranks end as a test says."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_rank_loss: str = "continue") -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_rank_loss: str = "continue", silence_limit_s: float | None = None) -> None:
+        monkeypatch.setattr(gang, "ask_scheduler", lambda client, patience_s: self.records())
         monkeypatch.setattr(gang, "worker_addresses", lambda client: list(self.workers))
         self.workers = {f"worker-{r}" for r in range(RANKS)}
+        self.rounds, self.frozen, self.now = 0, set[str](), 0.0
+        monkeypatch.setattr(gang, "Silence", lambda note_s, tell: Silence(note_s, tell, lambda: self.now))
         self.store, self.notes, self.cancelled = dist.HashStore(), list[str](), list[Any]()
+        self.stop, self.epochs = False, list[tuple[int, float]]()
+        cluster = SimpleNamespace(on_rank_loss=on_rank_loss, wait_note_s=10.0, silence_limit_s=silence_limit_s)
         owner = SimpleNamespace(
             ranks=RANKS,
             store=self.store,
-            prepared=SimpleNamespace(job=SimpleNamespace(cluster=SimpleNamespace(on_rank_loss=on_rank_loss))),
-            emit=lambda event: self.notes.append(event.text),
+            topic="run",
+            prepared=SimpleNamespace(job=SimpleNamespace(cluster=cluster)),
+            emit=self._hear,
             client=SimpleNamespace(cancel=self.cancelled.extend),
+            messages=queue.SimpleQueue(),
+            silence=gang.Silence(10.0, self.notes.append),  # pyright: ignore[reportCallIssue]
+            frozen=set(),
+            stop=lambda: self.stop,
+            save=lambda: False,
+            _saved=lambda: "from there it goes on",
         )
+        self.owner = owner
         self.generation: Any = _Generation(owner, 4)  # pyright: ignore[reportArgumentType]
+        self.seen: dict[str, int] = {}
         self.generation.addresses = sorted(self.workers)
         self.outcomes: dict[int, Any] = {}
         self.generation.futures = {r: self._future(r) for r in range(RANKS)}
 
     def _future(self, rank: int) -> Any:
-        return SimpleNamespace(done=lambda: rank in self.outcomes, result=lambda: self._result(rank))
+        return SimpleNamespace(done=lambda: rank in self.outcomes, result=lambda timeout: self._result(rank))
+
+    def _hear(self, event: Any) -> None:
+        if isinstance(event, EpochDone):
+            self.epochs.append((event.epoch, event.seconds))
+        else:
+            self.notes.append(event.text)
+
+    def records(self) -> dict[str, Any]:
+        """What the scheduler knows: everybody but the frozen has given another sign of life since the last time."""
+        self.rounds += 1
+        if "scheduler" in self.frozen:
+            raise TimeoutError
+        seen, records = {}, {}
+        for who in [*self.workers, *map(str, range(RANKS))]:
+            seen[who] = self.seen.get(who, 0) if who in self.frozen else self.rounds
+        for r, address in enumerate(sorted(self.workers)):
+            told = [{"run": "run", "generation": 4, "rank": r, "beats": seen[str(r)], "ended": ""}]
+            records[address] = {"last_seen": seen[address], "metrics": {gang.METRIC: told}}
+        self.seen = seen
+        return records
+
+    def say(self, rank: int, *epochs: int) -> None:
+        """A rank tells of epochs that it has done."""
+        for epoch in epochs:
+            said = {"event": "EpochDone", **asdict(EpochDone(epoch, 9, 0.1, None, float(rank), False))}
+            self.owner.messages.put({"generation": 4, "rank": rank, "said": said})
+            self.generation._hear(None)
 
     def _result(self, rank: int) -> Any:
         outcome = self.outcomes[rank]
@@ -170,3 +215,76 @@ def test_ranks_that_have_come_together_may_take_as_long_as_they_want(monkeypatch
     for key in here(1, [0, 2]):
         driver.store.set(f"4/gloo/{key}", "")
     assert not driver.look() and not driver.look()
+
+
+def test_each_epoch_is_told_once_whichever_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank may have finished an epoch and died before it said so; the next one told it at its own time."""
+    driver = Driver(monkeypatch)
+    driver.say(1, 0)
+    driver.say(0, 0, 1)
+    driver.say(2, 0, 1, 2)
+    driver.say(1, 1, 2, 3)
+    assert driver.epochs == [(0, 0.0), (1, 0.0)]
+    driver.kill(0)
+    assert not driver.look()
+    assert driver.epochs[2:] == [(2, 1.0), (3, 1.0)]
+    driver.say(0, 2)
+    driver.say(1, 4)
+    driver.kill(1)
+    driver.say(2, 3, 4, 5)
+    assert not driver.look()
+    assert driver.epochs[4:] == [(4, 1.0), (5, 2.0)]
+
+
+def test_whoever_is_frozen_is_named_and_within_the_limit_that_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, "restart")
+    assert not driver.look()
+    driver.frozen = {"2", "worker-0", "0"}
+    for driver.now in (5.0, 9.0, 11.0, 15.0, 21.0, 23.0):
+        assert not driver.look()
+    # Rank 0 cannot be heard through its worker.
+    said = "has not answered for {} s: it is stopped, or its machine hangs"
+    assert sorted(driver.notes) == sorted(f"{who} {said.format(s)}" for who in ("rank 2", "the worker worker-0") for s in (11, 23))
+    driver.frozen.clear()
+    driver.now = 24.0
+    assert not driver.look()
+    assert sorted(driver.notes[4:]) == ["rank 2 answers again", "the worker worker-0 answers again"]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "text", "avoided"),
+    [({"2"}, "rank 2 has", set()), ({"worker-1"}, "rank 1, held by the worker worker-1, has", {"worker-1"})],
+)
+def test_beyond_the_limit_who_is_frozen_is_lost(frozen: set[str], text: str, avoided: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, "restart", silence_limit_s=30.0)
+    assert not driver.look()
+    driver.frozen = frozen
+    driver.now = 29.0
+    assert not driver.look()
+    driver.now = 31.0
+    assert driver.look()
+    assert driver.generation._end().text == f"{text} not answered for 31 s"
+    assert driver.owner.frozen == avoided
+
+
+def test_a_frozen_scheduler_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, "restart")
+    assert not driver.look()
+    driver.frozen = {"scheduler"}
+    for driver.now in (2.0, 16.0):
+        assert not driver.look()
+    assert driver.notes == ["the Dask scheduler has not answered for 14 s: it is stopped, or its machine hangs"]
+    driver.now = gang.START_S + 3
+    with pytest.raises(RunError, match="scheduler does not answer any more"):
+        driver.look()
+
+
+@pytest.mark.parametrize("stepping", [False, True])
+def test_ranks_that_start_again_are_not_waited_for_when_the_run_is_to_stop(stepping: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, "restart")
+    driver.generation.stepping, driver.stop = stepping, True
+    driver.generation._obey()
+    assert driver.store.get("4/order") == b"stop"
+    assert [(loss.text, loss.exit_code) for loss in driver.generation.losses] == (
+        [] if stepping else [("interrupted; from there it goes on", 130)]
+    )
