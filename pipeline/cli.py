@@ -71,14 +71,14 @@ def _home(path: Path) -> Path:
 
 
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
-    from .config import parse_override, read_toml
+    from .config import MODELS, canonical, parse_override, read_toml
     from .keys import expanded, full_key, merged
 
     # A folder's name may hold a colon, as a dataset's does: what is a file is no name.
     if job is not None and (str(job) == "digits" or job.suffix == ".npz" or (":" in str(job) and not _home(job).is_file())):
         raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
     table = expanded(read_toml(_home(job))) if job is not None else {}
-    if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, flags["model"]):
+    if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, canonical(MODELS, flags["model"])):
         # Another model's options would not fit this one; those that every model has are kept.
         table["model"] = {k: v for k, v in table["model"].items() if k in ("hidden", "layers", "dropout", "norm")}
     if flags.get("layers") is not None and flags.get("fanout") is None and isinstance(table.get("sampler"), dict):

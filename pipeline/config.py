@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+import torch
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from ..stages.models import MODELS
 from ..stages.partition.registry import PARTITIONERS
@@ -19,6 +21,12 @@ from .sections import BULK_ON_GPU, Bulk, CheckpointEvery, Cluster, Gpu, Grappa, 
 
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
 """Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
+
+
+def canonical(registry: Mapping[str, type], name: str) -> str:
+    """The registry's word for a name in another case (``SAGE``) or the public name of the class (``GraphSAGE``); else the name itself."""
+    word = name.lower().removeprefix("graph")
+    return word if word in registry else name
 
 
 class Job(Section):
@@ -71,6 +79,25 @@ class Job(Section):
     checkpoint: CheckpointEvery = CheckpointEvery()
     read: ReadOptions = ReadOptions()
     """How the dataset's input is cleaned."""
+
+    @field_validator("device", "dtype", mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        """The word for an object of torch's, such as ``torch.device("cpu")``."""
+        word = str(value).removeprefix("torch.") if isinstance(value, torch.device | torch.dtype) else value
+        if isinstance(word, str) and word.startswith("cuda:"):
+            raise PydanticCustomError(
+                "device", "expected 'cpu' or 'cuda': each rank takes a GPU of its own; choose among them by CUDA_VISIBLE_DEVICES"
+            )
+        return word
+
+    @field_validator("model", "sampler", mode="before")
+    @classmethod
+    def _known_name(cls, value: Any, info: ValidationInfo) -> Any:
+        """Names are known in any case, and models by the names of their classes too."""
+        if not isinstance(value, Mapping) or not isinstance(name := value.get("name"), str):
+            return value
+        return {**value, "name": canonical(MODELS if info.field_name == "model" else SAMPLERS, name)}
 
     def to_toml(self) -> str:
         """The resolved configuration as TOML; keys that are unset are left out."""

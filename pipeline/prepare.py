@@ -44,6 +44,7 @@ from .datasets import GENERATED, ReadOptions, open_dataset
 from .device import refuse_off_device
 from .events import Emit, Note, StageEnded, StageStarted
 from .keys import with_options
+from .model_argument import refuse_beside, refuse_misfit, taken
 from .parts import Parts
 from .schedule import LayerByLayer
 from .systems import System
@@ -335,6 +336,7 @@ def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Call
                 "expected one of Millrace's models, such as GraphSAGE(...)"
             )
         module = as_model(record)
+        refuse_misfit(module, outline.num_features, outline.num_classes, outline.task, torch_seed(stream(job.seed, Purpose.INIT)))
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
 
         def again() -> nn.Module:
@@ -441,7 +443,9 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
     """A resolved configuration from tables, shorthands, and the records that a Python caller passes."""
     table = with_options(config, options)
     layers = None
+    model = taken(model)
     if model is not None:
+        refuse_beside(model, options)
         layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers
         table["model"] = {"name": model.name, **vars(model)} if not isinstance(model, nn.Module) else {"layers": layers}
     if system is not None:

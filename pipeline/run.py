@@ -25,6 +25,7 @@ from .clock import Clock
 from .compilers import refuse_without_compiler
 from .config import Job
 from .events import Emit, Note, Pulse, QueueLevel, silent
+from .model_argument import taken
 from .one_rank import RankReport, take_part
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
 from .pulse import Heart
@@ -89,6 +90,7 @@ def run(
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": {"name": model} if isinstance(model, str) else dict(model)}
         model = None
+    model = taken(model)
     if resume and isinstance(config, Mapping) and "executor" not in options:
         config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)

@@ -20,7 +20,8 @@ from ..storage.features import FeatureStore, MemoryFeatures
 from ..storage.graph import Graph
 from .evaluate_chunks import MAX_BYTES, Chunks, DeviceRows, DeviceSink, HostRows, HostSink, IdArray, Source, needed_rows
 from .evaluate_resident import Layers, Room, layers_for, rows_fit
-from .models.base import as_model
+from .models.base import as_model, refuse_uninitialised
+from .models.pyg import PyGModel
 from .neighbourhood.block import BlockNeighbourhood
 from .nodes import node_ids
 
@@ -75,18 +76,26 @@ def infer(
         InputError: something of the above is not as described, or a layer's result has the wrong shape.
         RunError: the scratch folder cannot be written.
     """
-    as_model(model)
+    refuse_uninitialised(as_model(model))
     limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph
         if features is not None:
             raise InputError("features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)")
+        _refuse_width(model, dataset.features)
         return outputs(model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits)
     if not isinstance(graph, Graph):
         raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
     if features is None:
         raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
-    return outputs(model, graph, _store(features), _degree(graph, degree), node_ids(nodes, graph.num_nodes), **limits)
+    store = _store(features)
+    _refuse_width(model, store)
+    return outputs(model, graph, store, _degree(graph, degree), node_ids(nodes, graph.num_nodes), **limits)
+
+
+def _refuse_width(model: nn.Module, features: FeatureStore) -> None:
+    if isinstance(model, PyGModel):
+        model.fit(features.num_features, 0)
 
 
 def _store(features: Any) -> FeatureStore:

@@ -173,7 +173,7 @@ def _rectangular(values: list[Any], what: str) -> AnyArray:
 
 def from_pyg(data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPTIONS, split: str | None = None, seed: int = 0) -> Dataset:
     """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y``, and optionally ``x``, ``edge_weight``, ``train_mask``,
-    ``val_mask``, ``test_mask``. Tensors are copied to the host.
+    ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, and a note says so.
 
     Args:
         data: a homogeneous `Data`.
@@ -207,8 +207,19 @@ def from_pyg(data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPT
         features=None if x is None else _host(x),
         edge_weight=None if weight is None else _host(weight),
         split={part: _host(mask) for part, mask in masks.items() if mask is not None},
+        notes=_left_out(data),
     )
     return clean(raw, options, split, seed)
+
+
+def _left_out(data: Any) -> tuple[str, ...]:
+    """Says that edge features are not read, where there are any."""
+    attr = getattr(data, "edge_attr", None)
+    if attr is None:
+        return ()
+    told = f"edge_attr {list(attr.shape)} was left out: graphs hold no edge features"
+    scalar = attr.ndim == 1 or (attr.ndim == 2 and attr.shape[1] == 1)
+    return (f"{told} (if these are weights, set data.edge_weight)." if scalar else f"{told}.",)
 
 
 def _host(tensor: Any) -> AnyArray:

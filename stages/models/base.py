@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from types import MethodType
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ...storage.errors import InputError, nearest
 from ..dropout import dropout
@@ -49,6 +51,11 @@ def as_model(module: object) -> nn.Module:
     wanted = "expected an nn.Module with an integer num_layers and a method layer(i, hood, h) -> h"
     if not isinstance(module, nn.Module):
         raise InputError(f"the model is a {type(module).__name__}; {wanted}")
+    if not callable(getattr(module, "layer", None)) and "edge_index" in signature(module.forward).parameters:
+        raise InputError(
+            f"{type(module).__name__}.forward takes a whole edge_index, but Millrace trains layer by layer; give its convolutions as "
+            "mr.PyGModel([conv1, conv2]), or write num_layers and layer(i, hood, h) -> h"
+        )
     layers = getattr(module, "num_layers", None)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise InputError(f"{type(module).__name__}.num_layers is {layers!r}; {wanted}")
@@ -57,6 +64,19 @@ def as_model(module: object) -> nn.Module:
     if type(module).forward is nn.Module.forward:
         module.forward = MethodType(Model.forward, module)
     return module
+
+
+def refuse_uninitialised(module: nn.Module) -> None:
+    """Refuse a module whose lazy parameters have no shape yet.
+
+    Raises:
+        InputError: it names the first of them.
+    """
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            raise InputError(
+                f"parameter '{name}' of {type(module).__name__} is lazy and has no shape yet; give its layer the number of input columns"
+            )
 
 
 class AggregateFirst(nn.Module, ABC):
@@ -165,6 +185,12 @@ class ModelConfig(ABC):
     """relu, elu or none; between layers."""
 
     def __post_init__(self) -> None:
+        if type(self.dropout) is int and self.dropout > 1:
+            # PyG's models take their numbers in the order input, hidden, layers, output.
+            raise InputError(
+                f"{self.name}: hidden, layers, dropout are {self.hidden}, {self.layers}, {self.dropout} in this order, and widths of input "
+                f"and output come from the dataset; name what you give, as in hidden={self.layers}, layers={self.dropout}"
+            )
         for field in fields(self):
             # Whoever writes 0 for 0.0 means the same, and ranks compare how a model is written down.
             if isinstance(field.default, float) and type(value := getattr(self, field.name)) is int:

@@ -4,7 +4,6 @@ A convolution computes what PyG defines on the edges that the block holds: PyG h
 its whole neighbourhood, except through edge weights, which are passed where the convolution takes them and sums.
 """
 
-import inspect
 from collections.abc import Sequence
 
 import torch
@@ -14,27 +13,7 @@ from ...storage.errors import InputError
 from ..neighbourhood.base import Neighbourhood, destinations
 from ..neighbourhood.block import ListNeighbourhood
 from .base import ACTIVATIONS, Stack
-
-
-def _parameters(conv: nn.Module) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(conv.forward).parameters)
-
-
-def _refuse(conv: nn.Module) -> None:
-    """Raise InputError for a convolution that would need more than the block holds."""
-    name = type(conv).__name__
-    if not {"x", "edge_index"} <= _parameters(conv).keys():
-        raise InputError(f"{name}.forward takes {list(_parameters(conv))}; expected a PyG convolution with x and edge_index")
-    if name == "GCNConv":
-        if getattr(conv, "normalize", False):
-            raise InputError(
-                "GCNConv would normalise by the degrees of the sampled block; make it GCNConv(..., normalize=False): "
-                "it is given the weights of the whole graph, self loops included"
-            )
-    elif getattr(conv, "add_self_loops", False):
-        raise InputError(f"{name} would add self loops to a bipartite block; make it {name}(..., add_self_loops=False)")
-    elif _parameters(conv)["x"].annotation is Tensor:
-        raise InputError(f"{name} takes one matrix x; expected a convolution for bipartite graphs (x, x_dst), or GCNConv")
+from .pyg_checks import forward_parameters, refuse, try_out
 
 
 class PyGModel(Stack):
@@ -52,18 +31,43 @@ class PyGModel(Stack):
             activation: one of `base.ACTIVATIONS`, between layers.
 
         Raises:
-            InputError: no convolution, or one that cannot work on blocks; the message names the change.
+            InputError: no convolution, one that cannot work on blocks (the message names the change), or an unknown activation.
         """
+        convs = [convs] if isinstance(convs, nn.Module) and not isinstance(convs, nn.ModuleList) else list(convs)
         if not convs:
             raise InputError("PyGModel got no convolutions; give one for each layer")
         for conv in convs:
-            _refuse(conv)
+            refuse(conv)
+        if activation not in ACTIVATIONS:
+            raise InputError(f"PyGModel: activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
+        if not 0 <= dropout < 1:
+            raise InputError(f"PyGModel: dropout is {dropout!r}; expected a number, at least 0 and below 1")
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
 
     @property
     def spares_torch(self) -> bool:
         """See `Stack.spares_torch`."""
         return False
+
+    def fit(self, num_features: int, seed: int) -> int:
+        """Give lazy parameters their shapes, and check that features of this width go through all layers.
+
+        Args:
+            num_features: F.
+            seed: what lazy parameters are drawn by; torch's generator is left as it was.
+
+        Returns:
+            Columns of the result.
+
+        Raises:
+            InputError: a width that does not fit, or a convolution that fails on a block.
+        """
+        before = torch.default_generator.get_state()
+        try:
+            torch.default_generator.manual_seed(seed)
+            return try_out(self, self.convs, num_features)
+        finally:
+            torch.default_generator.set_state(before)
 
     def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
         """Convolution i on a block, then the activation.
@@ -83,7 +87,7 @@ class PyGModel(Stack):
             coef = torch.cat([hood.coefficients(h.dtype) * scale[src] * scale[dst], scale[own] ** 2])
             edges = torch.stack([torch.cat([src, own]), torch.cat([dst, own])])
             return destinations(hood, conv(h, edges, coef))
-        takes, extra = _parameters(conv), {}
+        takes, extra = forward_parameters(conv), {}
         if "size" in takes:
             extra["size"] = (hood.num_src, hood.num_dst)
         if "edge_weight" in takes and getattr(conv, "aggr", None) in ("add", "sum"):

@@ -221,3 +221,23 @@ class SeedPlan:
 @lru_cache(maxsize=2)
 def _order(plan: SeedPlan, epoch: int) -> npt.NDArray[np.int64]:
     return permutation(stream(plan.seed, Purpose.SHUFFLE, epoch), plan.seeds)
+
+
+def per_layer(sampler: object, field: str, given: Any, second: Any) -> Any:
+    """One number for each layer; a number by itself is that of one layer.
+
+    Args:
+        sampler: whose they are.
+        field: what the sampler calls them.
+        given: numbers, or one.
+        second: the sampler's next argument, which is no number.
+
+    Raises:
+        InputError: numbers were given one by one, so that the second one fell on that argument.
+    """
+    if type(given) is not int:
+        return given
+    if type(second) is int:
+        name = type(sampler).__name__
+        raise InputError(f"{name} got {given} and {second} as two arguments; give {field} as one: {name}(({given}, {second}))")
+    return (given,)

@@ -15,7 +15,7 @@ from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
 from ..kernels.owner_cpu import Drawn, draw_labor
 from ..kernels.sampled import NeighborSample
 from ..partition.blocks import BlockRows
-from .base import BulkRequest
+from .base import BulkRequest, per_layer
 from .neighbor import NeighborSampler
 from .owners import Owners, draw_node_wise
 
@@ -40,6 +40,7 @@ class LaborSampler:
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.poisson))
         NeighborSampler(self.fanout)
         if not isinstance(self.poisson, bool):
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")

@@ -7,7 +7,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..kernels.layered import DEBIAS
-from .base import BulkRequest
+from .base import BulkRequest, per_layer
 from .owners import Owners
 from .owners_layerwise import draw_layer_wise
 
@@ -23,6 +23,7 @@ class LayerwiseSampler:
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", per_layer(self, "sizes", self.sizes, self.debias))
         if not self.sizes:
             raise InputError("sizes is empty; expected one number per layer, nearest the seeds first, such as 512,512,512")
         for s in self.sizes:

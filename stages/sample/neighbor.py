@@ -16,7 +16,7 @@ from ..kernels.owner_cpu import Drawn, draw_rows
 from ..kernels.race import quantised
 from ..kernels.sampled import NeighborSample
 from ..partition.blocks import BlockRows
-from .base import BulkRequest
+from .base import BulkRequest, per_layer
 from .owners import Owners, draw_node_wise
 
 
@@ -46,6 +46,7 @@ class NeighborSampler:
     name: ClassVar[str] = "neighbor"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.replace))
         if not self.fanout:
             raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
         for s in self.fanout:

@@ -3,6 +3,7 @@
 import tomllib
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,3 +168,20 @@ def test_resolved_configurations_survive_their_own_file(epochs, lr, fanout):
     job = resolve({"epochs": epochs, "train": {"lr": lr}, "sampler": {"fanout": fanout}})
     assert isinstance(job, Job)
     assert resolve(tomllib.loads(job.to_toml())) == job
+
+
+def test_words_of_torch_and_names_in_any_case_are_known():
+    job = resolve(
+        {"device": torch.device("cpu"), "dtype": torch.float64, "model": {"name": "GraphSAGE", "layers": 2}, "sampler": {"name": "Labor"}}
+    )
+    assert (job.device, job.dtype, job.model["name"], job.sampler["name"]) == ("cpu", "float64", "sage", "labor")
+    assert resolve({"model": {"name": "SAGE"}}) == resolve({}) == resolve(tomllib.loads(resolve({"model": {"name": "Sage"}}).to_toml()))
+    assert resolve({"system": "sar", "model": {"name": "GAT"}}).model["name"] == "gat"
+    with pytest.raises(InputError, match="'SAGEE'"):
+        resolve({"model": {"name": "SAGEE"}})
+
+
+@pytest.mark.parametrize("device", ["cuda:0", torch.device("cuda", 1)])
+def test_a_numbered_gpu_is_refused(device):
+    with pytest.raises(InputError, match="each rank takes a GPU of its own"):
+        resolve({"device": device})

@@ -266,6 +266,18 @@ def test_pyg():
     assert_is_the_graph(open_dataset(data, options=DIRECTED))
 
 
+def test_pyg_edge_features_are_left_out_with_a_note():
+    def notes(edge_attr):
+        data = Data(edge_index=torch.tensor(np.stack([SRC, DST])), y=torch.tensor(Y), edge_attr=edge_attr)
+        return " ".join(open_dataset(data, options=DIRECTED).notes)
+
+    n = len(SRC)
+    assert "edge features" not in notes(None)
+    assert f"edge_attr [{n}, 8] was left out: graphs hold no edge features." in notes(torch.ones(n, 8))
+    for scalar in (torch.ones(n), torch.ones(n, 1)):
+        assert "if these are weights, set data.edge_weight" in notes(scalar)
+
+
 def test_store_and_dataset_are_taken_as_they_are(tmp_path):
     d = from_scipy(sp.coo_matrix((WEIGHT, (SRC, DST)), shape=(5, 5)), X, Y, **PARTS, options=DIRECTED)
     write_dataset(tmp_path / "store", d)

@@ -273,6 +273,11 @@ class NoMethod(nn.Module):
     num_layers = 1
 
 
+class Whole(nn.Module):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x
+
+
 MISTAKES: dict[str, Callable[[], object]] = {
     "hidden is 0": lambda: SAGE(hidden=0),
     "hidden is 2.5": lambda: SAGE(hidden=2.5),  # type: ignore[arg-type]
@@ -283,6 +288,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "dropout is 'much'": lambda: GIN(dropout="much"),  # type: ignore[arg-type]
     "did you mean 'batch'": lambda: GIN(norm="batsh"),
     "did you mean 'relu'": lambda: GIN(activation="rellu"),
+    "as in hidden=32, layers=2": lambda: SAGE(16, 32, 2, 4),  # type: ignore[arg-type]
     "take hidden=256": lambda: GAT(hidden=250, heads=8),
     "heads is 0": lambda: GAT(heads=0),
     "aggregator is 'sum'; expected mean or max": lambda: SAGE(aggregator="sum"),  # type: ignore[arg-type]
@@ -295,6 +301,9 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "has no method 'layer'": lambda: as_model(NoMethod()),
     "got no convolutions": lambda: PyGModel([]),
     "Linear.forward takes": lambda: PyGModel([nn.Linear(1, 1)]),
+    "activation and dropout go between": lambda: PyGModel([nn.ReLU()]),
+    "got a int among": lambda: PyGModel([3]),  # type: ignore[list-item]
+    "Whole.forward takes a whole edge_index": lambda: as_model(Whole()),
 }
 
 
@@ -392,13 +401,56 @@ class TestPyG:
         assert_close(PyGModel([conv])([hood], h), conv.lin_rel(total / kept) + conv.lin_root(h[: hood.num_dst]))
 
     def test_convolutions_that_would_see_the_wrong_graph_are_refused(self) -> None:
-        for conv, fix in (
-            (self.pyg.GCNConv(5, 3), "normalize=False"),
-            (self.pyg.GATConv(5, 3), "add_self_loops=False"),
-            (self.pyg.SGConv(5, 3, add_self_loops=False), "bipartite"),
+        pyg = self.pyg
+        for make, fix in (
+            (lambda: pyg.GCNConv(5, 3), "normalize=False"),
+            (lambda: pyg.GATConv(5, 3), "add_self_loops=False"),
+            (lambda: pyg.SGConv(5, 3, add_self_loops=False), "bipartite"),
+            (lambda: pyg.SAGEConv(5, 3, flow="target_to_source"), "flow"),
+            (lambda: pyg.PointNetConv(), "needs pos too"),
         ):
             with pytest.raises(InputError, match=fix):
-                PyGModel([conv])
+                PyGModel([make()])
+
+    def test_edge_features_are_refused_by_name(self) -> None:
+        pyg, mlp = self.pyg, nn.Linear(5, 3)
+        for make, told in (
+            (lambda: pyg.GATConv(5, 3, edge_dim=8, add_self_loops=False), "GATConv has edge_dim=8"),
+            (lambda: pyg.TransformerConv(5, 3, edge_dim=8), "TransformerConv has edge_dim=8"),
+            (lambda: pyg.GeneralConv(5, 3, in_edge_channels=8), "GeneralConv has in_edge_channels=8"),
+            (lambda: pyg.GENConv(5, 3, edge_dim=8), "GENConv has a product for edge features"),
+            (lambda: pyg.GINEConv(mlp), "GINEConv needs edge features.*such as GINConv"),
+            (lambda: pyg.NNConv(5, 3, nn.Linear(8, 15)), "NNConv needs edge features"),
+            (lambda: pyg.RGCNConv(5, 3, num_relations=2), "RGCNConv needs a type for each edge"),
+        ):
+            with pytest.raises(InputError, match=told):
+                PyGModel([make()])
+        for conv in (pyg.GATConv(5, 3, add_self_loops=False), pyg.GENConv(5, 3), pyg.CGConv(5), pyg.FiLMConv(5, 3)):
+            assert PyGModel([conv]).num_layers == 1
+
+    @pytest.mark.parametrize("convs", [[(-1, 4), (-1, 3)], [((-1, -1), 4), ((-1, -1), 3)]])
+    def test_lazy_convolutions_get_their_shapes_from_the_features(self, convs: list[tuple[object, int]]) -> None:
+        def made() -> PyGModel:
+            return PyGModel([self.pyg.SAGEConv(*conv) for conv in convs])
+
+        model, again = made(), made()
+        with pytest.raises(InputError, match=r"parameter '\S+' of PyGModel is lazy"):
+            base.refuse_uninitialised(model)
+        before = torch.random.get_rng_state()
+        assert model.fit(5, seed=1) == again.fit(5, seed=1) == 3
+        assert torch.equal(before, torch.random.get_rng_state()) and model.training
+        assert [tuple(p.shape) for p in model.parameters()] == [(4, 5), (4,), (4, 5), (3, 4), (3,), (3, 4)]
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+    def test_widths_that_do_not_fit_are_refused(self) -> None:
+        pyg = self.pyg
+        for convs, told in (
+            ([pyg.SAGEConv(4, 3)], r"the first convolution, SAGEConv\(4, 3, aggr=mean\), takes 4 columns, but the dataset gives 5"),
+            ([pyg.GATConv(5, 4, heads=2, add_self_loops=False), pyg.SAGEConv(4, 3)], "layer 1, .* takes 4 columns, but layer 0 gives 8"),
+            ([pyg.GINConv(nn.Linear(4, 3))], "layer 0, .* cannot take 5 columns from the dataset .*shapes"),
+        ):
+            with pytest.raises(InputError, match=told):
+                PyGModel(convs).fit(5, 0)
 
     def test_other_neighbourhoods_are_refused(self) -> None:
         class Elsewhere:

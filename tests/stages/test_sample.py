@@ -11,6 +11,8 @@ from scipy.stats import chi2
 
 from millrace.stages.kernels import cpu, reference, threads
 from millrace.stages.sample.base import BulkRequest, SeedPlan
+from millrace.stages.sample.labor import LaborSampler
+from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.fingerprint import minibatch_digest
@@ -191,6 +193,13 @@ def test_an_epoch_is_a_partition_of_the_seeds():
 def test_bad_fanout(fanout):
     with pytest.raises(InputError, match="fanout"):
         NeighborSampler(fanout)
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler, LaborSampler, LadiesSampler])
+def test_one_number_is_one_layer_and_several_come_in_one_argument(sampler):
+    assert sampler(7).num_layers == 1
+    with pytest.raises(InputError, match=r"give \w+ as one: \w+\(\(10, 5\)\)"):
+        sampler(10, 5)
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-3, 1)])

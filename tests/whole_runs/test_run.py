@@ -228,8 +228,8 @@ def test_torch_gets_threads_where_a_model_leaves_it_work(sbm, tmp_path, monkeypa
         return train(*args)
 
     monkeypatch.setattr(seed_weighted, "forward_backward", watched)
-    made = {"model": Own()} if model == "own" else {"model": model}
-    mr.run(sbm, out=tmp_path / "run", **{**SMALL, "epochs": 1, "threads": 2, **made})
+    options = {k: v for k, v in SMALL.items() if model != "own" or k not in ("hidden", "dropout")}
+    mr.run(sbm, out=tmp_path / "run", **{**options, "epochs": 1, "threads": 2, "model": Own() if model == "own" else model})
     assert set(seen) == {(threads, 2)}
     assert torch.get_num_threads() == before
 
@@ -258,6 +258,9 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
         ({"ranks": 2, "executor": "inline"}, mr.InputError, "one process holds one rank"),
         ({"model": mr.GraphSAGE(layers=3), "system": mr.bulk(mr.NeighborSampler((2,)))}, mr.InputError, "one number per layer"),
         ({"model": torch.nn.Linear(2, 2)}, mr.InputError, "num_layers"),
+        ({"model": mr.GraphSAGE(layers=2), "hidden": 8}, mr.InputError, "hidden=8 would not reach the model"),
+        ({"model": mr.GraphSAGE}, mr.InputError, "is the class SAGE"),
+        ({"model": print}, mr.InputError, "is a builtin_function_or_method; expected a record"),
         ({"resume": True}, mr.InputError, "no run to resume"),
     ],
 )
@@ -330,6 +333,8 @@ def test_products_in_bfloat16_train_almost_the_same(sbm, tmp_path, monkeypatch, 
     def trained(name, products):
         made = Own() if model == "own" else model
         options = {**SMALL, "epochs": 8, "dropout": 0.0, "train": {"products": products}}
+        for key in ("hidden", "dropout") if model == "own" else ():
+            del options[key]
         return mr.run(sbm, out=tmp_path / name, model=made, **options)
 
     exact, low, again = trained("exact", "float32"), trained("low", "bfloat16"), trained("again", "bfloat16")
