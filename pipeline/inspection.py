@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..stages.partition.quality import PartitionQuality
 from ..stages.partition.stage import KIND as PARTITIONING
+from ..stages.partition.stage import quality_of
 from ..storage.checkpoint import CheckpointStore
 from ..storage.dataset import SPLITS, Dataset
 from ..storage.errors import InputError, StoreError
 from ..storage.minibatch import MiniBatch
 from ..storage.queue_object import is_url
-from ..storage.store import MANIFEST, read_manifest
+from ..storage.store import MANIFEST, Store, first_line, open_store
 from .datasets import open_dataset
 from .queues import open_queue
 from .result import read_result
@@ -46,21 +46,21 @@ def inspect_path(path: str, minibatch: str | None) -> dict[str, Any]:
         return _samples(folder, minibatch)
     if format_ in (None, "dataset"):
         return _dataset(open_dataset(path))
-    body = read_manifest(folder, format_)
-    made = {f"made from {k}": v for k, v in body["fingerprint"].items()}
+    store = open_store(folder, format_)
+    made = {f"made from {k}": v for k, v in store.fingerprint.items()}
     if format_ == PARTITIONING:
-        return {**_partitions(body["meta"]), **made}
-    return {"holds": f"a store of kind {format_}", **body["meta"], **made}
+        return {**_partitions(store), **made}
+    return {"holds": f"a store of kind {format_}", **store.meta, **made}
 
 
 def _format(folder: Path) -> str | None:
     try:
-        body = json.loads((folder / MANIFEST).read_text())
+        body = json.loads((folder / MANIFEST).read_bytes())
         return str(body["format"]).removeprefix("millrace-")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as e:
-        raise StoreError(f"{folder / MANIFEST} is damaged ({e}); make the store again") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        raise StoreError(f"{folder / MANIFEST} is damaged ({first_line(e)}); make the store again") from None
 
 
 def _run(folder: Path) -> dict[str, Any]:
@@ -82,13 +82,13 @@ def _run(folder: Path) -> dict[str, Any]:
     return {**record, **{k: result[k] for k in keys}, "last checkpoint": at, **seconds}
 
 
-def _partitions(meta: dict[str, Any]) -> dict[str, Any]:
-    quality = PartitionQuality.from_record(meta["quality"])
+def _partitions(store: Store) -> dict[str, Any]:
+    quality = quality_of(store)
     record = {
         "holds": "partitions",
-        "parts": meta["num_parts"],
-        "partitioner": meta["partitioner"],
-        "seed": meta["seed"],
+        "parts": store.value("num_parts", int),
+        "partitioner": store.value("partitioner", str),
+        "seed": store.value("seed", int),
         "edges cut": f"{quality.cut_share:.1%}",
         "halo rows": f"{quality.halo_share:.1%} of owned rows",
     }

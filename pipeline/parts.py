@@ -1,6 +1,6 @@
 """The parts of a run as its ranks open them: each its own, and, under systems that look at others, those."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from ..stages.base import Part
 from ..stages.partition.stage import open_neighbours, open_shards
 from ..storage.features import ConvertedFeatures, FeatureStore
+from ..storage.proofs import proving, require, require_within
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,17 @@ class Parts:
     dtype: torch.dtype
     """Of the run."""
     multilabel: bool
+    num_classes: int | None = field(default=None, kw_only=True)
+    """C, if labels are to be checked."""
 
     def part(self, number: int) -> Part:
         """See `Peers.part`. Raises StoreError: it is damaged."""
         shards, owned, rows = open_shards(self.folder, number)
+        with proving(self.folder):
+            if self.num_classes is not None and self.multilabel:
+                require(rows.labels.shape[1:] == (self.num_classes,), f"labels of part {number} are {list(rows.labels.shape)}")
+            elif self.num_classes is not None:
+                require_within(np.add(rows.labels, 1, dtype=np.int64), self.num_classes + 1, f"labels of part {number}, plus one,")
         labels = torch.from_numpy(rows.labels)
         return Part(shards, owned, self._converted(rows.features), labels.to(self.dtype) if self.multilabel else labels, rows.split, self)
 

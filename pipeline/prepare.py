@@ -321,7 +321,7 @@ def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprin
     """
     system = make_system(placed(job))
     make, _, name = _model(job, outline, system, model)
-    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel")
+    parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel", num_classes=outline.num_classes)
     return Prepared(job, outline, system, make, parts.part(system.parts_before(rank)), fingerprint, name, None)
 
 

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..stages.sample.partitioned import SampledByOwners
 from ..storage.errors import InputError
-from ..storage.minibatch import Bulk, MiniBatch
+from ..storage.minibatch import Bulk, Expected, MiniBatch
 from ..storage.queue import MemoryQueue, MinibatchQueue
 from ..storage.queue_cycle import Cycled
 from ..storage.queue_object import is_url, queue_at
@@ -45,6 +47,13 @@ def minibatches_per_epoch(prepared: Prepared) -> int:
     return -(-len(prepared.dataset.split.train) // prepared.job.train.batch_size)
 
 
+def expected(prepared: Prepared) -> Expected:
+    """What its minibatches are like, wherever they come from."""
+    is_seed = np.zeros(prepared.dataset.num_nodes, bool)
+    is_seed[prepared.dataset.split.train] = True
+    return Expected(is_seed, prepared.system.sample.num_layers)
+
+
 def location(prepared: Prepared, out: Path) -> str:
     """Where the run's Zarr queue lies."""
     return prepared.job.queue.location or str(out / FOLDER)
@@ -58,7 +67,7 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
         InputError: minibatches of the epochs to train are not there yet.
     """
     job = prepared.job
-    queue = open_queue(samples, fingerprint=of_samples(prepared))
+    queue = open_queue(samples, fingerprint=of_samples(prepared), expected=expected(prepared))
     if job.queue.reuse == "cycle":
         return Cycled(queue)
     bulks = -(-minibatches_per_epoch(prepared) // queue.bulk_size)
@@ -89,7 +98,8 @@ def own_queue(prepared: Prepared, out: Path) -> MinibatchQueue:
 def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
     """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`."""
     meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
-    return queue_at(where).create(where, fingerprint=of_samples(prepared), bulk_size=prepared.job.queue.bulk_size, meta=meta, **options)
+    options |= {"fingerprint": of_samples(prepared), "bulk_size": prepared.job.queue.bulk_size, "expected": expected(prepared)}
+    return queue_at(where).create(where, meta=meta, **options)
 
 
 def refuse_samples(prepared: Prepared, samples: str | Path | None) -> None:
@@ -107,7 +117,7 @@ def consumers_end(prepared: Prepared, where: str | None, samples: str | None) ->
         return open_samples(prepared, samples), lambda: is_sampled_live(samples)
     if where is not None:
         # Its producers are watched by the driver, which ends the ranks when sampling fails.
-        return open_queue(where, fingerprint=of_samples(prepared)), lambda: True
+        return open_queue(where, fingerprint=of_samples(prepared), expected=expected(prepared)), lambda: True
     return own_queue(prepared, Path()), lambda: True
 
 

@@ -146,14 +146,15 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
     _require((counts >= 0).all() and (counts[:, 0] <= counts[:, 1]).all(), where, f"block sizes {counts.tolist()}")
     _require((counts[1:, 1] == counts[:-1, 0]).all() and counts[0, 1] == num_nodes, where, f"block sizes {counts.tolist()} do not chain")
     nodes = reader.take(num_nodes * 2).view(np.int64) if flags & WIDE_IDS else reader.take(num_nodes)
+    _require(not num_nodes or nodes.min() >= 0, where, "a node's id is negative")
     lists = []
     for num_dst, _, num_edges in counts[: 1 if flags & NESTED else None].tolist():
         words = _edge_list_words(num_dst, num_edges, flags)
         indptr, indices, weight, edge_id = (reader.take(w) for w in words)
         _require(indptr[0] == 0 and indptr[-1] == num_edges and (np.diff(indptr) >= 0).all(), where, "row pointers do not rise to e")
-        lists.append(
-            (indptr, indices, weight.view(np.float32) if flags & WEIGHT else None, edge_id.view(np.int64) if flags & EDGE_ID else None)
-        )
+        weights = weight.view(np.float32) if flags & WEIGHT else None
+        _require(weights is None or np.isfinite(weights).all(), where, "an edge's weight is not finite")
+        lists.append((indptr, indices, weights, edge_id.view(np.int64) if flags & EDGE_ID else None))
     _require(reader.at == used, where, f"sections end at word {reader.at}, the header says {used}")
     blocks = []
     for i, (num_dst, num_src, num_edges) in enumerate(counts.tolist()):

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from .errors import InputError, RunError, StoreError
-from .store import committed_folder, read_manifest, remove_tree, require_fingerprint, sweep_leftovers, write_manifest
+from .store import committed_folder, first_line, read_manifest, remove_tree, require_fingerprint, sweep_leftovers, write_manifest
 
 KIND = "checkpoint"
 STATE_FILE = "state.pt"
@@ -47,6 +48,17 @@ def _check_plain(value: Any, where: str) -> None:
 def _sha256(file: Path) -> str:
     with open(file, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _load(file: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(file) as archive:
+        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+            raise StoreError("a compressed record, which torch never writes")
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise StoreError(f"a {type(state).__name__} in place of a dict")
+    _check_plain(state, "state")
+    return state
 
 
 class CheckpointStore:
@@ -135,10 +147,13 @@ class CheckpointStore:
                 continue
             require_fingerprint(folder, body["fingerprint"], self.fingerprint)
             file = folder / STATE_FILE
-            if not file.is_file() or _sha256(file) != body["meta"]["sha256"]:
+            if not file.is_file() or _sha256(file) != body["meta"].get("sha256"):
                 warnings.warn(f"checkpoint passed over: {file} is missing or does not match its checksum", stacklevel=2)
                 continue
-            return cursor, torch.load(file, map_location="cpu", weights_only=True)
+            try:
+                return cursor, _load(file)
+            except Exception as e:  # torch has no error of its own for what is no state
+                warnings.warn(f"checkpoint passed over: {file} holds no training state ({first_line(e)})", stacklevel=2)
         if cursors:
             raise StoreError(
                 f"none of the {len(cursors)} checkpoints in {self.path} is intact; remove the folder to start from the beginning"

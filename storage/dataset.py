@@ -74,9 +74,13 @@ class Dataset:
         n = self.num_nodes
         if self.features.num_rows != n:
             raise InputError(f"features have {self.features.num_rows} rows; the graph has {n} nodes")
-        want = 1 if self.task == "multiclass" else 2
+        if self.task not in ("multiclass", "multilabel") or type(self.num_classes) is not int or self.num_classes < 0:
+            raise InputError(f"task is '{self.task}' of {self.num_classes} classes; expected multiclass or multilabel, and a whole number")
+        want, dtype = (1, np.int64) if self.task == "multiclass" else (2, np.float32)
         if self.labels.ndim != want or len(self.labels) != n:
             raise InputError(f"labels have shape {list(self.labels.shape)}; expected {want} dimension(s) and {n} rows")
+        if self.labels.dtype != dtype:
+            raise InputError(f"labels are {self.labels.dtype}; expected {np.dtype(dtype)}")
         self.split.check(n)
         if self.node_names is not None and len(self.node_names) != n:
             raise InputError(f"there are {len(self.node_names)} node names for {n} nodes; expected one for each")
@@ -90,10 +94,13 @@ class Dataset:
                     raise InputError(
                         f"{len(bad)} nodes of the {name} split (first: {bad[0]}) are unlabelled (-1); drop them from the split"
                     )
-            if len(self.labels) and self.labels.max() >= self.num_classes:
-                raise InputError(f"labels reach {self.labels.max()}; expected below num_classes={self.num_classes}")
+            if len(self.labels) and (self.labels.max() >= self.num_classes or self.labels.min() < -1):
+                seen = f"[{self.labels.min()}, {self.labels.max()}]"
+                raise InputError(f"labels lie in {seen}; expected at least -1 and below num_classes={self.num_classes}")
         elif self.labels.shape[1] != self.num_classes:
             raise InputError(f"multi-label matrix has {self.labels.shape[1]} columns; expected {self.num_classes}")
+        elif not np.isin(self.labels, (0, 1)).all():
+            raise InputError("the multi-label matrix holds values other than 0 and 1; correct the labels")
         return self
 
 

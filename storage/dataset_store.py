@@ -14,6 +14,7 @@ from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
 from .graph import Graph, TakenRows
 from .node_names import NodeNames
+from .proofs import proving, require, require_within
 from .store import Rows, Store, committed_folder, open_store, write_arrays, write_manifest
 
 KIND = "dataset"
@@ -114,19 +115,21 @@ def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, feat
 def _npy_features(store: Store) -> MappedFeatures:
     file = store.path / FEATURES_FILE
     seen = file.stat().st_size if file.is_file() else None
-    if seen != store.meta["features_bytes"]:
+    if seen != store.value("features_bytes", int):
         what = "is missing" if seen is None else f"has {seen} bytes"
         raise StoreError(f"{file} {what}; expected {store.meta['features_bytes']} bytes: write the dataset again")
-    return MappedFeatures(file)
+    with proving(store.path):
+        return MappedFeatures(file)
 
 
 def _open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
-    written = store.meta["features_format"]
+    written = store.value("features_format", str)
     if place == "memory" and written == "zarr":
-        return MemoryFeatures(store.read("features"))
+        with proving(store.path):
+            return MemoryFeatures(store.read("features"))
     if place == "memory":
         loaded = MemoryFeatures(np.array(_npy_features(store).rows))
-        if features_fingerprint(loaded) != store.fingerprint["features"]:
+        if features_fingerprint(loaded) != store.fingerprint.get("features"):
             raise StoreError(f"{store.path / FEATURES_FILE} does not match its digest; it is damaged: write the dataset again")
         return loaded
     if (place, written) == ("mapped", "npy"):
@@ -145,7 +148,7 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
     Raises:
         StoreError: there is no dataset's store.
     """
-    return "mapped" if open_store(Path(path), KIND).meta["features_format"] == "npy" else "zarr"
+    return "mapped" if open_store(Path(path), KIND).value("features_format", str) == "npy" else "zarr"
 
 
 class StoredGraph:
@@ -153,8 +156,12 @@ class StoredGraph:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.num_nodes: int = store.entries["indptr"]["shape"][0] - 1
-        self.num_edges: int = store.entries["indices"]["shape"][0]
+        with proving(store.path):
+            self.num_nodes: int = store.entries["indptr"]["shape"][0] - 1
+            self.num_edges: int = store.entries["indices"]["shape"][0]
+            per_edge = [store.entries[n]["shape"] for n in ("indices", "edge_weight", "edge_id") if n in store]
+            vectors = store.entries["indptr"]["dtype"] == "int64" and len(store.entries["indptr"]["shape"]) == 1
+            require(vectors and all(shape == [self.num_edges] for shape in per_edge), "indptr or an array of the edges has another shape")
         self.of_edges = {n: np.dtype(store.entries[n]["dtype"]) for n in ("indices", "edge_weight", "edge_id") if n in store}
         """The arrays that have an entry for each edge, and their dtypes."""
 
@@ -166,7 +173,12 @@ class StoredGraph:
         """Rows ``[first, stop)``; nothing else is in memory. Raises StoreError: the store is damaged."""
         indptr = self.first_edge(first, stop + 1)
         edges = slice(int(indptr[0]), int(indptr[-1]))
+        with proving(self._store.path):
+            rises = edges.start >= 0 and edges.stop <= self.num_edges and (indptr[1:] >= indptr[:-1]).all()
+            require(rises, f"indptr does not rise within [0, {self.num_edges}] from row {first} to {stop}")
         arrays = {name: self._store.piece(name, edges) for name in self.of_edges}
+        with proving(self._store.path):
+            require_within(arrays["indices"], self.num_nodes, "indices")
         return TakenRows(indptr - indptr[0], indptr[:-1], arrays["indices"], arrays.get("edge_weight"), arrays.get("edge_id"))
 
 
@@ -236,21 +248,23 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names:
     if features not in places:
         raise InputError(f"features='{features}'; expected 'memory', 'mapped' or 'zarr'{nearest(features, places)}")
     store = open_store(Path(path), KIND)
-    meta = store.meta
-    return Dataset(
-        meta["name"],
-        Graph(
-            store.read("indptr"),
-            store.read("indices"),
-            store.read("edge_weight") if "edge_weight" in store else None,
-            store.read("edge_id") if "edge_id" in store else None,
-        ),
-        _open_features(store, features),
-        store.read("labels"),
-        Split(store.read("train"), store.read("val"), store.read("test")),
-        meta["num_classes"],
-        meta["task"],
-        tuple(meta["notes"]),
-        _open_names(store) if names else None,
-        tuple(meta["class_names"]) if "class_names" in meta else None,
-    )
+    rows, called = _open_features(store, features), _open_names(store) if names else None
+    with proving(store.path):
+        # Kernels follow these ids without looking: a checksum vouches for the bytes, not for what they say.
+        return Dataset(
+            store.value("name", str),
+            Graph(
+                store.read("indptr"),
+                store.read("indices"),
+                store.read("edge_weight") if "edge_weight" in store else None,
+                store.read("edge_id") if "edge_id" in store else None,
+            ),
+            rows,
+            store.read("labels"),
+            Split(store.read("train"), store.read("val"), store.read("test")),
+            store.value("num_classes", int),
+            store.value("task", str),  # pyright: ignore[reportArgumentType]
+            tuple(map(str, store.value("notes", list))),
+            called,
+            tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
+        ).check()

@@ -23,6 +23,7 @@ from .errors import StoreError
 from .graph import TakenRows, edges_of_rows
 from .partition import OwnRows
 from .partition_book import PartitionBook
+from .proofs import proving, require_ascending, require_splits
 from .store import Store, open_store, write_store
 
 IdArray = npt.NDArray[np.int64]
@@ -175,6 +176,9 @@ class Dealt:
             row, edge = row + s.rows, edge + s.edges
         indptr = np.zeros(rows + 1, np.int64)
         np.cumsum(found["degree"], out=indptr[1:])
+        with proving(self._folder):
+            require_splits(indptr, rows, edges, "the sum of degrees")
+            require_ascending(found["nodes"], "the rows of a part")
         graph = TakenRows(indptr, found["first_edge"], found["indices"], found.get("edge_weight"), found.get("edge_id"))
         split = Split(*(np.flatnonzero(found["set"] == number).astype(np.int64) for number in range(1, 1 + len(SPLITS))))
         before = _bytes(columns, of_edges=False), _bytes(columns, of_edges=True)
@@ -190,7 +194,11 @@ class Dealt:
                 _fill(file, index)
         except FileNotFoundError as e:
             raise StoreError(f"{path} is missing; partition the dataset again") from e
-        return Stretch(path, int(index[0, 0]), *np.diff(index, axis=0)[0, 1:].tolist())
+        begin, (rows, edges), columns = int(index[0, 0]), np.diff(index, axis=0)[0, 1:].tolist(), _columns(self._plan)
+        end = begin + rows * _bytes(columns, of_edges=False) + edges * _bytes(columns, of_edges=True)
+        if min(begin, rows, edges) < 0 or end > path.stat().st_size:
+            raise StoreError(f"{path} is incomplete; partition the dataset again")
+        return Stretch(path, begin, rows, edges)
 
 
 class DealtFeatures:

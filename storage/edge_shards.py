@@ -12,6 +12,7 @@ from .errors import InputError
 from .graph import index_dtype
 from .partition import Partition
 from .partition_book import PartitionBook
+from .proofs import AT_ONCE, proving, require, require_splits, require_vector, require_within
 from .store import Store, open_store, write_store
 
 IdArray = npt.NDArray[np.int64]
@@ -76,46 +77,54 @@ class EdgeShards:
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def check(self) -> "EdgeShards":
-        """Prove the invariants (our own, hence assert)."""
+        """Prove the invariants, with temporary arrays of e + S flags and O(N). Raises InputError otherwise."""
         parts, n, e = self.num_parts, self.num_owned, self.num_edges
-        assert 0 <= self.part < parts
+        require(type(self.part) is int and 0 <= self.part < parts, f"part is {self.part}; there are {parts}")
+        require(type(self.total_edges) is int and self.total_edges >= e, f"total_edges is {self.total_edges}; the part alone has {e}")
+        for name, length in {"rows": None, "counts": len(self.rows), "indices": None, "sources": None}.items():
+            require_vector(getattr(self, name), np.int32, length, name)
+        require_vector(self.edge, index_dtype(e), e, "edge")
+        require_vector(self.first_edge, np.int64, None, "first_edge")
+        if self.edge_weight is not None:
+            require_vector(self.edge_weight, np.float32, e, "edge_weight")
+            require(not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())), "edge_weight is negative or not finite")
         ends = {"row_splits": len(self.rows), "edge_splits": e, "source_splits": len(self.sources)}
         for name, end in ends.items():
-            splits = getattr(self, name)
-            assert splits.dtype == np.int64 and splits.shape == (parts + 1,)
-            assert splits[0] == 0 and splits[-1] == end and (np.diff(splits) >= 0).all(), name
-        for name, length in {"rows": len(self.rows), "counts": len(self.rows), "indices": e, "sources": len(self.sources)}.items():
-            array = getattr(self, name)
-            assert array.dtype == np.int32 and array.shape == (length,), name
-        assert self.edge.dtype == index_dtype(e) and self.edge.shape == (e,)
-        assert self.edge_weight is None or (self.edge_weight.dtype == np.float32 and self.edge_weight.shape == (e,))
+            require_splits(getattr(self, name), parts, end, name)
 
-        assert _ascending(self.rows, self.row_splits, n), "rows ascend within a shard"
-        assert (self.counts > 0).all()
-        starts = _starts(self.counts)
-        assert np.array_equal(starts[self.row_splits], self.edge_splits), "the counts of a shard's rows add up to its edges"
-
-        assert _ascending(self.sources, self.source_splits), "sources ascend within a shard"
-        sent = np.diff(self.source_splits)
-        shard = np.repeat(np.arange(parts), np.diff(self.edge_splits))
-        own = shard == self.part
-        assert (self.indices >= 0).all() and (self.indices < np.where(own, n, sent[shard])).all(), "sources lie within their shard"
-        used = np.zeros(len(self.sources), bool)
-        used[self.source_splits[shard[~own]] + self.indices[~own]] = True
-        assert used.all(), "no row is sent for nothing, or to its owner"
-
-        row = np.repeat(self.rows, self.counts)
-        degree = np.bincount(row, minlength=n)
-        indptr = _starts(degree)
-        assert _ascending(self.edge, self.edge_splits, e), "edges ascend within a shard"
-        assert (np.bincount(self.edge, minlength=e) == 1).all(), "each edge lies in one shard"
-        assert ((self.edge >= indptr[row]) & (self.edge < indptr[row + 1])).all(), "each edge leads to its row"
-
-        assert self.first_edge.dtype == np.int64 and self.first_edge.ndim == 1
-        assert not n or self.first_edge[0] >= 0
+        require(_ascending(self.rows, self.row_splits, n), "rows do not ascend within a shard")
+        require((self.counts > 0).all(), "a row of a shard has no edge")
+        ends_of_rows = _starts(self.counts)
+        require(np.array_equal(ends_of_rows[self.row_splits], self.edge_splits), "the counts of a shard's rows do not add up to its edges")
+        require(_ascending(self.sources, self.source_splits), "sources do not ascend within a shard")
+        require(_ascending(self.edge, self.edge_splits, e), "edges do not ascend within a shard")
+        degree = np.bincount(self.rows, self.counts, minlength=n).astype(np.int64) if len(self.rows) else np.zeros(n, np.int64)
+        self._check_edges(_starts(degree), ends_of_rows)
         # A row's edges end before those of the next owned row begin; others' rows may lie between them.
-        assert (self.first_edge + degree <= np.append(self.first_edge[1:], self.total_edges)[:n]).all(), "rows ascend in the whole graph"
+        room = np.append(self.first_edge[1:], self.total_edges)[:n] - self.first_edge
+        require(not n or (self.first_edge[0] >= 0 and (degree <= room).all()), "rows do not ascend in the whole graph")
         return self
+
+    def _check_edges(self, indptr: IdArray, ends_of_rows: IdArray) -> None:
+        """Prove that each edge leads to its row, from a source of its shard, and that none is there twice: piece by piece."""
+        seen, used = np.zeros(self.num_edges, bool), np.zeros(len(self.sources), bool)
+        for q in range(self.num_parts):
+            own = q == self.part
+            begin, end = self.source_splits[q : q + 2].tolist()
+            require(not own or begin == end, "rows are sent to their owner")
+            first_of, end_of = self.edge_splits[q : q + 2].tolist()
+            for first in range(first_of, end_of, AT_ONCE):
+                stop = min(first + AT_ONCE, end_of)
+                require_within(self.indices[first:stop], self.num_owned if own else end - begin, f"indices of shard {q}")
+                if not own:
+                    used[begin + self.indices[first:stop]] = True
+                edge = self.edge[first:stop]
+                seen[edge] = True
+                of = slice(int(np.searchsorted(ends_of_rows, first, side="right")) - 1, int(np.searchsorted(ends_of_rows, stop)))
+                row = np.repeat(self.rows[of], np.diff(ends_of_rows[of.start : of.stop + 1].clip(first, stop)))
+                require(((edge >= indptr[row]) & (edge < indptr[row + 1])).all(), "an edge does not lead to its row")
+        require(seen.all(), "an edge lies in two shards")
+        require(used.all(), "a row is sent for nothing")
 
 
 def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, total_edges: int) -> EdgeShards:
@@ -187,7 +196,8 @@ def open_edge_shards(path: Path, *, fingerprint: Mapping[str, str] | None = None
         StoreError: absent, damaged, or made from something else.
     """
     store = open_store(Path(path), KIND, fingerprint=fingerprint)
-    return EdgeShards(**{**store.meta, **{name: store.read(name) for name in store.entries}})
+    with proving(path):
+        return EdgeShards(**{**store.meta, **{name: store.read(name) for name in store.entries}}).check()
 
 
 def _is_of(partition: Partition, book: PartitionBook) -> bool:

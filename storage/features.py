@@ -9,7 +9,7 @@ import zarr
 
 from .errors import InputError, StoreError
 from .ledger import Ledger
-from .store import Store, open_store, write_store
+from .store import Store, first_line, open_store, write_store
 
 FloatArray = npt.NDArray[np.floating]
 KIND = "features"
@@ -90,8 +90,8 @@ class MappedFeatures(MemoryFeatures):
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; expected an .npy file of features [V, F]") from None
-        except (ValueError, OSError, EOFError) as e:
-            raise StoreError(f"{path} is no complete .npy file ({e}); write the features again") from e
+        except Exception as e:  # of a damaged header, NumPy lets through whatever Python's parser raises
+            raise StoreError(f"{path} is no complete .npy file ({first_line(e)}); write the features again") from e
         super().__init__(rows)
         self.path = Path(path)
 
@@ -116,6 +116,8 @@ class ZarrFeatures:
         self._array: zarr.Array = store.array(name)
         if self._array.ndim != 2:
             raise StoreError(f"{store.path}: '{name}' has shape {list(self._array.shape)}; expected [V, F]")
+        if self._array.dtype not in (np.float32, np.float64):
+            raise StoreError(f"{store.path}: '{name}' is {self._array.dtype}; expected float32 or float64: write the store again")
 
     @property
     def num_rows(self) -> int:

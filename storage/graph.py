@@ -116,7 +116,7 @@ class Graph:
             raise InputError(f"indptr is {p.dtype}{list(p.shape)}; expected int64 [V+1]")
         if s.dtype not in (np.int32, np.int64) or s.ndim != 1:
             raise InputError(f"indices is {s.dtype}{list(s.shape)}; expected int32 or int64 [E]")
-        if p[0] != 0 or p[-1] != len(s) or (np.diff(p) < 0).any():
+        if p[0] != 0 or p[-1] != len(s) or (p[1:] < p[:-1]).any():
             raise InputError(f"indptr must rise from 0 to E={len(s)}; it runs from {p[0]} to {p[-1]}")
         if len(s) and (s.min() < 0 or s.max() >= self.num_nodes):
             raise InputError(f"indices lie in [{s.min()}, {s.max()}]; expected [0, {self.num_nodes})")

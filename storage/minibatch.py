@@ -6,6 +6,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from .errors import StoreError
+
 IntArray = npt.NDArray[np.integer]
 
 
@@ -158,3 +160,26 @@ class Bulk:
             assert m.epoch == self.epoch
             m.check()
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What the minibatches of a job are like: those in a store may say anything."""
+
+    is_seed: npt.NDArray[np.bool_]
+    """[V], the nodes to train on."""
+    num_layers: int | None
+    """L, where it is known."""
+
+    def refuse(self, m: MiniBatch, where: str) -> None:
+        """Raise StoreError where a minibatch is of another graph, of other seeds or of another depth."""
+        nodes = len(self.is_seed)
+        if self.num_layers not in (None, len(m.blocks)):
+            what = f"{len(m.blocks)} blocks; expected {self.num_layers}"
+        elif len(m.nodes) and int(m.nodes.max()) >= nodes:
+            what = f"node {int(m.nodes.max())}; the graph has {nodes}"
+        elif not self.is_seed[m.seeds].all():
+            what = "seeds that are not in the train split"
+        else:
+            return
+        raise StoreError(f"{where} holds {what}; the store is damaged or was changed: sample it again")

@@ -12,6 +12,7 @@ from .dataset import Split
 from .errors import InputError
 from .graph import Graph, TakenRows
 from .partition_book import PartitionBook
+from .proofs import proving, require, require_ascending, require_splits, require_vector, require_within
 from .store import Rows, Store, open_store, write_store
 
 IdArray = npt.NDArray[np.int64]
@@ -70,28 +71,23 @@ class Partition:
         return {n: a for n in names if (a := getattr(self, n)) is not None}
 
     def check(self) -> "Partition":
-        """Prove the invariants (our own, hence assert)."""
+        """Prove the invariants. Raises InputError otherwise."""
         n, h, e = self.num_owned, self.num_halo, self.num_edges
-        for ids in (self.owned, self.halo):
-            assert ids.dtype == np.int64
-            assert ids.ndim == 1
-            assert not len(ids) or ids[0] >= 0
-            assert (np.diff(ids) > 0).all()
-        assert not np.isin(self.halo, self.owned, assume_unique=True).any(), "halo nodes are owned by others"
-        assert self.indptr.dtype == np.int64
-        assert self.indptr.shape == (n + 1,)
-        assert self.indptr[0] == 0
-        assert self.indptr[-1] == e
-        degree = np.diff(self.indptr)
-        assert (degree >= 0).all()
-        assert self.in_degree.dtype == np.int64
-        assert self.in_degree.shape == (n,)
-        assert (degree <= self.in_degree).all(), "a row holds more edges than the node has in the whole graph"
-        assert self.indices.dtype == np.int32
-        assert self.indices.ndim == 1
-        assert not e or (self.indices.min() >= 0 and self.indices.max() < n + h)
-        for extra, dtype in ((self.edge_weight, np.float32), (self.edge_id, np.int64)):
-            assert extra is None or (extra.shape == (e,) and extra.dtype == dtype)
+        for name in ("owned", "halo"):
+            require_vector(getattr(self, name), np.int64, None, name)
+            require_ascending(getattr(self, name), name)
+        at = np.minimum(np.searchsorted(self.owned, self.halo), max(n - 1, 0))
+        require(not n or not (self.owned[at] == self.halo).any(), "halo holds owned nodes")
+        require_splits(self.indptr, n, e, "indptr")
+        require_vector(self.in_degree, np.int64, n, "in_degree")
+        require((np.diff(self.indptr) <= self.in_degree).all(), "a row holds more edges than the node has in the whole graph")
+        require_vector(self.indices, np.int32, None, "indices")
+        require_within(self.indices, n + h, "indices")
+        if self.edge_weight is not None:
+            require_vector(self.edge_weight, np.float32, e, "edge_weight")
+            require(not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())), "edge_weight is negative or not finite")
+        if self.edge_id is not None:
+            require_vector(self.edge_id, np.int64, e, "edge_id")
         return self
 
 
@@ -165,4 +161,5 @@ def open_partition(path: Path, *, fingerprint: Mapping[str, str] | None = None) 
         StoreError: absent, damaged, or made from something else.
     """
     store = open_store(Path(path), KIND, fingerprint=fingerprint)
-    return Partition(store.meta["rank"], **{name: store.read(name) for name in store.entries})
+    with proving(path):
+        return Partition(store.value("rank", int), **{name: store.read(name) for name in store.entries}).check()

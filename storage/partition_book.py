@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .errors import InputError, StoreError
 from .fingerprint import digest_arrays
+from .proofs import proving, require, require_vector
 from .store import Store, open_store, write_store
 from .words import node_words
 
@@ -346,11 +347,19 @@ def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Book:
         StoreError: absent, damaged, of an unknown form, or made from something else.
     """
     store = open_store(Path(path), KIND, fingerprint=fingerprint)
-    array, form = store.read("book"), store.meta["form"]
-    if form == "range":
-        return RangeBook(array)
-    if form == "table":
-        return TableBook(array, store.meta["num_parts"])
-    if form == "hash":
-        return HashBook(int(array[0]), store.meta["num_nodes"], store.meta["num_parts"])
-    raise StoreError(f"{path} holds a partition book of form '{form}'; expected 'range', 'table' or 'hash'")
+    array, form = store.read("book"), store.value("form", str)
+    if form not in ("range", "table", "hash"):
+        raise StoreError(f"{path} holds a partition book of form '{form[:80]}'; expected 'range', 'table' or 'hash'")
+    parts, nodes = store.value("num_parts", int), store.value("num_nodes", int)
+    with proving(path):
+        if form == "range":
+            book = RangeBook(array).check()
+        elif form == "table":
+            book = TableBook(array, parts).check()
+        else:
+            require_vector(array, np.uint64, 1, "the key")
+            book = HashBook(int(array[0]), nodes, parts).check()
+        require((book.num_parts, book.num_nodes) == (parts, nodes), f"the book is not of {parts} parts and {nodes} nodes")
+        # What counts nodes by part has a number for each.
+        require(parts < 1 << 31, f"the book has {parts} parts; expected less than 2**31")
+    return book

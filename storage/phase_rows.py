@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import StoreError
+from .proofs import proving, require
 from .store import Rows, Store, open_store, write_store
 
 KIND = "phase-rows"
@@ -37,6 +38,12 @@ def open_phase_rows(path: Path, fingerprint: Mapping[str, str]) -> Store:
     if not path.exists():
         raise StoreError(f"{path} is lacking: the rows that this phase reads were removed; start the run again in another folder")
     try:
-        return open_store(path, KIND, fingerprint=fingerprint)
+        store = open_store(path, KIND, fingerprint=fingerprint)
+        for key in ("generation", "sent_bytes"):
+            store.value(key, int)
+        with proving(path):
+            for name, entry in store.entries.items():
+                require(len(entry["shape"]) == 2, f"array '{name}' has shape {entry['shape']}; expected [n, D]")
     except StoreError as e:
         raise StoreError(f"stale or damaged rows of an exchange: {e}; start the run again in another folder") from e
+    return store

@@ -21,7 +21,7 @@ import zarr
 
 from .bulk_codec import Words, pack_bulk, unpack_row
 from .errors import InputError, MillraceError, RunError, StoreError
-from .minibatch import Bulk, MiniBatch
+from .minibatch import Bulk, Expected, MiniBatch
 from .queue import BoundedQueue, BulkKey, Keep
 from .store import (
     MANIFEST,
@@ -180,14 +180,18 @@ class ZarrQueue(BoundedQueue):
         keep: Keep,
         consumers: int,
         read_only: bool,
+        expected: Expected | None = None,
     ) -> None:
-        n = meta.get("minibatches_per_epoch")
-        super().__init__(bulk_size=meta["bulk_size"], max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=n)
+        size, n = meta.get("bulk_size"), meta.get("minibatches_per_epoch")
+        if type(size) is not int or size < 1 or not (n is None or (type(n) is int and n >= 0)):
+            raise StoreError(f"{path} says bulk_size {str(size)[:80]}, minibatches_per_epoch {str(n)[:80]}; make the store again")
+        super().__init__(bulk_size=size, max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=n)
         self.path = path
         self._place = self._place_at(path)
         self.fingerprint = dict(fingerprint)
         self.meta = dict(meta)
         self._read_only = read_only
+        self._expected = expected
         self._complete: Mapping[str, int] | None = None
         self._opened: OrderedDict[BulkKey, zarr.Array] = OrderedDict()
         self._opening = threading.Lock()
@@ -208,6 +212,7 @@ class ZarrQueue(BoundedQueue):
         consumers: int = 1,
         meta: Mapping[str, Any] | None = None,
         sweep: bool = True,
+        expected: Expected | None = None,
     ) -> Self:
         """Make a queue in a folder, or go on with the one that is there.
 
@@ -221,13 +226,17 @@ class ZarrQueue(BoundedQueue):
             meta: what readers should know, plain values. With ``minibatches_per_epoch`` an epoch's end is seen at once, and a
                 `get` beyond it is refused.
             sweep: remove what killed writers left. Only while no other process writes there: producers that join pass False.
+            expected: what minibatches must be like; others are refused when they are read.
 
         Raises:
             InputError: an argument is out of range.
             StoreError: the folder holds something else, or minibatches made from something else (lists the differing keys).
         """
         meta = {**(meta or {}), "bulk_size": bulk_size}
-        self = cls(path, fingerprint, meta, max_bytes=max_bytes, keep=keep, consumers=consumers, read_only=False)
+        if bulk_size < 1:
+            raise InputError(f"queue bulk_size={bulk_size}; expected at least 1")
+        options: dict[str, Any] = {"max_bytes": max_bytes, "keep": keep, "consumers": consumers, "expected": expected}
+        self = cls(path, fingerprint, meta, read_only=False, **options)
         self._place.commit("", KIND, fingerprint, meta)
         body = self._place.manifest("", KIND)
         require_fingerprint(path, body["fingerprint"], fingerprint)
@@ -240,13 +249,16 @@ class ZarrQueue(BoundedQueue):
         return self
 
     @classmethod
-    def open(cls, path: str | Path, *, fingerprint: Mapping[str, str] | None = None, consumers: int = 1) -> Self:
+    def open(
+        cls, path: str | Path, *, fingerprint: Mapping[str, str] | None = None, consumers: int = 1, expected: Expected | None = None
+    ) -> Self:
         """Open a store of minibatches to read it only: finished, or still being written (then a `get` waits). Nothing is dropped.
 
         Args:
             path: its folder.
             fingerprint: refuse the store when it was made from something else.
             consumers: how many ranks read.
+            expected: see `create`.
 
         Raises:
             StoreError: absent, damaged, or made from something else (lists the keys that differ).
@@ -254,7 +266,8 @@ class ZarrQueue(BoundedQueue):
         body = cls._place_at(path).manifest("", KIND)
         if fingerprint is not None:
             require_fingerprint(path, body["fingerprint"], fingerprint)
-        return cls(path, body["fingerprint"], body["meta"], max_bytes=1, keep="all", consumers=consumers, read_only=True)
+        options: dict[str, Any] = {"max_bytes": 1, "keep": "all", "consumers": consumers, "expected": expected}
+        return cls(path, body["fingerprint"], body["meta"], read_only=True, **options)
 
     def __iter__(self) -> Iterator[MiniBatch]:
         """Every minibatch that is there. Raises StoreError for a damaged one, and for a bulk that a finished store lacks."""
@@ -270,10 +283,12 @@ class ZarrQueue(BoundedQueue):
 
     def _last_on_disk(self, key: BulkKey) -> int:
         """Index of a bulk's last minibatch; a damaged one is taken for a full one: it only decides when it is dropped."""
+        full = (key[1] + 1) * self.bulk_size - 1
         try:
-            return self._place.manifest(_name(key), BULK_KIND)["meta"]["last_index"]
+            last = self._place.manifest(_name(key), BULK_KIND)["meta"].get("last_index")
         except StoreError:
-            return (key[1] + 1) * self.bulk_size - 1
+            return full
+        return last if type(last) is int else full
 
     def committed(self, epoch: int) -> set[int]:
         """Numbers of the epoch's bulks that are there."""
@@ -283,7 +298,10 @@ class ZarrQueue(BoundedQueue):
     def complete(self) -> bool:
         """Whether `finish` was called: nothing more will come."""
         if self._complete is None and self._place.has(COMPLETE):
-            self._complete = self._place.manifest(COMPLETE, COMPLETE_KIND)["meta"]["bulks"]
+            bulks = self._place.manifest(COMPLETE, COMPLETE_KIND)["meta"].get("bulks")
+            if not isinstance(bulks, dict) or not all(k.isdecimal() and len(k) < 19 and type(n) is int for k, n in bulks.items()):
+                raise StoreError(f"{self._place.path(COMPLETE)} does not say how many bulks each epoch has; sample again")
+            self._complete = bulks
         return self._complete is not None
 
     def finish(self) -> None:
@@ -345,7 +363,7 @@ class ZarrQueue(BoundedQueue):
 
     def _load(self, key: BulkKey, row: int) -> MiniBatch:
         folder, rows = self._place.path(_name(key)), self._rows(key)
-        if row >= rows.shape[0]:
+        if rows.ndim != 2 or row >= rows.shape[0]:
             raise StoreError(f"{folder} has {rows.shape[0]} minibatches; number {row} of it asked for")
         try:
             words = np.asarray(rows[row])
@@ -353,6 +371,8 @@ class ZarrQueue(BoundedQueue):
             damage = StoreError(f"{folder}: minibatch {row} is damaged ({first_line(e)}); remove the folder and sample it again")
             raise self._place.silence(e) or damage from e
         m = unpack_row(words, f"{folder}, minibatch {row}")
+        if self._expected is not None:
+            self._expected.refuse(m, f"{folder}, minibatch {row}")
         want = (key[0], key[1] * self.bulk_size + row)
         if (m.epoch, m.index) != want:
             raise StoreError(f"{folder}, minibatch {row} holds (epoch, index) {(m.epoch, m.index)}; expected {want}: sample it again")

@@ -6,16 +6,17 @@ array (Zarr itself reads a missing chunk as zeros, without an error) and a check
 """
 
 import hashlib
-import itertools
 import json
+import math
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,9 @@ CHUNKS_PER_WRITE = 16
 ASIDE = ".writing-"
 """What begins like this is on its way, or is left of a writer that was killed."""
 _REMOVED = ".removed-"
+_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
+"""Of an array."""
+T = TypeVar("T")
 
 
 class Rows(Protocol):
@@ -72,9 +76,11 @@ def _set_aside(path: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder so that no reader sees half of it: it is renamed aside first."""
-    if path.exists():
+    """Remove a folder, or a file that lies in its place, so that no reader sees half of it: it is renamed aside first."""
+    if path.is_dir():
         shutil.rmtree(_set_aside(path), ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sweep_leftovers(folder: Path) -> int:
@@ -175,6 +181,8 @@ def read_manifest(path: Path, kind: str) -> dict[str, Any]:
         raise no_manifest(path) from None
     except NotADirectoryError:
         raise StoreError(f"{path} is a file; expected the folder of a Millrace {kind} store") from None
+    except (OSError, ValueError) as e:
+        raise StoreError(f"{path}/{MANIFEST} cannot be read ({e}); make the store again") from None
     return parse_manifest(text, path, kind)
 
 
@@ -186,19 +194,40 @@ def parse_manifest(text: bytes, path: Path | str, kind: str) -> dict[str, Any]:
     """
     try:
         body = json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise StoreError(f"{path}/{MANIFEST} is damaged ({e}); make the store again") from e
+    except (ValueError, RecursionError) as e:
+        raise StoreError(f"{path}/{MANIFEST} is damaged ({first_line(e)}); make the store again") from e
     if not isinstance(body, dict) or body.get("format") != f"millrace-{kind}":
         seen = body.get("format") if isinstance(body, dict) else type(body).__name__
-        raise StoreError(f"{path} holds '{seen}'; expected 'millrace-{kind}'")
+        raise StoreError(f"{path} holds '{str(seen)[:80]}'; expected 'millrace-{kind}'")
     if body.get("schema_version") != SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has schema version {body.get('schema_version')}; this Millrace reads version {SCHEMA_VERSION}: make the store again"
-        )
+        seen = str(body.get("schema_version"))[:80]
+        raise StoreError(f"{path} has schema version {seen}; this Millrace reads version {SCHEMA_VERSION}: make the store again")
     checksum = body.pop("checksum", None)
     if checksum != hashlib.sha256(canonical_json(body)).hexdigest():
         raise StoreError(f"{path}/{MANIFEST} does not match its checksum; the store is damaged: make it again")
+    if not _is_well_formed(body):
+        raise StoreError(f"{path}/{MANIFEST} is not laid out as a manifest; expected fingerprint, meta and arrays: make the store again")
     return body
+
+
+def _is_well_formed(body: Mapping[str, Any]) -> bool:
+    fingerprint, meta, arrays = (body.get(key) for key in ("fingerprint", "meta", "arrays"))
+    if not (isinstance(fingerprint, dict) and isinstance(meta, dict) and isinstance(arrays, dict)):
+        return False
+    return all(isinstance(v, str) for v in fingerprint.values()) and all(_is_entry(*item) for item in arrays.items())
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    """Whether `entry` says of an array what `write_arrays` says of one."""
+    if not (isinstance(entry, dict) and _NAME.fullmatch(name)):
+        return False
+    shape, dtype, chunks = (entry.get(key) for key in ("shape", "dtype", "chunks"))
+    try:
+        numeric = isinstance(dtype, str) and np.dtype(dtype).kind in "biuf"
+    except TypeError:
+        numeric = False
+    counts = [*shape, chunks] if isinstance(shape, list) and shape else [None]
+    return numeric and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
 
 
 def require_fingerprint(path: Path | str, seen: Mapping[str, str], expected: Mapping[str, str]) -> None:
@@ -250,7 +279,7 @@ def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_sh
 
 
 def _num_chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
-    return int(np.prod([-(-s // c) for s, c in zip(shape, chunks)], dtype=np.int64))
+    return math.prod(-(-s // c) for s, c in zip(shape, chunks))
 
 
 def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path: Path | str) -> zarr.Array:
@@ -264,22 +293,31 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
         raise StoreError(f"{path} has no array '{name}'; it holds {sorted(entries)}")
     try:
         z = zarr.open_array(at, mode="r", zarr_format=3)
-        seen = (list(z.shape), str(z.dtype), _chunks_there(at, z))
+        # Chunks are counted last: how many there ought to be is known to be as the manifest says by then.
+        there = _num_chunks(z.shape, z.shards or z.chunks)
+        seen = (list(z.shape), str(z.dtype), _num_chunks(z.shape, z.chunks))
+        want = (entry["shape"], entry["dtype"], entry["chunks"])
+        if seen == want and (missing := there - _chunks_there(at, z, there)):
+            seen = (*seen[:2], f"{there - missing} of {there}")
     except Exception as e:
         raise StoreError(f"{path}: array '{name}' cannot be opened ({first_line(e)}); make the store again") from e
-    want = (entry["shape"], entry["dtype"], entry["chunks"])
     if seen != want:
         raise StoreError(f"{path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again")
     return z
 
 
-def _chunks_there(at: str | StorePath, z: zarr.Array) -> int:
-    """How many of an array's chunks there are. Zarr's own count takes time that grows with the square of it."""
-    if z.shards is not None or not isinstance(at, str):
-        return z.nchunks_initialized
-    there = {os.path.join(folder, name) for folder, _, names in os.walk(os.path.join(at, "c")) for name in names}
-    grid = (range(-(-n // c)) for n, c in zip(z.shape, z.chunks))
-    return sum(os.path.join(at, "c", *map(str, key)) in there for key in itertools.product(*grid))
+def _chunks_there(at: str | StorePath, z: zarr.Array, expected: int) -> int:
+    """How many of an array's `expected` stored chunks there are. Zarr's own count takes time that grows with the square of it."""
+    if not isinstance(at, str):
+        return z.nchunks_initialized * expected // max(1, z.nchunks)
+    grid, root = [-(-n // c) for n, c in zip(z.shape, z.shards or z.chunks)], os.path.join(at, "c")
+    found = 0
+    for folder, _, names in os.walk(root):
+        above = os.path.relpath(folder, root).split(os.sep) if folder != root else []
+        for name in names:
+            key = [*above, name]
+            found += len(key) == len(grid) and all(k.isdecimal() and int(k) < n and k == str(int(k)) for k, n in zip(key, grid))
+    return found
 
 
 @dataclass(frozen=True)
@@ -317,7 +355,14 @@ class Store:
         try:
             return np.asarray(z[rows])
         except Exception as e:
-            raise StoreError(f"{self.path}: array '{name}' is damaged ({e}); make the store again") from e
+            raise StoreError(f"{self.path}: array '{name}' is damaged ({first_line(e)}); make the store again") from e
+
+    def value(self, key: str, kind: type[T]) -> T:
+        """A value of `meta`. Raises StoreError: it is absent, or of another kind."""
+        found = self.meta.get(key)
+        if type(found) is not kind:
+            raise StoreError(f"{self.path}: {key} is {str(found)[:80]!r}; expected {kind.__name__}: make the store again")
+        return found
 
     @property
     def nbytes(self) -> int:

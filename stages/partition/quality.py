@@ -68,8 +68,11 @@ class PartitionQuality:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "PartitionQuality":
-        """The quality that `as_record` wrote down."""
-        return cls(tuple(PartCounts(**p) for p in record["parts"]))
+        """The quality that `as_record` wrote down. Raises KeyError, TypeError: `record` is none."""
+        parts = tuple(PartCounts(**p) for p in record["parts"])
+        if any(type(n) is not int or n < 0 for part in parts for n in vars(part).values()):
+            raise TypeError("counts of parts are no whole numbers")
+        return cls(parts)
 
     def table(self) -> str:
         """Lines of at most 70 characters (while counts stay below 10^9), for people."""

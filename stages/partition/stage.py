@@ -7,7 +7,7 @@ carry one fingerprint.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ...storage.fingerprint import dataset_fingerprint
 from ...storage.partition import KIND as GRAPH_KIND
 from ...storage.partition import OwnRows, Partition, open_partition, partition_of, write_partition
 from ...storage.partition_book import Book, open_book, write_book
+from ...storage.proofs import proving, require, require_ascending, require_vector, require_within
 from ...storage.store import MANIFEST, Store, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
 from .base import Partitioner, check_parts
 from .quality import PartCounts, PartitionQuality, count_part
@@ -105,14 +106,16 @@ def partition_dataset(
     out, parts = Path(out), check_parts(parts, dataset.num_nodes)
     fingerprint = {**dataset_fingerprint(dataset), "partitioner": repr(partitioner), "parts": str(parts), "seed": str(seed)}
     if (out / MANIFEST).exists():
-        meta = open_store(out, KIND, fingerprint=fingerprint).meta
-        if _layout(meta) >= LAYOUT:
-            return PartitionReport(out, PartitionQuality.from_record(meta["quality"]), 0, time.perf_counter() - start)
+        whole = open_store(out, KIND, fingerprint=fingerprint)
+        if _layout(whole) >= LAYOUT:
+            return PartitionReport(out, quality_of(whole), 0, time.perf_counter() - start)
     if out.exists() and not (out / "book").exists() and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir())):
         raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
     sweep_leftovers(out)
     if (out / "book").exists():
         book = open_book(out / "book", fingerprint=fingerprint)
+        if (book.num_parts, book.num_nodes) != (parts, dataset.num_nodes):
+            raise StoreError(f"{out / 'book'} is of {book.num_parts} parts and {book.num_nodes} nodes; it was changed: remove {out}")
     else:
         book = partitioner.assign(dataset.graph, parts, seed)
         assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
@@ -157,7 +160,8 @@ def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
         StoreError: the folder is incomplete or damaged, or there is no such part.
     """
     folder, whole = _opened(out, part)
-    return open_partition(folder / "graph", fingerprint=whole.fingerprint), _open_rows(folder, whole)
+    partition = open_partition(folder / "graph", fingerprint=whole.fingerprint)
+    return partition, _open_rows(folder, whole, partition.num_owned)
 
 
 def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
@@ -167,13 +171,23 @@ def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64]
         StoreError: the folder is incomplete or damaged, an earlier version wrote it, or there is no such part.
     """
     folder, whole = _opened(out, part)
-    if _layout(whole.meta) < LAYOUT:
+    if _layout(whole) < LAYOUT:
         raise StoreError(
             f"{out} was written by an earlier version of Millrace, which made no edge shards; partition the same dataset into it again, "
             "with the same options, and what is lacking is added"
         )
     owned = open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint).read("owned")
-    return open_edge_shards(folder / "shards", fingerprint=whole.fingerprint), owned, _open_rows(folder, whole)
+    shards = open_edge_shards(folder / "shards", fingerprint=whole.fingerprint)
+    with proving(folder / "shards"):
+        require((shards.part, shards.num_owned) == (part, len(owned)), f"it is of part {shards.part}, of {shards.num_owned} nodes")
+        sizes = [counts.nodes for counts in quality_of(whole).parts]
+        require(len(sizes) == shards.num_parts, f"it is of {shards.num_parts} parts; there are {len(sizes)}")
+        for q, size in enumerate(sizes):
+            require_within(shards.sources[slice(*shards.source_splits[q : q + 2])], size, f"sources that part {q} is to send")
+    with proving(folder / "graph"):
+        require_vector(owned, np.int64, None, "owned")
+        require_ascending(owned, "owned")
+    return shards, owned, _open_rows(folder, whole, len(owned))
 
 
 def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
@@ -194,7 +208,10 @@ def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.
     else:
         # Written by a version that did not add them up.
         degree = _weighted_degree(open_partition(folder / "graph", fingerprint=whole.fingerprint))
-    return ZarrFeatures.inside(rows, "features"), degree
+    features = ZarrFeatures.inside(rows, "features")
+    with proving(rows.path):
+        require_vector(degree, np.float64, features.num_rows, "the degree of its nodes")
+    return features, degree
 
 
 def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:
@@ -207,19 +224,31 @@ def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:
 def _opened(out: Path, part: int) -> tuple[Path, Store]:
     """The folder of a part, and the store that it belongs to."""
     whole = open_store(Path(out), KIND)
-    if not 0 <= part < whole.meta["num_parts"]:
-        raise StoreError(f"{out} has parts 0 to {whole.meta['num_parts'] - 1}; part {part} was asked for")
+    parts = whole.value("num_parts", int)
+    if not 0 <= part < parts:
+        raise StoreError(f"{out} has parts 0 to {parts - 1}; part {part} was asked for")
     return _folder(Path(out), part), whole
 
 
-def _open_rows(folder: Path, whole: Store) -> PartRows:
+def quality_of(whole: Store) -> PartitionQuality:
+    """What the manifest of the folder says of its parts. Raises StoreError: it says nothing that can be read."""
+    with proving(whole.path):
+        return PartitionQuality.from_record(whole.meta["quality"])
+
+
+def _open_rows(folder: Path, whole: Store, num_owned: int) -> PartRows:
     rows = open_store(folder / "rows", ROWS_KIND, fingerprint=whole.fingerprint)
-    split = Split(*(rows.read(name) for name in SPLITS))
-    return PartRows(ZarrFeatures.inside(rows, "features"), rows.read("labels"), split)
+    split, labels = Split(*(rows.read(name) for name in SPLITS)), rows.read("labels")
+    features = ZarrFeatures.inside(rows, "features")
+    with proving(rows.path):
+        split.check(num_owned)
+        require(features.num_rows == len(labels) == num_owned, f"{features.num_rows} rows and {len(labels)} labels of {num_owned} nodes")
+        require((labels.dtype, labels.ndim) in ((np.int64, 1), (np.float32, 2)), f"labels are {labels.dtype}{list(labels.shape)}")
+    return PartRows(features, labels, split)
 
 
-def _layout(meta: Mapping[str, Any]) -> int:
-    return meta.get("layout", 1)
+def _layout(whole: Store) -> int:
+    return whole.value("layout", int) if "layout" in whole.meta else 1
 
 
 def _folder(out: Path, part: int) -> Path:
@@ -230,7 +259,9 @@ def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
     """The counts of a part that is there already. Its rows were written last, so they vouch for the rest, in this layout."""
     try:
         open_store(folder / "shards", SHARDS_KIND, fingerprint=fingerprint)
-        return PartCounts(**open_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint).meta["counts"])
+        rows = open_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint)
+        with proving(folder):
+            return PartCounts(**rows.meta["counts"])
     except StoreError:
         return None
 

@@ -58,7 +58,7 @@ def test_bad_splits(split, message):
         (replace(GOOD, features=MemoryFeatures(np.zeros((4, 2)))), "features have 4 rows; the graph has 5"),
         (replace(GOOD, labels=GOOD.labels[:4]), r"labels have shape \[4\]"),
         (replace(GOOD, labels=MULTI.labels), r"expected 1 dimension"),
-        (replace(GOOD, num_classes=2), "labels reach 2; expected below num_classes=2"),
+        (replace(GOOD, num_classes=2), r"labels lie in \[-1, 2\]; expected at least -1 and below num_classes=2"),
         (replace(MULTI, labels=GOOD.labels), r"expected 2 dimension"),
         (replace(MULTI, num_classes=4), "has 3 columns; expected 4"),
     ],

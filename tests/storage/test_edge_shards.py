@@ -199,5 +199,5 @@ def i32(*values):
 )
 def test_check_sees_bad_shards(change):
     _, good = sharded(GRAPH, BOOK, 1)
-    with pytest.raises(AssertionError):
+    with pytest.raises(InputError):
         replace(good.check(), **change).check()

@@ -107,7 +107,7 @@ def test_too_many_positions_are_refused(monkeypatch):
 )
 def test_check_sees_a_bad_partition(change):
     good = extract_partition(GRAPH, BOOK, 0).check()
-    with pytest.raises(AssertionError):
+    with pytest.raises(InputError):
         replace(good, **change).check()
 
 

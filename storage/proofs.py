@@ -1,0 +1,57 @@
+"""Checks of arrays that were read from a file, before compiled kernels trust them: a valid checksum says nothing of what was written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InputError, StoreError
+
+AT_ONCE = 1 << 20
+"""Checks that need temporary arrays take so many entries at a time."""
+
+
+def require(holds: bool | np.bool_, what: str) -> None:
+    """Raise InputError with `what` is wrong, unless it holds."""
+    if not holds:
+        raise InputError(what)
+
+
+def require_vector(array: Any, dtype: npt.DTypeLike, length: int | None, name: str) -> None:
+    """Raise InputError unless `array` is a vector of this dtype, and of this length where one is given."""
+    shown = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+    fits = isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1 and length in (None, len(array))
+    require(fits, f"{name} is {shown}; expected {np.dtype(dtype)}[{'n' if length is None else length}]")
+
+
+def require_splits(splits: npt.NDArray[np.int64], count: int, end: int, name: str) -> None:
+    """Raise InputError unless `splits` is int64 [count + 1] and rises from 0 to `end`."""
+    require_vector(splits, np.int64, count + 1, name)
+    require(splits[0] == 0 and splits[-1] == end and (splits[1:] >= splits[:-1]).all(), f"{name} does not rise from 0 to {end}")
+
+
+def require_within(ids: npt.NDArray[np.integer], stop: int, name: str) -> None:
+    """Raise InputError unless all `ids` lie in [0, stop)."""
+    if len(ids):
+        low, high = int(ids.min()), int(ids.max())
+        require(low >= 0 and high < stop, f"{name} lies in [{low}, {high}]; expected [0, {stop})")
+
+
+def require_ascending(ids: npt.NDArray[np.integer], name: str) -> None:
+    """Raise InputError unless `ids` are at least 0 and rise strictly."""
+    require(not len(ids) or (ids[0] >= 0 and (ids[1:] > ids[:-1]).all()), f"{name} does not rise strictly from 0 or more")
+
+
+@contextmanager
+def proving(path: Path | str) -> Iterator[None]:
+    """Turn what a check of a store's content finds into a StoreError that names the store."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (InputError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as e:
+        why = str(e) if isinstance(e, InputError) else f"its content is not laid out as it must be: {type(e).__name__} {e}"
+        raise StoreError(f"{path}: {why}; the store is damaged or was changed: make it again") from e
