@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.export import to_dgl_blocks, to_pyg
     from millrace.pipeline.links import Link
     from millrace.pipeline.loaders import NeighborLoader
+    from millrace.pipeline.loaders_elsewhere import HGTLoader, LinkNeighborLoader
     from millrace.pipeline.plan import plan
     from millrace.pipeline.plan_inputs import Cluster, Numbers
     from millrace.pipeline.queues import open_queue
@@ -50,6 +51,8 @@ _HOMES = {
     "to_dgl_blocks": "pipeline.export",
     "to_pyg": "pipeline.export",
     "NeighborLoader": "pipeline.loaders",
+    "HGTLoader": "pipeline.loaders_elsewhere",
+    "LinkNeighborLoader": "pipeline.loaders_elsewhere",
     "plan": "pipeline.plan",
     "Cluster": "pipeline.plan_inputs",
     "Numbers": "pipeline.plan_inputs",
@@ -105,11 +108,13 @@ __all__ = [
     "FastGCNSampler",
     "Graph",
     "GraphSAGE",
+    "HGTLoader",
     "InputError",
     "Job",
     "LaborSampler",
     "LadiesSampler",
     "Link",
+    "LinkNeighborLoader",
     "MillraceError",
     "MiniBatch",
     "NeighborLoader",

@@ -25,10 +25,12 @@ class SampledGraph:
     """int64 [e], positions of their destinations; rises."""
     edge: Tensor | None
     """int64 [e], positions in the edge arrays that the minibatch's edge ids count in, or None where it has none."""
-    num_sampled_nodes: list[int]
-    """L+1 numbers: the seeds, then each hop's new nodes."""
-    num_sampled_edges: list[int]
-    """L numbers: the edges of each hop."""
+    num_sampled_nodes: list[int] | None
+    """L+1 numbers: the seeds, then each hop's new nodes; None where edges are not by hop."""
+    num_sampled_edges: list[int] | None
+    """L numbers: the edges of each hop, or None."""
+    batch: Tensor | None = None
+    """int64 [n], which seed's tree each node is in, where every seed has one of its own."""
 
 
 def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = None) -> SampledGraph:

@@ -14,8 +14,11 @@ from ..stages.sample.neighbor import NeighborSampler
 from ..storage.errors import InputError, nearest
 from ..storage.graph import Graph, from_edges
 from .datasets.python import TYPED
+from .loader_subgraphs import SUBGRAPH_TYPES
 
-IDLE = {
+DATALOADER = {
+    "sampler": None,
+    "batch_sampler": None,
     "pin_memory": False,
     "pin_memory_device": "",
     "persistent_workers": False,
@@ -24,16 +27,14 @@ IDLE = {
     "multiprocessing_context": None,
     "timeout": 0,
     "in_order": True,
-    "collate_fn": None,
-    "dataset": None,
 }
-"""Arguments of torch's DataLoader that have nothing to act on here, and the values that ask for nothing."""
-REFUSED = {
-    "sampler": "the seeds come in the order of input_nodes, or shuffled",
-    "batch_sampler": "the seeds come in the order of input_nodes, or shuffled",
-    "custom_cls": "it belongs to remote feature stores",
-}
-"""Arguments of PyG's and torch's loaders that would change what is sampled, and why they are refused."""
+"""Arguments of torch's DataLoader that `NeighborLoader` has not among its own, and the values that ask for nothing."""
+DROPPED = {"collate_fn": None, "dataset": None}
+"""Arguments of torch's DataLoader that PyG's loader drops."""
+EFFECTIVE = ("sampler", "batch_sampler", "pin_memory")
+"""Of `DATALOADER`, what does what it does in a DataLoader. The others are for worker processes."""
+REFUSED = {"custom_cls": "it belongs to remote feature stores"}
+"""Arguments of PyG's loaders that would change what is sampled, and why they are refused."""
 
 
 class UnknownArgumentError(InputError, TypeError):
@@ -50,27 +51,68 @@ def check_data(data: Any) -> None:
         raise InputError("a pair of FeatureStore and GraphStore is not supported; expected a torch_geometric.data.Data")
     if not isinstance(data, Data):
         raise InputError(f"data is {type(data).__name__}; expected a torch_geometric.data.Data")
-    if data.edge_index is None:
-        raise InputError("data has no edge_index; expected [2, E] (adj and adj_t are not supported: do not apply ToSparseTensor)")
-    if data.edge_index.ndim != 2 or data.edge_index.shape[0] != 2:
+    for name in ("adj", "adj_t"):
+        if name in data:
+            raise InputError(f"data has {name}, which is not supported; expected edge_index [2, E]: do not apply ToSparseTensor")
+    if data.edge_index is not None and (data.edge_index.ndim != 2 or data.edge_index.shape[0] != 2):
         raise InputError(f"data.edge_index has shape {list(data.edge_index.shape)}; expected [2, E]")
+    if data.num_nodes is None:
+        raise InputError("data has neither node attributes nor edges; expected x, edge_index or num_nodes")
 
 
-def check_dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> None:
-    """Refuse or ignore, with a warning, the DataLoader's arguments in `given`; `own` are the loader's named ones, for hints."""
+def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> dict[str, Any]:
+    """The arguments of `given` that torch's DataLoader takes. What has nothing to act on is named in a warning; `own` are the loader's
+    named arguments, for hints."""
     for name in given:
-        if name not in IDLE and name not in REFUSED:
-            known = [*own, *IDLE, *REFUSED]
+        if name not in DATALOADER and name not in DROPPED and name not in REFUSED:
+            known = [*own, *DATALOADER, *DROPPED, *REFUSED]
             raise UnknownArgumentError(f"NeighborLoader has no argument '{name}'{nearest(name, known)}")
     for name, why in REFUSED.items():
         if given.get(name) is not None:
             raise InputError(f"{name} is not supported: {why}")
-    ignored = [n for n, nothing in IDLE.items() if given.get(n) is not None and (nothing is None or given[n] != nothing)]
+    for name in ("sampler", "batch_sampler"):
+        if given.get(name) is not None and not (hasattr(given[name], "__iter__") and hasattr(given[name], "__len__")):
+            raise InputError(f"{name} is {type(given[name]).__name__}; expected an iterable with a length, such as a torch Sampler")
+    idle = {**DATALOADER, **DROPPED}
+    ignored = [n for n, nothing in idle.items() if n not in EFFECTIVE and given.get(n) is not None and given[n] != nothing]
     if filter_per_worker is not None:
         ignored.append("filter_per_worker")
     if ignored:
         text = f"NeighborLoader ignores {', '.join(ignored)}: it has no worker processes, a thread samples ahead"
         warnings.warn(text, UserWarning, stacklevel=3)
+    return {n: v for n, v in given.items() if n in DATALOADER}
+
+
+def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
+    """The word for PyG's `subgraph_type`, to which the deprecated ``directed=False`` says "induced"."""
+    if not directed:
+        warnings.warn("directed=False is deprecated: use subgraph_type='induced'", UserWarning, stacklevel=3)
+        given = "induced"
+    word = getattr(given, "value", given)
+    if word not in SUBGRAPH_TYPES:
+        hint = nearest(word, SUBGRAPH_TYPES) if isinstance(word, str) else ""
+        raise InputError(f"subgraph_type is {word!r}; expected one of {', '.join(SUBGRAPH_TYPES)}{hint}")
+    if disjoint and word == "induced":
+        raise InputError("disjoint is not supported with subgraph_type 'induced', as in PyG; set one of them")
+    return word
+
+
+def positions(given: Any, size: int, what: str) -> npt.NDArray[np.int64]:
+    """Positions among `size` input nodes, int64 [B], from a tensor, an array or anything that holds whole numbers."""
+    try:
+        values = given.tolist() if hasattr(given, "tolist") else given
+        found = np.fromiter((_whole(i) for i in values), np.int64)
+    except TypeError:
+        raise InputError(f"{what} is {given!r}; expected positions in input_nodes, whole numbers [B]") from None
+    if len(found) and (found.min() < 0 or found.max() >= size):
+        raise InputError(f"{what} holds positions in [{found.min()}, {found.max()}]; expected [0, {size}), positions in input_nodes")
+    return found
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a mask is no list of positions")
+    return index(value)
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
@@ -99,7 +141,8 @@ def sampler(num_neighbors: Any, replace: bool, weighted: bool) -> NeighborSample
 
 def graph(data: Any, weight_attr: str | None) -> Graph:
     """In-neighbour lists of `data`, with the columns of ``edge_index`` as edge ids."""
-    edges, num_edges = _host(data.edge_index), data.edge_index.shape[1]
+    edges = np.empty((2, 0), np.int64) if data.edge_index is None else _host(data.edge_index)
+    num_edges = edges.shape[1]
     weight = None
     if weight_attr is not None:
         if weight_attr not in data:
@@ -135,7 +178,4 @@ def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tens
     seeds = nodes.astype(np.int64)
     if len(seeds) and (seeds.min() < 0 or seeds.max() >= num_nodes):
         raise InputError(f"input_nodes lie in [{seeds.min()}, {seeds.max()}]; expected [0, {num_nodes})")
-    distinct, times = np.unique(seeds, return_counts=True)
-    if len(distinct) < len(seeds):
-        raise InputError(f"input_nodes holds node {distinct[times > 1][0]} more than once; expected distinct ids: pass torch.unique(...)")
     return seeds, torch.arange(len(seeds))

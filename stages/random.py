@@ -18,6 +18,7 @@ __all__ = [
     "NODE",
     "Purpose",
     "Words",
+    "branches",
     "draw",
     "draw_word",
     "mix",
@@ -58,6 +59,12 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> int:
     for value in (seed, int(purpose), *coordinates):
         key = _mix_int((key + ((value + 1) & _WORD) * int(GOLDEN)) & _WORD)
     return key
+
+
+def branches(key: int, values: npt.ArrayLike) -> Words:
+    """The keys of the streams that have one more coordinate than the stream `key`: one for each of `values`, each >= 0."""
+    with np.errstate(over="ignore"):
+        return mix(np.uint64(key) + (np.asarray(values).astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
 def draw_word(words: Words, i: int) -> Words:

@@ -19,14 +19,20 @@ from ...storage.errors import InputError
 LEAST_PRIORITY = 19
 _lock = Lock()
 _asked: int | None = None
-_pools: dict[bool, tuple[tuple[int, int], ThreadPoolExecutor]] = {}
-"""By whether it helps threads that stand back: its threads have the priority of who made them. Each with the process and the number of
-threads that it was made for."""
+_pools: dict[tuple[bool, frozenset[int]], tuple[tuple[int, int], ThreadPoolExecutor]] = {}
+"""By whether it helps threads that stand back, and the cores that it keeps to, if any: its threads have the priority and the cores of who
+made them. Each with the process and the number of threads that it was made for."""
 _here = threading.local()
 
 
 def get_num_threads() -> int:
-    """Threads that one call of `parallel` may use: what `set_num_threads` said, else `torch.get_num_threads()`."""
+    """Threads that one call of `parallel` may use: what `set_num_threads` said, else `torch.get_num_threads()`; what this thread was told
+    by `keep_to`, if that is less."""
+    most = getattr(_here, "most", None)
+    return _of_process() if most is None else min(most, _of_process())
+
+
+def _of_process() -> int:
     if _asked is not None:
         return _asked
     import torch
@@ -80,9 +86,26 @@ def stand_back() -> None:
         _here.stands_back = True
 
 
-def _submit(task: Callable[[], None], copies: int, threads: int) -> list[Future[None]]:
+def keep_to(threads: int | None, cores: frozenset[int] = frozenset()) -> None:
+    """From now on this thread and those that help it in `parallel` are no more than `threads`, and run on `cores` alone, if any are given
+    (on Linux; elsewhere cores are not chosen).
+
+    Raises:
+        InputError: none of the cores is there.
+    """
+    _here.most = threads
+    if cores and sys.platform == "linux":
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError:
+            raise InputError(f"cores {sorted(cores)} cannot be used; expected some of {sorted(os.sched_getaffinity(0))}") from None
+        _here.cores = cores
+
+
+def _submit(task: Callable[[], None], copies: int) -> list[Future[None]]:
     # A forked child inherits the pool object but not its threads.
-    key, aside = (os.getpid(), threads), getattr(_here, "stands_back", False)
+    threads = _of_process()
+    key, aside = (os.getpid(), threads), (getattr(_here, "stands_back", False), getattr(_here, "cores", frozenset()))
     with _lock:
         found, pool = _pools.get(aside, (None, None))
         if pool is None or found != key:
@@ -121,7 +144,7 @@ def parallel(fn: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> None:
                 waiting.clear()
                 raise
 
-    others = _submit(drain, min(threads, len(parts)) - 1, threads)
+    others = _submit(drain, min(threads, len(parts)) - 1)
     try:
         drain()
     finally:

@@ -162,18 +162,31 @@ class NeighborSampler:
         ascending: bool,
     ) -> Drawn:
         """See `NodeWise.draw`."""
-        probability = _exact_weights(block.graph, block.heaviest) if self.weighted else None
+        return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, block.heaviest, ascending)
+
+    def draw_in(
+        self,
+        graph: Graph,
+        rows: npt.NDArray[np.int64],
+        splits: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
+        fanout: int,
+        first: int = 0,
+        heaviest: float | None = None,
+        ascending: bool = False,
+    ) -> Drawn:
+        """`draw` in rows of `graph`, of which row 0 is node `first`; the largest weight of the whole graph is `heaviest`."""
         return draw_rows(
-            block.graph,
-            block.first,
+            graph,
+            first,
             rows,
             splits,
             keys,
             fanout,
             replace=self.replace,
-            probability=probability,
+            probability=_exact_weights(graph, heaviest) if self.weighted else None,
             ascending=ascending,
-            keep_positions=self.edge_ids or block.graph.edge_weight is not None,
+            keep_positions=self.edge_ids or graph.edge_weight is not None,
         )
 
     def sends_weights(self, graph: Graph) -> bool:

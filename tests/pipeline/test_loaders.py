@@ -15,15 +15,18 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import ImbalancedSampler
 from torch_geometric.nn import SAGEConv
-from torch_geometric.sampler import NumNeighbors
+from torch_geometric.sampler import NumNeighbors, SamplerOutput
 from torch_geometric.utils import trim_to_layer
 
 import millrace
 from millrace import NeighborLoader, to_dgl_blocks, to_pyg
-from millrace.pipeline.loaders import THREAD
+from millrace.pipeline import loaders
+from millrace.pipeline.loader_threads import THREAD
 from millrace.stages.kernels import cpu
 from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -69,7 +72,8 @@ def check(batch: Data, data: Data, hops: int) -> None:
     assert (len(nodes), len(edges)) == (hops + 1, hops)
     assert (sum(nodes), sum(edges)) == (len(batch.n_id), len(batch.e_id))
     assert nodes[0] == batch.batch_size == len(batch.input_id)
-    assert len(torch.unique(batch.n_id)) == len(batch.n_id)
+    found = batch.n_id[batch.batch_size :]
+    assert len(torch.unique(found)) == len(found) and not torch.isin(found, batch.n_id[: batch.batch_size]).any()
     assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
     known, seen = torch.tensor([0, *nodes]).cumsum(0), 0
     for h, count in enumerate(edges):
@@ -447,6 +451,114 @@ def test_a_pyg_training_script_runs_unchanged() -> None:
     assert accuracy > 0.9, accuracy
 
 
+# --- as a DataLoader ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loader_is_a_dataloader() -> None:
+    options = {"batch_size": 4, "shuffle": True, "drop_last": True, "num_workers": 3, "persistent_workers": True, "prefetch_factor": 2}
+    with pytest.warns(UserWarning, match="ignores persistent_workers, prefetch_factor"):
+        loader = NeighborLoader(small(), [2], **options)
+    assert isinstance(loader, DataLoader) and {name: getattr(loader, name, True) for name in options} == options
+    assert len(loader) == 1 and len(loader.dataset) == 6 and isinstance(loader.sampler, RandomSampler)
+    assert len(list(loader._get_iterator())) == 1 and str(loader) == "NeighborLoader()"
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        loader.batch_size = 5
+
+
+def test_a_call_samples_these_positions() -> None:
+    data = random_data()
+    nodes = torch.tensor([30, 10, 20])
+    loader = NeighborLoader(data, [3, 2], nodes, batch_size=2, seed=1, input_id=torch.tensor([7, 8, 9]), transform=lambda b: (b, "mine"))
+    batch, word = loader([2, 0])
+    check(batch, data, 2)
+    assert word == "mine" and batch.n_id[:2].tolist() == [20, 30] and batch.input_id.tolist() == [9, 7] and loader.epoch == 0
+    for index in (torch.tensor([2, 0]), np.array([2, 0])):
+        again = NeighborLoader(data, [3, 2], nodes, batch_size=2, seed=1, input_id=torch.tensor([7, 8, 9]))
+        assert signature(again(index)) == signature(batch) != signature(again(index))
+    assert loader([])[0].num_nodes == 0
+    for wrong, message in (
+        ([3], r"\[3, 3\]; expected \[0, 3\)"),
+        ([-1], r"\[-1, -1\]"),
+        ([0.5], "whole numbers"),
+        ([True], "whole"),
+        (1, "whole"),
+    ):
+        with pytest.raises(InputError, match=f"index .*{message}"):
+            loader(wrong)
+    assert signature(NeighborLoader(data, [2], [5]).collate_fn([0]))[3] == [0]
+
+
+def test_a_sampler_gives_the_order() -> None:
+    data, nodes = random_data(), torch.arange(100, 150)
+    options = {"batch_size": 8, "seed": 1}
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:30]
+    for sampler in (order.tolist(), order, SubsetRandomSampler(order.tolist(), torch.Generator().manual_seed(1))):
+        loader = NeighborLoader(data, [2], nodes, sampler=sampler, drop_last=True, **options)
+        batches = list(loader)
+        ids = torch.cat([b.input_id for b in batches]).tolist()
+        assert len(loader) == len(batches) == 3 and len(set(ids)) == 24 and set(ids) <= set(order.tolist())
+        assert ids == order.tolist()[:24] or isinstance(sampler, SubsetRandomSampler)
+    plain = signatures(NeighborLoader(data, [2], nodes, **options))
+    assert signatures(NeighborLoader(data, [2], nodes, sampler=range(50), **options)) == plain
+    assert signatures(NeighborLoader(data, [2], nodes, batch_sampler=BatchSampler(range(50), 8, False), seed=1)) == plain
+    ragged = NeighborLoader(data, [2], nodes, batch_sampler=[[4, 5, 6], torch.tensor([7])])
+    assert [b.input_id.tolist() for b in ragged] == [[4, 5, 6], [7]] and ragged.batch_size is None
+    with pytest.raises(InputError, match=r"batch_sampler holds positions in \[50, 50\]; expected \[0, 50\)"):
+        iter(NeighborLoader(data, [2], nodes, batch_sampler=[[50]]))
+
+
+def test_pygs_imbalanced_sampler() -> None:
+    data = random_data()
+    data.y = (torch.arange(200) >= 190).long()
+    mask = torch.arange(200) >= 50
+    torch.manual_seed(0)
+    sampler = ImbalancedSampler(data, input_nodes=mask)
+    loader = NeighborLoader(data, [3, 2], mask, batch_size=50, sampler=sampler, bulk_size=2)
+    batches = list(loader)
+    assert len(loader) == len(batches) == 3
+    for batch in batches:
+        check(batch, data, 2)
+        assert torch.equal(batch.n_id[:50], batch.input_id) and mask[batch.input_id].all()
+    # Half of 150 seeds are of the class of ten nodes: 75, standard deviation 6.1.
+    assert abs(sum(int(b.y[:50].sum()) for b in batches) - 75) < 4.5 * 6.1
+
+
+def test_transform_sampler_output() -> None:
+    def transform(out: SamplerOutput) -> SamplerOutput:
+        assert torch.equal(out.node[out.col], EDGES[1, out.edge])
+        return out.to_bidirectional()
+
+    (batch,) = NeighborLoader(small(), [-1], [0], transform_sampler_output=transform)
+    assert batch.is_undirected() and "num_sampled_edges" not in batch and torch.equal(batch.w, batch.e_id + 1.0)
+    (batch,) = NeighborLoader(small(), [-1], [0], transform_sampler_output=lambda o: SamplerOutput(o.node, o.row, o.col, None))
+    assert batch.input_id.tolist() == [0] and "e_id" not in batch and batch.num_nodes == 3
+    with pytest.raises(InputError, match="transform_sampler_output returned NoneType; expected PyG's SamplerOutput"):
+        next(iter(NeighborLoader(small(), [-1], [0], transform_sampler_output=lambda _: None)))
+
+
+@pytest.mark.parametrize("data", [Data(x=torch.arange(3.0)[:, None]), Data(num_nodes=3, edge_index=torch.empty((2, 0), dtype=torch.int64))])
+@pytest.mark.parametrize("options", [{}, {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}, {"disjoint": True}])
+def test_data_without_edges(data: Data, options: dict[str, Any]) -> None:
+    batches = list(NeighborLoader(data, [2, 2], batch_size=2, **options))
+    assert [b.n_id.tolist() for b in batches] == [[0, 1], [2]] and all(b.num_edges == len(b.e_id) == 0 for b in batches)
+    assert ("edge_index" in batches[0]) == ("edge_index" in data)
+
+
+def test_pin_memory_pins_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+    monkeypatch.setattr(loaders, "pin_memory", lambda batch: pinned.append(batch) or batch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert len(list(NeighborLoader(small(), [2], pin_memory=True))) == 6 and not pinned
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert list(NeighborLoader(small(), [2], pin_memory=True)) == pinned != []
+
+
+@pytest.mark.parametrize(("name", "instead"), [("LinkNeighborLoader", "end nodes of the links"), ("HGTLoader", "to_homogeneous")])
+def test_loaders_that_are_not_there_say_what_to_use(name: str, instead: str) -> None:
+    with pytest.raises(InputError, match=f"{name} is not supported.*use torch_geometric.loader.{name}.*NeighborLoader.*{instead}"):
+        getattr(millrace, name)(small(), num_neighbors=[2], batch_size=2)
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -456,14 +568,14 @@ def test_a_pyg_training_script_runs_unchanged() -> None:
         ({"time_attr": "t"}, "time_attr is not supported"),
         ({"input_time": torch.zeros(6)}, "input_time is not supported"),
         ({"temporal_strategy": "last"}, "temporal_strategy is not supported"),
-        ({"disjoint": True}, "disjoint is not supported"),
-        ({"subgraph_type": "induced"}, "subgraph_type is not supported"),
-        ({"subgraph_type": "bidirectional"}, "subgraph_type is not supported"),
-        ({"directed": False}, "directed is not supported"),
+        ({"disjoint": True, "subgraph_type": "induced"}, "disjoint is not supported with subgraph_type 'induced'"),
+        ({"subgraph_type": "inducd"}, "subgraph_type is 'inducd'; expected one of .*; did you mean 'induced'"),
+        ({"subgraph_type": 3}, "subgraph_type is 3; expected one of directional, bidirectional, induced"),
         ({"neighbor_sampler": object()}, "neighbor_sampler is not supported"),
-        ({"transform_sampler_output": print}, "transform_sampler_output is not supported"),
-        ({"sampler": [0]}, "sampler is not supported"),
-        ({"batch_sampler": [[0]]}, "batch_sampler is not supported"),
+        ({"sampler": iter([0])}, "sampler is list_iterator; expected an iterable with a length"),
+        ({"batch_sampler": 3}, "batch_sampler is int; expected an iterable with a length"),
+        ({"sampler": [0], "shuffle": True}, "DataLoader refuses.*mutually exclusive"),
+        ({"batch_sampler": [[0]], "batch_size": 2}, "DataLoader refuses.*mutually exclusive"),
         ({"custom_cls": HeteroData}, "custom_cls is not supported"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": None}, "batch_size is None"),
@@ -478,7 +590,6 @@ def test_a_pyg_training_script_runs_unchanged() -> None:
         ({"weight_attr": "nan"}, "weight_attr: data.nan holds negative, NaN"),
         ({"input_nodes": [0, 6]}, r"input_nodes lie in \[0, 6\]"),
         ({"input_nodes": [-1]}, r"input_nodes lie in \[-1, -1\]"),
-        ({"input_nodes": [3, 1, 3]}, "input_nodes holds node 3 more than once"),
         ({"input_nodes": torch.zeros(5, dtype=torch.bool)}, r"input_nodes is a mask of shape \[5\]"),
         ({"input_nodes": [0.5]}, "input_nodes is float"),
         ({"input_nodes": [[0]]}, r"input_nodes is int64\[1, 1\]"),
@@ -500,13 +611,15 @@ def test_refused_by_name(options: dict[str, Any], message: str) -> None:
         NeighborLoader(data, **{"num_neighbors": [2], **options})
 
 
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (HeteroData(), "HeteroData is not supported"),
         ((object(), object()), "FeatureStore and GraphStore is not supported"),
         ("cora", "data is str; expected a torch_geometric.data.Data"),
-        (Data(x=torch.zeros(3, 1)), "no edge_index"),
+        (Data(), "data has neither node attributes nor edges"),
+        (Data(x=torch.zeros(3, 1), adj_t=torch.eye(3)), "data has adj_t, which is not supported"),
         (Data(x=torch.zeros(3, 1), edge_index=torch.zeros(4, dtype=torch.int64)), r"edge_index has shape \[4\]"),
         (Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0], [3]])), r"edge ids lie in \[0, 3\]; expected \[0, 3\)"),
     ],
@@ -524,7 +637,7 @@ def test_unknown_argument_is_a_type_error_that_helps() -> None:
 
 
 def test_dataloader_arguments_without_effect_are_named_in_one_warning() -> None:
-    idle = {"pin_memory": True, "persistent_workers": True, "worker_init_fn": print, "prefetch_factor": 4, "collate_fn": print}
+    idle = {"persistent_workers": True, "worker_init_fn": print, "prefetch_factor": 4, "collate_fn": print}
     with pytest.warns(UserWarning, match="ignores") as caught:
         loader = NeighborLoader(small(), [2], num_workers=2, filter_per_worker=True, **idle)
     (warning,) = caught
