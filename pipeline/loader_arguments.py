@@ -46,7 +46,7 @@ def check_data(data: Any) -> None:
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, HeteroData):
-        raise InputError(f"HeteroData is not supported, {TYPED}")
+        raise InputError(f"data is a HeteroData, {TYPED}")
     if isinstance(data, (tuple, list)):
         raise InputError("a pair of FeatureStore and GraphStore is not supported; expected a torch_geometric.data.Data")
     if not isinstance(data, Data):
