@@ -15,6 +15,24 @@ import typer
 
 from ..storage.errors import InputError, MillraceError, nearest
 from .events import Emit, Event, StageAdvanced, StageStarted
+from .flags import (
+    BatchSizeFlag,
+    DatasetFlag,
+    DropoutFlag,
+    DtypeFlag,
+    EpochsFlag,
+    FanoutFlag,
+    HiddenFlag,
+    JobFile,
+    JsonFlag,
+    LayersFlag,
+    ModelFlag,
+    OutFlag,
+    RanksFlag,
+    SeedFlag,
+    SetFlag,
+    SplitFlag,
+)
 from .signals import ended_by_signals, heeded, was_interrupted
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -26,18 +44,9 @@ app = typer.Typer(
     name="millrace",
     help="Train graph neural networks on graphs that have outgrown one process.",
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-JobFile = Annotated[Path | None, typer.Argument(metavar="[JOB.TOML]", help="Configuration; flags override it.")]
-DatasetFlag = Annotated[str | None, typer.Option(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.")]
-SplitFlag = Annotated[str | None, typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2")]
-SetFlag = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01.")
-]
-OutFlag = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
 def _say(text: str, err: bool = False) -> None:
@@ -96,7 +105,6 @@ def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None)
 
 def _summary(result: Any) -> str:
     seconds = result.seconds
-    parts = ("sample", "queue_wait", "fetch", "forward_backward", "evaluate", "total")
     lines = [
         f"{result.model} on {result.dataset} ({result.num_nodes:,} nodes, {result.num_edges:,} edges), system {result.system}",
         f"  epochs              {result.epochs}{f' (best: {result.best_epoch + 1})' if result.best_epoch >= 0 else ''}",
@@ -106,7 +114,9 @@ def _summary(result: Any) -> str:
         lines.append(f"  validation accuracy {result.val_accuracy:.4f}")
     if result.test_accuracy is not None:
         lines.append(f"  test accuracy       {result.test_accuracy:.4f}")
-    lines.append("  seconds             " + ", ".join(f"{p} {seconds[p]:.2f}" for p in parts))
+    lines.append(f"  seconds             {seconds['total']:.2f}")
+    for label, stages in (("  by stage", ("sample", "queue_wait", "fetch")), ("", ("forward_backward", "evaluate"))):
+        lines.append(f"  {label:<20}" + ", ".join(f"{stage} {seconds[stage]:.2f}" for stage in stages))
     lines.append(f"  trained on          {result.minibatches:,} minibatches, {result.sampled_edges:,} edges")
     step = max(m.get("step", 0) for m in result.memory_bytes)
     lines.append(f"  peak memory         {max(result.peak_rss_bytes) / 2**20:,.0f} MiB (a step's buffers: {step / 2**20:,.0f})")
@@ -124,27 +134,33 @@ def _print_result(result: Any, as_json: bool) -> None:
 def run(
     job: JobFile = None,
     dataset: DatasetFlag = None,
-    system: Annotated[str | None, typer.Option(help="bulk | grappa | retexo | sar")] = None,
-    model: Annotated[str | None, typer.Option(help="sage | gcn | gat | gin")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers of the model.")] = None,
-    fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, nearest the seeds first: 15,10,5; -1 takes all.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Seeds in a minibatch.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Dropout probability.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Trainer processes.")] = None,
-    executor: Annotated[str | None, typer.Option(help="inline | dask")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu | cuda")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every random choice.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 | float64")] = None,
+    system: Annotated[str | None, typer.Option(help="bulk | grappa | retexo | sar  [default: bulk]")] = None,
+    model: ModelFlag = None,
+    hidden: HiddenFlag = None,
+    layers: LayersFlag = None,
+    fanout: FanoutFlag = None,
+    batch_size: BatchSizeFlag = None,
+    epochs: EpochsFlag = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: 0.003]")] = None,
+    dropout: DropoutFlag = None,
+    ranks: RanksFlag = None,
+    executor: Annotated[
+        str | None, typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu | cuda  [default: cpu]")] = None,
+    seed: SeedFlag = None,
+    dtype: DtypeFlag = None,
     split: SplitFlag = None,
     overrides: SetFlag = None,
     out: OutFlag = None,
     scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler; by default a cluster is started here.")] = None,
-    host: Annotated[str | None, typer.Option(help="An address of this machine that workers and ranks reach.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="An address of this machine that workers and ranks can reach.  [default: 127.0.0.1]")
+    ] = None,
     samples: Annotated[str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")] = None,
-    reuse: Annotated[str | None, typer.Option(help="once | cycle: go round again through --samples of fewer epochs.")] = None,
+    reuse: Annotated[
+        str | None, typer.Option(help="once | cycle: go round again through --samples of fewer epochs.  [default: once]")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -157,7 +173,7 @@ def run(
     _train(job, flags, overrides, out, resume, samples, as_json)
 
 
-app.command("train", help="The same command under the name of its main stage; give it --samples to skip sampling.")(run)
+app.command("train", help="The same as run; give it --samples to skip sampling.")(run)
 
 
 def _train(
@@ -199,11 +215,11 @@ def _train(
 def sample(
     job: JobFile = None,
     out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")] = "samples",
-    epochs: Annotated[int | None, typer.Option(help="Epochs to sample.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs to sample.  [default: 30]")] = None,
     dataset: DatasetFlag = None,
-    fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, nearest the seeds first: 15,10,5; -1 takes all.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Seeds in a minibatch.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every random choice.")] = None,
+    fanout: FanoutFlag = None,
+    batch_size: BatchSizeFlag = None,
+    seed: SeedFlag = None,
     split: SplitFlag = None,
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
@@ -238,7 +254,7 @@ def partition(
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Cut a dataset into partitions and print the cut, the balance and the halo share."""
+    """Cut a dataset into partitions; print cut, balance and halo."""
     from ..stages.partition.base import check_parts
     from ..stages.partition.clustered import Clustered
     from ..stages.partition.registry import partitioner
@@ -293,21 +309,21 @@ def plan(
     link: Annotated[str | None, typer.Option(help="Between ranks: data centre | wan | edge | proximity.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Between ranks, Gb/s; with --latency in place of --link.")] = None,
     latency: Annotated[float | None, typer.Option(help="Between ranks, milliseconds one way.")] = None,
-    model: Annotated[str | None, typer.Option(help="sage | gcn | gat | gin")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers of the model.")] = None,
-    fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, nearest the seeds first: 15,10,5; -1 takes all.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Seeds in a minibatch.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Dropout probability.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Trainer processes.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every random choice.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 | float64")] = None,
+    model: ModelFlag = None,
+    hidden: HiddenFlag = None,
+    layers: LayersFlag = None,
+    fanout: FanoutFlag = None,
+    batch_size: BatchSizeFlag = None,
+    epochs: EpochsFlag = None,
+    dropout: DropoutFlag = None,
+    ranks: RanksFlag = None,
+    seed: SeedFlag = None,
+    dtype: DtypeFlag = None,
     split: SplitFlag = None,
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say before a run what each system would take in memory, bytes and time, and which one to choose."""
+    """Predict each system's memory, bytes and time, and choose one."""
     from .links import Link, link_named
     from .plan import plan as make_plan
     from .plan_inputs import Cluster, Numbers
@@ -345,7 +361,10 @@ def convert(
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a dataset as a Millrace store, which opens fast and can leave its features on disk."""
+    """Write a dataset as a Millrace store.
+
+    It opens fast and can leave its features on disk.
+    """
     from ..storage.dataset_store import write_dataset
     from .config import resolve
     from .prepare import open_data
@@ -370,10 +389,13 @@ def convert(
 @app.command()
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    dataset: DatasetFlag = None,
+    dataset: Annotated[str | None, typer.Option(help="Another dataset than the run's, as `run` takes it.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Evaluate a run's model on every split, layer by layer over full neighbourhoods."""
+    """Evaluate a run's model on every split.
+
+    Layer by layer, over full neighbourhoods.
+    """
     from .assess import assess
     from .progress import Terminal
 
@@ -409,7 +431,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Folder of the report; by default `report` in the first run's folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")] = False,
 ) -> None:
-    """Write a page with pictures: where a run's time, bytes and memory went, and who waited for whom."""
+    """Write a page on where a run's time, bytes and memory went."""
     from .report.write import report as write
 
     written = write([_home(run) for run in runs], _home(out) if out is not None else None)
@@ -422,7 +444,7 @@ def report(
 
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
-    """Say what is installed, what this machine offers, and what is missing for what."""
+    """Say what is installed, what this machine has, what is missing."""
     from .doctor import examine
 
     record = examine()
@@ -464,7 +486,12 @@ def _run_app() -> int:
     except ClickError as e:
         context = getattr(e, "ctx", None)
         command = context.command_path if context is not None else "millrace"
-        return _failed(f"{e.format_message()}\nSee: {command} --help", 2)  # pyright: ignore[reportAttributeAccessIssue]
+        text = e.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+        if (option := getattr(e, "option_name", None)) is not None and text.startswith("No such option"):
+            from .keys import instead_of_flag
+
+            text = instead_of_flag(option) or text
+        return _failed(f"{text}\nSee: {command} --help", 2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except MemoryError as e:

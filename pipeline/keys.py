@@ -23,6 +23,9 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
 }
 """Words that are short for configuration keys: on the command line, in a job file and in Python."""
 
+FLAGS = ("hidden", "layers", "dropout", "fanout", "batch_size", "lr", "reuse", "scheduler", "host", "epochs", "seed", "ranks", "dataset")
+"""Words that are flags of `run`."""
+
 NAMED = {"model": "name", "sampler": "name", "partition": "method"}
 """Sections of which a plain string is one key."""
 
@@ -130,6 +133,16 @@ def advice(word: str) -> str:
     if (key := _KEY_OF.get(word)) is not None:
         return f"; did you mean '{key}'?"
     return f"; {_SENTENCE_OF[word]}" if word in _SENTENCE_OF else ""
+
+
+def instead_of_flag(flag: str) -> str | None:
+    """What to give in place of a flag that there is not; None where its word is not known."""
+    word = flag.lstrip("-").replace("-", "_").lower()
+    key = ".".join(SHORTHANDS.get(word, ())) or _KEY_OF.get(word)
+    if key is not None:
+        short = next((short for short, path in SHORTHANDS.items() if ".".join(path) == key), key)
+        return f"no such option: {flag}; give {'--' + short.replace('_', '-') if short in FLAGS else f'--set {key}=...'}"
+    return f"no such option: {flag}; {_SENTENCE_OF[word]}" if word in _SENTENCE_OF else None
 
 
 def full_key(path: Sequence[str], value: Any) -> list[str]:

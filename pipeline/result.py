@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..storage.counted import counted
 from ..storage.errors import StoreError
 from .run_folder import RESULT, write_whole
 
@@ -144,6 +145,12 @@ class Result:
     """Of Millrace, Python and the packages that decide results."""
     schema_version: int = SCHEMA_VERSION
     """Of this record."""
+
+    def __repr__(self) -> str:
+        told = {"validation accuracy": self.val_accuracy, "test accuracy": self.test_accuracy, "train loss": self.train_loss}
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in told.items() if value is not None)
+        trained = f"{self.model} on {self.dataset} by {self.system}: {counted(self.epochs, 'epoch')}"
+        return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"
 
     def to_record(self) -> dict[str, Any]:
         """As plain values, in the order of the contract."""

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InputError
+from .counted import counted
+from .errors import InputError, MissingExtraError
 from .features import FeatureStore
 from .graph import Graph
 
@@ -24,6 +25,9 @@ class Split:
     """int64, ascending, distinct."""
     val: IdArray
     test: IdArray
+
+    def __repr__(self) -> str:
+        return f"Split(train={len(self.train):,}, val={len(self.val):,}, test={len(self.test):,})"
 
     def check(self, num_nodes: int) -> "Split":
         """Prove that the sets are sorted, distinct, in range and disjoint. Raises InputError otherwise."""
@@ -67,6 +71,48 @@ class Dataset:
     def num_nodes(self) -> int:
         """V."""
         return self.graph.num_nodes
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.features.num_features
+
+    def __len__(self) -> int:
+        """V."""
+        return self.num_nodes
+
+    def __repr__(self) -> str:
+        features, classes = counted(self.num_features, "feature"), counted(self.num_classes, "class", "classes")
+        edges = counted(self.graph.num_edges, "edge")
+        return f"Dataset({self.name!r}: {counted(self.num_nodes, 'node')}, {edges}, {features}, {classes}, {self.split})"
+
+    def to_pyg(self) -> Any:
+        """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and edge_weight if there is one.
+
+        Raises:
+            MissingExtraError: PyTorch Geometric is not installed.
+        """
+        try:
+            from torch_geometric.data import Data
+        except ImportError:
+            raise MissingExtraError("to_pyg needs PyTorch Geometric; install it with pip install 'millrace-gnn[pyg]'") from None
+        import torch
+
+        graph, nodes = self.graph, np.arange(self.num_nodes)
+        ends = np.stack([graph.indices.astype(np.int64), np.repeat(nodes, graph.in_degree)])
+        # Copies: what is changed there stays as it is here.
+        data = Data(
+            x=torch.from_numpy(np.array(self.features.gather(nodes))),
+            edge_index=torch.from_numpy(ends),
+            y=torch.from_numpy(np.array(self.labels)),
+        )
+        for name in SPLITS:
+            mask = torch.zeros(self.num_nodes, dtype=torch.bool)
+            mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
+            data[f"{name}_mask"] = mask
+        if graph.edge_weight is not None:
+            data.edge_weight = torch.from_numpy(np.array(graph.edge_weight))
+        return data
 
     def check(self) -> "Dataset":
         """Prove that the parts fit together. Raises InputError otherwise."""

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from .counted import counted
 from .errors import InputError
 
 IntArray = npt.NDArray[np.integer]
@@ -62,6 +63,10 @@ class Graph:
     def num_edges(self) -> int:
         """E."""
         return len(self.indices)
+
+    def __repr__(self) -> str:
+        weighted = "" if self.edge_weight is None else ", weighted"
+        return f"Graph({counted(self.num_nodes, 'node')}, {counted(self.num_edges, 'edge')}{weighted})"
 
     @cached_property
     def in_degree(self) -> npt.NDArray[np.int64]:

@@ -41,13 +41,15 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {f"millrace/{p.relative_to(ROOT).as_posix()}" for layer in LAYERS for p in (ROOT / layer).rglob("*.py")}
     page = {f"millrace/pipeline/report/page.{kind}" for kind in ("css", "html")}
-    assert held == modules | page | {"millrace/__init__.py", "millrace/py.typed"}
+    assert held == modules | page | {"millrace/__init__.py", "millrace/__main__.py", "millrace/py.typed"}
 
 
 def test_wheel_names_the_command_and_carries_the_licence(installed):
     (info,) = installed.glob("millrace_gnn-*.dist-info")
     assert "millrace = millrace.pipeline.__main__:main" in (info / "entry_points.txt").read_text()
     assert (info / "licenses" / "LICENSE").exists()
+    metadata = (info / "METADATA").read_text()
+    assert "\nAuthor: The Millrace developers\n" in metadata and "\nClassifier: Programming Language :: Python :: 3.13\n" in metadata
 
 
 def test_millrace_runs_from_the_wheel(installed, tmp_path):
@@ -65,3 +67,7 @@ print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert done.stdout == f"{version} 2\n", done.stderr
+    named = subprocess.run(
+        [sys.executable, "-m", "millrace", "--version"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert named.stdout.startswith("millrace "), named.stderr

@@ -4,7 +4,7 @@ import pytest
 
 from millrace.pipeline import cli
 from millrace.pipeline.config import Job, _known, resolve
-from millrace.pipeline.keys import KEYS, SENTENCES, SHORTHANDS, advice, expanded, merged
+from millrace.pipeline.keys import FLAGS, KEYS, SENTENCES, SHORTHANDS, advice, expanded, instead_of_flag, merged
 from millrace.pipeline.prepare import configure
 from millrace.storage.errors import InputError
 
@@ -85,6 +85,15 @@ def test_a_word_of_another_library_is_told_what_to_set(table, phrase):
     with pytest.raises(InputError) as caught:
         resolve(table)
     assert phrase in str(caught.value)
+
+
+def test_a_flag_that_is_named_instead_exists():
+    import typer
+
+    flags = {p.name for p in typer.main.get_command(cli.app).commands["run"].params}  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(FLAGS) <= flags and {word for word in SHORTHANDS if word in flags} <= set(FLAGS)
+    assert instead_of_flag("--num-epochs") == "no such option: --num-epochs; give --epochs"
+    assert instead_of_flag("--xyzzy") is None
 
 
 def test_advice_on_a_word_of_nobody():

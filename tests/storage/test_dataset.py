@@ -1,12 +1,13 @@
 """The dataset message: every way in which its parts may not fit is a sentence."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.errors import InputError
+from millrace.storage.errors import InputError, MissingExtraError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 
@@ -27,6 +28,35 @@ def test_good_ones_pass():
     assert MULTI.check() is MULTI
     assert GOOD.num_nodes == 5
     replace(GOOD, split=Split(ids(), ids(), ids())).check()
+
+
+def test_what_it_says_of_itself_is_short():
+    assert repr(GOOD) == "Dataset('small': 5 nodes, 2 edges, 2 features, 3 classes, Split(train=2, val=1, test=0))"
+    assert repr(GOOD.graph) == "Graph(5 nodes, 2 edges)"
+    assert repr(from_edges([0], [1], edge_weight=[2.0])) == "Graph(2 nodes, 1 edge, weighted)"
+    assert (len(GOOD), GOOD.num_features) == (5, 2)
+
+
+@pytest.mark.parametrize("weight", [None, [0.5, 2.0]])
+def test_to_pyg_is_the_dataset(weight):
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    d = replace(GOOD, graph=from_edges([0, 1], [2, 1], 5, edge_weight=weight), features=MemoryFeatures(rows))
+    data = d.to_pyg()
+    assert data.edge_index.tolist() == [[1, 0], [1, 2]]
+    assert (data.x.tolist(), data.y.tolist(), data.num_nodes) == (rows.tolist(), d.labels.tolist(), 5)
+    assert data.train_mask.tolist() == [True, False, True, False, False]
+    assert (data.val_mask.sum(), data.test_mask.sum()) == (1, 0)
+    assert ("edge_weight" in data) == (weight is not None)
+    if weight is not None:
+        assert data.edge_weight.tolist() == [2.0, 0.5]
+    data.x[0] = data.y[0] = 9
+    assert d.labels[0] == 0 and rows[0, 0] == 0
+
+
+def test_to_pyg_without_pyg(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
+    with pytest.raises(MissingExtraError, match=r"millrace-gnn\[pyg\]"):
+        GOOD.to_pyg()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ import pytest
 import typer
 
 from millrace.pipeline import cli, doctor
+from millrace.pipeline.config import resolve
+from millrace.pipeline.keys import SHORTHANDS
 from millrace.pipeline.run_folder import held
 
 SBM = "sbm:nodes=60,classes=2,degree=4,features=3"
@@ -237,6 +239,9 @@ BAD = {
     "sar: a fanout to sample": ("sample --dataset SBM --set system=sar --fanout 3,2 --out NEW", "system 'sar' samples nothing"),
     "sar: resume of another system": (f"{AGAIN} --system sar", "'sampler' is"),
     "run: flag unknown": ("run --nope", "No such option: --nope"),
+    "run: flag of another library": ("run --learning-rate 1", "no such option: --learning-rate; give --lr"),
+    "run: flag for a key": ("run --weight-decay 1", "give --set train.weight_decay=..."),
+    "run: flag that cannot be": ("run --callbacks 1", "no such option: --callbacks; there are no callbacks"),
     "run: flag without value": ("run --epochs", "requires an argument"),
     "run: flag of another type": ("run --epochs many", "Invalid value for '--epochs'"),
     "run: two job files": ("run a.toml b.toml", "unexpected extra argument"),
@@ -312,13 +317,36 @@ def test_damage_that_shows_in_mid_run_can_be_mended(world, tmp_path):
 
 
 def test_help_and_version():
-    for words in ((), ("--help",)):
+    for words in ((), ("--help",), ("-h",)):
         seen = done(*words)
         assert all(name in seen.out for name in SURFACE)
-        assert seen.err == ""
+        assert seen.err == "" and "..." not in seen.out.replace("[ARGS]...", "")
     assert done("--version").out.split()[0] == "millrace"
     for name in SURFACE:
-        assert f"millrace {name}" in done(name, "--help").out
+        assert f"millrace {name}" in done(name, "--help").out == done(name, "-h").out
+
+
+@pytest.mark.parametrize("command", ["run", "sample", "plan"])
+def test_help_tells_the_defaults(command):
+    """Of every flag that sets a configuration key; what has none says what happens without."""
+    params = {p.name: p.help for p in typer.main.get_command(cli.app).commands[command].params}  # pyright: ignore[reportAttributeAccessIssue]
+    job = resolve({})
+    known = {**job.model_dump(), "fanout": "15,10,5", "model": "sage", "split": "what the dataset has", "executor": "inline"}
+    known["scheduler"] = None
+    for word, path in SHORTHANDS.items():
+        if word not in ("fanout", "scheduler", "heads"):
+            section = getattr(job, path[0])
+            known[word] = section[path[1]] if isinstance(section, dict) else getattr(section, path[1])
+    told = {name: text for name, text in params.items() if known.get(name) is not None}
+    assert len(told) >= 6
+    assert not [name for name, text in told.items() if f"[default: {known[name]}" not in text]
+
+
+def test_a_shell_is_taught_to_complete(monkeypatch):
+    monkeypatch.setenv("_MILLRACE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "millrace pa")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert millrace().out.split() == ["partition"]
 
 
 RUN_FLAGS = {

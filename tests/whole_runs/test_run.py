@@ -36,6 +36,7 @@ def test_result_follows_the_contract(sbm, tmp_path):
     result = mr.run(sbm, out=tmp_path / "run", emit=events.append, check=True, **SMALL)
     record = json.loads((tmp_path / "run" / "result.json").read_text())
     assert record == json.loads(json.dumps(result.to_record()))
+    assert repr(result).startswith(f"Result(sage on {sbm.name} by bulk: 4 epochs, validation accuracy 0.") and len(repr(result)) < 400
     assert set(record) >= {
         "schema_version", "status", "system", "model", "dataset", "num_nodes", "num_edges", "device", "dtype", "ranks", "epochs",
         "seed", "minibatches_per_step", "train_loss", "val_accuracy", "test_accuracy", "best_epoch", "seconds", "bytes",

@@ -1,0 +1,31 @@
+"""The flags that several commands take. Those of a configuration key name its default, which applies where no job file sets the key."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JobFile = Annotated[Path | None, typer.Argument(metavar="JOB.TOML", help="Configuration; flags override it.")]
+DatasetFlag = Annotated[
+    str | None, typer.Option(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.  [default: digits]")
+]
+SplitFlag = Annotated[
+    str | None, typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2  [default: what the dataset has]")
+]
+ModelFlag = Annotated[str | None, typer.Option(help="sage | gcn | gat | gin  [default: sage]")]
+HiddenFlag = Annotated[int | None, typer.Option(help="Width of hidden layers.  [default: 256]")]
+LayersFlag = Annotated[int | None, typer.Option(help="Layers of the model.  [default: 3, or as many as --fanout has numbers]")]
+FanoutFlag = Annotated[
+    str | None, typer.Option(help="Neighbours per hop, nearest the seeds first; -1 takes all.  [default: 15,10,5; further layers 5]")
+]
+BatchSizeFlag = Annotated[int | None, typer.Option(help="Seeds in a minibatch.  [default: 1024]")]
+EpochsFlag = Annotated[int | None, typer.Option(help="Passes over the train split.  [default: 30]")]
+DropoutFlag = Annotated[float | None, typer.Option(help="Dropout probability.  [default: 0.5]")]
+RanksFlag = Annotated[int | None, typer.Option(help="Trainer processes.  [default: 1]")]
+SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.  [default: 0]")]
+DtypeFlag = Annotated[str | None, typer.Option(help="float32 | float64  [default: float32]")]
+SetFlag = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01.")
+]
+OutFlag = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]

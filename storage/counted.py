@@ -1,0 +1,6 @@
+"""Numbers of things in messages: ``1 node``, ``1,797 nodes``."""
+
+
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """The number and its noun, in the plural where it is not one; `nouns` is the plural, by default with an s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
