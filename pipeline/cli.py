@@ -187,6 +187,8 @@ def _train(
 ) -> None:
     from .config import resolve
     from .progress import Terminal
+    from .rank import Interrupted
+    from .result import STOPPED
     from .resume import without_executor
     from .run import run as run_job
     from .run_folder import JOB, check_run_folder
@@ -208,6 +210,8 @@ def _train(
     with heeded(_say_aside) as asked, Terminal() as terminal:
         emit = _both(asked, terminal)
         result = run_job(out=out, resume=resume, samples=samples, emit=emit, stop=asked.stop, save=asked.save, config=resolved)
+    if result.status == STOPPED:
+        raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
     _print_result(result, as_json)
 
 

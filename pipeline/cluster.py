@@ -18,6 +18,7 @@ from ..storage.errors import InputError, MissingExtraError, RunError
 from .config import Job
 from .events import Emit, Note, StageEnded, StageStarted
 from .gpus import INSTALL, dealt, visible
+from .main_guard import refuse_without_guard
 from .sections import Cluster
 from .signals import kept_from_children, leave_signals_to_driver
 
@@ -53,10 +54,12 @@ def check_reachable(c: Cluster) -> None:
     """Refuse, before anything is written, a cluster that cannot be had.
 
     Raises:
-        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer.
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer; or workers are to
+            be started by a script that they would run again.
     """
     _security(c)
     if c.scheduler is None:
+        refuse_without_guard()
         return
     try:
         address = urlsplit(c.scheduler)
@@ -133,14 +136,14 @@ def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
         "silence_logs": logging.CRITICAL,
         "scheduler_sync_interval": SYNC_S,
     }
-    own = "tls" if security else "tcp"
     try:
         if job.device == "cuda":
+            # A protocol only where it is asked for: what asks for UCX otherwise, such as `enable_nvlink`, is refused beside another one.
             options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda.model_dump(exclude_none=True)}
             with kept_from_children():
-                return _on_gpus({"protocol": own, **options})
+                return _on_gpus(options)
         with kept_from_children():
-            return LocalCluster(n_workers=workers, processes=True, protocol=own, **options)
+            return LocalCluster(n_workers=workers, processes=True, protocol="tls" if security else "tcp", **options)
     except (OSError, RuntimeError) as e:
         # Dask wraps what the system says.
         cause = e if isinstance(e, OSError) else e.__cause__

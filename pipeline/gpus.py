@@ -114,6 +114,14 @@ def check_cluster(job: Job) -> None:
     if job.device != "cuda" or c.scheduler is not None:
         return
     uses_ucx = c.cuda.protocol == "ucx" or any(options.get(name) for name in options if name.startswith("enable_"))
+    if c.cuda.rmm_maximum_pool_size is not None and c.cuda.rmm_pool_size is None and not c.cuda.rmm_async:
+        # dask-cuda would start workers without any pool.
+        raise InputError(
+            "cluster.cuda.rmm_maximum_pool_size is given without a pool that it could bound (rmm_pool_size, or rmm_async); add "
+            "cluster.cuda.rmm_pool_size, or leave it out"
+        )
+    if uses_ucx and c.cuda.protocol == "tcp":
+        raise InputError(f'{given} is given, but cluster.cuda.protocol is "tcp", and the others are ways of UCX; leave protocol out')
     if uses_ucx and c.tls_ca is not None:
         raise InputError("cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one of them out")
     for asked, module, what in ((uses_ucx, "distributed_ucxx", "UCX"), (_uses_rmm(c.cuda), "rmm", "RMM")):

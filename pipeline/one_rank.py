@@ -169,7 +169,7 @@ def take_part(
         test = score(model, "test")
     emit(StageEnded("evaluate", time.perf_counter() - before))
     if group.rank == 0:
-        _save_model(out / MODEL, model)
+        save_model(out / MODEL, model)
     pooled = progress.pooled if group.rank == 0 else dict.fromkeys(progress.pooled, 0)
     return RankReport(
         rank=group.rank,
@@ -211,7 +211,8 @@ class PlacedOnce:
         return self._placed[1]
 
 
-def _save_model(path: Path, model: nn.Module) -> None:
+def save_model(path: Path, model: nn.Module) -> None:
+    """Write the parameters of a model, whole or not at all."""
     aside = path.with_name(f".writing-{path.name}")
     torch.save(on_host(model.state_dict()), aside)
     aside.replace(path)

@@ -13,12 +13,13 @@ from typing import Any
 
 from ..stages.models.base import ModelConfig
 from ..storage.dataset import Dataset
-from .events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .events import Emit, StageAdvanced, StageEnded, StageStarted
 from .keys import with_options
 from .plan_choice import choice
 from .plan_inputs import Cluster, Numbers, candidates
 from .plan_laws import Forecast
 from .plan_stage import Stage
+from .progress import heard
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def plan(
     *,
     numbers: Numbers | None = None,
     cluster: Cluster | None = None,
-    emit: Emit = silent,
+    verbose: bool = True,
+    emit: Emit | None = None,
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
@@ -66,7 +68,8 @@ def plan(
         dataset: what `run` takes.
         numbers: in place of a dataset: a generated graph of that density stands for it.
         cluster: where the job is to run; by default on this machine.
-        emit: called with events.
+        verbose: print progress as the command line does.
+        emit: called with events; nothing is printed then.
         config: tables of the configuration.
         options: configuration keys and their shorthands, as for `run`, ``model`` among them (a name or a record such as
             ``GraphSAGE(hidden=128)``); ``system`` and ``executor`` say nothing here.
@@ -84,19 +87,19 @@ def plan(
     jobs = candidates(with_options(table, options))
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
-    with tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
-        stage = Stage(first, dataset, numbers, where, Path(scratch), emit)
+    with heard(emit, verbose) as told, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
+        stage = Stage(first, dataset, numbers, where, Path(scratch), told)
         forecasts, seen = [], {}
-        emit(StageStarted("plan", f"rehearsing {stage.dataset.name}", len(jobs)))
+        told(StageStarted("plan", f"rehearsing {stage.dataset.name}", len(jobs)))
         with stage:
             for done, (label, job) in enumerate(jobs.items()):
                 forecast, rehearsed = stage.forecast(label, job)
                 forecasts.append(forecast)
                 if rehearsed is not None:
                     seen[label] = asdict(rehearsed)
-                emit(StageAdvanced("plan", done + 1, len(jobs)))
+                told(StageAdvanced("plan", done + 1, len(jobs)))
         seconds = time.perf_counter() - started
-        emit(StageEnded("plan", seconds))
+        told(StageEnded("plan", seconds))
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
     return Plan(
         dataset=stage.name,

@@ -3,12 +3,14 @@
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .events import EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone
+from .events import Emit, EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone, silent
 
 QUIET_S = 2.0
 """Plain output says something about work that has gone on for this long, and not more often."""
@@ -99,3 +101,18 @@ class Terminal:
             self._bar.update(self._task, completed=int(done), description=line, total=total or self._bar.tasks[-1].total)
         elif last or time.monotonic() - self._said >= QUIET_S:
             self._print(line)
+
+
+@contextmanager
+def heard(emit: Emit | None, verbose: bool) -> Iterator[Emit]:
+    """Who listens to a call from Python: `emit`, and nobody else, where there is one; otherwise a `Terminal`, unless that is to be quiet.
+
+    A notebook has plain lines, on standard output: it shows standard error as if something were wrong.
+    """
+    if emit is not None or not verbose:
+        yield emit or silent
+        return
+    in_notebook = type(sys.stdout).__module__.startswith("ipykernel")
+    console = _Console(file=sys.stdout, highlight=False, soft_wrap=True, force_jupyter=False) if in_notebook else None
+    with Terminal(console) as terminal:
+        yield terminal

@@ -15,6 +15,7 @@ from .run_folder import RESULT, write_whole
 
 SCHEMA_VERSION = 1
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
+STOPPED = "stopped"
 SECONDS = ("partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total")
 
 
@@ -75,10 +76,11 @@ def read_result(run: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. Accuracies are fractions (multi-label: micro-F1); None where a split is empty."""
+    """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None where a split is empty."""
 
     status: str
-    """``done``."""
+    """``done``; or ``stopped`` where the run was asked to end early: numbers are those of its last checkpoint, nothing was evaluated on the
+    test split, memory is not known (0), and `--resume` goes on."""
     system: str
     """``bulk``, ``grappa``, ``retexo`` or ``sar``."""
     model: str
@@ -102,7 +104,7 @@ class Result:
     minibatches_per_step: int
     """Over all ranks."""
     train_loss: float | None
-    """Mean over the seeds of the last epoch; None where the run diverged."""
+    """Mean over the seeds of the last epoch; None where the run diverged, or was stopped in its first epoch."""
     val_accuracy: float | None
     """Of the best epoch."""
     test_accuracy: float | None

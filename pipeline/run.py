@@ -24,15 +24,18 @@ from .clients import refuse_owners, told_of_clients, with_clients
 from .clock import Clock
 from .compilers import refuse_without_compiler
 from .config import Job
-from .events import Emit, Note, Pulse, QueueLevel, silent
+from .events import Emit, Note, Pulse, QueueLevel
 from .model_argument import taken
 from .one_rank import RankReport, take_part
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
+from .progress import heard
 from .pulse import Heart
 from .queues import is_sampled_live, open_samples, own_queue, refuse_samples
-from .result import SECONDS, Result, versions, write_json
+from .rank import Interrupted
+from .result import SECONDS, STOPPED, Result, versions, write_json
 from .resume import without_executor
 from .run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, write_whole
+from .stopped import reports_of_stopped
 from .systems import System
 
 
@@ -58,7 +61,8 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     samples: str | Path | None = None,
-    emit: Emit = silent,
+    verbose: bool = True,
+    emit: Emit | None = None,
     stop: Callable[[], bool] = lambda: False,
     save: Callable[[], bool] = lambda: False,
     config: Job | Mapping[str, Any] | None = None,
@@ -73,19 +77,37 @@ def run(
         out: the run's folder; by default a new one under ``runs/``.
         resume: go on from the last checkpoint in `out`.
         samples: a store of sampled minibatches to train from.
-        emit: called with every event but pulses, which are in ``metrics.jsonl``.
-        stop: asked between steps; true ends the run with a checkpoint.
+        verbose: print notes and progress as the command line does.
+        emit: called with every event but pulses, which are in ``metrics.jsonl``; nothing is printed then.
+        stop: asked between steps; true ends the run with a checkpoint, from which `resume` goes on.
         save: asked between steps; true writes a checkpoint.
         config: a configuration, resolved or not.
         options: configuration keys and their shorthands, such as ``epochs=3, lr=0.01, train={"batch_size": 512}``.
 
     Returns:
-        The result, which is also in ``out/result.json``.
+        The result, which is also in ``out/result.json``; its `status` is ``stopped`` where `stop` ended the run.
 
     Raises:
         InputError: something does not fit.
         RunError: the run failed; it can be resumed.
     """
+    with heard(emit, verbose) as told:
+        return _run(dataset, system, model, out, resume, samples, told, stop, save, config, options)
+
+
+def _run(
+    dataset: Dataset | str | Path | object | None,
+    system: System | str | None,
+    model: Any,
+    out: str | Path | None,
+    resume: bool,
+    samples: str | Path | None,
+    emit: Emit,
+    stop: Callable[[], bool],
+    save: Callable[[], bool],
+    config: Job | Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> Result:
     clock = Clock()
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": {"name": model} if isinstance(model, str) else dict(model)}
@@ -143,17 +165,22 @@ def run(
         write_whole(folder / JOB, job.to_toml())
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
+        status = "done"
         with _metrics(folder / METRICS, emit, resume) as told:
-            if job.executor == "dask":
-                from .gang import run_on_cluster
+            try:
+                if job.executor == "dask":
+                    from .gang import run_on_cluster
 
-                reports = run_on_cluster(prepared, folder, samples, model if isinstance(model, nn.Module) else None, told, stop, save)
-            else:
-                with _threads(job.threads):
-                    if queue is None and prepared.has_minibatches:
-                        queue = own_queue(prepared, folder)
-                    reports = [_run_inline(prepared, folder, queue, samples, told, stop, save, clock)]
-        result = _result(prepared, reports, clock.snapshot()["total"], folder)
+                    own = model if isinstance(model, nn.Module) else None
+                    reports = run_on_cluster(prepared, folder, samples, own, told, stop, save)
+                else:
+                    with _threads(job.threads):
+                        if queue is None and prepared.has_minibatches:
+                            queue = own_queue(prepared, folder)
+                        reports = [_run_inline(prepared, folder, queue, samples, told, stop, save, clock)]
+            except Interrupted:
+                status, reports = STOPPED, reports_of_stopped(prepared, folder)
+        result = _result(prepared, reports, clock.snapshot()["total"], folder, status)
         write_json(folder / RESULT, result.to_record())
     if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{result.epochs} epochs had been trained before; the {job.epochs} asked for are among them"))
@@ -187,7 +214,7 @@ def _run_inline(
         )
 
 
-def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, out: Path) -> Result:
+def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, out: Path, status: str) -> Result:
     job, dataset, first = prepared.job, prepared.dataset, reports[0]
     seconds: dict[str, Any] = {name: max(r.seconds.get(name, 0.0) for r in reports) for name in SECONDS}
     seconds["total"] = max(seconds["total"], total_s)
@@ -196,7 +223,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
     for r in reports:
         moved.merge(r.bytes)
     return Result(
-        status="done",
+        status=status,
         system=prepared.system.name,
         model=prepared.model_name,
         dataset=dataset.name,
@@ -208,7 +235,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         epochs=len(first.history),
         seed=job.seed,
         minibatches_per_step=job.train.minibatches_per_step or job.ranks,
-        train_loss=_finite(first.history[-1]["train_loss"]),
+        train_loss=_finite(first.history[-1]["train_loss"]) if first.history else None,
         val_accuracy=first.best_accuracy if first.best_epoch >= 0 else None,
         test_accuracy=first.test_accuracy,
         best_epoch=first.best_epoch,
@@ -223,7 +250,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         sampled_edges=sum(r.sampled_edges for r in reports),
         phases=first.phases,
         lost=first.lost,
-        clients=None if prepared.system.clients == "ranks" else told_of_clients(prepared, out, first.phases),
+        clients=None if prepared.system.clients == "ranks" or status == STOPPED else told_of_clients(prepared, out, first.phases),
         fingerprint=prepared.fingerprint,
         parameters_sha256=first.parameters_sha256,
         out=str(out),

@@ -58,10 +58,15 @@ class LocalCUDACluster(LocalCluster):
             n_workers = len(self.cuda_visible_devices)
         if n_workers < 1:
             raise ValueError("Number of workers cannot be less than 1.")
-        if rmm_maximum_pool_size is not None and rmm_pool_size is None:
-            raise ValueError("`rmm_maximum_pool_size` was specified without specifying `rmm_pool_size`.")
-        if (enable_tcp_over_ucx or enable_infiniband or enable_nvlink) and protocol not in (None, "ucx", "ucxx"):
-            raise TypeError("Enabling InfiniBand or NVLink requires protocol='ucx'")
+        if rmm_async and rmm_managed_memory:
+            raise ValueError("`rmm_managed_memory` is incompatible with `rmm_async`.")
+        if rmm_release_threshold is not None and not rmm_async:
+            raise ValueError("`rmm_release_threshold` requires `rmm_async`.")
+        if enable_tcp_over_ucx or enable_infiniband or enable_nvlink:
+            protocol = protocol or "ucx"
+            if protocol not in ("ucx", "ucxx"):
+                raise TypeError("Enabling InfiniBand or NVLink requires protocol='ucx'")
+        self.travels_by = protocol
         super().__init__(
             n_workers=0,
             threads_per_worker=threads_per_worker,

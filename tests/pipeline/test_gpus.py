@@ -128,6 +128,8 @@ UCX = {"cuda": {"protocol": "ucx"}}
         ({"ranks": 2}, {"cuda": {"rmm_pool_size": "2GB"}}, r'cluster\.cuda\.rmm_pool_size is given, but device is "cpu"'),
         (TWO, {**UCX, "scheduler": AT}, r"cluster\.cuda\.protocol is given, but the workers of tcp://127\.0\.0\.1:8786 run already"),
         (TWO, {**UCX, "tls_ca": "ca.pem"}, "UCX, which knows no TLS"),
+        (TWO, {"cuda": {"rmm_maximum_pool_size": "2GB"}}, r"a pool that it could bound .*; add cluster\.cuda\.rmm_pool_size"),
+        (TWO, {"cuda": {"enable_nvlink": True, "protocol": "tcp"}}, r'cluster\.cuda\.protocol is "tcp", .* leave protocol out'),
         ({**TWO, "ranks": 3}, {}, r"3 ranks want a GPU each under NCCL, but this machine has 2; use ranks = 2, .* share them"),
     ],
 )
@@ -234,11 +236,29 @@ def test_a_worker_for_each_gpu(monkeypatch):
     assert "RAPIDS_NO_INITIALIZE" not in sys.modules["os"].environ, "this process's environment is as it was"
 
 
+@pytest.mark.parametrize(
+    ("options", "protocol"),
+    [
+        ({"enable_nvlink": True}, "ucx"),
+        ({"enable_infiniband": True, "enable_rdmacm": True}, "ucx"),
+        ({}, None),
+        ({"protocol": "tcp"}, "tcp"),
+    ],
+)
+def test_dask_cuda_chooses_the_protocol_that_options_need(monkeypatch, options, protocol):
+    dask_cuda.install(monkeypatch, "0,1")
+    # Its checks are what matters here, not the workers.
+    monkeypatch.setattr(dask_cuda.LocalCluster, "__init__", lambda self, **_: None)
+    monkeypatch.setattr(dask_cuda.LocalCUDACluster, "scale", lambda self, n: None)
+    monkeypatch.setattr(dask_cuda.LocalCUDACluster, "sync", lambda self, f: None)
+    assert cluster._local(merged(TWO, cuda=options), 2, None).travels_by == protocol
+
+
 def test_what_dask_cuda_refuses_is_passed_on(monkeypatch):
     dask_cuda.install(monkeypatch, "0,1")
-    job = merged(TWO, cuda={"rmm_maximum_pool_size": "2GB"})
+    job = merged(TWO, cuda={"rmm_release_threshold": "2GB"})
     with (
-        pytest.raises(InputError, match=r"dask-cuda cannot start workers .*ValueError: .*without specifying.*; correct cluster\.cuda"),
+        pytest.raises(InputError, match=r"dask-cuda cannot start workers .*ValueError: .*requires `rmm_async`.*; correct cluster\.cuda"),
         cluster.opened(job, lambda e: None, workers=2),
     ):
         pass

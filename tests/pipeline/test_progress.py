@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import time
 import pytest
 from rich.console import Console
 
+import millrace as mr
 from millrace.pipeline import progress
 from millrace.pipeline.events import EpochDone, Note, StageAdvanced, StageEnded, StageStarted, StepDone
 from millrace.pipeline.progress import Terminal
@@ -160,3 +162,35 @@ def test_a_log_names_a_stage_only_once_it_takes_long(monkeypatch):
         terminal(StageEnded("open", 0.0))
         time.sleep(0.4)
     assert file.getvalue().splitlines() == ["opening something large", "opened"]
+
+
+# --- from Python ---
+
+
+def test_a_call_from_python_tells_as_the_command_line_does(tmp_path, capsys):
+    options = {"epochs": 3, "fanout": [2], "hidden": 2, "threads": 1}
+    mr.run("sbm:nodes=60,classes=2,degree=4,features=3", out=tmp_path / "a", **options)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "training sage with bulk" in printed.err.splitlines()
+    assert printed.err.splitlines()[-1].startswith("epoch 3/3: loss")
+    assert len(re.findall(r"^epoch", printed.err, re.MULTILINE)) <= 3, "a line for each epoch at most"
+    assert all(c.isprintable() for line in printed.err.splitlines() for c in line), "no control characters in a log"
+    seen = []
+    mr.run("sbm:nodes=60,classes=2,degree=4,features=3", out=tmp_path / "b", verbose=False, **options)
+    mr.run("sbm:nodes=60,classes=2,degree=4,features=3", out=tmp_path / "c", emit=seen.append, **options)
+    assert capsys.readouterr() == ("", "")
+    assert sum(isinstance(e, EpochDone) for e in seen) == 3
+
+
+def test_a_notebook_has_plain_lines_on_standard_output(monkeypatch, capsys):
+    class OutStream(io.StringIO):
+        pass
+
+    OutStream.__module__ = "ipykernel.iostream"
+    shown = OutStream()
+    monkeypatch.setattr(sys, "stdout", shown)
+    with progress.heard(None, True) as told:
+        told(Note("so it is"))
+    assert shown.getvalue() == "note: so it is\n"
+    assert capsys.readouterr().err == ""

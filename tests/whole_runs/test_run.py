@@ -18,10 +18,10 @@ from millrace.pipeline import prepare, rank
 from millrace.pipeline.config import read_toml, resolve
 from millrace.pipeline.events import EpochDone, Note, StepDone
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.rank import Interrupted
 from millrace.stages.kernels import threads as kernel_threads
 from millrace.stages.neighbourhood.base import destinations
 from millrace.stages.reduce import seed_weighted
+from millrace.storage.checkpoint import CheckpointStore
 
 SMALL = {"epochs": 4, "fanout": [4, 3], "batch_size": 16, "hidden": 8, "seed": 3, "lr": 0.02, "dropout": 0.1, "threads": 1}
 
@@ -109,16 +109,26 @@ def test_resume_is_bitwise_the_same(sbm, tmp_path, model):
     assert resumed.train_loss == whole.train_loss
 
 
-def test_interrupt_in_mid_epoch_and_resume(sbm, tmp_path):
+def test_a_run_that_was_asked_to_stop_has_a_result_and_goes_on(sbm, tmp_path):
     whole = mr.run(sbm, out=tmp_path / "whole", **SMALL)
-    asked = iter(range(1000))
-    with pytest.raises(Interrupted, match="--resume"):
-        mr.run(sbm, out=tmp_path / "parts", stop=lambda: next(asked) == 10, **SMALL)
-    assert not (tmp_path / "parts" / "result.json").exists()
+    out, asked = tmp_path / "parts", iter(range(1000))
+    result = mr.run(sbm, out=out, stop=lambda: next(asked) == 10, **SMALL)
+    assert (result.status, result.test_accuracy) == ("stopped", None)
+    record = json.loads((out / "result.json").read_text())
+    assert record == result.to_record()
+    epochs, steps = divmod(11, whole.minibatches // whole.epochs)
+    assert steps, "not in mid-epoch"
+    assert (result.epochs, result.minibatches) == (epochs, 11)
+    assert result.seconds["per_epoch"] == [h for h in result.seconds["per_epoch"] if h > 0]
+    found = CheckpointStore(out / "checkpoints", result.fingerprint, read_only=True).latest()
+    kept = torch.load(out / "model.pt", weights_only=True)
+    best = found[1]["progress"]["best_state"]
+    assert kept.keys() == best.keys()
+    assert all(torch.equal(kept[k], best[k]) for k in kept), "the best parameters so far"
     notes = []
-    resumed = mr.run(sbm, out=tmp_path / "parts", resume=True, emit=lambda e: notes.append(e) if isinstance(e, Note) else None, **SMALL)
+    resumed = mr.run(sbm, out=out, resume=True, emit=lambda e: notes.append(e) if isinstance(e, Note) else None, **SMALL)
     assert any("resumed at phase 0, step 11" in n.text for n in notes)
-    assert resumed.parameters_sha256 == whole.parameters_sha256
+    assert (resumed.status, resumed.parameters_sha256) == ("done", whole.parameters_sha256)
     assert resumed.train_loss == whole.train_loss
 
 
