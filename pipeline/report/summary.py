@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..result import STOPPED
 from .reading import RunRecord
 from .timeline import ROWS, WAITING, Timeline
 
@@ -143,6 +144,8 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
         asked = config.get("epochs")
         ended = "it is running" if run.running else f"it has not finished (go on with: millrace run --resume --out {run.folder})"
         said += f" of {asked} asked for so far; {ended}"
+    elif result.get("status") == STOPPED:
+        said += f" of {config.get('epochs')} asked for; it was stopped (go on with: millrace run --resume --out {run.folder})"
     elif result.get("test_accuracy") is not None:
         said += f", test accuracy {result['test_accuracy']:.4f}"
     if shares:

@@ -20,8 +20,10 @@ import typer
 
 from millrace.pipeline import cli, doctor
 from millrace.pipeline.config import resolve
+from millrace.pipeline.events import StageStarted
 from millrace.pipeline.keys import SHORTHANDS
 from millrace.pipeline.run_folder import held
+from millrace.pipeline.signals import heeded
 
 SBM = "sbm:nodes=60,classes=2,degree=4,features=3"
 OTHER = "sbm:nodes=60,classes=2,degree=4,features=3,seed=1"
@@ -638,10 +640,11 @@ def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(tmp_path):
 
 def test_a_second_interrupt_ends_at_once():
     before = signal.getsignal(signal.SIGINT)
-    with cli._graceful_stop() as stop:
-        assert not stop()
+    with heeded(lambda text: None) as asked:
+        asked(StageStarted("sample", "steps are taken"))
+        assert not asked.stop()
         signal.raise_signal(signal.SIGINT)
-        assert stop()
+        assert asked.stop()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

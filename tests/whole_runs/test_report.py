@@ -219,6 +219,16 @@ def test_a_run_that_has_not_finished(copied):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_run_that_was_stopped(copied):
+    """By request: it has a result, without a test accuracy."""
+    record = result_of(copied)
+    (copied / "result.json").write_text(json.dumps({**record, "status": "stopped", "test_accuracy": None, "peak_rss_bytes": [0]}))
+    report = mr.report(copied)
+    assert report.runs[0]["status"] == "stopped"
+    assert f"it was stopped (go on with: millrace run --resume --out {copied})" in page_of(report).words
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_has_only_begun(copied):
     for name in ("result.json", "metrics.jsonl"):
         (copied / name).unlink()
