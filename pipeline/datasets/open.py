@@ -11,16 +11,19 @@ from ...storage.store import MANIFEST
 from .clean import clean
 from .digits import read_digits
 from .npz import read_npz
-from .options import DEFAULT_OPTIONS, ReadOptions
+from .options import DEFAULT_OPTIONS, FREE, ReadOptions
 from .public import how_to_get
 from .python import from_networkx, from_pyg
 from .rmat import generate_rmat
 from .sbm import generate_sbm
 from .splits import make_split
 
+TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+"""Ends of the names of files that hold tables."""
 GENERATED = {"sbm": generate_sbm, "rmat": generate_rmat}
 FORMS = (
-    "digits, sbm:nodes=..., rmat:scale=..., an .npz file, a folder of Parquet, a Millrace dataset store, or an OGB name such as ogbn-arxiv"
+    "digits, sbm:nodes=..., rmat:scale=..., an .npz file, a .csv or .parquet file of edges, a folder of Parquet or CSV, "
+    "a Millrace dataset store, or an OGB name such as ogbn-arxiv"
 )
 
 
@@ -36,8 +39,9 @@ def open_dataset(
     """Open a dataset, checked and cleaned. What was mended on the way is in `Dataset.notes`.
 
     Args:
-        spec: ``digits``; ``sbm:key=value,...`` (see `Sbm`); ``rmat:key=value,...`` (see `Rmat`); the path of an ``.npz`` file, of a
-            folder of Parquet, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, looked for under
+        spec: ``digits``; ``sbm:key=value,...`` (see `Sbm`); ``rmat:key=value,...`` (see `Rmat`); the path of an ``.npz`` file, of
+            a ``.csv`` or ``.parquet`` file of edges beside one of nodes, of a folder of Parquet or CSV, of an OGB folder or of a
+            Millrace dataset store; an OGB name (``ogbn-...``, looked for under
             ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to split it anew.
         name: what to call it; by default after the spec.
         options: what to do about defects. A store, a generated graph and a `Dataset` are clean and take none.
@@ -75,20 +79,46 @@ def open_dataset(
         if (public := how_to_get(str(spec))) is not None:
             raise InputError(public)
         raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}")
+    _refuse_table_options(path, options)
+    if path.is_file() and path.name.lower().endswith(TABLES):
+        from .parquet import read_edge_file
+
+        return clean(read_edge_file(path, options, name), options, split, seed)
     if not path.is_dir():
+        _refuse_format(path)
         return clean(read_npz(path, name), options, split, seed)
     if (path / MANIFEST).exists():
         return _whole(open_dataset_store(path, features), name, options, split, seed)
-    # These two import pyarrow, which every rank and command would wait for.
+    # These import pyarrow, which every rank and command would wait for.
     if (path / "raw").is_dir():
         from .ogb import read_ogb_folder
 
         return clean(read_ogb_folder(path, name), options, split, seed)
-    if any(path.glob("*.parquet")):
+    if any(f.name.lower().endswith(TABLES) for f in path.iterdir()):
         from .parquet import read_parquet_folder
 
         return clean(read_parquet_folder(path, options, name), options, split, seed)
-    raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet; expected {FORMS}")
+    raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {FORMS}")
+
+
+def _refuse_table_options(path: Path, options: ReadOptions) -> None:
+    """Raises InputError where options say how to read tables, and `path` is none."""
+    given = [name for name in FREE if getattr(options, name) is not None]
+    tables = path.name.lower().endswith(TABLES) if path.is_file() else not ((path / MANIFEST).exists() or (path / "raw").is_dir())
+    if given and not tables:
+        raise InputError(f"{path} is no file or folder of tables, which alone are read with {' and '.join(given)}; leave that out")
+
+
+def _refuse_format(path: Path) -> None:
+    """Raises InputError for files of other programs: it says how they are read."""
+    suffix = path.suffix.lower()
+    if suffix in (".pt", ".pth"):
+        raise InputError(
+            f"{path} is a file of torch.save, which may run code when it is loaded: where you trust it, use "
+            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store of it"
+        )
+    if suffix in (".graphml", ".gml", ".gexf"):
+        raise InputError(f"{path} is a file of graphs that NetworkX reads: use mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))")
 
 
 def _told(spec: str | Path | object) -> str:

@@ -5,6 +5,8 @@ from typing import Literal, get_args
 
 from ...storage.errors import InputError, nearest
 
+FREE = ("nodes_file", "feature_columns")
+"""Options that are no choice among words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
 
@@ -32,6 +34,11 @@ class ReadOptions:
     """ignore: read the graph as unweighted."""
     missing_ids: Literal["error", "compact"] = "error"
     """Gaps in a column of node ids. compact: renumber the nodes from 0 in ascending order of their ids."""
+    nodes_file: str | None = None
+    """The nodes of one file of edges, as a path from its folder; None: nodes.csv or nodes.parquet there."""
+    feature_columns: str | tuple[str, ...] | None = None
+    """Columns of a table of nodes that are features, in this order: names, or a text such as "age,income"; "*": all that hold numbers.
+    None: features, x, or feature_0, feature_1, ..."""
     missing_features: Literal["error", "degree"] = "degree"
     """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero"] = "error"
@@ -47,8 +54,23 @@ class ReadOptions:
     unlabelled_in_split: Literal["error", "drop"] = "error"
     """Nodes of the stored split that have no label."""
 
+    @property
+    def named_features(self) -> tuple[str, ...] | None:
+        """`feature_columns` one by one."""
+        given = self.feature_columns
+        return tuple(c.strip() for c in given.split(",")) if isinstance(given, str) else given
+
     def __post_init__(self) -> None:
+        columns = self.feature_columns
+        if isinstance(columns, list):
+            object.__setattr__(self, "feature_columns", tuple(columns))
+        elif not (columns is None or isinstance(columns, str | tuple)):
+            raise InputError(f"feature_columns is {columns!r}; expected names of columns such as ('age', 'income')")
+        if not all(isinstance(c, str) and c for c in self.named_features or ()):
+            raise InputError(f"feature_columns is {columns!r}; expected names of columns such as ('age', 'income')")
         for f in fields(self):
+            if f.name in FREE:
+                continue
             value = getattr(self, f.name)
             allowed = get_args(Direction) if f.name == "direction" else get_args(f.type)
             if value not in allowed and not (f.name == "direction" and value is None):

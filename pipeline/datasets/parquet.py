@@ -1,94 +1,142 @@
-"""A folder of Parquet files: ``edges*.parquet`` and ``nodes*.parquet``, read in the order of their names.
+"""Tables of edges and nodes: ``edges*`` and ``nodes*`` of a folder, in the order of their names, or one file of edges.
 
 =========  ==========================================================================================================
-edges      ``src``, ``dst`` integer node ids; optional ``weight``
-nodes      ``label`` class number (null or -1: unlabelled) or a list of 0 and 1; optional ``id`` integer (without it, row number);
-           optional ``split``: "train", "val", "test" or null; features as one list column ``features`` or ``x``, or as numeric
-           columns ``feature_0, feature_1, ...`` or ``x0, x1, ...``, in the order of their numbers; null is NaN
+edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional ``weight``
+nodes      ``label`` class number or text (null, empty or -1: unlabelled), or a list of 0 and 1; optional ``id``, integers or text
+           (without it, row number); optional ``split``: "train", "val", "test" or null; features as `feature_columns` names them, or
+           as one list column ``features`` or ``x``, or as numeric columns ``feature_0, feature_1, ...`` or ``x0, x1, ...``, in the
+           order of their numbers; null is NaN
 =========  ==========================================================================================================
+
+All of it may be Parquet or CSV with a header. Nodes with text for ids keep the order of their rows, and classes with text for labels
+are numbered in the order of their names.
 """
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...storage.dataset import SPLITS
 from ...storage.errors import InputError, nearest
+from ...storage.node_names import NodeNames
+from .class_names import numbered
+from .csv_file import is_csv
+from .node_ids import Columns, is_text, named, renumbered, settled, with_gaps
 from .options import ReadOptions
 from .parquet_rapids import ordered_edges
 from .raw import AnyArray, Raw
+from .tables import files_of, nodes_beside, read_table
 
 _FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
+SHOWN_COLUMNS = 8
+"""So many columns are named in a note."""
 
 
 def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = None) -> Raw:
-    """Read the folder. See the module for its columns.
+    """Read the tables of a folder. See the module for their columns.
 
     Raises:
-        InputError: a file or a column is missing, a column has the wrong type, or ids have gaps (`missing_ids`).
+        InputError: a file or a column is missing, a column has the wrong type, or ids are unknown or have gaps (`missing_ids`).
     """
-    edges = None if options.edges_on == "gpu" else _table(folder, "edges")
-    nodes = _table(folder, "nodes")
+    if options.nodes_file is not None:
+        raise InputError(f"nodes_file is given, but {folder} is a folder, whose nodes* are read; leave it out")
+    return _read(files_of(folder, "edges"), files_of(folder, "nodes"), folder, options, name or folder.name)
+
+
+def read_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> Raw:
+    """Read one file of edges, and the file of their nodes (see `tables.nodes_beside`). Raises InputError like `read_parquet_folder`."""
+    nodes = nodes_beside(path, options)
+    raw = _read([path], [nodes], path, options, name or path.name.partition(".")[0])
+    return replace(raw, notes=(f"The nodes were read from {nodes}.", *raw.notes))
+
+
+def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, options: ReadOptions, name: str) -> Raw:
+    nodes = read_table(node_files, "nodes")
+    if not nodes.num_rows:
+        raise InputError(f"{source}: there are no nodes; expected a row for each node in {node_files[0].name}")
+    by_name = "id" in nodes.column_names and is_text(nodes["id"].type)
+    edges = None if options.edges_on == "gpu" and not by_name else read_table(edge_files, "edges")
     notes: list[str] = []
-    ids: AnyArray | None = None
-    labels = _labels(_column(nodes, "label", "nodes", folder))
-    features = _features(nodes, folder)
+    labels, class_names = _labels(_column(nodes, "label", "nodes", source))
+    features = _features(nodes, source, options, notes)
     split = _split(nodes)
-    if "id" in nodes.column_names:
-        ids = _ids(nodes["id"], "nodes.id")
-        order = np.argsort(ids, kind="stable")
-        ids = _with_gaps(ids[order], options, notes)
-        labels, features = labels[order], None if features is None else features[order]
-        split = {part: mask[order] for part, mask in split.items()}
-    named = name or folder.name
     if edges is None:
-        ordered = ordered_edges(_files(folder, "edges"), len(labels), ids, options)
+        ids, order = _by_number(nodes["id"], options, notes) if "id" in nodes.column_names else (None, None)
+        ordered = ordered_edges(edge_files, len(labels), ids, options)
         if ordered is not None:
             none = np.empty(0, np.int64)
-            return Raw(named, none, none, labels, features, split=split, notes=tuple(notes), ordered=ordered)
+            found = Raw(name, none, none, labels, features, split=split, ordered=ordered)
+            return _finished(found, order, None if ids is None else _numbers_as_names(ids), class_names, notes)
         # The processor's way says what is not clean.
-        edges = _table(folder, "edges")
-    src, dst = (_ids(_column(edges, key, "edges", folder), f"edges.{key}") for key in ("src", "dst"))
-    if ids is not None:
-        src, dst = _renumbered(ids, src, dst)
+        edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
+    _tell_of_edge_columns(edges, notes)
+    columns: Columns = {f"edges.{key}": _column(edges, key, "edges", source) for key in ("src", "dst")}
+    from_csv = set(columns) if is_csv(edge_files[0]) else set()
+    if "id" in nodes.column_names:
+        columns["nodes.id"] = nodes["id"]
+        from_csv |= {"nodes.id"} if is_csv(node_files[0]) else set()
+    columns = settled(columns, from_csv)
+    ids, order, names = columns.pop("nodes.id", None), None, None
+    if ids is not None and is_text(ids.type):
+        names, ends = named(ids, columns)
+    elif is_text(columns["edges.src"].type):
+        raise InputError(f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges call it by")
+    else:
+        ends = {what: column.to_numpy() for what, column in columns.items()}
+        if ids is not None:
+            sorted_ids, order = _by_number(ids, options, notes)
+            if sorted_ids is not None:
+                names, ends = _numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
     weight = _numbers(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
-    return Raw(named, src, dst, labels, features, weight, split, notes=tuple(notes))
+    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, split)
+    return _finished(raw, order, names, class_names, notes)
 
 
-def _files(folder: Path, stem: str) -> list[Path]:
-    files = sorted(folder.glob(f"{stem}*.parquet"))
-    if not files:
-        raise InputError(f"{folder} holds no {stem}*.parquet; expected edges*.parquet (src, dst) and nodes*.parquet (label, features)")
-    return files
+def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) -> tuple[AnyArray | None, AnyArray]:
+    """The ascending ids, where they have gaps, and the order of the rows by id."""
+    if not pa.types.is_integer(column.type) or column.null_count:
+        settled({"nodes.id": column}, set())
+    ids = column.to_numpy()
+    order = np.argsort(ids, kind="stable")
+    return with_gaps(ids[order], options, notes), order
 
 
-def _table(folder: Path, stem: str) -> pa.Table:
-    try:
-        return pa.concat_tables([pq.read_table(f) for f in _files(folder, stem)], promote_options="default")
-    except (pa.ArrowException, OSError) as e:
-        raise InputError(f"{folder}: {stem}*.parquet cannot be read ({e}); write the files again with one schema") from e
+def _numbers_as_names(ids: AnyArray) -> NodeNames:
+    return NodeNames.of_arrow(pa.array(ids).cast(pa.large_string()))
 
 
-def _column(table: pa.Table, key: str, stem: str, folder: Path) -> pa.ChunkedArray:
+def _finished(raw: Raw, order: AnyArray | None, names: NodeNames | None, classes: tuple[str, ...] | None, notes: list[str]) -> Raw:
+    """With the rows of nodes in `order`, their names and what was found."""
+    if order is not None:
+        features = None if raw.features is None else raw.features[order]
+        split = {part: mask[order] for part, mask in raw.split.items()}
+        raw = replace(raw, labels=raw.labels[order], features=features, split=split)
+    return replace(raw, node_names=names, class_names=classes, notes=tuple(notes))
+
+
+def _tell_of_edge_columns(edges: pa.Table, notes: list[str]) -> None:
+    if others := [c for c in edges.column_names if c and c not in ("src", "dst", "weight")]:
+        notes.append(f"Columns of edges were not read: {_listed(others)}.")
+
+
+def _listed(columns: Sequence[str]) -> str:
+    more = len(columns) - SHOWN_COLUMNS
+    return ", ".join(columns[:SHOWN_COLUMNS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _column(table: pa.Table, key: str, stem: str, source: Path) -> pa.ChunkedArray:
     if key not in table.column_names:
         raise InputError(
-            f"{folder}: {stem} has no column '{key}'; it holds {', '.join(table.column_names) or 'nothing'}"
+            f"{source}: {stem} has no column '{key}'; it holds {', '.join(table.column_names) or 'nothing'}"
             f"{nearest(key, table.column_names)}"
         )
     return table[key]
-
-
-def _ids(column: pa.ChunkedArray, what: str) -> AnyArray:
-    if not pa.types.is_integer(column.type):
-        raise InputError(f"column {what} is {column.type}; expected integer ids: number the nodes")
-    if column.null_count:
-        raise InputError(f"column {what} holds {column.null_count} nulls; expected an id in every row: drop those rows")
-    return column.to_numpy()
 
 
 def _numbers(column: pa.ChunkedArray, what: str) -> AnyArray:
@@ -119,28 +167,57 @@ def _lengths(lists: Any) -> npt.NDArray[np.integer]:
     return np.full(len(lists), lists.type.list_size) if pa.types.is_fixed_size_list(lists.type) else np.diff(lists.offsets.to_numpy())
 
 
-def _labels(column: pa.ChunkedArray) -> AnyArray:
+def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
+    """Class numbers, and the names of the classes where they are text."""
     if _is_list(column.type):
-        return _matrix(column, "nodes.label")
-    if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        return _matrix(column, "nodes.label"), None
+    if is_text(column.type):
+        return numbered(column)
+    if pa.types.is_null(column.type) or (column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))):
         column = column.cast(pa.int64()).fill_null(-1)
     elif column.null_count and pa.types.is_floating(column.type):
         column = column.fill_null(-1.0)
-    if column.type == pa.string() or column.type == pa.large_string():
-        raise InputError("column nodes.label is text; expected class numbers 0, 1, ...: number the classes")
-    return _numbers(column, "nodes.label")
+    return _numbers(column, "nodes.label"), None
 
 
-def _features(nodes: pa.Table, folder: Path) -> AnyArray | None:
+def _features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[str]) -> AnyArray | None:
+    others = [c for c in nodes.column_names if c and c not in ("id", "label", "split")]
+    wanted = options.named_features
+    if wanted == ("*",):
+        wanted = tuple(c for c in others if _is_feature(nodes[c].type))
+    for key in wanted or ():
+        _ = _column(nodes, key, "nodes", source)
+    if wanted is None:
+        wanted = _customary(nodes, source)
+        takable = [c for c in others if c not in wanted and _is_feature(nodes[c].type)]
+        if takable:
+            both = [*wanted, *takable]
+            value = ",".join(both) if len(both) <= SHOWN_COLUMNS else "*"
+            notes.append(f"Columns of nodes were not read: {_listed(takable)} (feature_columns={value} takes them as features).")
+    if text := [c for c in others if c not in wanted and not _is_feature(nodes[c].type)]:
+        notes.append(f"Columns of nodes that are no numbers were not read: {_listed(text)}.")
+    if not wanted:
+        return None
+    if len(wanted) == 1 and _is_list(nodes[wanted[0]].type):
+        return _matrix(nodes[wanted[0]], f"nodes.{wanted[0]}")
+    parts = [(_matrix if _is_list(nodes[c].type) else _numbers)(nodes[c], f"nodes.{c}").astype(np.float32) for c in wanted]
+    return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
+
+
+def _is_feature(kind: pa.DataType) -> bool:
+    kind = kind.value_type if _is_list(kind) else kind
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _customary(nodes: pa.Table, source: Path) -> tuple[str, ...]:
+    """The columns that are features by their names: one of lists, or numbered ones."""
     for key in ("features", "x"):
         if key in nodes.column_names:
             if not _is_list(nodes[key].type):
-                raise InputError(f"{folder}: column nodes.{key} is {nodes[key].type}; expected a list of numbers in every row")
-            return _matrix(nodes[key], f"nodes.{key}")
-    numbered = {int(m[1]): key for key in nodes.column_names if (m := _FEATURE.fullmatch(key))}
-    if not numbered:
-        return None
-    return np.stack([_numbers(nodes[numbered[i]], f"nodes.{numbered[i]}").astype(np.float32) for i in sorted(numbered)], axis=1)
+                raise InputError(f"{source}: column nodes.{key} is {nodes[key].type}; expected a list of numbers in every row")
+            return (key,)
+    of_number = {int(m[1]): key for key in nodes.column_names if (m := _FEATURE.fullmatch(key))}
+    return tuple(of_number[i] for i in sorted(of_number))
 
 
 def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
@@ -152,34 +229,3 @@ def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
         raise InputError(f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}")
     column = np.array([v or "" for v in values])
     return {part: column == part for part in SPLITS}
-
-
-def _with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str]) -> AnyArray | None:
-    """The ascending `ids` if edges must be renumbered; None if they are 0 to V - 1."""
-    if (ids[1:] == ids[:-1]).any():
-        again = ids[1:][ids[1:] == ids[:-1]][0]
-        raise InputError(f"column nodes.id holds {again} more than once; expected one row for each node")
-    if not len(ids) or (ids[0] == 0 and ids[-1] == len(ids) - 1):
-        return None
-    if options.missing_ids == "error":
-        raise InputError(
-            f"column nodes.id has gaps: {len(ids)} ids between {ids[0]} and {ids[-1]}; expected 0 to {len(ids) - 1}: "
-            "set missing_ids=compact to renumber the nodes"
-        )
-    notes.append(f"Node ids had gaps: {len(ids)} nodes were renumbered from 0 in ascending order of id.")
-    return ids
-
-
-def _renumbered(ids: AnyArray, src: AnyArray, dst: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Edge ends as positions in the ascending `ids`."""
-    ends = []
-    for what, column in (("src", src), ("dst", dst)):
-        at = np.minimum(np.searchsorted(ids, column), len(ids) - 1)
-        unknown = ids[at] != column
-        if unknown.any():
-            raise InputError(
-                f"{unknown.sum()} values of edges.{what} (first: {column[unknown][0]}) are no node's id; "
-                "give those nodes a row, or drop the edges"
-            )
-        ends.append(at)
-    return ends[0], ends[1]

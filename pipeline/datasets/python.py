@@ -1,5 +1,7 @@
 """Graphs that are already in this process: SciPy, NetworkX, PyTorch Geometric. None of the three is imported here but SciPy."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,8 @@ import scipy.sparse as sp
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
+from ...storage.node_names import NodeNames
+from .class_names import numbered
 from .clean import clean
 from .options import DEFAULT_OPTIONS, ReadOptions
 from .raw import AnyArray, Hint, Raw
@@ -27,6 +31,7 @@ def from_scipy(
     train: npt.ArrayLike | None = None,
     val: npt.ArrayLike | None = None,
     test: npt.ArrayLike | None = None,
+    node_names: Sequence[str] | None = None,
     name: str = "scipy",
     options: ReadOptions = DEFAULT_OPTIONS,
     split: str | None = None,
@@ -38,10 +43,11 @@ def from_scipy(
         adjacency: [V, V]; A[i, j] != 0 is an edge i -> j. Values other than 1 become edge weights. Entries that a COO matrix
             repeats are duplicate edges.
         features: [V, F], dense or SciPy sparse, or None.
-        labels: [V] class numbers with -1 for unlabelled, or [V, C] of 0 and 1.
-        train: node ids or a boolean mask [V]; all three None means no stored split.
+        labels: [V] class numbers with -1 for unlabelled, or text with "" or None for unlabelled; or [V, C] of 0 and 1.
+        train: node ids, names or a boolean mask [V]; all three None means no stored split.
         val: likewise.
         test: likewise.
+        node_names: [V] distinct names of the nodes, kept for predictions.
         name: what to call it.
         options: what to do about each defect.
         split: see `open_dataset`.
@@ -66,8 +72,19 @@ def from_scipy(
         features=features if features is None or sp.issparse(features) else np.asarray(features),
         edge_weight=None if (values == 1).all() else values,
         split={part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None},
+        node_names=None if node_names is None else _distinct(node_names, len(np.atleast_1d(y))),
     )
     return clean(raw, options, split, seed)
+
+
+def _distinct(names: Sequence[Any], num_nodes: int) -> NodeNames:
+    texts = [str(n) for n in names]
+    if len(texts) != num_nodes:
+        raise InputError(f"there are {len(texts)} node names for {num_nodes} nodes; expected one for each")
+    if len(set(texts)) < num_nodes:
+        again = next(t for t, count in Counter(texts).items() if count > 1)
+        raise InputError(f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one of them")
+    return NodeNames.of(texts)
 
 
 def from_networkx(
@@ -77,6 +94,9 @@ def from_networkx(
     features: str = "x",
     weight: str = "weight",
     split_attribute: str = "split",
+    train: Iterable[Any] | None = None,
+    val: Iterable[Any] | None = None,
+    test: Iterable[Any] | None = None,
     name: str = "networkx",
     options: ReadOptions = DEFAULT_OPTIONS,
     split: str | None = None,
@@ -84,15 +104,19 @@ def from_networkx(
 ) -> Dataset:
     """A dataset from a NetworkX graph.
 
-    Nodes are numbered in their order in the graph, or by their own numbers where those are 0 to V-1. Without
+    Nodes are numbered in their order in the graph, and keep what they are called as `Dataset.node_names`; or by their own numbers
+    where those are 0 to V-1. Without
     `options.direction`, a DiGraph is read as directed (messages flow u -> v) and a Graph has both directions.
 
     Args:
         graph: Graph, DiGraph, MultiGraph or MultiDiGraph.
-        label: node attribute with the class number, or a vector of 0 and 1; nodes without it are unlabelled.
+        label: node attribute with the class, a number or text, or a vector of 0 and 1; nodes without it are unlabelled.
         features: node attribute with F numbers; on every node or on none.
         weight: edge attribute; on every edge or on none.
         split_attribute: node attribute with "train", "val" or "test".
+        train: in place of the attribute: nodes of the graph.
+        val: likewise.
+        test: likewise.
         name: what to call it.
         options: what to do about each defect.
         split: see `open_dataset`.
@@ -101,11 +125,11 @@ def from_networkx(
     Raises:
         InputError: an attribute is missing or ragged; see also `clean`.
     """
-    nodes, notes = list(graph.nodes), ()
+    nodes, notes, names = list(graph.nodes), (), None
     if set(nodes) == set(range(len(nodes))):
         nodes = list(range(len(nodes)))
     else:
-        notes = ("Nodes were numbered in their order in the graph.",)
+        notes, names = ("Nodes were numbered in their order in the graph.",), _distinct(nodes, len(nodes))
     number = {node: i for i, node in enumerate(nodes)}
     edges = list(graph.edges(data=weight))
     src = np.array([number[u] for u, _, _ in edges], np.int64)
@@ -120,16 +144,22 @@ def from_networkx(
     if strange:
         raise InputError(f"node attribute '{split_attribute}' holds '{strange[0]}'; expected train, val or test")
     named = np.array([p or "" for p in parts])
+    stored = {part: named == part for part in SPLITS} if any(parts) else {}
+    if any(given is not None for given in (train, val, test)):
+        stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
+    labels, class_names = _node_labels(graph, nodes, label)
     raw = Raw(
         name=name,
         src=src,
         dst=dst,
-        labels=_node_labels(graph, nodes, label),
+        labels=labels,
         features=_node_features(graph, nodes, features),
         edge_weight=weights,
-        split={part: named == part for part in SPLITS} if any(parts) else {},
+        split=stored,
         hint=Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None,
         notes=notes,
+        node_names=names,
+        class_names=class_names,
     )
     return clean(raw, options, split, seed)
 
@@ -143,14 +173,26 @@ def _edge_weights(values: list[Any], attribute: str) -> AnyArray | None:
     return _rectangular(values, f"edge attribute '{attribute}'")
 
 
-def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> AnyArray:
+def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyArray:
+    given = list(nodes)
+    if absent := [n for n in given if n not in number]:
+        raise InputError(f"{len(absent)} nodes of the {part} split (first: {absent[0]!r}) are not in the graph; correct the split")
+    return np.array([number[n] for n in given], np.int64)
+
+
+def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray, tuple[str, ...] | None]:
+    """Class numbers or vectors, and the names of the classes where they are text."""
     values = [graph.nodes[n].get(attribute) for n in nodes]
     given = [v for v in values if v is not None]
     if nodes and not given:
         raise InputError(f"no node has the attribute '{attribute}'; name the attribute that holds the class with label=...")
     if given and np.ndim(given[0]) > 0 and len(given) < len(values):
         raise InputError(f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on every node")
-    return _rectangular([-1 if v is None else v for v in values], f"node attribute '{attribute}'")
+    if any(isinstance(v, str) for v in given):
+        if other := next((type(v).__name__ for v in given if not isinstance(v, str)), None):
+            raise InputError(f"node attribute '{attribute}' is text on some nodes and {other} on others; expected one of them on all")
+        return numbered(values)
+    return _rectangular([-1 if v is None else v for v in values], f"node attribute '{attribute}'"), None
 
 
 def _node_features(graph: Any, nodes: list[Any], attribute: str) -> AnyArray | None:

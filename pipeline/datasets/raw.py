@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.node_names import NodeNames
 from .options import Direction
 
 AnyArray = npt.NDArray[Any]
@@ -59,3 +60,7 @@ class Raw:
     notes: tuple[str, ...] = ()
     ordered: Ordered | None = None
     """In place of `src`, `dst` and `edge_weight`, which are then empty."""
+    node_names: NodeNames | None = None
+    """What the source calls node v, where it is not v."""
+    class_names: tuple[str, ...] | None = None
+    """What the source calls class c, where it is not c."""

@@ -61,7 +61,7 @@ BAD_NPZ = [
     ({"y": np.zeros(0, int)}, {}, None, ["no nodes"]),
     ({"y": np.int64(3)}, {}, None, ["no nodes"]),
     ({"y": np.zeros((3, 1, 1), int)}, {}, None, ["labels have shape [3, 1, 1]"]),
-    ({"y": np.array(["a", "b", "a"])}, {}, None, ["labels are <U1", "number the classes"]),
+    ({"y": np.array([["a", "b"]] * 3)}, {}, None, ["labels are <U1", "number the classes"]),
     ({"y": np.zeros((3, 0))}, {}, None, ["[V, 0]"]),
     ({"y": np.array([[0, 2], [1, 0], [0, 0]])}, {}, None, ["values other than 0 and 1", "multi-label"]),
     ({"y": np.array([0, np.nan, 1])}, {}, None, ["1 labels are NaN", "nan_labels=unlabelled"]),
@@ -144,9 +144,10 @@ NODES = {"label": [0, 1, 0], "x": [[1.0], [2.0], [3.0]]}
 BAD_PARQUET = [
     (None, NODES, "no edges*.parquet"),
     (EDGES, None, "no nodes*.parquet"),
-    ({"source": [0], "dst": [1]}, NODES, "did you mean 'source'"),
+    ({"sorc": [0], "dst": [1]}, NODES, "did you mean 'sorc'"),
     (EDGES, {"labels": [0, 1, 0]}, "did you mean 'labels'"),
-    ({"src": ["a"], "dst": ["b"]}, NODES, "edges.src is string"),
+    ({"src": ["a"], "dst": ["b"]}, NODES, "the ends of edges are text, but nodes has no column 'id'"),
+    ({"src": [0.0], "dst": [1]}, NODES, "edges.src is double; expected ids: whole numbers or text"),
     ({"src": [0, None], "dst": [1, 0]}, NODES, "edges.src holds 1 nulls"),
     ({**EDGES, "weight": ["a", "b"]}, NODES, "edges.weight is string"),
     ({**EDGES, "weight": [1.0, None]}, NODES, "edge weights are NaN"),
@@ -156,10 +157,13 @@ BAD_PARQUET = [
     (EDGES, {**NODES, "x": [["a"], ["b"], ["c"]]}, "nodes.x is string"),
     (EDGES, {**NODES, "x": [1.0, 2.0, 3.0]}, "nodes.x is double"),
     (EDGES, {"label": [0, 1, 0], "feature_0": [1.0, None, 2.0]}, "nan_features=zero"),
-    (EDGES, {**NODES, "label": ["a", "b", "c"]}, "nodes.label is text"),
     (EDGES, {**NODES, "split": ["train", "valid", "test"]}, "did you mean 'val'"),
     (EDGES, {**NODES, "id": [0, 1, 1]}, "nodes.id holds 1 more than once"),
     (EDGES, {**NODES, "id": [0, 1, 5]}, "missing_ids=compact"),
+    (EDGES, {**NODES, "id": ["a", "b", "c"]}, "column nodes.id is text and column edges.src is int64; expected one kind"),
+    ({"src": ["a", "d"], "dst": ["b", "a"]}, {**NODES, "id": ["a", "b", "c"]}, "1 values of edges.src (first: 'd') are no node's id"),
+    ({"src": ["a"], "dst": ["b"]}, {**NODES, "id": ["a", "b", "a"]}, "nodes.id holds 'a' more than once"),
+    ({"src": ["a"], "dst": ["b"]}, {**NODES, "id": ["a", None, "c"]}, "nodes.id holds 1 nulls"),
 ]
 
 
