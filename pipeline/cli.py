@@ -81,10 +81,13 @@ def _home(path: Path) -> Path:
 
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
     from .config import MODELS, canonical, parse_override, read_toml
+    from .datasets.open import TABLES
     from .keys import expanded, full_key, merged
 
     # A folder's name may hold a colon, as a dataset's does: what is a file is no name.
-    if job is not None and (str(job) == "digits" or job.suffix == ".npz" or (":" in str(job) and not _home(job).is_file())):
+    if job is not None and (
+        str(job) == "digits" or job.name.lower().endswith((".npz", *TABLES)) or (":" in str(job) and not _home(job).is_file())
+    ):
         raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
     table = expanded(read_toml(_home(job))) if job is not None else {}
     if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, canonical(MODELS, flags["model"])):
@@ -249,7 +252,7 @@ def sample(
 
 @app.command()
 def partition(
-    dataset: Annotated[str, typer.Argument(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.")],
+    dataset: Annotated[str, typer.Argument(help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.")],
     parts: Annotated[int, typer.Option(help="P, the number of partitions.")],
     out: Annotated[Path, typer.Option(help="Folder of the partitions.")],
     method: Annotated[str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | louvain | leiden")] = "metis",
@@ -357,7 +360,7 @@ def plan(
 
 @app.command()
 def convert(
-    dataset: Annotated[str, typer.Argument(help="Embedded name, .npz file, Parquet folder, or OGB name.")],
+    dataset: Annotated[str, typer.Argument(help="Embedded name; file or folder: .npz, .csv, .parquet; OGB name.")],
     out: Annotated[Path, typer.Option(help="Folder of the store.")],
     features: Annotated[str, typer.Option(help="zarr (compressed, checksummed) | npy (memory-mapped)")] = "zarr",
     seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,

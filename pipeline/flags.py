@@ -7,7 +7,7 @@ import typer
 
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB.TOML", help="Configuration; flags override it.")]
 DatasetFlag = Annotated[
-    str | None, typer.Option(help="Embedded name, .npz file, Parquet folder, Millrace store, or OGB name.  [default: digits]")
+    str | None, typer.Option(help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.  [default: digits]")
 ]
 SplitFlag = Annotated[
     str | None, typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2  [default: what the dataset has]")

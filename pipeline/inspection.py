@@ -20,6 +20,7 @@ from .result import read_result
 from .run_folder import CHECKPOINTS, JOB
 
 SHOWN_SEEDS = 3
+SHOWN_NAMES = 5
 
 
 def inspect_path(path: str, minibatch: str | None) -> dict[str, Any]:
@@ -154,6 +155,9 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "classes": f"{dataset.num_classes} ({dataset.task})",
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
+    for what, names in (("names of nodes", dataset.node_names), ("names of classes", dataset.class_names)):
+        if names is not None:
+            record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (", ..." if len(names) > SHOWN_NAMES else "")
     for i, note in enumerate(dataset.notes):
         record[f"note {i + 1}"] = note
     return record

@@ -52,7 +52,8 @@ def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = N
 def read_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> Raw:
     """Read one file of edges, and the file of their nodes (see `tables.nodes_beside`). Raises InputError like `read_parquet_folder`."""
     nodes = nodes_beside(path, options)
-    raw = _read([path], [nodes], path, options, name or path.name.partition(".")[0])
+    stem = path.name.partition(".")[0]
+    raw = _read([path], [nodes], path, options, name or (path.resolve().parent.name if stem == "edges" else stem))
     return replace(raw, notes=(f"The nodes were read from {nodes}.", *raw.notes))
 
 

@@ -52,9 +52,7 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
     if options.nodes_file is not None:
         path = edges.parent / Path(options.nodes_file).expanduser()
         if not path.is_file():
-            raise InputError(
-                f"nodes_file={options.nodes_file}: {path} is no file; expected a path from the folder of {edges.name}"
-            )
+            raise InputError(f"nodes_file={options.nodes_file}: {path} is no file; expected a path from the folder of {edges.name}")
         return path
     found = [p for kind in KINDS if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
     if not found:

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from millrace.pipeline.config import parse_override, resolve
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_scipy, open_dataset
+from millrace.pipeline.inspection import inspect_path
 from millrace.pipeline.prepare import open_data
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
@@ -61,7 +62,7 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
     folder = write(tmp_path / "g", kind=kind, encoding=encoding)
     d = open_dataset(folder / f"edges.{kind}" if one_file else folder, options=DIRECTED)
     assert_is_the_graph(d)
-    assert d.name == ("edges" if one_file else "g")
+    assert d.name == "g"
     assert any(f"nodes were read from {folder}" in n for n in d.notes) == one_file
     assert "1 nodes are unlabelled (-1)." in d.notes
     assert "Columns of edges were not read: since." in d.notes
@@ -70,6 +71,9 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
     again = open_dataset(tmp_path / "store")
     assert_is_the_graph(again)
     assert again.notes == d.notes
+    record = inspect_path(str(tmp_path / "store"), None)
+    assert record["names of nodes"] == "'bob', 'Meier, Ann', 'çelik', '007'"
+    assert record["names of classes"] == "'cat', 'dog'"
 
 
 def test_parquet_with_names(tmp_path):
@@ -103,7 +107,7 @@ def test_whole_numbers_in_csv_are_numbers_and_gaps_keep_theirs_as_names(tmp_path
     assert d.features.gather(np.arange(3)).tolist() == [[2.5], [3.5], [1.5]]
     folder = write(tmp_path / "b", "src,dst\n7,70\n", "id,label\n70,3\n7,0\n")
     d = open_dataset(folder, options=ReadOptions(direction="directed", missing_ids="compact", label_gaps="compact"))
-    assert (list(d.node_names), d.class_names, d.labels.tolist()) == (["7", "70"], ("0", "3"), [0, 1])
+    assert (list(d.node_names or ()), d.class_names, d.labels.tolist()) == (["7", "70"], ("0", "3"), [0, 1])
 
 
 def test_columns_that_are_not_read_are_named_with_the_key_that_takes_them(tmp_path):
@@ -177,7 +181,7 @@ def test_networkx_names_of_nodes_and_classes():
         g.add_node(name, **({} if label is None else {"y": label}))
     g.add_edge("ann", "eve")
     d = from_networkx(g, train=["bob"], test=["ann"])
-    assert (list(d.node_names), d.class_names, d.labels.tolist()) == (["ann", "bob", "eve"], ("cat", "dog"), [0, 1, -1])
+    assert (list(d.node_names or ()), d.class_names, d.labels.tolist()) == (["ann", "bob", "eve"], ("cat", "dog"), [0, 1, -1])
     assert (d.split.train.tolist(), d.split.val.tolist(), d.split.test.tolist()) == ([1], [], [0])
     assert open_dataset(nx.relabel_nodes(g, {"ann": 0, "bob": 2, "eve": 1})).node_names is None
     with pytest.raises(InputError, match=r"1 nodes of the train split \(first: 'zoe'\) are not in the graph"):
