@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from millrace.pipeline.loaders_elsewhere import HGTLoader, LinkNeighborLoader
     from millrace.pipeline.plan import plan
     from millrace.pipeline.plan_inputs import Cluster, Numbers
+    from millrace.pipeline.predict import predict
+    from millrace.pipeline.predictions import Predictions
     from millrace.pipeline.queues import open_queue
     from millrace.pipeline.report.write import Report, report
     from millrace.pipeline.result import Result
     from millrace.pipeline.run import run
     from millrace.pipeline.systems import System, bulk, grappa, retexo, sar
+    from millrace.pipeline.trained import TrainedRun, load
     from millrace.stages.evaluate import infer
     from millrace.stages.models import GAT, GCN, GIN
     from millrace.stages.models import SAGE as GraphSAGE
@@ -57,6 +60,8 @@ _HOMES = {
     "Cluster": "pipeline.plan_inputs",
     "Numbers": "pipeline.plan_inputs",
     "Link": "pipeline.links",
+    "predict": "pipeline.predict",
+    "Predictions": "pipeline.predictions",
     "open_queue": "pipeline.queues",
     "Report": "pipeline.report.write",
     "report": "pipeline.report.write",
@@ -67,6 +72,8 @@ _HOMES = {
     "grappa": "pipeline.systems",
     "retexo": "pipeline.systems",
     "sar": "pipeline.systems",
+    "TrainedRun": "pipeline.trained",
+    "load": "pipeline.trained",
     "infer": "stages.evaluate",
     "GAT": "stages.models",
     "GCN": "stages.models",
@@ -120,6 +127,7 @@ __all__ = [
     "NeighborLoader",
     "NeighborSampler",
     "Numbers",
+    "Predictions",
     "PyGModel",
     "ReadOptions",
     "Report",
@@ -128,6 +136,7 @@ __all__ = [
     "Split",
     "StoreError",
     "System",
+    "TrainedRun",
     "bulk",
     "destinations",
     "from_edges",
@@ -136,6 +145,7 @@ __all__ = [
     "from_scipy",
     "grappa",
     "infer",
+    "load",
     "open_dataset",
     "open_part",
     "open_queue",
@@ -143,6 +153,7 @@ __all__ = [
     "partition_quality",
     "partitioner",
     "plan",
+    "predict",
     "report",
     "retexo",
     "run",

@@ -27,8 +27,11 @@ from .flags import (
     JsonFlag,
     LayersFlag,
     ModelFlag,
+    OtherDatasetFlag,
     OutFlag,
+    OwnModelFlag,
     RanksFlag,
+    RunModelFlag,
     SeedFlag,
     SetFlag,
     SplitFlag,
@@ -138,7 +141,7 @@ def run(
     job: JobFile = None,
     dataset: DatasetFlag = None,
     system: Annotated[str | None, typer.Option(help="bulk | grappa | retexo | sar  [default: bulk]")] = None,
-    model: ModelFlag = None,
+    model: RunModelFlag = None,
     hidden: HiddenFlag = None,
     layers: LayersFlag = None,
     fanout: FanoutFlag = None,
@@ -196,6 +199,7 @@ def _train(
     from .run import run as run_job
     from .run_folder import JOB, check_run_folder
     from .uncompiled import leave_compiler_out
+    from .user_module import from_flags
 
     out = _home(out) if out is not None else None
     if samples is not None and "://" not in samples:
@@ -205,14 +209,23 @@ def _train(
             raise InputError("--resume needs --out, the folder of the run to go on with")
         check_run_folder(out, resume)
         job = job if job is not None else (out / JOB)
+    module, flags = from_flags(flags, resume)
     table = _table(job, flags, overrides)
     if resume and flags["executor"] is None and not any(text.startswith("executor=") for text in overrides or []):
         table = without_executor(table)
     resolved = resolve(table)
     leave_compiler_out()
     with heeded(_say_aside) as asked, Terminal() as terminal:
-        emit = _both(asked, terminal)
-        result = run_job(out=out, resume=resume, samples=samples, emit=emit, stop=asked.stop, save=asked.save, config=resolved)
+        result = run_job(
+            out=out,
+            resume=resume,
+            samples=samples,
+            emit=_both(asked, terminal),
+            stop=asked.stop,
+            save=asked.save,
+            config=resolved,
+            model=module,
+        )
     if result.status == STOPPED:
         raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
     _print_result(result, as_json)
@@ -305,7 +318,7 @@ def partition(
 @app.command()
 def plan(
     job: JobFile = None,
-    dataset: DatasetFlag = None,
+    dataset: OtherDatasetFlag = None,
     nodes: Annotated[int | None, typer.Option(help="In place of a dataset: its nodes.")] = None,
     edges: Annotated[int | None, typer.Option(help="In place of a dataset: its edges, in both directions.")] = None,
     num_features: Annotated[int, typer.Option(help="With --nodes: the width of a feature row.")] = 100,
@@ -396,7 +409,8 @@ def convert(
 @app.command()
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    dataset: Annotated[str | None, typer.Option(help="Another dataset than the run's, as `run` takes it.")] = None,
+    dataset: OtherDatasetFlag = None,
+    model: OwnModelFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Evaluate a run's model on every split.
@@ -405,12 +419,40 @@ def evaluate(
     """
     from .assess import assess
     from .progress import Terminal
+    from .user_module import own_module
 
+    own = None if model is None else own_module(model)
     with Terminal() as terminal:
-        report = assess(_home(run_folder), dataset, emit=terminal)
+        report = assess(_home(run_folder), dataset, model=own, emit=terminal)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
     lines += [f"  {name:<6} {'none' if value is None else f'{value:.4f}'}" for name, value in report["accuracy"].items()]
     _say("\n".join(lines), err=as_json)
+    if as_json:
+        _say(json.dumps(report))
+
+
+@app.command()
+def predict(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    out: Annotated[Path, typer.Option(help="The file to write, .parquet or .csv.")],
+    dataset: OtherDatasetFlag = None,
+    nodes: Annotated[str | None, typer.Option(help="Ids between commas, or train | val | test; by default all nodes.")] = None,
+    all_probabilities: Annotated[bool, typer.Option("--all-probabilities", help="A column for each class.")] = False,
+    model: OwnModelFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write what a run's model says of nodes into a file.
+
+    The class and its probability, over full neighbourhoods.
+    """
+    from .predict import predict_to_file
+    from .progress import Terminal
+    from .user_module import own_module
+
+    own, out = None if model is None else own_module(model), _home(out)
+    with Terminal() as terminal:
+        report = predict_to_file(_home(run_folder), out, dataset, nodes, all_probabilities, own, terminal)
+    _say(f"{report['nodes']:,} nodes of {report['dataset']} by {report['model']} in {out} ({report['seconds']:.1f} s)", err=as_json)
     if as_json:
         _say(json.dumps(report))
 

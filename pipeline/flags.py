@@ -13,6 +13,12 @@ SplitFlag = Annotated[
     str | None, typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2  [default: what the dataset has]")
 ]
 ModelFlag = Annotated[str | None, typer.Option(help="sage | gcn | gat | gin  [default: sage]")]
+RunModelFlag = Annotated[str | None, typer.Option(help="sage | gcn | gat | gin, or MODULE:NAME of your own  [default: sage]")]
+OwnModelFlag = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODULE:NAME", help="For a run of a module of your own: what makes it, such as my.models:Own."),
+]
+OtherDatasetFlag = Annotated[str | None, typer.Option("--dataset", help="Another dataset than the run's, as `run` takes it.")]
 HiddenFlag = Annotated[int | None, typer.Option(help="Width of hidden layers.  [default: 256]")]
 LayersFlag = Annotated[int | None, typer.Option(help="Layers of the model.  [default: 3, or as many as --fanout has numbers]")]
 FanoutFlag = Annotated[

@@ -220,7 +220,7 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     if job.cluster.on_rank_loss == "continue":
         _refuse_to_go_on_alone(job, system)
     outline = Outline.of(dataset)
-    make, description, name = _model(job, outline, system, model)
+    make, description, name = model_of(job, outline, system, model)
     layers = make().num_layers
     if job.train.compile and isinstance(model, PyGModel):
         raise InputError("train.compile is true, but the model is a PyGModel, whose convolutions read the lists; leave train.compile out")
@@ -320,13 +320,13 @@ def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprin
         StoreError: the part is damaged.
     """
     system = make_system(placed(job))
-    make, _, name = _model(job, outline, system, model)
+    make, _, name = model_of(job, outline, system, model)
     parts = Parts(folder, TORCH_DTYPES[job.dtype], outline.task == "multilabel", num_classes=outline.num_classes)
     return Prepared(job, outline, system, make, parts.part(system.parts_before(rank)), fingerprint, name, None)
 
 
-def _model(job: Job, outline: Outline, system: System, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
-    """What makes the model, what describes it, and its name."""
+def model_of(job: Job, outline: Outline, system: System, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
+    """What makes the model, what describes it, and its name. `model` as in `prepare`."""
     dtype = TORCH_DTYPES[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
     if isinstance(record, nn.Module):
@@ -418,25 +418,6 @@ def _with_keys(text: str) -> str:
     """Readers name their options; to the user of a job those are configuration keys."""
     options = "|".join(f.name for f in fields(ReadOptions))
     return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)
-
-
-def load_model(path: Path, prepared: Prepared) -> nn.Module:
-    """The model of a finished run.
-
-    Raises:
-        StoreError: absent, damaged, or of other shapes.
-    """
-    model = prepared.build_model()
-    try:
-        model.load_state_dict(torch.load(path, weights_only=True))
-    except FileNotFoundError:
-        raise StoreError(f"{path} does not exist: the run has not finished; go on with it by --resume") from None
-    except Exception as e:
-        outline = prepared.outline
-        shapes = f"{outline.num_features} features and {outline.num_classes} classes"
-        reason = " ".join(str(e).split())[:300]
-        raise StoreError(f"{path} does not fit {prepared.model_name} on {outline.name} with {shapes} ({reason})") from None
-    return model
 
 
 def configure(config: Mapping[str, Any], *, system: System | str | None = None, model: Any = None, **options: Any) -> Job:

@@ -91,6 +91,14 @@ class Result:
     """V."""
     num_edges: int
     """E, as trained on: after `read` has had its way."""
+    num_features: int
+    """F."""
+    num_classes: int
+    """C."""
+    task: str
+    """``multiclass`` or ``multilabel``."""
+    class_names: list[str] | None
+    """What the dataset calls its classes; None where they are called by their numbers."""
     device: str
     """``cpu``."""
     dtype: str

@@ -25,6 +25,7 @@ from .clock import Clock
 from .compilers import refuse_without_compiler
 from .config import Job
 from .events import Emit, Note, Pulse, QueueLevel
+from .given import at_home, job_of_given, keep, refuse_other_data, refuse_without_module
 from .model_argument import taken
 from .one_rank import RankReport, take_part
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
@@ -137,15 +138,27 @@ def _run(
     check_run_folder(folder, resume)
     if not isinstance(dataset, Dataset | str | Path | None):
         dataset = open_data(job, dataset, emit)
+    module = model if isinstance(model, nn.Module) else None
+    if resume and module is None:
+        refuse_without_module(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
     # The folder's job.toml must find the data again, from wherever it is read.
-    job = job.model_copy(update={"dataset": dataset.name if isinstance(dataset, Dataset) else located(dataset or job.dataset)})
+    in_memory = dataset if isinstance(dataset, Dataset) else None
+    if isinstance(dataset, Dataset):
+        job = job_of_given(job, dataset, folder)
+    else:
+        job = job.model_copy(update={"dataset": located(dataset or (at_home(job, folder) if resume else job).dataset)})
     if job.start_from is not None:
         job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
     if (owners := job.partition.owners) is not None:
         partition = job.partition.model_copy(update={"owners": str(Path(owners).expanduser().resolve())})
         job = job.model_copy(update={"partition": partition})
     if not isinstance(dataset, Dataset):
-        dataset = open_data(job, dataset, emit)
+        try:
+            dataset = open_data(job, dataset, emit)
+        except InputError:
+            if resume:
+                refuse_other_data(folder, job.dataset, None)
+            raise
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
     # What cannot be is refused before anything is written.
@@ -162,6 +175,7 @@ def _run(
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint)
+        keep(folder, job, in_memory, module, prepared.fingerprint)
         write_whole(folder / JOB, job.to_toml())
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
@@ -171,8 +185,7 @@ def _run(
                 if job.executor == "dask":
                     from .gang import run_on_cluster
 
-                    own = model if isinstance(model, nn.Module) else None
-                    reports = run_on_cluster(prepared, folder, samples, own, told, stop, save)
+                    reports = run_on_cluster(prepared, folder, samples, module, told, stop, save)
                 else:
                     with _threads(job.threads):
                         if queue is None and prepared.has_minibatches:
@@ -229,6 +242,10 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         dataset=dataset.name,
         num_nodes=dataset.num_nodes,
         num_edges=dataset.graph.num_edges,
+        num_features=dataset.features.num_features,
+        num_classes=dataset.num_classes,
+        task=dataset.task,
+        class_names=None if dataset.class_names is None else list(dataset.class_names),
         device=job.device,
         dtype=job.dtype,
         ranks=job.ranks,

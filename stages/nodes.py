@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..storage.dataset import SPLITS, Dataset, IdArray
 from ..storage.errors import InputError, nearest
+from ..storage.node_names import NodeNames
 
 WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or a split: train, val or test"
 
@@ -15,9 +16,10 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
     """int64 [n], the nodes that a caller means, in his order; they may repeat.
 
     Args:
-        nodes: None (all), one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a dataset, a split's name.
+        nodes: None (all), one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a dataset, a split's name, or
+            names of nodes.
         num_nodes: V.
-        dataset: has the splits.
+        dataset: has the splits and the names.
 
     Raises:
         InputError: anything else, or an id outside [0, V).
@@ -27,6 +29,8 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
     if isinstance(nodes, str) and dataset is not None and nodes in SPLITS:
         return getattr(dataset.split, nodes)
     found = _array(nodes)
+    if found.dtype.kind == "U" and dataset is not None and dataset.node_names is not None:
+        return NodeNames.of(dataset.node_names).find(found.reshape(-1).tolist())
     if found.dtype.kind == "U":
         raise InputError(f"nodes are {_shown(found)}; {WANTED}{nearest(str(found.flat[0]), SPLITS)}")
     if found.dtype == bool:

@@ -46,7 +46,7 @@ def test_every_key_has_a_type_a_default_and_a_meaning(reference):
 
 def test_every_command_and_result_is_there(reference):
     commands = reference.commands()
-    for name in ("run", "train", "sample", "partition", "convert", "evaluate", "inspect", "doctor"):
+    for name in ("run", "train", "sample", "partition", "convert", "evaluate", "predict", "inspect", "doctor"):
         assert f"## `millrace {name}`" in commands
     assert "those of `millrace run`" in commands, "train has no table of its own"
     assert "| `--set KEY=VALUE` |" in commands and "| `--fanout FANOUT` |" in commands and "| `--resume` |" in commands

@@ -150,7 +150,7 @@ def test_the_exit_codes_are_those_of_the_errors():
 
 def test_commands_flags_and_names_exist():
     used = set(re.findall(r"millrace (\w+)", README.replace("import millrace as mr", "")))
-    named = {"convert", "doctor", "evaluate", "inspect", "partition", "plan", "report", "run", "sample", "train"}
+    named = {"convert", "doctor", "evaluate", "inspect", "partition", "plan", "predict", "report", "run", "sample", "train"}
     assert named <= used <= set(COMMANDS)
     flags = {opt for command in COMMANDS.values() for p in command.params for opt in p.opts}
     ours = re.sub(r"^(dask |TLS=).*$", "", README, flags=re.MULTILINE)

@@ -1,5 +1,7 @@
 """Nodes as callers name them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -64,3 +66,13 @@ def test_anything_else_is_a_sentence(nodes, phrase):
 def test_a_graph_alone_has_no_splits():
     with pytest.raises(InputError, match="nodes are 'test'"):
         node_ids("test", 4)
+
+
+def test_nodes_by_name():
+    named = replace(dataset(), node_names=("ada", "bob", "cyd", "test"))
+    assert node_ids(["cyd", "ada"], 4, named).tolist() == [2, 0]
+    assert node_ids("bob", 4, named).tolist() == [1]
+    assert node_ids("test", 4, named).tolist() == [2, 3]
+    assert node_ids([3], 4, named).tolist() == [3]
+    with pytest.raises(InputError, match="'eve'"):
+        node_ids(["ada", "eve"], 4, named)
