@@ -44,7 +44,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         graph = clean_edges(np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes)
     if labels.dtype.kind in "USO" and labels.size == len(labels):
         labels, class_names = numbered_text(labels)
-    y, num_classes, task = clean_labels(labels, options, notes)
+    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None)
     if options.label_gaps == "compact" and task == "multiclass" and class_names is None:
         class_names = _numbers_of_classes(labels, num_classes)
     x = clean_features(raw.features, graph, options, notes)

@@ -15,13 +15,14 @@ FEW_CLASSES = 1000
 """Up to here, empty classes cost nothing worth an error."""
 
 
-def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str]) -> tuple[npt.NDArray[Any], int, Task]:
+def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str], *, named: bool = False) -> tuple[npt.NDArray[Any], int, Task]:
     """Labels, number of classes and task.
 
     Args:
         labels: [V] or [V, 1] class numbers, -1 for unlabelled; or [V, C > 1] of 0 and 1, several of which may be set.
         options: what to do about NaN and about empty classes.
         notes: a sentence is appended for each thing that was mended.
+        named: classes have names in the input, so that no -1 there can be one.
 
     Returns:
         int64 [V], C, "multiclass"; or float32 [V, C], C, "multilabel".
@@ -45,9 +46,9 @@ def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str]) -> tu
         raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
     if not labelled.all():
         notes.append(f"{(~labelled).sum()} nodes are unlabelled (-1).")
-        if len(only := np.unique(y[labelled])) == 1:
+        if len(only := np.unique(y[labelled])) == 1 and not named:
             notes.append(
-                f"The labels are -1 and {only[0]} alone, so that one class is left: if -1 is a class of yours, number the classes 0 and 1."
+                f"Beside -1, unlabelled, all labels are {only[0]}, so that one class is left: if -1 is a class, number the classes 0 and 1."
             )
     return *_label_gaps(y, labelled, options, notes), "multiclass"
 

@@ -49,6 +49,8 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
     Raises:
         InputError: there is none.
     """
+    if edges.name.startswith("nodes") and (others := tables_in(edges.parent, "edges")):
+        raise InputError(f"{edges} is a file of nodes; give the file of edges, {others[0]}, or the folder")
     if options.nodes_file is not None:
         path = edges.parent / Path(options.nodes_file).expanduser()
         if not path.is_file():

@@ -176,7 +176,9 @@ def test_label_forms():
 def test_unlabelled_nodes_are_counted_and_minus_one_as_a_class_is_told_of(labels, unlabelled, lost):
     clean_labels(np.array(labels), ReadOptions(), notes := [])
     assert f"{unlabelled} nodes are unlabelled (-1)." in notes
-    assert any(f"The labels are -1 and {lost} alone" in n for n in notes) == (lost is not None)
+    assert any(f"Beside -1, unlabelled, all labels are {lost}, so that one class is left" in n for n in notes) == (lost is not None)
+    clean_labels(np.array(labels), ReadOptions(), notes := [], named=True)
+    assert not any("one class is left" in n for n in notes)
 
 
 def test_features_are_float32_and_the_input_is_left_alone():

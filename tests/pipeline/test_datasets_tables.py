@@ -90,6 +90,8 @@ def test_parquet_with_names(tmp_path):
 
 def test_the_file_of_nodes_can_be_named(tmp_path):
     folder = write(tmp_path / "g")
+    with pytest.raises(InputError, match=r"nodes.csv is a file of nodes; give the file of edges, .*edges.csv, or the folder"):
+        open_dataset(folder / "nodes.csv", options=DIRECTED)
     (folder / "sub").mkdir()
     (folder / "nodes.csv").rename(folder / "sub" / "people.csv")
     with pytest.raises(InputError, match=r"edges.csv is read as a list of edges, .* put nodes.csv .* beside it, or set nodes_file=FILE"):
