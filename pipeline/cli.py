@@ -82,6 +82,12 @@ def _home(path: Path) -> Path:
         raise InputError(f"{path} names no home folder ({e}); write the path out") from None
 
 
+def _folder(out: Path) -> Path:
+    from .run_folder import local
+
+    return _home(local(out))
+
+
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
     from .config import MODELS, canonical, parse_override, read_toml
     from .datasets.open import TABLES
@@ -93,9 +99,10 @@ def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None)
     ):
         raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
     table = expanded(read_toml(_home(job))) if job is not None else {}
-    if flags.get("model") is not None and table.get("model", {}).get("name") not in (None, canonical(MODELS, flags["model"])):
+    named = table.get("model")
+    if flags.get("model") is not None and isinstance(named, dict) and named.get("name") not in (None, canonical(MODELS, flags["model"])):
         # Another model's options would not fit this one; those that every model has are kept.
-        table["model"] = {k: v for k, v in table["model"].items() if k in ("hidden", "layers", "dropout", "norm")}
+        table["model"] = {k: v for k, v in named.items() if k in ("hidden", "layers", "dropout", "norm")}
     if flags.get("layers") is not None and flags.get("fanout") is None and isinstance(table.get("sampler"), dict):
         table["sampler"] = {k: v for k, v in table["sampler"].items() if k not in ("fanout", "sizes")}
     if flags.get("fanout") is not None and flags.get("layers") is None and isinstance(table.get("model"), dict):
@@ -201,7 +208,7 @@ def _train(
     from .uncompiled import leave_compiler_out
     from .user_module import from_flags
 
-    out = _home(out) if out is not None else None
+    out = _folder(out) if out is not None else None
     if samples is not None and "://" not in samples:
         samples = str(_home(Path(samples)))
     if resume:
@@ -283,7 +290,7 @@ def partition(
     from .prepare import open_data
     from .progress import Terminal
 
-    job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _home(out)
+    job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _folder(out)
     chosen, parts = partitioner(method), check_parts(parts)
     if isinstance(chosen, Clustered) and not out.exists():
         chosen.refuse_what_is_missing()
@@ -392,7 +399,7 @@ def convert(
 
     if features not in ("zarr", "npy"):
         raise InputError(f"--features is '{features}'; expected zarr or npy{nearest(features, ['zarr', 'npy'])}")
-    job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _home(out)
+    job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _folder(out)
     if out.exists():
         raise InputError(f"{out} exists already; choose another --out")
     with Terminal() as terminal:
@@ -483,7 +490,7 @@ def report(
     """Write a page on where a run's time, bytes and memory went."""
     from .report.write import report as write
 
-    written = write([_home(run) for run in runs], _home(out) if out is not None else None)
+    written = write([_home(run) for run in runs], _folder(out) if out is not None else None)
     for record in written.runs:
         _say("\n".join([record["headline"], *record["findings"]]), err=as_json)
     _say(f"report in {written.path}", err=as_json)

@@ -57,23 +57,22 @@ def check_reachable(c: Cluster) -> None:
         InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer; or workers are to
             be started by a script that they would run again.
     """
+    scheme, where = "", ("", 0)
+    with suppress(ValueError):
+        address = urlsplit(c.scheduler or "")
+        scheme, where = address.scheme, (address.hostname or "", address.port or 0)
+    if c.scheduler is not None and not all(where):
+        raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
     _security(c)
     if c.scheduler is None:
         refuse_without_guard()
         return
     try:
-        address = urlsplit(c.scheduler)
-        scheme, where = address.scheme, (address.hostname or "", address.port or 0)
-    except ValueError:
-        scheme, where = "", ("", 0)
-    if not all(where):
-        raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
-    try:
         with socket.create_connection(where, timeout=ANSWER_S) as probe:
             # A scheduler speaks first (but under TLS). Dask would wait without end for one that is silent, such as one that expects TLS.
             if scheme == "tcp" and not probe.recv(1):
                 raise ConnectionError("it closes the connection")
-    except OSError as e:
+    except (OSError, ValueError) as e:  # a name that is none raises UnicodeError
         raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
 
 
@@ -237,20 +236,22 @@ def _check_host(c: Cluster, client: Client) -> None:
 def _is_here(host: str) -> bool:
     try:
         socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError:
+    except (OSError, ValueError):
         return False
     return True
 
 
 def _is_loopback(address: str) -> bool:
-    host = (urlsplit(address).hostname if "://" in address else address) or address
+    host = address
+    with suppress(ValueError):
+        host = (urlsplit(address).hostname if "://" in address else address) or address
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         pass
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     return False
 

@@ -4,7 +4,7 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import tomli_w
 import torch
@@ -17,7 +17,8 @@ from ..stages.sample import SAMPLERS
 from ..storage.errors import InputError, closest, nearest
 from .datasets import ReadOptions
 from .keys import advice, expanded
-from .sections import BULK_ON_GPU, Bulk, CheckpointEvery, Cluster, Gpu, Grappa, Partition, Queue, Retexo, Sar, Section, Train
+from .sections import BULK_ON_GPU, Bulk, CheckpointEvery, Cluster, Gpu, Grappa, Partition, Queue, Retexo, Sar, Section, Train, takes_numbers
+from .sound import MOST_DEPTH, SHOWN, parse_toml, require_sound, shown
 
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
 """Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
@@ -135,9 +136,9 @@ def _sentence(error: ValidationError) -> str:
     for e in error.errors()[:3]:
         key = ".".join(str(part) for part in e["loc"])
         if e["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            lines.append(f"unknown configuration key '{key}'{_hint(key)}")
+            lines.append(f"unknown configuration key '{key[:SHOWN]}'{_hint(key[:SHOWN])}")
         else:
-            lines.append(f"configuration key '{key}' is {e['input']!r}: {e['msg'][0].lower()}{e['msg'][1:]}")
+            lines.append(f"configuration key '{key}' is {shown(e['input'])}: {e['msg'][0].lower()}{e['msg'][1:]}")
     return "\n".join(lines)
 
 
@@ -149,12 +150,18 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     """
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
-    if not equals or not all(path):
-        raise InputError(f"--set {text!r} is not of the form key=value, such as train.lr=0.01")
+    if not equals or not all(path) or len(path) > MOST_DEPTH:
+        raise InputError(f"--set {shown(text)} is not of the form key=value, such as train.lr=0.01")
+    value = value.strip()
     try:
-        return path, tomllib.loads(f"x = {value.strip()}")["x"]
+        # What has a line of its own would be another key.
+        read = value if "\n" in value else tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
-        return path, value.strip()
+        read = value
+    except (ValueError, RecursionError):
+        raise InputError(f"--set {shown(text)} has a value that is too long or too deep") from None
+    require_sound(read, f"--set {key}")
+    return path, read
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -164,12 +171,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         InputError: absent, no file, no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; expected a TOML job file") from None
     except OSError as e:
         raise InputError(f"{path} cannot be read ({e.strerror}); expected a TOML job file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except ValueError as e:  # InputError is one
         raise InputError(f"{path} is no valid TOML: {e}") from None
 
 
@@ -179,6 +186,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
     Raises:
         InputError: one line per problem, at most three.
     """
+    require_sound(table)
     table = expanded(table)
     try:
         job = Job.model_validate(table)
@@ -213,7 +221,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
     if type(numbers) is int:
         numbers = [numbers]
     if numbers is not None and not isinstance(numbers, list | tuple):
-        raise InputError(f"configuration key 'sampler.{key}' is {numbers!r}; expected whole numbers such as {list(PER_LAYER[key])}")
+        raise InputError(f"configuration key 'sampler.{key}' is {shown(numbers)}; expected whole numbers such as {list(PER_LAYER[key])}")
     if numbers is None and key in known:
         default = PER_LAYER[key]
         count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(default)
@@ -239,7 +247,9 @@ def resolve(table: Mapping[str, Any]) -> Job:
 def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
     """A job that samples nothing, resolved. Raises InputError: it says how to sample, or an unknown partitioner."""
     if table.get("sampler"):
-        raise InputError(f"configuration key 'sampler' is {table['sampler']!r}, but system '{job.system}' samples nothing; leave it out")
+        raise InputError(
+            f"configuration key 'sampler' is {shown(table['sampler'])}, but system '{job.system}' samples nothing; leave it out"
+        )
     if job.queue != Queue():
         raise InputError(f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it out")
     for key in ("batch_size", "minibatches_per_step"):
@@ -271,7 +281,7 @@ def parse_fanout(text: str, option: str = "fanout") -> list[int]:
     except ValueError:
         hint = " (-1 takes every neighbour)" if option == "fanout" else ""
         example = ",".join(map(str, PER_LAYER[option]))
-        raise InputError(f"{option} '{text}' is not a list of whole numbers such as {example}{hint}") from None
+        raise InputError(f"{option} {shown(text)} is not a list of whole numbers such as {example}{hint}") from None
 
 
 def _registered(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> type:
@@ -294,6 +304,10 @@ def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) 
         if key not in known:
             name = table.get("name", next(iter(registry)))
             raise InputError(f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (it has {', '.join(known)})")
+    hints = get_type_hints(kind)
+    for key, value in options.items():
+        if any(isinstance(v, bool) for v in (value if isinstance(value, list | tuple) else [value])) and takes_numbers(hints[key]):
+            raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a number")
     try:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as e:
@@ -303,7 +317,7 @@ def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) 
             raise cause from None
         key = ".".join(str(p) for p in first["loc"])
         raise InputError(
-            f"configuration key '{section}.{key}' is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+            f"configuration key '{section}.{key}' is {shown(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
         ) from None
 
 

@@ -79,8 +79,8 @@ def _run(folder: Path) -> dict[str, Any]:
         "status", "system", "model", "dataset", "num_nodes", "num_edges", "epochs", "best_epoch", "train_loss", "val_accuracy",
         "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",
     )  # fmt: skip
-    seconds = {f"seconds, {k}": v for k, v in result["seconds"].items() if k != "per_epoch"}
-    return {**record, **{k: result[k] for k in keys}, "last checkpoint": at, **seconds}
+    seconds = {f"seconds, {k}": v for k, v in result.get("seconds", {}).items() if k != "per_epoch"}
+    return {**record, **{k: result.get(k) for k in keys}, "last checkpoint": at, **seconds}
 
 
 def _partitions(store: Store) -> dict[str, Any]:

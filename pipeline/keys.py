@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..storage.errors import InputError
+from .sound import shown
 
 SHORTHANDS: dict[str, tuple[str, ...]] = {
     "hidden": ("model", "hidden"),
@@ -164,7 +165,7 @@ def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str
         return table
     inner = table.get(path[0], {})
     if not isinstance(inner, Mapping):
-        raise InputError(f"configuration key '{path[0]}' is {inner!r}; expected a table, for '{'.'.join(path)}' to be in it")
+        raise InputError(f"configuration key '{path[0]}' is {shown(inner)}; expected a table, for '{'.'.join(path)}' to be in it")
     table[path[0]] = merged(inner, path[1:], value)
     return table
 
@@ -182,7 +183,7 @@ def expanded(table: Mapping[str, Any]) -> dict[str, Any]:
         section = result.get(path[0])
         held = section.get(path[1], table[word]) if isinstance(section, Mapping) else table[word]
         if held != table[word]:
-            raise InputError(f"'{word}' is {table[word]!r} and '{'.'.join(path)}' is {held!r}; they are one key: leave one out")
+            raise InputError(f"'{word}' is {shown(table[word])} and '{'.'.join(path)}' is {shown(held)}; they are one key: leave one out")
         result = merged(result, path, table[word])
     return result
 

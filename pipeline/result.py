@@ -7,13 +7,18 @@ import sys
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from ..storage.counted import counted
 from ..storage.errors import StoreError
+from ..storage.store import first_line
 from .run_folder import RESULT, write_whole
+from .sound import shown
 
 SCHEMA_VERSION = 1
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
 STOPPED = "stopped"
 SECONDS = ("partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total")
@@ -63,15 +68,37 @@ def read_result(run: Path) -> dict[str, Any] | None:
     """
     path = run / RESULT
     try:
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise StoreError(f"{path} is damaged ({e}); write it again by `millrace run --resume --out {run}`") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise StoreError(f"{path} is damaged ({first_line(e)}); write it again by `millrace run --resume --out {run}`") from None
     seen = result.get("schema_version") if isinstance(result, dict) else None
     if seen != SCHEMA_VERSION:
-        raise StoreError(f"{path} has schema version {seen}; this Millrace reads {SCHEMA_VERSION}")
+        raise StoreError(f"{path} has schema version {shown(seen)}; this Millrace reads {SCHEMA_VERSION}")
+    if (key := _misshapen(result)) is not None:
+        told = f"{path} holds {key} = {shown(result[key])}, which no run writes"
+        raise StoreError(f"{told}; write it again by `millrace run --resume --out {run}`")
     return result
+
+
+def _misshapen(result: dict[str, Any]) -> str | None:
+    """The first key whose value is of another kind than a run writes; one that is lacking may be of a later version."""
+    hints = get_type_hints(Result) | {
+        "seconds": dict[str, FiniteFloat | list[FiniteFloat]],
+        "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
+        **dict.fromkeys(("num_nodes", "num_edges", "ranks", "epochs", "minibatches", "sampled_edges"), Count),
+        **dict.fromkeys(("train_loss", "val_accuracy", "test_accuracy"), FiniteFloat | None),
+        "best_epoch": Annotated[int, Field(ge=-1, lt=1 << 53)],
+        "peak_rss_bytes": list[Count],
+    }
+    for key, kind in hints.items():
+        if key in result:
+            try:
+                TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(result[key])
+            except ValidationError:
+                return key
+    return None
 
 
 @dataclass(frozen=True)

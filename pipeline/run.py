@@ -35,7 +35,7 @@ from .queues import is_sampled_live, open_samples, own_queue, refuse_samples
 from .rank import Interrupted
 from .result import SECONDS, STOPPED, Result, versions, write_json
 from .resume import without_executor
-from .run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, write_whole
+from .run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, local, write_whole
 from .stopped import reports_of_stopped
 from .systems import System
 
@@ -122,7 +122,7 @@ def _run(
         raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
     if isinstance(system, str):
         system = None  # the job names it
-    folder = Path(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+    folder = local(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     refuse_what_is_missing(job)
     if job.executor == "dask":
         from .cluster import check_reachable

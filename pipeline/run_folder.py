@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,18 @@ FREE = (
     "gpu.", "sar.",
 )  # fmt: skip
 """Settings that may change when a run goes on: they do not decide its parameters, but for a kernel of `OTHER_BITS`."""
+
+
+def local(out: str | Path) -> Path:
+    """The folder to write into.
+
+    Raises:
+        InputError: it is a URL: only a store of samples can lie on an object store.
+    """
+    # pathlib makes one slash of two.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
+        raise InputError(f"{out} is a URL, but this is written on a file system; give a folder (only `millrace sample` takes URLs)")
+    return Path(out)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,15 +1,28 @@
 """The sections of a configuration: which keys there are, what each may be, and what it is where it is left out."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
+
+
+def takes_numbers(kind: Any) -> bool:
+    """Whether a type takes numbers, or collections of them, and not true and false."""
+    kinds = {kind, *(inner for arg in get_args(kind) for inner in (arg, *get_args(arg)))}
+    return bool(kinds & {int, float}) and bool not in kinds
 
 
 class Section(BaseModel):
     """Keys that belong together. Unknown ones are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation):
+            raise PydanticCustomError("a_flag", "expected a number")
+        return value
 
 
 class Train(Section):

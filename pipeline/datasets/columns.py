@@ -11,6 +11,8 @@ from .options import ReadOptions
 from .raw import AnyArray
 
 Task = Literal["multiclass", "multilabel"]
+LARGE_BYTES, SPARSEST = 256 << 20, 100_000
+"""Sparse features that take more as rows, with fewer than one value in so many, are refused."""
 FEW_CLASSES = 1000
 """Up to here, empty classes cost nothing worth an error."""
 
@@ -125,6 +127,11 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
         )
     if not (np.issubdtype(features.dtype, np.number) or features.dtype == np.bool_) or np.issubdtype(features.dtype, np.complexfloating):
         raise InputError(f"features are {features.dtype}; expected numbers: encode them before saving")
+    dense = 4 * features.shape[0] * features.shape[1]
+    if hasattr(features, "todense") and dense > LARGE_BYTES and features.nnz * SPARSEST < features.shape[0] * features.shape[1]:
+        raise InputError(
+            f"features are {list(features.shape)} with {features.nnz} values, which take {dense >> 20:,} MiB as rows; keep fewer columns"
+        )
     with np.errstate(over="ignore"):
         if hasattr(features, "todense"):
             x = np.ascontiguousarray(features.astype(np.float32).toarray())

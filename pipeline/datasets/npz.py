@@ -15,8 +15,6 @@ meta                   optional JSON object. ``direction``: directed, undirected
 """
 
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -26,10 +24,12 @@ import scipy.sparse as sp
 
 from ...storage.dataset import SPLITS
 from ...storage.errors import InputError, nearest
+from .npz_members import load_members
 from .options import Direction
 from .raw import AnyArray, Hint, Raw
 
 KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "meta")
+SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
 
@@ -39,8 +39,8 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
     Raises:
         InputError: it is no ``.npz``, holds pickled objects, or lacks a key.
     """
-    arrays = _load(path)
-    edges = _required(arrays, "edge_index", path)
+    arrays, held = load_members(path, (*KNOWN, *(f"{part}_{form}" for part in SPLITS for form in ("idx", "mask"))))
+    edges, labels = (_required(arrays, key, path, held) for key in ("edge_index", "y"))
     if edges.ndim != 2 or edges.shape[0] != 2:
         fix = ": transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else ""
         raise InputError(f"{path}: edge_index has shape {list(edges.shape)}; expected [2, E]{fix}")
@@ -49,8 +49,8 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
         name=name or path.stem,
         src=edges[0],
         dst=edges[1],
-        labels=_required(arrays, "y", path),
-        features=_features(arrays, path),
+        labels=labels,
+        features=_features(arrays, path, held),
         edge_weight=arrays.get("edge_weight"),
         split=_split(arrays, path),
         hint=hint,
@@ -58,44 +58,29 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
     )
 
 
-def _load(path: Path) -> dict[str, AnyArray]:
-    try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise InputError(f"{path} holds a single array; expected an .npz file with edge_index, y and x")
-        with file:
-            # An entry that is no .npy comes back as bytes.
-            return {key: value for key in file.files if isinstance(value := file[key], np.ndarray)}
-    except InputError:
-        raise
-    except ValueError as e:
-        if "allow_pickle" in str(e):
-            raise InputError(
-                f"{path} holds pickled objects or is no .npz file; expected plain numeric arrays: save it again with np.savez"
-            ) from e
-        raise InputError(f"{path} cannot be read ({e}); save it again with np.savez") from e
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as e:
-        raise InputError(f"{path} is damaged or no .npz file ({e}); save it again with np.savez") from e
-
-
-def _required(arrays: Mapping[str, AnyArray], key: str, path: Path) -> AnyArray:
+def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: list[str]) -> AnyArray:
     if key not in arrays:
-        hint = nearest(key, sorted(set(arrays) - set(KNOWN)))
-        raise InputError(f"{path} has no key '{key}'; it holds {', '.join(sorted(arrays)) or 'nothing'}{hint}")
+        hint = nearest(key, [name for name in held if name not in KNOWN])
+        shown = ", ".join(name[:SHOWN_CHARACTERS] for name in held[:SHOWN_KEYS]) or "nothing"
+        more = f" and {len(held) - SHOWN_KEYS} more" if len(held) > SHOWN_KEYS else ""
+        raise InputError(f"{path} has no key '{key}'; it holds {shown}{more}{hint}")
     return arrays[key]
 
 
-def _features(arrays: Mapping[str, AnyArray], path: Path) -> Any:
+def _features(arrays: Mapping[str, AnyArray], path: Path, held: list[str]) -> Any:
     if "x" in arrays:
         return arrays["x"]
     if not any(key.startswith("x_") and key in KNOWN for key in arrays):
         return None
-    indptr, indices, data, shape = (_required(arrays, f"x_{part}", path) for part in ("indptr", "indices", "data", "shape"))
+    indptr, indices, data, shape = (_required(arrays, f"x_{part}", path, held) for part in ("indptr", "indices", "data", "shape"))
+    for part, array, kinds in (("indptr", indptr, "iu"), ("indices", indices, "iu"), ("data", data, "biuf"), ("shape", shape, "iu")):
+        if array.dtype.kind not in kinds:
+            raise InputError(f"{path}: x_{part} holds {array.dtype}; expected {'integers' if kinds == 'iu' else 'numbers'}")
     try:
         rows, columns = (int(n) for n in shape)
         x = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
         x.check_format(full_check=True)
-    except (ValueError, TypeError) as e:
+    except (ValueError, TypeError, OverflowError, IndexError) as e:
         raise InputError(f"{path}: x_indptr, x_indices, x_data and x_shape are no CSR matrix ({e}); save the features again") from e
     return x
 
@@ -107,7 +92,7 @@ def _split(arrays: Mapping[str, AnyArray], path: Path) -> dict[str, AnyArray]:
             split[part] = arrays[f"{part}_idx"]
         elif f"{part}_mask" in arrays:
             mask = arrays[f"{part}_mask"]
-            if not np.isin(mask, (0, 1)).all():
+            if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
                 raise InputError(f"{path}: {part}_mask holds values other than 0 and 1; save node ids as {part}_idx")
             split[part] = mask.astype(bool)
     return split
@@ -118,7 +103,7 @@ def _hint(meta: AnyArray | None) -> tuple[Hint | None, tuple[str, ...]]:
         return None, ()
     try:
         record = json.loads(str(meta))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, ("The key meta is no JSON and was ignored.",)
     if not isinstance(record, dict):
         return None, ("The key meta is no JSON object and was ignored.",)

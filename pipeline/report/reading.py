@@ -9,11 +9,13 @@ from typing import Any
 
 from ...stages.partition.quality import PartitionQuality
 from ...stages.partition.stage import KIND as PARTITIONING
+from ...stages.partition.stage import quality_of
 from ...storage.errors import InputError, StoreError
 from ...storage.store import open_store
 from ..config import Job, read_toml, resolve
 from ..result import read_result
 from ..run_folder import JOB, METRICS, PARTS, flat, is_held
+from .plain import MOST_RANKS, number, ranks, table, whole
 
 COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "evaluate", "partition")
 """The stages that a rank goes through one after the other; the rest of its time is ``other``."""
@@ -40,11 +42,22 @@ class RankLog:
 
     def add(self, at: float, pulse: dict[str, Any]) -> None:
         """Take in one more pulse. Raises KeyError, TypeError, ValueError: it is none."""
-        seconds, steps = pulse["seconds"], int(pulse["steps"])
-        row = {name: float(seconds.get(name, 0.0)) for name in self.seconds}
-        total, rss = float(seconds["total"]), int(pulse["rss_bytes"])
+        seconds, steps = {name: number(s) for name, s in table(pulse["seconds"]).items()}, whole(pulse["steps"])
+        row = {name: seconds.get(name, 0.0) for name in self.seconds}
+        total, rss = seconds["total"], whole(pulse["rss_bytes"])
         level = _level(at, pulse["queue"]) if pulse["queue"] else None
-        last = {name: pulse[name] for name in ("stage", "bytes", "sent_to", "seconds", "hot", "epoch", "step")}
+        last = {
+            "stage": str(pulse["stage"]),
+            "bytes": {str(k): {str(n): whole(b) for n, b in table(kinds).items()} for k, kinds in table(pulse["bytes"]).items()},
+            "sent_to": {
+                str(k): {str(n): [whole(b) for b in ranks(to)] for n, to in table(kinds).items()}
+                for k, kinds in table(pulse["sent_to"]).items()
+            },
+            "seconds": seconds,
+            "hot": {str(name): whole(n) for name, n in table(pulse["hot"]).items()},
+            "epoch": whole(pulse["epoch"], -1),
+            "step": whole(pulse["step"], -1),
+        }
         if not self.time or steps < self.steps[-1] or total < self.total[-1]:
             self.lives.append(last)
         self.lives[-1] = last
@@ -167,9 +180,9 @@ def _config(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _quality(folder: Path) -> tuple[PartitionQuality | None, str]:
     try:
-        meta = open_store(folder, PARTITIONING).meta
-        return PartitionQuality.from_record(meta["quality"]), str(meta["partitioner"])
-    except (StoreError, KeyError, TypeError):
+        store = open_store(folder, PARTITIONING)
+        return quality_of(store), store.value("partitioner", str)
+    except StoreError:
         return None, ""
 
 
@@ -184,9 +197,9 @@ def read_events(path: Path) -> Told:
     with f:
         for line in f:
             try:
-                event = json.loads(line)
-                _take(told, open_spans, str(event["event"]), float(event["time"]), event)
-            except (ValueError, KeyError, TypeError):
+                event = table(json.loads(line))
+                _take(told, open_spans, str(event["event"]), number(event["time"]), event)
+            except (ValueError, KeyError, TypeError, RecursionError):
                 told.unreadable += 1
     for stage, (text, begin) in open_spans.items():
         told.spans.append(StageSpan(stage, text, begin, told.last or begin))
@@ -195,27 +208,30 @@ def read_events(path: Path) -> Told:
 
 
 def _level(at: float, queue: dict[str, Any]) -> tuple[float, int, int, int]:
-    return at, int(queue["bulks"]), int(queue["bytes"]), int(queue["bound"])
+    return at, whole(queue["bulks"]), whole(queue["bytes"]), whole(queue["bound"])
 
 
 def _take(told: Told, open_spans: dict[str, tuple[str, float]], kind: str, at: float, event: dict[str, Any]) -> None:
-    if not math.isfinite(at):
-        raise ValueError(at)
     match kind:
         case "Pulse":
-            told.ranks.setdefault(int(event["rank"]), RankLog()).add(at, event)
+            rank = whole(event["rank"], most=MOST_RANKS - 1)
+            log = told.ranks.get(rank) or RankLog()
+            log.add(at, event)
+            told.ranks[rank] = log
         case "QueueLevel":
             told.levels.append(_level(at, event))
         case "StepDone":
-            epoch, step, steps, loss = (event[k] for k in ("epoch", "step", "steps_per_epoch", "loss"))
-            told.steps[int(epoch), int(step)] = at, epoch + (step + 1) / steps, math.nan if loss is None else float(loss)
+            epoch, step, steps, loss = (*(whole(event[k]) for k in ("epoch", "step")), whole(event["steps_per_epoch"], 1), event["loss"])
+            told.steps[epoch, step] = at, epoch + (step + 1) / steps, math.nan if loss is None else number(loss, negative=True)
         case "EpochDone":
-            told.epochs[int(event["epoch"])] = {k: event[k] for k in ("train_loss", "val_accuracy", "seconds", "best")} | {"time": at}
+            loss, accuracy = (None if event[k] is None else number(event[k], negative=True) for k in ("train_loss", "val_accuracy"))
+            done = {"train_loss": loss, "val_accuracy": accuracy, "seconds": number(event["seconds"]), "best": bool(event["best"])}
+            told.epochs[whole(event["epoch"])] = done | {"time": at}
         case "Note":
             told.notes.append((at, str(event["text"])))
         case "StageStarted" | "StageEnded":
             stage = str(event["stage"])
-            text, begin = open_spans.pop(stage, (stage, at - float(event.get("seconds", 0.0))))
+            text, begin = open_spans.pop(stage, (stage, at - number(event.get("seconds", 0.0))))
             if kind == "StageEnded" or begin < at:
                 told.spans.append(StageSpan(stage, text, begin, at))
             if kind == "StageStarted":

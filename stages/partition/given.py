@@ -10,6 +10,7 @@ from ...storage.errors import InputError
 from ...storage.fingerprint import digest_arrays
 from ...storage.graph import Graph
 from ...storage.partition_book import TableBook
+from ...storage.store import first_line
 from .base import check_parts
 
 
@@ -38,10 +39,11 @@ class Given:
             InputError: it cannot be read, or holds no whole numbers.
         """
         try:
-            owners = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as e:
+            with path.open("rb") as file:
+                owners = np.lib.format.read_array(file, allow_pickle=False)
+        except Exception as e:  # of a damaged header, NumPy lets through whatever Python's parser raises
             raise InputError(
-                f"partition.owners: {path} cannot be read ({e}); expected a file by numpy.save with an owner for each node"
+                f"partition.owners: {path} cannot be read ({first_line(e)}); expected a file by numpy.save with an owner for each node"
             ) from None
         try:
             return cls(owners)

@@ -126,7 +126,7 @@ def test_files_that_are_no_npz(tmp_path):
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps([1]))
     np.save(tmp_path / "single.npy", np.zeros(3))
     phrases = {
-        "header.npz": "cannot be read",
+        "header.npz": "is damaged or no .npz file",
         "text.npz": "no key 'edge_index'",
         "objects.npz": "pickled objects",
         "cut.npz": "damaged",

@@ -1,0 +1,40 @@
+"""Values of an event as a run writes them: a line of ``metrics.jsonl`` that holds others is counted as unreadable."""
+
+import math
+from typing import Any
+
+MOST_RANKS = 4096
+"""Tables of who sent what to whom have a row and a column for each."""
+MOST = 1e15
+"""No count, and no number of seconds, is larger."""
+
+
+def number(value: Any, *, negative: bool = False) -> float:
+    """A finite number, at least 0 unless it may be negative. Raises ValueError, TypeError: it is none."""
+    found = float(value)
+    if isinstance(value, str) or not math.isfinite(found) or not (-MOST if negative else 0) <= found <= MOST:
+        raise ValueError("no number that a run writes")
+    return found
+
+
+def whole(value: Any, least: int = 0, most: float = MOST) -> int:
+    """A whole number. Raises TypeError, ValueError: it is none, or out of range."""
+    if type(value) is not int:
+        raise TypeError("no whole number")
+    if not least <= value <= most:
+        raise ValueError("out of range")
+    return value
+
+
+def table(value: Any) -> dict[str, Any]:
+    """A table. Raises TypeError: it is none."""
+    if not isinstance(value, dict):
+        raise TypeError("no table")
+    return value
+
+
+def ranks(value: Any) -> list[Any]:
+    """A list with an entry for each rank. Raises TypeError: it is none."""
+    if not isinstance(value, list) or len(value) > MOST_RANKS:
+        raise TypeError("no list of ranks")
+    return value
