@@ -128,11 +128,11 @@ def read_given(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         texts = (record.get("module", ""), record.get("class", ""), *record.get("dataset", {}).values())
-        if ("module" in record) != ("class" in record) or not all(isinstance(text, str) for text in texts):
+        if ("module" in record) != ("class" in record) or not all(isinstance(text, str) and text.isprintable() for text in texts):
             raise ValueError("expected names and digests")
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError, OSError) as e:
+    except (ValueError, AttributeError, OSError, RecursionError) as e:
         raise StoreError(f"{path} is damaged ({e}); go on with the run from Python with its dataset and model: resume=True") from None
     return record
 

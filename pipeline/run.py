@@ -175,8 +175,8 @@ def _run(
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint)
-        keep(folder, job, in_memory, module, prepared.fingerprint)
         write_whole(folder / JOB, job.to_toml())
+        keep(folder, job, in_memory, module, prepared.fingerprint)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"

@@ -226,7 +226,30 @@ def test_the_record_is_never_run(own, tmp_path):
         sys.path.remove(str(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"module": "m"}', '{"module": 3, "class": "x"}', '{"dataset": {"graph": 3}}'])
+def test_a_run_that_was_killed_before_its_data_were_kept_goes_on(data, tmp_path, monkeypatch):
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(given, "write_dataset", killed)
+    with pytest.raises(KeyboardInterrupt):
+        mr.run(data, out=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    assert mr.run(data, out=tmp_path / "run", resume=True, **SMALL).epochs == 2
+    assert (tmp_path / "run" / "dataset").is_dir()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"module": "\\u001b[2J", "class": "x"}',
+        '{"module": "m"}',
+        '{"module": 3, "class": "x"}',
+        '{"dataset": {"graph": 3}}',
+    ],
+)
 def test_a_damaged_record_is_a_sentence(own, tmp_path, text):
     moved = copied(own, tmp_path / "moved")
     (moved / "given.json").write_text(text)

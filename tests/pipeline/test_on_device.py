@@ -43,3 +43,5 @@ def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
         monkeypatch.setattr(words_cuda, "INTERPRETED", False)
     seen = assess(tmp_path / "run", None, emit=lambda event: None)
     assert seen["accuracy"]["test"] == pytest.approx(ran.test_accuracy, abs=0.01)
+    said, dataset = mr.predict(ran, nodes="test"), mr.open_dataset(DATASET)
+    assert (said.classes == dataset.labels[said.nodes]).mean() == seen["accuracy"]["test"]

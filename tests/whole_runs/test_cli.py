@@ -273,6 +273,7 @@ BAD = {
     "evaluate: unfinished": ("evaluate W/unfinished", "has not finished"),
     "evaluate: model damaged": ("evaluate W/spoilt-model", "does not fit sage"),
     "evaluate: data that does not fit": ("evaluate W/run --dataset W/good.npz", "good has 2 features, but sage of"),
+    "evaluate: other classes": ("evaluate W/run --dataset sbm:nodes=60,classes=3,features=3", "has 3 classes (multiclass), but sage of"),
     "inspect: nothing there": ("inspect W/none", "neither a file nor a known dataset"),
     "inspect: a folder of nothing": ("inspect W/empty", "holds no manifest.json"),
     "inspect: result damaged": ("inspect W/spoilt-result", "result.json is damaged"),
