@@ -146,7 +146,10 @@ def kept_from_children() -> Iterator[None]:
 
 
 def quiet_start() -> None:
-    """Until a command's own handlers are there: end without a traceback, with the exit code of an interrupt."""
+    """Until a command's own handlers are there: end without a traceback, with the exit code of an interrupt; let `SAVING` pass."""
     for s in STOPPING:
         if signal.getsignal(s) is not signal.SIG_IGN:
             signal.signal(s, _end_at_once)
+    if SAVING is not None:
+        # There is nothing to save yet, and the signal's own default would end the command.
+        signal.signal(SAVING, lambda number, frame: None)

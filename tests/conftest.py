@@ -32,6 +32,11 @@ settings.register_profile("millrace", deadline=None)
 settings.load_profile("millrace")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What is too long for every run."""
+    parser.addoption("--signal-cells", choices=["few", "all"], default="few", help="of tests/whole_runs/test_signals.py")
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real graphs: ``$MILLRACE_DATA``, else ``../shared/data`` beside the repository."""

@@ -1,0 +1,225 @@
+"""Runs that get a signal: which one, to whom, at what moment, under which system; what must come of it; and a covering table of cells."""
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+SIGNALS = ("TERM", "INT", "HUP", "USR1")
+TARGETS = ("driver", "rank", "worker", "tree")
+MOMENTS = ("imports", "opening", "partitioning", "sampling", "training", "checkpoint", "evaluation", "end")
+SYSTEMS = ("bulk", "grappa", "retexo", "sar")
+LIMIT_S = 10.0
+"""An interrupted command has ended within this time, on a machine that does nothing else."""
+FLAGS = (
+    "--dataset", "sbm:nodes=1500,classes=3,degree=8,features=5,train=0.5", "--hidden", "8", "--seed", "3", "--dtype", "float64",
+    "--set=threads=1", "--set=cluster.dashboard_port=0", "--set=checkpoint.every_s=1000",
+)  # fmt: skip
+MINIBATCHES = ("--batch-size", "25", "--fanout", "4,3")
+OF_SYSTEM = {
+    "bulk": (*MINIBATCHES, "--epochs", "8", "--set=queue.kind=zarr", "--set=queue.bulk_size=4"),
+    "grappa": (*MINIBATCHES, "--epochs", "8", "--set=grappa.every=2"),
+    "retexo": ("--epochs", "60"),
+    "sar": ("--epochs", "60"),
+}
+SEEN = {
+    "partitioning": '"stage": "partition"',
+    "sampling": '"stage": "train"',
+    "training": '"StepDone"',
+    "evaluation": '"stage": "evaluate"',
+}
+"""What is in the metrics file once the moment has come."""
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One case. `ranks` is 1 only where neither a rank nor a worker is asked for."""
+
+    system: str
+    target: str
+    signal: str
+    moment: str
+    ranks: int = 2
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is such a moment, and then such a target."""
+        cuts, samples = self.system != "bulk", self.system in ("bulk", "grappa")
+        there = {"partitioning": cuts, "sampling": samples, "imports": True}.get(self.moment, True)
+        return there and not (
+            self.target in ("rank", "worker") and (self.moment in ("imports", "opening", "partitioning") or self.ranks == 1)
+        )
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run is asked to end."""
+        return self.signal != "USR1" and self.target in ("driver", "tree")
+
+    def __str__(self) -> str:
+        return f"{self.system}x{self.ranks}-{self.moment}-{self.signal}-{self.target}"
+
+
+@dataclass
+class Outcome:
+    """What came of a cell."""
+
+    cell: Cell
+    code: int | None = None
+    seconds: float = 0.0
+    """From the signal to the end, of those that were asked to end."""
+    saved: bool = False
+    """Whether there is a checkpoint after the signal that was not there before."""
+    left: list[str] = field(default_factory=list)
+    """Processes that live on, by command."""
+    parameters: str | None = None
+    """In the end, after a resume where the run was ended."""
+    resumed: str | None = None
+    """How the resume ended, where there was one and it failed."""
+    log: str = ""
+
+    def row(self) -> str:
+        """A line of the table."""
+        end = f"exit {self.code}" + (f" after {self.seconds:4.1f} s" if self.cell.stops else "         ")
+        return f"{self.cell!s:<44} {end:<22} {'new checkpoint' if self.saved else '':<15} {(self.parameters or '-')[:12]}"
+
+
+def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
+    """Start the command, send the signal at the moment, wait for the end, and go on if it was ended."""
+    shutil.rmtree(folder, ignore_errors=True)
+    out, outcome = folder / "run", Outcome(cell)
+    folder.mkdir(parents=True)
+    words = [
+        "run",
+        *FLAGS,
+        "--system",
+        cell.system,
+        *OF_SYSTEM[cell.system],
+        *(("--ranks", "2") if cell.ranks == 2 else ()),
+        "--out",
+        str(out),
+    ]
+    with (folder / "log").open("w") as log:
+        process = _command(words, log)
+        _wait_for(cell, process, out)
+        family = _family(process.pid)
+        before = _checkpoints(out)
+        asked = time.monotonic()
+        for victim in _targets(cell.target, family):
+            try:
+                victim.send_signal(getattr(signal, f"SIG{cell.signal}"))
+            except psutil.Error:
+                pass  # it has just ended
+        try:
+            outcome.code = process.wait(120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        outcome.seconds = time.monotonic() - asked
+        gone, alive = psutil.wait_procs(family, timeout=5)
+        for p in alive:
+            outcome.left.append(" ".join(p.cmdline()))
+            p.kill()
+        outcome.saved = bool(_checkpoints(out) - before)
+        if cell.stops and outcome.code == 130 and resume:
+            words = [*words, "--resume"] if (out / "job.toml").exists() else words
+            code = _command(words, log).wait(120)
+            outcome.resumed = None if code == 0 else f"exit {code}"
+    outcome.log = (folder / "log").read_text()
+    if (out / "result.json").exists():
+        outcome.parameters = json.loads((out / "result.json").read_text())["parameters_sha256"]
+    return outcome
+
+
+def check(outcome: Outcome) -> None:
+    """What is promised of every cell; the time limit apart, which holds on a quiet machine."""
+    cell = outcome.cell
+    assert "Traceback" not in outcome.log, outcome.log
+    assert outcome.left == [], outcome.log
+    assert outcome.resumed is None, outcome.log
+    if cell.stops:
+        # A command that was about to end anyway may have ended well.
+        assert outcome.code == 130 or (outcome.code == 0 and cell.moment in ("evaluation", "end", "checkpoint")), outcome.log
+    else:
+        assert outcome.code == 0, outcome.log
+        assert outcome.parameters is not None
+    if cell.signal == "USR1" and cell.target in ("driver", "tree") and cell.moment == "training":
+        assert outcome.saved
+    if cell.stops and outcome.code == 130 and cell.moment == "training":
+        assert outcome.saved or cell.system != "bulk", outcome.log
+        assert "a checkpoint was written" in outcome.log
+
+
+def table(at_least: int = 64) -> list[Cell]:
+    """Cells in which every possible pair of values occurs, and more by chance up to that many."""
+    possible = sorted(c for c in itertools.starmap(Cell, itertools.product(SYSTEMS, TARGETS, SIGNALS, MOMENTS)) if c.is_possible)
+    rng = random.Random(1)
+    rng.shuffle(possible)
+    missing = {pair for c in possible for pair in _pairs(c)}
+    chosen: list[Cell] = []
+    while missing:
+        best = max(possible, key=lambda c: len(missing & _pairs(c)))
+        missing -= _pairs(best)
+        chosen.append(best)
+    return sorted([*chosen, *[c for c in possible if c not in chosen][: max(0, at_least - len(chosen))]])
+
+
+def _pairs(cell: Cell) -> set[tuple[str, ...]]:
+    return set(itertools.combinations((cell.system, cell.target, cell.signal, cell.moment), 2))
+
+
+def _command(words: list[str], log) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "millrace.pipeline", *words], stdout=log, stderr=log, start_new_session=True)
+
+
+def _wait_for(cell: Cell, process: subprocess.Popen, out: Path) -> None:
+    """Until the moment has come, or the run has ended."""
+    if cell.moment in ("imports", "opening"):
+        time.sleep(0.2 if cell.moment == "imports" else 1.8)
+        return
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if cell.moment == "end":
+            come = (out / "result.json").exists()
+        elif cell.moment == "checkpoint":
+            come = bool(_checkpoints(out))
+        else:
+            come = (out / "metrics.jsonl").exists() and SEEN[cell.moment] in (out / "metrics.jsonl").read_text()
+        if come:
+            return
+        time.sleep(0.02)
+
+
+def _checkpoints(out: Path) -> set[str]:
+    folder = out / "checkpoints"
+    # Those that are being written have another name.
+    return {p for p in os.listdir(folder) if p.startswith("step-")} if folder.exists() else set()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _targets(target: str, family: list[psutil.Process]) -> list[psutil.Process]:
+    if target in ("driver", "tree"):
+        return family[: 1 if target == "driver" else None]
+    mark = "rank_process" if target == "rank" else "spawn_main"
+    found = []
+    for p in family[1:]:
+        try:
+            if mark in " ".join(p.cmdline()):
+                found.append(p)
+        except psutil.Error:
+            continue
+    return found[:1]
