@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,16 +115,14 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
         before = _checkpoints(out)
         asked = time.monotonic()
         for victim in _targets(cell.target, family):
-            try:
+            with suppress(psutil.Error):  # it has just ended
                 victim.send_signal(getattr(signal, f"SIG{cell.signal}"))
-            except psutil.Error:
-                pass  # it has just ended
         try:
             outcome.code = process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
         outcome.seconds = time.monotonic() - asked
-        gone, alive = psutil.wait_procs(family, timeout=5)
+        _, alive = psutil.wait_procs(family, timeout=5)
         for p in alive:
             outcome.left.append(" ".join(p.cmdline()))
             p.kill()
