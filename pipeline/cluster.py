@@ -4,6 +4,7 @@ import ipaddress
 import logging
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from .config import Job
 from .events import Emit, Note, StageEnded, StageStarted
 from .gpus import INSTALL, dealt, visible
 from .main_guard import refuse_without_guard
+from .scarce import cannot_start_cluster, cause_in_system, check_open_files
 from .sections import Cluster
 from .signals import kept_from_children, leave_signals_to_driver
 
@@ -97,8 +99,8 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     start = time.perf_counter()
     emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
     try:
-        with dask.config.set(SETTINGS):
-            cluster = None if c.scheduler else _local(job, workers, security)
+        with dask.config.set(SETTINGS), _scratch() as scratch:
+            cluster = None if c.scheduler else _local(job, workers, security, scratch)
             try:
                 with _client(c, cluster, security) as client:
                     if cluster is not None:
@@ -124,8 +126,16 @@ class _Unmoved(WorkerPlugin):
         leave_signals_to_driver()
 
 
-def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A folder for what workers keep on disk, which goes with them. Dask's own default stays behind."""
+    with tempfile.TemporaryDirectory(prefix="millrace-workers-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+def _local(job: Job, workers: int, security: Security | None, scratch: str) -> LocalCluster:
     c = job.cluster
+    check_open_files(workers + job.ranks)
     options = {
         "threads_per_worker": 1,
         "host": c.host,
@@ -134,6 +144,7 @@ def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
         "memory_limit": None,
         "silence_logs": logging.CRITICAL,
         "scheduler_sync_interval": SYNC_S,
+        "local_directory": scratch,
     }
     try:
         if job.device == "cuda":
@@ -145,12 +156,10 @@ def _local(job: Job, workers: int, security: Security | None) -> LocalCluster:
             return LocalCluster(n_workers=workers, processes=True, protocol="tls" if security else "tcp", **options)
     except (OSError, RuntimeError) as e:
         # Dask wraps what the system says.
-        cause = e if isinstance(e, OSError) else e.__cause__
-        if not isinstance(cause, OSError):
+        cause = cause_in_system(e)
+        if cause is None:
             raise
-        raise InputError(
-            f"cannot start a cluster on {c.host}: {cause.strerror or cause}; choose an address of this machine as cluster.host"
-        ) from None
+        raise cannot_start_cluster(cause, c.host) from None
 
 
 def _on_gpus(options: dict[str, Any]) -> LocalCluster:

@@ -1,6 +1,7 @@
 """The queue of a run, as its producers, its ranks and its driver open it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..storage.queue_cycle import Cycled
 from ..storage.queue_object import is_url, queue_at
 from ..storage.queue_zarr import ZarrQueue
 from .prepare import Prepared
-from .run_folder import is_held
+from .run_folder import held, is_held
 
 FOLDER = "queue"
 
@@ -100,6 +101,24 @@ def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
     meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
     options |= {"fingerprint": of_samples(prepared), "bulk_size": prepared.job.queue.bulk_size, "expected": expected(prepared)}
     return queue_at(where).create(where, meta=meta, **options)
+
+
+@contextmanager
+def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
+    """Hold the folder that the configuration names for the run's queue, against other runs. One on an object store cannot be held.
+
+    Raises:
+        InputError: another process holds it.
+        StoreError: it holds something else, or minibatches made from something else.
+    """
+    q = prepared.job.queue
+    if samples is not None or q.kind != "zarr" or q.location is None or is_url(q.location) or not prepared.has_minibatches:
+        yield
+        return
+    # Made first: a folder that holds nothing but a lock is no queue.
+    shared_queue(prepared, q.location, max_bytes=q.max_bytes, keep="all", sweep=False).close()
+    with held(Path(q.location)):
+        yield
 
 
 def refuse_samples(prepared: Prepared, samples: str | Path | None) -> None:

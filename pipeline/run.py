@@ -1,9 +1,5 @@
 """Run a job, in this process or on a cluster: train, evaluate, and leave a folder that tells all about it."""
 
-import json
-import math
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -24,14 +20,15 @@ from .clients import refuse_owners, told_of_clients, with_clients
 from .clock import Clock
 from .compilers import refuse_without_compiler
 from .config import Job
-from .events import Emit, Note, Pulse, QueueLevel
+from .events import Emit, Note
 from .given import at_home, job_of_given, keep, refuse_other_data, refuse_without_module
+from .metrics import finite, recorded
 from .model_argument import taken
 from .one_rank import RankReport, take_part
 from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
 from .progress import heard
 from .pulse import Heart
-from .queues import is_sampled_live, open_samples, own_queue, refuse_samples
+from .queues import is_sampled_live, open_samples, own_queue, refuse_samples, sole_user
 from .rank import Interrupted
 from .result import SECONDS, STOPPED, Result, versions, write_json
 from .resume import without_executor
@@ -171,7 +168,7 @@ def _run(
     queue = open_samples(prepared, samples) if samples is not None else None
     if queue is None and job.queue.kind == "memory" and prepared.has_minibatches:
         queue = own_queue(prepared, folder)
-    with held(folder):
+    with held(folder), sole_user(prepared, samples):
         check_run_folder(folder, resume)
         if resume:
             check_resumable(folder, job, prepared.fingerprint)
@@ -180,7 +177,7 @@ def _run(
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
-        with _metrics(folder / METRICS, emit, resume) as told:
+        with recorded(folder / METRICS, emit, resume) as told:
             try:
                 if job.executor == "dask":
                     from .gang import run_on_cluster
@@ -252,7 +249,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         epochs=len(first.history),
         seed=job.seed,
         minibatches_per_step=job.train.minibatches_per_step or job.ranks,
-        train_loss=_finite(first.history[-1]["train_loss"]) if first.history else None,
+        train_loss=finite(first.history[-1]["train_loss"]) if first.history else None,
         val_accuracy=first.best_accuracy if first.best_epoch >= 0 else None,
         test_accuracy=first.test_accuracy,
         best_epoch=first.best_epoch,
@@ -273,24 +270,3 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         out=str(out),
         versions=versions(),
     )
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for NaN and infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@contextmanager
-def _metrics(path: Path, emit: Emit, resume: bool):
-    """Write every event as a line of JSON, and pass it on if it is for people: pulses come from threads, several a second."""
-    lock = threading.Lock()
-    with path.open("a" if resume else "w", buffering=1) as f:
-
-        def told(event: Any) -> None:
-            with lock:
-                values = {key: _finite(value) for key, value in vars(event).items()}
-                f.write(json.dumps({"event": type(event).__name__, "time": time.time(), **values}) + "\n")
-            if not isinstance(event, Pulse | QueueLevel):
-                emit(event)
-
-        yield told

@@ -85,7 +85,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let every signal of `STOPPING` end what runs here as Ctrl-C does. What is ignored already, as under ``nohup``, stays ignored."""
+    """Let every signal of `STOPPING` end what runs here as Ctrl-C does; but for SIGHUP where it is ignored, as under ``nohup``."""
     _interrupted.clear()
     with _handled({s: end_on_the_spot for s in STOPPING}):
         yield
@@ -116,13 +116,17 @@ def heeded(say: Callable[[str], None]) -> Iterator[Requests]:
 
 @contextmanager
 def _handled(handlers: dict[Any, Any]) -> Iterator[None]:
-    handlers = {s: h for s, h in handlers.items() if signal.getsignal(s) is not signal.SIG_IGN}
+    handlers = {s: h for s, h in handlers.items() if not _is_under_nohup(s)}
     before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
     try:
         yield
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
+
+
+def _is_under_nohup(s: Any) -> bool:
+    return s == getattr(signal, "SIGHUP", None) and signal.getsignal(s) is signal.SIG_IGN
 
 
 def leave_signals_to_driver() -> None:
@@ -148,7 +152,7 @@ def kept_from_children() -> Iterator[None]:
 def quiet_start() -> None:
     """Until a command's own handlers are there: end without a traceback, with the exit code of an interrupt; let `SAVING` pass."""
     for s in STOPPING:
-        if signal.getsignal(s) is not signal.SIG_IGN:
+        if not _is_under_nohup(s):
             signal.signal(s, _end_at_once)
     if SAVING is not None:
         # There is nothing to save yet, and the signal's own default would end the command.

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.checkpoint import CheckpointStore
-from ..storage.errors import RunError
 from ..storage.ledger import Ledger
 from .one_rank import RankReport, parameters_sha256, save_model
 from .prepare import Prepared
+from .rank import Interrupted
 from .run_folder import CHECKPOINTS, MODEL
 
 
@@ -16,11 +16,11 @@ def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
     processes knew, their memory, is left out. The best parameters so far become the run's model.
 
     Raises:
-        RunError: there is no checkpoint.
+        Interrupted: there is no checkpoint.
     """
     found = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, read_only=True).latest()
     if found is None:
-        raise RunError(f"{out} was stopped before its first checkpoint; run the same command with --resume to begin again")
+        raise Interrupted(f"{out} was stopped before its first checkpoint; run the same command with --resume to begin again")
     state: dict[str, Any] = found[1]
     progress = state["progress"]
     model = prepared.build_model()

@@ -15,7 +15,7 @@ from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, fe
 from .graph import Graph, TakenRows
 from .node_names import NodeNames
 from .proofs import proving, require, require_within
-from .store import Rows, Store, committed_folder, open_store, write_arrays, write_manifest
+from .store import Rows, Store, committed_folder, open_store, sweep_leftovers, write_arrays, write_manifest
 
 KIND = "dataset"
 FEATURES_FILE = "features.npy"
@@ -100,6 +100,8 @@ def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, feat
         "features_format": features_format,
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
     }
+    sweep_leftovers(path.parent, of=path.name)
+    sweep_leftovers(path.parent, of=path.name)
     with committed_folder(path, overwrite=overwrite) as folder:
         if features_format == "npy":
             with open(folder / FEATURES_FILE, "wb") as f:

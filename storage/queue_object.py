@@ -148,6 +148,9 @@ class ObjectPlace:
         self._delete([_manifest(name)])
         self._delete([f"{name}/{key}" for key in self._keys(name)])
 
+    def remove_empty(self, name: str) -> None:
+        """See `Place.remove_empty`. There are no folders."""
+
     def sweep(self) -> None:
         """See `Place.sweep`."""
         keys = self._keys("")

@@ -13,6 +13,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -85,6 +86,10 @@ class Place(Protocol):
         """Remove a store; readers never see half of it."""
         ...
 
+    def remove_empty(self, name: str) -> None:
+        """Remove what holds stores below `name`, once it holds none."""
+        ...
+
     def sweep(self) -> None:
         """Remove what killed writers left. Only while nobody writes."""
         ...
@@ -146,6 +151,11 @@ class FolderPlace:
         """See `Place.remove`."""
         remove_tree(self.root / name)
 
+    def remove_empty(self, name: str) -> None:
+        """See `Place.remove_empty`."""
+        with suppress(OSError):  # it holds something, or is gone
+            (self.root / name).rmdir()
+
     def sweep(self) -> None:
         """See `Place.sweep`."""
         for folder in (self.root, *self.root.glob("epoch-*")):
@@ -195,6 +205,8 @@ class ZarrQueue(BoundedQueue):
         self._complete: Mapping[str, int] | None = None
         self._opened: OrderedDict[BulkKey, zarr.Array] = OrderedDict()
         self._opening = threading.Lock()
+        self._tidy = 0
+        """Epochs before this one have left no empty folder."""
 
     @staticmethod
     def _place_at(path: str | Path) -> Place:
@@ -382,6 +394,10 @@ class ZarrQueue(BoundedQueue):
         with self._opening:
             self._opened.pop(key, None)
         self._place.remove(_name(key))
+        # Nobody writes bulks of earlier epochs any more.
+        for epoch in range(self._tidy, key[0]):
+            self._place.remove_empty(f"epoch-{epoch}")
+        self._tidy = max(self._tidy, key[0])
 
 
 def _name(key: BulkKey) -> str:

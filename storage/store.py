@@ -5,6 +5,7 @@ there whole or not at all. Every Zarr chunk carries a CRC-32C; the manifest carr
 array (Zarr itself reads a missing chunk as zeros, without an error) and a checksum of its own.
 """
 
+import fcntl
 import hashlib
 import json
 import math
@@ -83,18 +84,48 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def sweep_leftovers(folder: Path) -> int:
+def sweep_leftovers(folder: Path, of: str = "") -> int:
     """Remove what killed writers left directly in `folder`, and say how many folders that were.
 
-    A writer that lives after all loses its work, or has committed it whole: its folder is renamed before anything in it is removed.
+    A writer that lives holds its folder where the file system has locks, and is left alone. Elsewhere it loses its work, or has committed
+    it whole: its folder is renamed before anything in it is removed.
+
+    Args:
+        folder: where stores are written.
+        of: only of a store with this name, of all by default.
     """
     removed = 0
     for p in list(folder.glob(".*")):
-        if p.name.startswith((ASIDE, _REMOVED)):
+        meant = re.fullmatch(re.escape(f"{ASIDE}{of}-") + "[0-9a-f]{8}", p.name) if of else p.name.startswith((ASIDE, _REMOVED))
+        if meant and not _is_held(p):
             with suppress(FileNotFoundError):
                 shutil.rmtree(_set_aside(p), ignore_errors=True)
                 removed += 1
     return removed
+
+
+def _hold(folder: Path) -> int:
+    """A descriptor that holds a folder until it is closed, or its process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def fsync_tree(path: Path) -> None:
@@ -128,6 +159,7 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
         aside.mkdir()
+        holding = _hold(aside)
     except OSError as e:
         raise InputError(f"cannot write {path}: {e.strerror or e}") from e
     try:
@@ -144,6 +176,8 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+    finally:
+        os.close(holding)
 
 
 def manifest_text(kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:

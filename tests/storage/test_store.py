@@ -153,7 +153,8 @@ def test_sweep_removes_leftovers_only(tmp_path):
 
 
 def test_a_writer_that_is_swept_commits_all_or_nothing(tmp_path, monkeypatch):
-    """Sampling tasks of a generation that has ended may still write when the next one opens the queue."""
+    """Sampling tasks of a generation that has ended may still write when the next one opens the queue. A file system without locks."""
+    monkeypatch.setattr(store_module, "_is_held", lambda folder: False)
     remove = shutil.rmtree
     committed = []
 
@@ -176,6 +177,20 @@ def test_a_writer_that_is_swept_commits_all_or_nothing(tmp_path, monkeypatch):
     sweep_leftovers(tmp_path)
     assert committed == [False]
     assert names(tmp_path) == []
+
+
+def test_a_writer_that_lives_is_left_alone(tmp_path):
+    with committed_folder(tmp_path / "s") as aside:
+        (aside / MANIFEST).write_text("")
+        assert sweep_leftovers(tmp_path) == 0
+    assert names(tmp_path) == ["s"]
+
+
+def test_sweep_of_one_store_leaves_those_of_others(tmp_path):
+    for name in (".writing-s-0123abcd", ".writing-s-2-0123abcd", ".writing-other-0123abcd"):
+        (tmp_path / name).mkdir()
+    assert sweep_leftovers(tmp_path, of="s") == 1
+    assert names(tmp_path) == [".writing-other-0123abcd", ".writing-s-2-0123abcd"]
 
 
 def test_remove_tree(written):
