@@ -1,6 +1,9 @@
 """Tables with names: CSV and Parquet, what they are read as, what comes back, and what is refused."""
 
 import gzip
+import re
+from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -216,3 +219,18 @@ def test_files_of_other_programs_are_told_how(tmp_path):
         with pytest.raises(InputError) as e:
             open_dataset(tmp_path / name)
         assert phrase in str(e.value)
+
+
+def test_the_example_of_the_documentation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    files = re.findall(r"cat > (people/\S+) <<END\n(.*?)END\n", text, re.DOTALL)
+    (tmp_path / "people").mkdir()
+    for path, content in files:
+        (tmp_path / path).write_text(content)
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "people" in block)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    dataset = open_dataset("store")
+    assert (len(files), dataset.graph.num_edges, dataset.features.num_features) == (2, 8, 2)
+    assert f"# {dataset.node_names[2]!r}, {dataset.class_names!r}" in code
