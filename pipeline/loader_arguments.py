@@ -141,13 +141,15 @@ def sampler(num_neighbors: Any, replace: bool, weighted: bool) -> NeighborSample
 
 def graph(data: Any, weight_attr: str | None) -> Graph:
     """In-neighbour lists of `data`, with the columns of ``edge_index`` as edge ids."""
-    edges = np.empty((2, 0), np.int64) if data.edge_index is None else _host(data.edge_index)
+    edges = np.empty((2, 0), np.int64) if data.edge_index is None else tensor("data.edge_index", data.edge_index).numpy()
     num_edges = edges.shape[1]
     weight = None
     if weight_attr is not None:
+        if not isinstance(weight_attr, str):
+            raise InputError(f"weight_attr is {weight_attr!r}; expected the name of an edge attribute")
         if weight_attr not in data:
             raise InputError(f"weight_attr is '{weight_attr}', which data has not{nearest(weight_attr, list(data.keys()))}")
-        weight = _host(data[weight_attr])
+        weight = tensor(f"data.{weight_attr}", data[weight_attr]).numpy()
         if weight.shape != (num_edges,):
             raise InputError(f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each edge")
         weight = weight.astype(np.float32)
@@ -156,9 +158,25 @@ def graph(data: Any, weight_attr: str | None) -> Graph:
     return from_edges(edges[0], edges[1], data.num_nodes, edge_weight=weight, keep_edge_id=True)
 
 
-def _host(value: Any) -> npt.NDArray[Any]:
-    value = torch.as_tensor(value.as_tensor() if hasattr(value, "as_tensor") else value)
-    return value.detach().cpu().numpy()
+def tensor(name: str, value: Any) -> Tensor:
+    """The argument `name` as a tensor in the host's memory."""
+    try:
+        return torch.as_tensor(value.as_tensor() if hasattr(value, "as_tensor") else value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} is {type(value).__name__}; expected a tensor, an array or a list of numbers") from None
+
+
+def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
+    """Refuse a `seed`, a `generator` and `functions` that are none."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
+        raise InputError(f"seed is {seed!r}; expected a whole number")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(f"generator is {type(generator).__name__}; expected a torch.Generator")
+    if seed is not None and generator is not None:
+        raise InputError("both seed and generator are given; expected one of them")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise InputError(f"{name} is {type(function).__name__}; expected a function")
 
 
 def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tensor]:
@@ -167,7 +185,7 @@ def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tens
         return np.arange(num_nodes), torch.arange(num_nodes)
     if isinstance(given, str) or (isinstance(given, (tuple, list)) and given and isinstance(given[0], str)):
         raise InputError("input_nodes names a node type, which is not supported; expected node ids or a boolean mask")
-    nodes = _host(given)
+    nodes = tensor("input_nodes", given).numpy()
     if nodes.dtype == np.bool_:
         if nodes.shape != (num_nodes,):
             raise InputError(f"input_nodes is a mask of shape {list(nodes.shape)}; expected [{num_nodes}]")

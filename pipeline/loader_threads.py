@@ -39,9 +39,9 @@ class SamplingThreads:
         self._need_workers("enable_multithreading")
         most = torch.get_num_threads()
         each = max(1, most // self.num_workers) if worker_threads is None else worker_threads
-        if not 1 <= each <= most:
-            raise InputError(f"worker_threads is {worker_threads}; expected 1 to {most}, the threads that torch has")
-        before, self._most = self._most, min(most, self.num_workers * int(each))
+        if not isinstance(each, int) or not 1 <= each <= most:
+            raise InputError(f"worker_threads is {worker_threads!r}; expected 1 to {most}, the threads that torch has")
+        before, self._most = self._most, min(most, self.num_workers * each)
         try:
             yield
         finally:
@@ -60,6 +60,8 @@ class SamplingThreads:
         """
         self._need_workers("enable_cpu_affinity")
         there = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+        if not isinstance(loader_cores, Sequence | None):
+            raise InputError(f"loader_cores is {loader_cores!r}; expected a list of cores")
         chosen = there[: self.num_workers] if loader_cores is None else list(loader_cores)
         if len(chosen) != self.num_workers:
             raise InputError(f"{len(chosen)} cores for num_workers {self.num_workers}; expected as many: give loader_cores of that length")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -98,7 +97,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` (whose ``edge`` holds columns
                 of ``data.edge_index``), in the caller's thread; attributes are filtered by what it returns.
             is_sorted: accepted; the edges are indexed once, sorted or not, and ``e_id`` always counts columns of ``edge_index``.
-            filter_per_worker: ignored, with a warning.
+            filter_per_worker: says what `collate_fn` returns, and is True unless `data` is on a GPU; iterations ignore it, with a
+                warning.
             neighbor_sampler: None.
             directed: deprecated; False means "induced".
             batch_size: seeds per minibatch.
@@ -134,10 +134,10 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         self._kind, self._disjoint = arguments.subgraph_type(subgraph_type, directed, disjoint), bool(disjoint)
         size, workers = arguments.count("batch_size", batch_size), arguments.count("num_workers", num_workers, 0)
         self.bulk_size, self._room = arguments.count("bulk_size", bulk_size), arguments.count("prefetch_bulks", prefetch_bulks)
-        if seed is not None and generator is not None:
-            raise InputError("both seed and generator are given; expected one of them")
+        arguments.check_kinds(seed, generator, transform=transform, transform_sampler_output=transform_sampler_output)
         self.data, self.transform, self.transform_sampler_output = data, transform, transform_sampler_output
-        self.input_nodes, self.input_id, self.filter_per_worker = input_nodes, input_id, filter_per_worker
+        self.input_nodes, self.input_id = input_nodes, input_id
+        self.filter_per_worker = not data.is_cuda if filter_per_worker is None else bool(filter_per_worker)
         self.epoch = 0
         """The epoch that the next ``iter()`` begins; set it to resume a run that has a `seed`."""
         self._calls, self._seed = 0, seed
@@ -145,7 +145,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         self._graph = arguments.graph(data, weight_attr)
         self._seeds, self._ids = arguments.input_nodes(input_nodes, self._graph.num_nodes)
         if input_id is not None:
-            self._ids = torch.as_tensor(input_id).cpu()
+            self._ids = arguments.tensor("input_id", input_id)
             if self._ids.shape != (len(self._seeds),):
                 raise InputError(f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input node")
         self._shuffle = bool(shuffle)
@@ -181,7 +181,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         Raises:
             InputError: `index` holds something else than positions.
         """
-        return self.collate_fn(index)
+        out = self.collate_fn(index)
+        return out if self.filter_per_worker else self.filter_fn(out)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -190,11 +191,12 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         """Nothing: there are no worker processes that could be too many."""
 
     def collate_fn(self, index: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """See `__call__`."""
+        """What `__call__` returns; where `filter_per_worker` is False, PyG's `SamplerOutput`, which `filter_fn` takes."""
         cut = arguments.positions(index, len(self._seeds), "index")
         (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], cpu.Workspace())
         self._calls += 1
-        return self._finish(found, self._ids[torch.from_numpy(cut)])
+        out = as_pyg(found, self._ids[torch.from_numpy(cut)])
+        return self.filter_fn(out) if self.filter_per_worker else out
 
     def filter_fn(self, out: Any) -> Any:
         """Join a `torch_geometric.sampler.SamplerOutput` with the attributes of `data`.
@@ -262,10 +264,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                 bulk = ahead.get()
                 for i in range(len(bulk)):
                     graph, bulk[i] = bulk[i], None
-                    batch = self._finish(graph, self._ids[torch.from_numpy(cuts[first + i])])
+                    batch = self.filter_fn(as_pyg(graph, self._ids[torch.from_numpy(cuts[first + i])]))
                     yield pin_memory(batch) if self.pin_memory and torch.cuda.is_available() else batch
         finally:
             ahead.stop()
-
-    def _finish(self, found: SampledGraph, input_id: Tensor) -> Any:
-        return self.filter_fn(as_pyg(found, input_id))

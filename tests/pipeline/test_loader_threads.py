@@ -43,7 +43,13 @@ def test_multithreading(seen: list[tuple[int, set[int]]]) -> None:
             list(one)
     list(one)
     assert [threads for threads, _ in seen] == [3, 3, 4, 4]
-    for workers, threads, message in ((0, 1, "needs num_workers of 1 or more"), (2, 5, "expected 1 to 4"), (2, 0, "expected 1 to 4")):
+    wrong: list[tuple[int, Any, str]] = [
+        (0, 1, "num_workers of 1 or more"),
+        (2, 5, "expected 1 to 4"),
+        (2, 0, "expected 1"),
+        (2, "a", "is 'a'"),
+    ]
+    for workers, threads, message in wrong:
         with pytest.raises(InputError, match=message), loader(workers).enable_multithreading(threads):
             pass
 
@@ -61,6 +67,7 @@ def test_cpu_affinity(seen: list[tuple[int, set[int]]]) -> None:
         (0, None, "num_workers of 1"),
         (1, [0, 1], "2 cores for num_workers 1"),
         (1, [4096], "holds core 4096"),
+        (1, 3, "loader_cores is 3; expected a list"),
     ):
         with pytest.raises(InputError, match=message), loader(workers).enable_cpu_affinity(cores):
             pass

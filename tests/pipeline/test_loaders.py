@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader import ImbalancedSampler
+from torch_geometric.loader import ImbalancedSampler, ZipLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NumNeighbors, SamplerOutput
 from torch_geometric.utils import trim_to_layer
@@ -488,6 +488,19 @@ def test_a_call_samples_these_positions() -> None:
     assert signature(NeighborLoader(data, [2], [5]).collate_fn([0]))[3] == [0]
 
 
+@pytest.mark.parametrize("filter_per_worker", [True, False])
+@pytest.mark.filterwarnings("ignore:NeighborLoader ignores filter_per_worker")
+def test_other_loaders_call_its_parts(filter_per_worker: bool) -> None:
+    data = random_data()
+    one = NeighborLoader(data, [2], range(50), filter_per_worker=filter_per_worker)
+    assert isinstance(one([0]), Data) and isinstance(one.collate_fn([0]), Data if filter_per_worker else SamplerOutput)
+    two = NeighborLoader(data, [2], range(50, 95))
+    pairs = list(ZipLoader([one, two], batch_size=10, filter_per_worker=filter_per_worker))
+    assert pairs[0][0].n_id[:10].tolist() == list(range(10)) and pairs[0][1].n_id[:10].tolist() == list(range(50, 60))
+    plain = DataLoader(two.dataset, batch_size=20, collate_fn=two.collate_fn)
+    assert len(pairs) == 5 and isinstance(next(iter(plain)), Data if filter_per_worker else SamplerOutput)
+
+
 def test_a_sampler_gives_the_order() -> None:
     data, nodes = random_data(), torch.arange(100, 150)
     options = {"batch_size": 8, "seed": 1}
@@ -584,6 +597,13 @@ def test_loaders_that_are_not_there_say_what_to_use(name: str, instead: str) -> 
         ({"prefetch_bulks": 0}, "prefetch_bulks is 0"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"seed": 1, "generator": torch.Generator()}, "both seed and generator"),
+        ({"seed": "1"}, "seed is '1'; expected a whole number"),
+        ({"generator": 1}, "generator is int; expected a torch.Generator"),
+        ({"transform": 1}, "transform is int; expected a function"),
+        ({"transform_sampler_output": 1}, "transform_sampler_output is int; expected a function"),
+        ({"weight_attr": 1}, "weight_attr is 1; expected the name"),
+        ({"input_nodes": object()}, "input_nodes is object; expected a tensor"),
+        ({"input_id": "a"}, "input_id is str; expected a tensor"),
         ({"weight_attr": "ww"}, "weight_attr is 'ww'.*did you mean 'w'"),
         ({"weight_attr": "x"}, "weight_attr: data.x has shape"),
         ({"weight_attr": "negative"}, "weight_attr: data.negative holds negative, NaN"),
