@@ -15,11 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..stages.base import Part, Placement
 from ..stages.fetch.exchange import Exchanged
+from ..stages.fetch.isolated import Covered
 from ..stages.fetch.visit import Visited
 from ..stages.kernels import OTHER_BITS, sampling
 from ..stages.models import MODELS
 from ..stages.models.base import as_model
-from ..stages.models.pyg import PyGModel
+from ..stages.models.pyg import PyGModel, takes_weights
 from ..stages.partition.base import Partitioner
 from ..stages.partition.blocks import Blocks, Grid
 from ..stages.partition.contiguous import Contiguous
@@ -229,7 +230,13 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
             f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
         )
     if isinstance(system.neighbourhood, Visited):
-        system.neighbourhood.for_layers(int(layers))  # pyright: ignore[reportArgumentType]
+        modes = system.neighbourhood.for_layers(int(layers))  # pyright: ignore[reportArgumentType]
+        if job.ranks > 1 and isinstance(model, PyGModel) and (one := set(modes) - {"auto", "halo"}):
+            raise InputError(
+                f'sar.mode is "{min(one)}", but a PyG convolution reads the rows of all ranks in one block; use "halo", or "auto"'
+            )
+    if isinstance(system.neighbourhood, Covered) and isinstance(model, PyGModel):
+        _refuse_unweighted(system.neighbourhood.correction, model)
     normed = any(isinstance(m, _BatchNorm) for m in make().modules())
     if isinstance(system.sample, Local) and normed and job.ranks > 1:
         raise InputError(
@@ -279,6 +286,13 @@ def _refuse_empty_parts(job: Job, system: System, num_nodes: int) -> None:
     if parts > num_nodes:
         made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
         raise InputError(f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node")
+
+
+def _refuse_unweighted(correction: str, model: PyGModel) -> None:
+    """Raises InputError for a correction of messages that convolutions would not hear of."""
+    deaf = next((type(c).__name__ for c in model.convs if not takes_weights(c)), None)
+    if correction in ("edge", "edge-hajek") and deaf is not None:
+        raise InputError(f'grappa.correction is "{correction}", a weight for each edge, which {deaf} does not sum by; use "batch"')
 
 
 def _refuse_to_go_on_alone(job: Job, system: System) -> None:

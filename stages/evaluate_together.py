@@ -26,7 +26,7 @@ def evaluate_together(module: nn.Module, share: Share, visits: Visits, split: st
     """
     rows = share.splits[split]
     with group.counting("evaluation"), evaluating(module):
-        hoods, h = visits.everything(share.graph, num_layers)
+        hoods, h = visits.everything(share.graph, module, num_layers)
         for i, hood in enumerate(hoods):
             # Layers differ in width: what one has used would lie idle beside what the next one takes.
             with reusing(Arena()):

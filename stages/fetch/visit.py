@@ -14,6 +14,7 @@ from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
 from ..base import Fetched, Group, RankJob
 from ..full_batch import FullBatch, View
+from ..models.base import reads_blocks
 from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.halo import Halo, HaloNeighbourhood
 from ..neighbourhood.ring import Ring
@@ -54,6 +55,8 @@ class Visited:
     def fetcher(self, placement: Share, job: RankJob, module: nn.Module) -> "Visits":
         """See `NeighbourhoodPolicy.fetcher`. Tells the modes, and what a step will take. Raises InputError: see `for_layers`."""
         modes = self.for_layers(job.num_layers)
+        if reads_blocks(module):
+            modes = ("halo",) * len(modes)
         if job.group.size == 1:
             # There is nobody to visit: the modes are all the same.
             return Visits(placement, ("halo",) * len(modes), self.ahead_bytes, job.group)
@@ -164,10 +167,11 @@ class Visits:
         # The same for all ranks: dropout is a function of the epoch and of what a row is, not of who holds it.
         return Fetched(work.epoch, 0, hoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds])
 
-    def everything(self, batch: FullBatch, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
-        """Neighbourhoods for all rows, pruned or not, and the features: what evaluation sees."""
+    def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
+        """Neighbourhoods for all rows, pruned or not, and the features: what evaluation of the module sees."""
         ring = Ring(self._group, self._ahead_bytes)
-        return tuple(self._hood(batch, batch.whole, i, "rematerialize", ring) for i in range(layers)), self._share.x
+        mode = "halo" if reads_blocks(module) else "rematerialize"
+        return tuple(self._hood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._share.x
 
     def _hood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
         if mode != "halo" and self._group.size > 1:

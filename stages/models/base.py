@@ -24,6 +24,8 @@ class Model(nn.Module, ABC):
 
     num_layers: int
     """L."""
+    reads_blocks: ClassVar[bool] = False
+    """Whether a layer needs all rows that it reads in one block, those of other ranks too."""
 
     @abstractmethod
     def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
@@ -64,6 +66,11 @@ def as_model(module: object) -> nn.Module:
     if type(module).forward is nn.Module.forward:
         module.forward = MethodType(Model.forward, module)
     return module
+
+
+def reads_blocks(module: nn.Module) -> bool:
+    """See `Model.reads_blocks`; modules of the user's own do not."""
+    return getattr(module, "reads_blocks", False) is True
 
 
 def refuse_uninitialised(module: nn.Module) -> None:

@@ -11,9 +11,21 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ..neighbourhood.base import Neighbourhood, destinations
-from ..neighbourhood.block import ListNeighbourhood
+from ..neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
+from ..neighbourhood.halo import HaloNeighbourhood
+from ..neighbourhood.pieces import pieces
 from .base import ACTIVATIONS, Stack
 from .pyg_checks import forward_parameters, refuse, try_out
+
+EDGE_BYTES = 256 << 20
+"""In evaluation, a convolution is given as many edges at a time as take this much."""
+ROWS_PER_EDGE = 3
+"""Rows that PyG holds for an edge: what was gathered, the message, and one on the way between them."""
+
+
+def takes_weights(conv: nn.Module) -> bool:
+    """Whether the convolution sums what each edge weighs."""
+    return type(conv).__name__ == "GCNConv" or ("edge_weight" in forward_parameters(conv) and getattr(conv, "aggr", None) in ("add", "sum"))
 
 
 class PyGModel(Stack):
@@ -22,6 +34,8 @@ class PyGModel(Stack):
     `GCNConv` gets the weights of ``D^-1/2 (A + I) D^-1/2`` over the whole graph's degrees. Others see the source rows, the
     destination rows and the block's edges; those that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`.
     """
+
+    reads_blocks = True
 
     def __init__(self, convs: Sequence[nn.Module], dropout: float = 0.0, activation: str = "relu") -> None:
         """
@@ -75,9 +89,20 @@ class PyGModel(Stack):
         Raises:
             InputError: the neighbourhood is not a block.
         """
+        if isinstance(hood, HaloNeighbourhood):
+            hood, h = hood.as_block(h)
         if not isinstance(hood, ListNeighbourhood):
             raise InputError(f"PyG convolutions need blocks, but got a {type(hood).__name__}; use one of Millrace's own models here")
-        return ACTIVATIONS[activation](self._on_block(self.convs[i], hood, h))
+        return ACTIVATIONS[activation](self._bounded(self.convs[i], hood, h))
+
+    def _bounded(self, conv: nn.Module, hood: ListNeighbourhood, h: Tensor) -> Tensor:
+        """The convolution; without gradients in bounded memory, for PyG keeps rows for each edge."""
+        if not torch.is_grad_enabled() and isinstance(hood, BlockNeighbourhood) and h.device.type == "cpu":
+            widest = max([h.shape[1], *(p.shape[0] for p in conv.parameters())])
+            most = max(1, EDGE_BYTES // (ROWS_PER_EDGE * widest * h.itemsize))
+            if hood.num_edges > most:
+                return torch.cat([self._on_block(conv, piece, h[rows]) for piece, rows in pieces(hood, most)])
+        return self._on_block(conv, hood, h)
 
     def _on_block(self, conv: nn.Module, hood: ListNeighbourhood, h: Tensor) -> Tensor:
         src, dst = hood.ends(h.device)
@@ -90,7 +115,7 @@ class PyGModel(Stack):
         takes, extra = forward_parameters(conv), {}
         if "size" in takes:
             extra["size"] = (hood.num_src, hood.num_dst)
-        if "edge_weight" in takes and getattr(conv, "aggr", None) in ("add", "sum"):
+        if takes_weights(conv):
             extra["edge_weight"] = hood.coefficients(h.dtype)
         elif "edge_weight" in takes and hood.weight is not None:
             extra["edge_weight"] = hood.weight.to(h.device, h.dtype)

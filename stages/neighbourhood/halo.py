@@ -48,6 +48,8 @@ class Halo:
         degree[: view.num_src] = batch.degree[: view.num_src].to(dtype)
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
         self.hood = BlockNeighbourhood(block, degree, names=batch.names[: view.num_src], numbers=numbers)
+        self.exchanged_degree: Tensor | None = None
+        """The degrees of all rows, those of other ranks too, once somebody has asked for them."""
 
 
 def together(view: View, counts: list[int]) -> Shard:
@@ -115,6 +117,17 @@ class HaloNeighbourhood:
         """The rows of this rank, then those of the others."""
         x = as_matrix(h, self.num_src, "h").reshape(h.shape)
         return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)  # pyright: ignore[reportReturnType]
+
+    def as_block(self, h: Tensor) -> tuple[BlockNeighbourhood, Tensor]:
+        """The layer as one block over this rank's rows and those of the others that it reads, and h of these. All ranks call this at
+        the same time, and ask for the block's degrees at the same time."""
+        return BlockNeighbourhood(self._halo.hood.block, self._all_degrees), self._all(h)
+
+    def _all_degrees(self) -> Tensor:
+        halo = self._halo
+        if self._group.size > 1 and halo.exchanged_degree is None:
+            halo.exchanged_degree = self._all(halo.hood.degree[: self.num_src, None].contiguous())[:, 0].clone()
+        return halo.hood.degree if halo.exchanged_degree is None else halo.exchanged_degree
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
