@@ -33,6 +33,9 @@ class PyGModel(Stack):
 
     `GCNConv` gets the weights of ``D^-1/2 (A + I) D^-1/2`` over the whole graph's degrees. Others see the source rows, the
     destination rows and the block's edges; those that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`.
+
+    Trained by ``bulk``, ``grappa`` and ``sar`` on any number of ranks, under ``sar`` with the mode ``halo``; ``retexo`` takes Millrace's
+    own models only. What PyG keeps for each edge is bounded in evaluation, not in training.
     """
 
     reads_blocks = True
