@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ...storage.errors import InputError
 from ..neighbourhood.base import Neighbourhood, destinations
@@ -101,7 +102,7 @@ class PyGModel(Stack):
     def _bounded(self, conv: nn.Module, hood: ListNeighbourhood, h: Tensor) -> Tensor:
         """The convolution; without gradients in bounded memory, for PyG keeps rows for each edge."""
         if not torch.is_grad_enabled() and isinstance(hood, BlockNeighbourhood) and h.device.type == "cpu":
-            widest = max([h.shape[1], *(p.shape[0] for p in conv.parameters())])
+            widest = max([h.shape[1], *(p.shape[0] for p in conv.parameters() if not is_lazy(p) and p.ndim)])
             most = max(1, EDGE_BYTES // (ROWS_PER_EDGE * widest * h.itemsize))
             if hood.num_edges > most:
                 return torch.cat([self._on_block(conv, piece, h[rows]) for piece, rows in pieces(hood, most)])
