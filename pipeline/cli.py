@@ -443,7 +443,7 @@ def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     out: Annotated[Path, typer.Option(help="The file to write, .parquet or .csv.")],
     dataset: OtherDatasetFlag = None,
-    nodes: Annotated[str | None, typer.Option(help="Ids between commas, or train | val | test; by default all nodes.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Ids or names between commas, or train | val | test.  [default: all]")] = None,
     all_probabilities: Annotated[bool, typer.Option("--all-probabilities", help="A column for each class.")] = False,
     model: OwnModelFlag = None,
     as_json: JsonFlag = False,

@@ -126,7 +126,7 @@ def test_ranks_map_a_dataset_that_is_kept(data, tmp_path, monkeypatch):
     assert given.job_of_given(job.model_copy(update={"features": "owned"}), data, tmp_path).features == "owned"
 
 
-@pytest.mark.parametrize("name", ["mine", "digits"])
+@pytest.mark.parametrize("name", ["mine", "sbm:nodes=60,classes=3,features=5"])
 def test_a_large_dataset_is_asked_for(data, tmp_path, monkeypatch, name):
     """Under its name there is nothing, or another dataset."""
     monkeypatch.setattr(given, "KEPT_BYTES", 0)
