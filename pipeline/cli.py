@@ -325,7 +325,7 @@ def partition(
 @app.command()
 def plan(
     job: JobFile = None,
-    dataset: OtherDatasetFlag = None,
+    dataset: DatasetFlag = None,
     nodes: Annotated[int | None, typer.Option(help="In place of a dataset: its nodes.")] = None,
     edges: Annotated[int | None, typer.Option(help="In place of a dataset: its edges, in both directions.")] = None,
     num_features: Annotated[int, typer.Option(help="With --nodes: the width of a feature row.")] = 100,
