@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..storage.errors import InputError, MillraceError, nearest
+from ..storage.urls import without_secrets
 from .events import Emit, Event, StageAdvanced, StageStarted
 from .flags import (
     BatchSizeFlag,
@@ -577,5 +578,5 @@ def _interruptible(command: Callable[[], Any]) -> Any:
 
 
 def _failed(text: str, code: int) -> int:
-    _say(f"millrace: {text}", err=True)
+    _say(f"millrace: {without_secrets(text)}", err=True)
     return code

@@ -15,6 +15,7 @@ from ..stages.models import MODELS
 from ..stages.partition.registry import PARTITIONERS
 from ..stages.sample import SAMPLERS
 from ..storage.errors import InputError, closest, nearest
+from ..storage.urls import has_secrets
 from .datasets import ReadOptions
 from .keys import advice, expanded
 from .sections import BULK_ON_GPU, Bulk, CheckpointEvery, Cluster, Gpu, Grappa, Partition, Queue, Retexo, Sar, Section, Train, takes_numbers
@@ -180,6 +181,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no valid TOML: {e}") from None
 
 
+def refuse_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse URLs with credentials or a query: a run writes its configuration down.
+
+    Raises:
+        InputError: names the key.
+    """
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            refuse_secrets(value, f"{prefix}{key}.")
+        elif isinstance(value, str | Path) and has_secrets(str(value)):
+            raise InputError(
+                f"configuration key '{prefix}{key}' is '{value}': its credentials or query would be written into the run's folder; "
+                "leave them out, and give keys in the environment (AWS_ACCESS_KEY_ID, ... for S3)"
+            )
+
+
 def resolve(table: Mapping[str, Any]) -> Job:
     """Validate a configuration and fill in what depends on other keys (layers follow the sampler's fanout or sizes, or they the layers).
 
@@ -187,6 +204,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
         InputError: one line per problem, at most three.
     """
     require_sound(table)
+    refuse_secrets(table)
     table = expanded(table)
     try:
         job = Job.model_validate(table)

@@ -12,8 +12,8 @@ from ..storage.checkpoint import CheckpointStore
 from ..storage.dataset import SPLITS, Dataset
 from ..storage.errors import InputError, StoreError
 from ..storage.minibatch import MiniBatch
-from ..storage.queue_object import is_url
 from ..storage.store import MANIFEST, Store, first_line, open_store
+from ..storage.urls import is_url
 from .datasets import open_dataset
 from .queues import open_queue
 from .result import read_result

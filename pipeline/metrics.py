@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..storage.urls import without_secrets
 from .events import Emit, Event, Pulse, QueueLevel, StepDone
 
 KEPT = 100_000
@@ -38,7 +39,7 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
             with lock:
                 kind = type(event)
                 if kind not in OFTEN or is_kept(seen[kind]):
-                    values = {key: finite(value) for key, value in vars(event).items()}
+                    values = {key: without_secrets(v) if isinstance(v, str) else finite(v) for key, v in vars(event).items()}
                     f.write(json.dumps({"event": kind.__name__, "time": time.time(), **values}) + "\n")
                 seen[kind] += 1
             if not isinstance(event, Pulse | QueueLevel):

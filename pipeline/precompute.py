@@ -11,8 +11,9 @@ from ..stages.kernels import OTHER_BITS, sampling
 from ..stages.sample.base import SeedPlan
 from ..stages.sample.produce import Receipt, Sampled, sample_bulks
 from ..storage.errors import InputError
-from ..storage.queue_object import is_url, queue_at
+from ..storage.queue_object import queue_at
 from ..storage.queue_zarr import ZarrQueue
+from ..storage.urls import is_url
 from .config import Job
 from .events import Emit, StageAdvanced, StageEnded, StageStarted
 from .prepare import make_system, open_data, sample_fingerprint

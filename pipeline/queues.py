@@ -12,8 +12,9 @@ from ..storage.errors import InputError
 from ..storage.minibatch import Bulk, Expected, MiniBatch
 from ..storage.queue import MemoryQueue, MinibatchQueue
 from ..storage.queue_cycle import Cycled
-from ..storage.queue_object import is_url, queue_at
+from ..storage.queue_object import queue_at
 from ..storage.queue_zarr import ZarrQueue
+from ..storage.urls import is_url
 from .prepare import Prepared
 from .run_folder import held, is_held
 

@@ -19,7 +19,7 @@ from ..storage.queue import MinibatchQueue
 from .clients import refuse_owners, told_of_clients, with_clients
 from .clock import Clock
 from .compilers import refuse_without_compiler
-from .config import Job
+from .config import Job, refuse_secrets
 from .events import Emit, Note
 from .given import at_home, job_of_given, keep, refuse_other_data, refuse_without_module
 from .metrics import finite, recorded
@@ -144,6 +144,7 @@ def _run(
         job = job_of_given(job, dataset, folder)
     else:
         job = job.model_copy(update={"dataset": located(dataset or (at_home(job, folder) if resume else job).dataset)})
+    refuse_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
     if job.start_from is not None:
         job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
     if (owners := job.partition.owners) is not None:

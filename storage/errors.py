@@ -6,11 +6,16 @@ be resumed (exit code 3). Anything else that escapes is a bug of ours.
 
 from collections.abc import Iterable
 
+from .urls import without_secrets
+
 
 class MillraceError(Exception):
-    """Base of everything that Millrace raises on purpose."""
+    """Base of everything that Millrace raises on purpose. What is secret in URLs is left out of the message, wherever it goes."""
 
     exit_code = 3
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(without_secrets(a) if isinstance(a, str) else a for a in args))
 
 
 class InputError(MillraceError, ValueError):

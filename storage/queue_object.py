@@ -19,9 +19,10 @@ import zarr
 from zarr.storage import MemoryStore, StorePath
 
 from .bulk_codec import Words
-from .errors import MissingExtraError, RunError, StoreError
+from .errors import InputError, MissingExtraError, RunError, StoreError
 from .queue_zarr import BULK_KIND, Place, ZarrQueue
 from .store import MANIFEST, manifest_text, no_manifest, open_array, parse_manifest, write_arrays
+from .urls import has_secrets, is_url
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
@@ -31,15 +32,9 @@ REQUEST_TIMEOUT_S, RETRY_TIMEOUT_S, MAX_RETRIES = 15, 10, 3
 REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
 UPLOADS = 4
 """Parts (5 MiB each) of a large shard on their way at once: few enough for each to end within REQUEST_TIMEOUT_S on a slow line."""
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SILENT = re.compile(r"HTTP error: (?!builder)|status code: (?:5\d\d|408|429)")
 """In obstore's messages: no answer, or one that may be another soon. What a server refuses, it refuses again."""
 _BULK_OBJECT = re.compile(r"(epoch-\d+/bulk-\d+)/")
-
-
-def is_url(location: str | Path) -> bool:
-    """Whether a location is a URL (``s3://bucket/prefix``), rather than a path."""
-    return isinstance(location, str) and _URL.match(location) is not None
 
 
 def queue_at(location: str | Path) -> type[ZarrQueue]:
@@ -51,12 +46,18 @@ class ObjectPlace:
     """A prefix of an object store.
 
     Raises:
+        InputError: the URL holds credentials or a query, which obstore would not use.
         MissingExtraError: obstore is not installed.
         StoreError: the URL or the environment is not usable; the bucket is missing; access is refused.
         RunError: the object store does not answer, within `REQUEST_TIMEOUT_S` + `RETRY_TIMEOUT_S` seconds.
     """
 
     def __init__(self, url: str) -> None:
+        if has_secrets(url):
+            raise InputError(
+                f"{url} holds credentials or a query, and is written down and shown; leave them out, and give keys in the environment "
+                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... for S3)"
+            )
         try:
             import obstore
             from obstore.store import from_url
