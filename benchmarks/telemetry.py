@@ -53,14 +53,17 @@ class Browser:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self, address: str) -> None:
+    def open(self, address: str, token: str) -> None:
         """Look at the page there."""
-        self._thread = threading.Thread(target=self._look, args=(address,), daemon=True)
+        self._thread = threading.Thread(target=self._look, args=(address, token), daemon=True)
         self._thread.start()
 
-    def _look(self, address: str) -> None:
+    def _look(self, address: str, token: str) -> None:
         from bokeh.client import pull_session
+        from bokeh.settings import settings
 
+        # The page takes signed sessions alone.
+        settings.sign_sessions, settings.secret_key = True, token
         session = None
         while not self._over.wait(1.0):
             if self.on and session is None:
@@ -69,7 +72,7 @@ class Browser:
                 session.close()
                 session = None
             if self.on:
-                with suppress(OSError), urllib.request.urlopen(f"{address}/millrace.json", timeout=5) as answer:
+                with suppress(OSError), urllib.request.urlopen(f"{address}/millrace.json?token={token}", timeout=5) as answer:
                     self.asked += bool(answer.read())
         if session is not None:
             session.close()
@@ -103,7 +106,7 @@ def switched(kind: str, browser: Browser):
         if isinstance(event, EpochDone):
             browser.on = is_on(event.epoch + 1)
         elif isinstance(event, Note) and event.text.startswith("this run: "):
-            browser.open(event.text.removeprefix("this run: ").removesuffix("/millrace"))
+            browser.open(*event.text.removeprefix("this run: ").split("/millrace?token="))
 
     try:
         yield hear

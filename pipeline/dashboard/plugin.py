@@ -5,20 +5,24 @@ these, nothing is added, and whoever wanted the page goes on without it.
 """
 
 import json
+import secrets
 from functools import partial
 from typing import Any
 
+import dask.config
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import IOLoop, PeriodicCallback
 from tornado.web import RequestHandler
 
 from ..rank_task import METRIC
+from .gate import guard, known_hosts
 from .history import History
 from .record import record
 
 PAGE = "millrace"
 TOPIC = "millrace"
 """Of Dask events, under which drivers tell of their runs."""
+BOKEH = "distributed.scheduler.dashboard.bokeh-application"
 NO_DASHBOARD = "the scheduler runs without its dashboard"
 EVERY_S = 0.5
 """As often as a small cluster's workers report."""
@@ -33,9 +37,10 @@ class MillracePage(SchedulerPlugin):
     async def start(self, scheduler: Any) -> None:
         """Add the page, or say in `trouble` why it cannot be added."""
         self.trouble, self._scheduler, self._history = "", scheduler, History()
+        self.token = secrets.token_urlsafe(16)
         self._clock = PeriodicCallback(self._look, EVERY_S * 1000)
         try:
-            _serve(scheduler, self._history)
+            _serve(scheduler, self._history, self.token)
         except Exception as e:
             self.trouble = f"{type(e).__name__}: {e}"
             return
@@ -70,6 +75,11 @@ def trouble(dask_scheduler: Any) -> str:
     return dask_scheduler.plugins[MillracePage.name].trouble
 
 
+def token(dask_scheduler: Any) -> str:
+    """What requests for the page must carry. For `Client.run_on_scheduler`: whoever may call that may run code there anyway."""
+    return dask_scheduler.plugins[MillracePage.name].token
+
+
 class _Json(RequestHandler):
     def initialize(self, history: History) -> None:
         self.history = history
@@ -81,7 +91,7 @@ class _Json(RequestHandler):
         self.write(json.dumps(record(self.history), allow_nan=False))
 
 
-def _serve(scheduler: Any, history: History) -> None:
+def _serve(scheduler: Any, history: History, token: str) -> None:
     from bokeh.server.tornado import BokehTornado
     from distributed.dashboard.core import BokehApplication
     from distributed.dashboard.scheduler import template_variables
@@ -93,10 +103,13 @@ def _serve(scheduler: Any, history: History) -> None:
     if theirs is None:
         raise RuntimeError(NO_DASHBOARD)
     prefix = theirs.prefix
-    ours: Any = BokehApplication({f"/{PAGE}": partial(_document, history, show)}, scheduler, prefix=prefix, template_variables=pages)
+    # Dask passes these on to Bokeh.
+    with dask.config.set({f"{BOKEH}.sign_sessions": True, f"{BOKEH}.secret_key": token.encode()}):
+        ours: Any = BokehApplication({f"/{PAGE}": partial(_document, history, show)}, scheduler, prefix=prefix, template_variables=pages)
     tabs: list[str] = pages["pages"]
     ours.initialize(IOLoop.current())
     ours.add_handlers(r".*", [(rf"{prefix}/{PAGE}\.json", _Json, {"history": history})])
+    guard(ours, token, *known_hosts(scheduler))
     ours.start()
     server.add_application(ours)
     if PAGE not in tabs:

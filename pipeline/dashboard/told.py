@@ -33,7 +33,7 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
     """
     told = None
     try:
-        from .plugin import NO_DASHBOARD, PAGE, TOPIC, MillracePage, trouble
+        from .plugin import NO_DASHBOARD, PAGE, TOPIC, MillracePage, token, trouble
 
         client.register_plugin(MillracePage())
         if why := str(client.run_on_scheduler(trouble)):
@@ -41,7 +41,8 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
             if NO_DASHBOARD not in why:
                 emit(_no_page(why))
         else:
-            emit(Note(f"this run: {str(client.dashboard_link).removesuffix('/status')}/{PAGE}"))
+            address = f"{str(client.dashboard_link).removesuffix('/status')}/{PAGE}"
+            emit(Note(f"this run: {address}?token={client.run_on_scheduler(token)}"))
             told = _Told(client, TOPIC, run, emit)
             told.tell(about=_about(client, prepared, out))
     except Exception as e:

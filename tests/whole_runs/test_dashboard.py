@@ -17,7 +17,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import millrace as mr
-from millrace.pipeline.dashboard import record, told
+from millrace.pipeline.dashboard import plugin, record, told
 from millrace.pipeline.events import EpochDone, Note
 from millrace.pipeline.prepare import configure, open_data, prepare
 from millrace.pipeline.pulse import FIRST_S, STEADY_BEATS
@@ -34,8 +34,8 @@ WAITED = 0.2
 pytestmark = pytest.mark.timeout(900)
 
 
-def get(address, path):
-    with urllib.request.urlopen(f"{address}/{path}", timeout=WAIT_S) as answer:
+def get(address, path, token=""):
+    with urllib.request.urlopen(f"{address}/{path}?token={token}", timeout=WAIT_S) as answer:
         return answer.status, answer.read().decode()
 
 
@@ -56,7 +56,11 @@ def board(start_cluster):
 
 
 def runs(board):
-    return json.loads(get(board.address, "millrace.json")[1])["runs"]
+    return json.loads(get(board.address, "millrace.json", token_of(board))[1])["runs"]
+
+
+def token_of(board):
+    return board.client.run_on_scheduler(plugin.token)
 
 
 class Held:
@@ -106,7 +110,7 @@ class Held:
         assert self.error is None, self.error
 
 
-def browsed(address):
+def browsed(address, token):
     """What a browser shows; None without one."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -115,7 +119,7 @@ def browsed(address):
     with playwright.sync_playwright() as p, p.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser:
         page, errors = browser.new_page(viewport={"width": 1400, "height": 1100}), []
         page.on("pageerror", lambda e: errors.append(str(e)))
-        page.goto(f"{address}/millrace", timeout=1000 * WAIT_S)
+        page.goto(f"{address}/millrace?token={token}", timeout=1000 * WAIT_S)
         # Bokeh draws into shadow trees, which these selectors see through.
         page.wait_for_selector("text=/epoch \\d of 4/", timeout=1000 * WAIT_S)
         page.wait_for_selector(".bk-Figure canvas", timeout=1000 * WAIT_S)
@@ -125,6 +129,9 @@ def browsed(address):
         page.wait_for_url("**/status", timeout=1000 * WAIT_S)
         page.click(".navbar >> text=Millrace", timeout=1000 * WAIT_S)
         page.wait_for_url("**/millrace", timeout=1000 * WAIT_S)
+        page.fill("input[name=token]", token)
+        page.click("button")
+        page.wait_for_selector(".bk-Figure canvas", timeout=1000 * WAIT_S)
         return SimpleNamespace(tabs=tabs, seen=seen, errors=errors)
 
 
@@ -139,9 +146,9 @@ def live(board, tmp_path_factory):
                 and all(x["stage"] == "queue_wait" and x["share"]["recent"].get("queue_wait", 0) > WAITED for x in r["ranks"])
             )
         )
-        pages = {path: get(board.address, path) for path in ("millrace", "status", "millrace.json")}
+        pages = {path: get(board.address, path, token_of(board)) for path in ("millrace", "status", "millrace.json")}
         prefixes = board.client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
-        browser = browsed(board.address)
+        browser = browsed(board.address, token_of(board))
         run.let_go()
     # The last heartbeats come after the driver has said that the run is over.
     counted = json.loads((run.out / "result.json").read_text())["bytes"]
@@ -157,7 +164,8 @@ def test_the_page_has_a_tab_beside_dasks_own_and_a_note_names_it(board, live):
         assert status == 200
         tabs = re.findall(r'<a href="(\w+)">', html.split('class="dropdown"')[0])
         assert tabs[:2] == ["status", "millrace"] and tabs.count("millrace") == 1
-    assert f"this run: {board.address}/millrace" in live.run.notes
+    assert f"this run: {board.address}/millrace?token={token_of(board)}" in live.run.notes
+    assert token_of(board) not in (live.run.out / "metrics.jsonl").read_text(), "others may read that file"
 
 
 def test_stages_are_groups_of_tasks(live):
@@ -316,7 +324,8 @@ def test_a_run_that_fails_or_loses_its_driver_says_so(small, tmp_path):
         port = cluster.scheduler.http_server.port
 
         def state():
-            return json.loads(get(f"http://127.0.0.1:{port}", "millrace.json")[1])["runs"][0]["state"]
+            token = plugin.token(cluster.scheduler)
+            return json.loads(get(f"http://127.0.0.1:{port}", "millrace.json", token)[1])["runs"][0]["state"]
 
         with Client(cluster) as client:
             with pytest.raises(mr.RunError), told.shown(client, small, tmp_path, "one", lambda event: None):
@@ -343,7 +352,8 @@ def test_a_scheduler_of_the_users_own_gets_the_page_if_it_has_millrace(has_millr
         with Client(scheduler_file=str(file)) as client:
             (note,) = notes_of(client, small, tmp_path)
             if has_millrace:
-                (run,) = json.loads(get(note.removeprefix("this run: ").removesuffix("/millrace"), "millrace.json")[1])["runs"]
+                address, token = note.removeprefix("this run: ").split("/millrace?token=")
+                (run,) = json.loads(get(address, "millrace.json", token)[1])["runs"]
                 assert run["state"] == "done"
             else:
                 assert note.startswith("the dashboard has no page for this run (ModuleNotFoundError: ")

@@ -1,0 +1,80 @@
+"""Who may see the page: whoever has its token, at a name that the scheduler's machine is known by."""
+
+import hmac
+import ipaddress
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from tornado.httputil import HTTPServerRequest
+from tornado.web import ErrorHandler, RequestHandler
+from tornado.websocket import WebSocketHandler
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Always known: also what comes through a tunnel of ssh."""
+FORM = """<!DOCTYPE html><title>Millrace</title>
+<p>This page needs the token of the address that the run has printed (<code>this run: ...?token=...</code>).
+<form><input name="token" type="password" autofocus> <button>Show</button></form>
+"""
+
+
+def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool) -> None:
+    """Let an application answer no request but those with the token that are sent to a known host.
+
+    A web page elsewhere whose name is made to point here (DNS rebinding) sends that name as the host. The page's websocket carries no
+    token: Bokeh takes only sessions that are signed, by the page itself, with `token` as the key.
+
+    Args:
+        application: tornado's.
+        token: what a request must give as ``?token=``.
+        hosts: names and addresses that a request may be sent to.
+        any_address: whether it may be sent to any address that is no name.
+    """
+    find = application.find_handler
+
+    def guarded(request: HTTPServerRequest, **options: Any) -> Any:
+        found = find(request, **options)
+        kind = found.handler_class
+        if issubclass(kind, ErrorHandler):
+            return found
+        if not _is_known(request.host, hosts, any_address):
+            return application.get_handler_delegate(request, _Refused, {"why": "the request is for a host that this scheduler is not"})
+        given = request.query_arguments.get("token", [b""])[-1]
+        if not issubclass(kind, WebSocketHandler) and not hmac.compare_digest(given, token.encode()):
+            return application.get_handler_delegate(request, _Refused, {"why": FORM})
+        return found
+
+    application.find_handler = guarded
+
+
+def known_hosts(scheduler: Any) -> tuple[frozenset[str], bool]:
+    """What the machine of a scheduler is called in addresses of its dashboard, and whether that is any of its addresses."""
+    bound = str(scheduler.http_server.address)
+    hosts = {*LOOPBACK, bound, urlsplit(scheduler.address).hostname or ""} - {""}
+    if bound not in LOOPBACK:
+        hosts |= {name.lower() for name in (socket.gethostname(), socket.getfqdn())}
+    return frozenset(hosts), bound in ("", "0.0.0.0", "::")
+
+
+def _is_known(host: str, hosts: frozenset[str], any_address: bool) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name in hosts:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return any_address
+
+
+class _Refused(RequestHandler):
+    def initialize(self, why: str) -> None:
+        self._why = why
+
+    def prepare(self) -> None:
+        self.set_status(403)
+        self.set_header("Cache-Control", "no-store")
+        self.finish(self._why)

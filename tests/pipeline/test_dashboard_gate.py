@@ -1,0 +1,91 @@
+"""Who is shown the page of a run, and who is not."""
+
+import asyncio
+import re
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+from bokeh.util.token import generate_jwt_token, generate_session_id
+from distributed import Client, LocalCluster
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import websocket_connect
+
+from millrace.pipeline.dashboard import gate, plugin
+
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def board():
+    """A scheduler with the page, and the port of its dashboard."""
+    with LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+        client.register_plugin(plugin.MillracePage())
+        assert client.run_on_scheduler(plugin.trouble) == ""
+        yield SimpleNamespace(port=cluster.scheduler.http_server.port, token=client.run_on_scheduler(plugin.token))
+
+
+def ask(board, path, host="127.0.0.1"):
+    request = urllib.request.Request(f"http://127.0.0.1:{board.port}/{path}", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode()
+
+
+@pytest.mark.parametrize("path", ["millrace", "millrace.json", "millrace/autoload.js?bokeh-autoload-element=1", "millrace/metadata"])
+def test_the_token_is_needed(board, path):
+    joined = f"{path}{'&' if '?' in path else '?'}token="
+    for refused in (path, joined, f"{joined}{board.token[:-1]}", f"{joined}{board.token}&token=x"):
+        status, said = ask(board, refused)
+        assert status == 403 and "needs the token" in said and board.token not in said
+    for host in ("127.0.0.1", "localhost:1234", "[::1]:8787"):
+        assert ask(board, f"{joined}{board.token}", host)[0] == 200
+    for host in ("evil.example", "localhost.evil.example:8787", "10.0.0.1", "[", "127.0.0.1@evil.example:x"):
+        status, said = ask(board, f"{joined}{board.token}", host)
+        assert (status in (400, 403) and "a host that this scheduler is not" in said) or status == 400
+
+
+def test_pages_of_dask_and_paths_that_are_not_there_are_left_alone(board):
+    assert [ask(board, path)[0] for path in ("status", "health", "nowhere", "millrace/nowhere")] == [200, 200, 404, 404]
+
+
+def hears(board, session, host="127.0.0.1"):
+    """What the page's websocket says first; None if it closes."""
+
+    async def first():
+        request = HTTPRequest(f"ws://127.0.0.1:{board.port}/millrace/ws", headers={"Host": host}, request_timeout=WAIT_S)
+        line = await websocket_connect(request, subprotocols=["bokeh", session])
+        return await asyncio.wait_for(line.read_message(), WAIT_S)
+
+    return asyncio.run(first())
+
+
+def test_the_websocket_takes_sessions_of_the_page_alone(board):
+    own = re.search(r'"token":"([^"]+)"', ask(board, f"millrace?token={board.token}")[1])[1]
+    assert "ACK" in hears(board, own)
+    with pytest.raises(HTTPClientError, match="403"):
+        hears(board, own, host="evil.example")
+    assert hears(board, generate_jwt_token(generate_session_id(signed=False), signed=False)) is None
+    other = {"secret_key": b"other", "signed": True}
+    assert hears(board, generate_jwt_token(generate_session_id(**other), **other)) is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "known"),
+    [
+        ("127.0.0.1", ["localhost", "127.0.0.1:1", "[::1]"], ["10.0.0.1", "head", "head.example", ""]),
+        ("10.0.0.1", ["localhost", "10.0.0.1:8787", "HEAD:8787", "head.example"], ["10.0.0.2", "other.example", "head.evil"]),
+        ("0.0.0.0", ["localhost", "10.0.0.9:8787", "[fe80::1]:8787", "head"], ["other.example"]),
+    ],
+)
+def test_hosts_are_those_of_the_scheduler(bound, asked, known, monkeypatch):
+    monkeypatch.setattr(gate.socket, "gethostname", lambda: "head")
+    monkeypatch.setattr(gate.socket, "getfqdn", lambda: "Head.Example")
+    hosts = gate.known_hosts(SimpleNamespace(http_server=SimpleNamespace(address=bound), address="tls://10.0.0.1:8786"))
+    if bound == "127.0.0.1":
+        hosts = (hosts[0] - {"10.0.0.1"}, hosts[1])
+    assert all(gate._is_known(host, *hosts) for host in asked)
+    assert not any(gate._is_known(host, *hosts) for host in known)
