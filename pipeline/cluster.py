@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster, Security, WorkerPlugin
 from ..storage.errors import InputError, MissingExtraError, RunError
 from .config import Job
 from .events import Emit, Note, StageEnded, StageStarted
-from .gpus import INSTALL, dealt, visible
+from .gpus import INSTALL, dealt, uses_ucx, visible
 from .main_guard import refuse_without_guard
 from .scarce import cannot_start_cluster, cause_in_system, check_open_files
 from .sections import Cluster
@@ -43,6 +43,10 @@ SETTINGS = {
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.scheduler.dashboard.bokeh-application.check_unused_sessions_milliseconds": 5000,
     "distributed.scheduler.dashboard.bokeh-application.keep_alive_milliseconds": 5000,
+    # Pages that only show: Dask's proxy would open connections for whoever asks, and its API, if somebody has configured it, stops workers.
+    "distributed.scheduler.http.routes": [
+        f"distributed.http.{name}" for name in ("scheduler.prometheus", "scheduler.info", "scheduler.json", "health", "statics")
+    ],
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "1s",
     "distributed.admin.system-monitor.disk": False,
@@ -95,6 +99,9 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     """
     c = job.cluster
     security = _security(c)
+    if security is None and c.scheduler is None and not uses_ucx(c.cuda):
+        # Whoever reaches a port of Dask's runs code as its user, and every user of this machine reaches those on loopback.
+        security = Security.temporary()
     environment = dict(os.environ)
     start = time.perf_counter()
     emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
@@ -128,8 +135,12 @@ class _Unmoved(WorkerPlugin):
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """A folder for what workers keep on disk, which goes with them. Dask's own default stays behind."""
-    with tempfile.TemporaryDirectory(prefix="millrace-workers-", ignore_cleanup_errors=True) as folder:
+    """A folder for what Dask keeps on disk here, which goes with it. Dask's own default stays behind, and belongs to whichever user of the
+    machine was the first to have one: Python imports from there, in workers and in the process of the scheduler."""
+    with (
+        tempfile.TemporaryDirectory(prefix="millrace-dask-", ignore_cleanup_errors=True) as folder,
+        dask.config.set({"temporary-directory": folder}),
+    ):
         yield folder
 
 
@@ -150,6 +161,9 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
         if job.device == "cuda":
             # A protocol only where it is asked for: what asks for UCX otherwise, such as `enable_nvlink`, is refused beside another one.
             options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda.model_dump(exclude_none=True)}
+            if security is not None:
+                # Over TCP: nothing else that dask-cuda knows has TLS.
+                options["protocol"] = "tls"
             with kept_from_children():
                 return _on_gpus(options)
         with kept_from_children():

@@ -1,7 +1,7 @@
 """The ranks of a run on a cluster: started together, watched, and started again together when one is lost.
 
 A generation is one try of all ranks. Each rank is the child of a Dask task (`rank_task`) on a worker of its choice. They meet in a
-store that this process holds, under a prefix of the generation, so that nothing of a dead generation can reach the next. When
+store of this process (`meeting`), under a prefix of the generation, so that nothing of a dead generation can reach the next. When
 a rank raises, all are ended and the run fails with its words. When a rank or its worker dies, all are ended, and the next
 generation goes on from the last checkpoint. Ranks that can do without each other for a while, and are to, are told in place of that who is
 left of them (`stages.comm.survivors`); they end with their phase, and the next generation goes on from there.
@@ -11,16 +11,13 @@ import json
 import math
 import os
 import queue
-import socket
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from distributed import Client, Event, Future
 from distributed.client import FutureCancelledError
 from torch import nn
@@ -36,6 +33,7 @@ from .cluster import START_S, ask_scheduler, gpu_places, opened, places, silent_
 from .dashboard.told import shown
 from .events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
 from .gpus import VISIBLE, backend
+from .meeting import Meeting
 from .one_rank import RankReport
 from .partition_task import parts_by
 from .prepare import Prepared
@@ -157,16 +155,7 @@ class _Gang:
         self.dataset, self.features = share(job, prepared.dataset, self.out)
         self.module = None if module is None else pickled(module)
         self.parts = self._cut()
-        self.listener = socket.create_server((job.cluster.host, 0), family=_family(job.cluster.host))
-        # Handed over as a bound socket: a store that binds by itself listens on every address of the machine.
-        self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            job.cluster.host,
-            self.listener.getsockname()[1],
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=60),
-            master_listen_fd=self.listener.detach(),
-        )
+        self.meeting = Meeting(job.cluster)
         client.subscribe_topic(self.topic, lambda event: self.messages.put(event[1]))
 
     def _cut(self) -> Path | None:
@@ -192,6 +181,7 @@ class _Gang:
 
     def close(self) -> None:
         self.client.unsubscribe_topic(self.topic)
+        self.meeting.close()
 
     def _saved(self) -> str:
         """From where the run can go on."""
@@ -204,6 +194,7 @@ class _Gang:
         cluster = self.prepared.job.cluster
         lost = generation = 0
         while True:
+            self.store = self.meeting.store(generation)
             outcome = _Generation(self, generation).run()
             if not isinstance(outcome, Loss):
                 return outcome
@@ -328,8 +319,7 @@ class _Generation:
             rank=rank,
             size=gang.ranks,
             generation=self.number,
-            host=job.cluster.host,
-            port=gang.store.port,
+            meeting=gang.meeting.place(self.number),
             threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
             # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
             environment={**(allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {}), **self.variables[rank]},
@@ -553,7 +543,3 @@ def _error(loss: Loss) -> MillraceError:
     error = RunError(loss.text)
     error.exit_code = loss.exit_code
     return error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

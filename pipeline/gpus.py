@@ -113,18 +113,23 @@ def check_cluster(job: Job) -> None:
         raise InputError(f"{given} is given, but the workers of {c.scheduler} run already; give such options where they are started")
     if job.device != "cuda" or c.scheduler is not None:
         return
-    uses_ucx = c.cuda.protocol == "ucx" or any(options.get(name) for name in options if name.startswith("enable_"))
+    wants_ucx = uses_ucx(c.cuda)
     if c.cuda.rmm_maximum_pool_size is not None and c.cuda.rmm_pool_size is None and not c.cuda.rmm_async:
         # dask-cuda would start workers without any pool.
         raise InputError(
             "cluster.cuda.rmm_maximum_pool_size is given without a pool that it could bound (rmm_pool_size, or rmm_async); add "
             "cluster.cuda.rmm_pool_size, or leave it out"
         )
-    if uses_ucx and c.cuda.protocol == "tcp":
+    if wants_ucx and c.cuda.protocol == "tcp":
         raise InputError(f'{given} is given, but cluster.cuda.protocol is "tcp", and the others are ways of UCX; leave protocol out')
-    if uses_ucx and c.tls_ca is not None:
+    if wants_ucx and c.tls_ca is not None:
         raise InputError("cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one of them out")
-    for asked, module, what in ((uses_ucx, "distributed_ucxx", "UCX"), (_uses_rmm(c.cuda), "rmm", "RMM")):
+    if wants_ucx and not c.insecure:
+        raise InputError(
+            "cluster.cuda asks for UCX, which knows no TLS: every user of this machine could run code as you; leave it out, or set "
+            "cluster.insecure = true where you trust them all"
+        )
+    for asked, module, what in ((wants_ucx, "distributed_ucxx", "UCX"), (_uses_rmm(c.cuda), "rmm", "RMM")):
         if asked and find_spec(module) is None:
             raise MissingExtraError(f"{given} needs {what}, but {module} is not installed; {INSTALL}, or leave it out")
     gpus = len(visible())
@@ -132,6 +137,13 @@ def check_cluster(job: Job) -> None:
         raise InputError(f'device is "cuda", but {VISIBLE} names no GPU; correct it, or use device = "cpu"')
     if job.ranks > gpus and backend(job) == "nccl":
         raise InputError(_too_many(job.ranks, gpus, "this machine"))
+
+
+def uses_ucx(options: Cuda) -> bool:
+    """Whether Dask's own messages are to travel by UCX."""
+    return options.protocol == "ucx" or bool(
+        options.enable_tcp_over_ucx or options.enable_nvlink or options.enable_infiniband or options.enable_rdmacm
+    )
 
 
 def _uses_rmm(options: Cuda) -> bool:

@@ -1,8 +1,9 @@
 """The process of one rank: ``python -m millrace.pipeline.rank_process``, started by `rank_task.hold_rank`.
 
 Its argument is the address of its worker, at which the other ranks reach it. Its first line of standard input is its `RankSpec`; end of
-file there means that its worker is gone, and ends it at once. So does the loss of the driver's store. Its messages are lines of JSON on
-standard output; whatever else is printed goes to its log.
+file there means that its worker is gone, and ends it at once: the workers of a cluster that the driver started end with the driver. On a
+cluster that runs already, the loss of the driver's store says that the driver is gone. Its messages are lines of JSON on standard output;
+whatever else is printed goes to its log.
 """
 
 import gc
@@ -14,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,6 @@ from .signals import leave_signals_to_driver
 
 ORDER_S = 0.25
 """How often a rank looks for orders in the driver's store."""
-STORE_TIMEOUT_S = 60.0
 STEP_EVENT_S = 0.25
 """Steps are told at most this often."""
 ORPHANED, ABORTED = 70, 71
@@ -58,9 +57,8 @@ class RankSpec:
     size: int
     generation: int
     """Counts the gangs of this run: each meets under a prefix of its own in the store."""
-    host: str
-    port: int
-    """Of the driver's store."""
+    meeting: list[str | int]
+    """Where the driver's store is: see `meeting.Meeting.place`."""
     threads: int
     environment: dict[str, str]
     """Variables that must be set before the process starts: the allocator's, and the one GPU that the rank is to see."""
@@ -83,17 +81,23 @@ def main() -> NoReturn:
     try:
         tell({"report": _run(spec, sys.argv[1], tell)})
     except BaseException as e:
-        from ..storage.errors import MillraceError
-
-        traceback.print_exc()
-        known = isinstance(e, MillraceError)
-        text = str(e) if known else "".join(traceback.format_exception_only(e)).strip()
-        where = [] if known else traceback.format_tb(e.__traceback__)[-1].strip().splitlines()
-        tell({"failed": {"kind": type(e).__name__, "text": text, "where": where, "exit_code": e.exit_code if known else 3}})
+        tell({"failed": _failure(e)})
         status = 1
     messages.flush()
     sys.stderr.flush()
     os._exit(status)  # a peer that hangs in a collective must not hold up the end of this process
+
+
+def _failure(e: BaseException) -> dict[str, Any]:
+    """What the driver is told of an error; its traceback goes to the log. What is secret in URLs is left out of both."""
+    from ..storage.errors import MillraceError
+    from ..storage.urls import without_secrets
+
+    sys.stderr.write(without_secrets("".join(traceback.format_exception(e))))
+    known = isinstance(e, MillraceError)
+    text = str(e) if known else without_secrets("".join(traceback.format_exception_only(e)).strip())
+    where = [] if known else traceback.format_tb(e.__traceback__)[-1].strip().splitlines()
+    return {"kind": type(e).__name__, "text": text, "where": where, "exit_code": e.exit_code if known else 3}
 
 
 def _follow_lifeline() -> None:
@@ -133,6 +137,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from .clock import Clock
     from .config import Job
     from .gpus import backend, take
+    from .meeting import connect
     from .one_rank import take_part
     from .prepare import Outline, prepare, prepare_part
     from .pulse import Heart
@@ -148,11 +153,8 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     torch.set_num_threads(spec.threads)
     set_num_threads(spec.threads)
 
-    def connected() -> Any:
-        return dist.TCPStore(spec.host, spec.port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))  # pyright: ignore[reportPrivateImportUsage]
-
     # A connection of its own: a wait for peers holds the other one.
-    threading.Thread(target=_follow_orders, args=(connected(), spec.generation, stop, save), daemon=True).start()
+    threading.Thread(target=_follow_orders, args=(connect(spec.meeting), spec.generation, stop, save), daemon=True).start()
     job, out = Job.model_validate(spec.job), Path(spec.out)
     device = take() if job.device == "cuda" else torch.device("cpu")
     kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
@@ -177,7 +179,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
             wait_note_s=job.cluster.wait_note_s,
         )
 
-    meeting = dist.PrefixStore(f"{spec.generation}/gloo", connected())  # pyright: ignore[reportPrivateImportUsage]
+    meeting = dist.PrefixStore(f"{spec.generation}/gloo", connect(spec.meeting))  # pyright: ignore[reportPrivateImportUsage]
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
     told, alive = None, lambda: True

@@ -19,8 +19,6 @@ JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = "job.toml", "result.json", "me
 LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
-REMOTE = ("s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
-"""Schemes of URLs. A path that begins so would be a folder of that name."""
 FREE = (
     "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.", "checkpoint.", "cluster.",
     "gpu.", "sar.",
@@ -51,11 +49,8 @@ def check_run_folder(out: Path, resume: bool) -> None:
     """Whether a run may start in `out`, or go on there. Nothing is written.
 
     Raises:
-        InputError: it holds something and `resume` is false, or holds no run and `resume` is true; or it is a URL.
+        InputError: it holds something and `resume` is false, or holds no run and `resume` is true.
     """
-    scheme, colon, _ = out.parts[0].partition(":") if len(out.parts) > 1 else ("", "", "")
-    if colon and scheme in REMOTE:
-        raise InputError(f"the run's folder is to be at {scheme}://, but it lies on a file system; give a path as --out")
     if resume:
         if not (out / JOB).is_file():
             raise InputError(f"{out} holds no run to resume (no {JOB}); start it without --resume")

@@ -193,7 +193,7 @@ class Cuda(Section):
     """What dask-cuda gives the workers that it starts on this machine's GPUs: its own options, as it has them where they are left out."""
 
     protocol: Literal["tcp", "ucx"] | None = None
-    """What Dask's own messages travel by; what ranks send each other goes by ``cluster.backend``."""
+    """What Dask's own messages travel by (``ucx`` knows no TLS: see `insecure`); what ranks send each other goes by ``cluster.backend``."""
     enable_tcp_over_ucx: bool | None = None
     """UCX over TCP; by default UCX chooses its ways."""
     enable_nvlink: bool | None = None
@@ -248,7 +248,7 @@ class Cluster(Section):
     tls_key: str | None = None
     """See `tls_ca`."""
     insecure: bool = False
-    """Go beyond this machine without TLS: whoever reaches the ports can run code here."""
+    """Go beyond this machine, or use UCX, without TLS: whoever reaches the ports can run code here."""
     on_rank_loss: Literal["restart", "continue", "stop"] = "restart"
     """When a rank is lost: all ranks start again from the last checkpoint; under ``grappa``, the others go on without it until the
     super-epoch ends; or the run ends."""

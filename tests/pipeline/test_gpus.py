@@ -127,7 +127,8 @@ UCX = {"cuda": {"protocol": "ucx"}}
         (TWO, {"backend": "nccl", "on_rank_loss": "continue"}, r'which sum it broke, and NCCL does not say; use cluster\.backend = "gloo"'),
         ({"ranks": 2}, {"cuda": {"rmm_pool_size": "2GB"}}, r'cluster\.cuda\.rmm_pool_size is given, but device is "cpu"'),
         (TWO, {**UCX, "scheduler": AT}, r"cluster\.cuda\.protocol is given, but the workers of tcp://127\.0\.0\.1:8786 run already"),
-        (TWO, {**UCX, "tls_ca": "ca.pem"}, "UCX, which knows no TLS"),
+        (TWO, {**UCX, "tls_ca": "ca.pem"}, "UCX, which knows no TLS, and TLS files are given"),
+        (TWO, UCX, r"every user of this machine could run code as you; .* cluster\.insecure = true"),
         (TWO, {"cuda": {"rmm_maximum_pool_size": "2GB"}}, r"a pool that it could bound .*; add cluster\.cuda\.rmm_pool_size"),
         (TWO, {"cuda": {"enable_nvlink": True, "protocol": "tcp"}}, r'cluster\.cuda\.protocol is "tcp", .* leave protocol out'),
         ({**TWO, "ranks": 3}, {}, r"3 ranks want a GPU each under NCCL, but this machine has 2; use ranks = 2, .* share them"),
@@ -157,9 +158,9 @@ def test_what_options_need_is_asked_for(bare, options, module, what):
     bare.setitem(sys.modules, module, None)
     (name,) = options
     with pytest.raises(MissingExtraError, match=rf"cluster\.cuda\.{name} needs {what}, but {module} is not installed"):
-        gpus.check_cluster(merged(TWO, cuda=options))
+        gpus.check_cluster(merged(TWO, cuda=options, insecure=True))
     dask_cuda.install(bare, "0,1", module)
-    gpus.check_cluster(merged(TWO, cuda=options))
+    gpus.check_cluster(merged(TWO, cuda=options, insecure=True))
 
 
 @pytest.mark.parametrize("size", [0, -1, 0.0, 1.5, "lots", "0GB"])
