@@ -26,7 +26,7 @@ STAGE_MEANINGS = {
     "evaluate": "validation and test over full neighbourhoods, and waiting for others in it",
     "partition": "laying out what a rank sees",
     "sample": "drawing minibatches, in threads or tasks beside the ranks",
-    "other": "start, checkpoints, and whatever else no stage counts",
+    "other": "starting, opening data, compiling kernels, checkpoints: what no stage counts",
 }
 
 KINDS = {

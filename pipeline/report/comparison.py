@@ -8,7 +8,7 @@ import numpy as np
 from ...storage.ledger import KINDS as LEDGER
 from ..look import KINDS, STAGES
 from .canvas import Sheet
-from .figures import Draw, line_style
+from .figures import OTHER, Draw, by_epoch, line_style
 from .reading import RunRecord
 from .summary import Summary, amount, first_step
 from .timeline import ROWS, Timeline
@@ -101,7 +101,10 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
         for name, points, style in curves:
             ax.plot(*points.T, label=name, marker="o" if len(points) < 30 else None, markersize=3, **style)
         ax.grid(True)
-        ax.set_xlabel("seconds since the first step" if by_time else "epoch")
+        if by_time:
+            ax.set_xlabel("seconds since the first step")
+        else:
+            by_epoch(ax)
         sheet.legend(*ax.get_legend_handles_labels())
 
     return on
@@ -156,7 +159,7 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
         ),
         "loss": ("Training loss by epoch.", overlaid(runs, "train_loss", by_time=False)),
         "time": (
-            "Seconds of a rank by stage from the first step on, mean over ranks.",
+            f"Seconds of a rank by stage from the first step on, mean over ranks. {OTHER}",
             stacked(runs, by_stage, {n: STAGES[n] for n in ROWS}, "seconds"),
         ),
         "network": ("Sent over the network in training, all ranks.", stacked(runs, by_kind, KINDS, "MiB")),

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from ..look import KINDS, LINES, STAGES
+from ..look import KINDS, LINES, STAGE_MEANINGS, STAGES
 from .canvas import INK, Sheet
 from .reading import RankLog, RunRecord
 from .summary import SLOW_START, Summary, amount, first_step
 from .timeline import ROWS, Timeline
 
 Draw = Callable[[Sheet], None]
+OTHER = f"`other`: {STAGE_MEANINGS['other']}."
 SHOWN_RANKS = 16
 BINS, FEW_BINS = 240, 120
 MOST_POINTS = 600
@@ -85,6 +86,12 @@ def _dots(points: int) -> dict[str, Any]:
     return {"marker": "o", "markersize": 3} if points < 40 else {}
 
 
+def by_epoch(ax: Any) -> None:
+    """Label the x axis of a picture by epoch: there are whole ones only."""
+    ax.set_xlabel("epoch")
+    ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
 def curves(run: RunRecord) -> Draw | None:
     """Loss of steps and epochs, and validation accuracy."""
     told = run.told
@@ -126,7 +133,7 @@ def curves(run: RunRecord) -> Draw | None:
         for ax in axes:
             ax.grid(True)
             ax.set_axisbelow(True)
-            ax.set_xlabel("epoch")
+            by_epoch(ax)
             # A phase ends where layers are trained one after the other.
             ends = np.cumsum([p["epochs"] for p in (run.result or {}).get("phases", []) if "epochs" in p])[:-1]
             for end in ends:
@@ -284,7 +291,8 @@ def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict
     """By name: caption, and how to draw it. What the run says nothing of is left out."""
     found: dict[str, tuple[str, Draw | None]] = {}
     if line is not None and line.ranks:
-        found["timeline"] = "What each rank spent its time on: shares of a stretch of time, one above the other.", when(run, line, summary)
+        caption = f"What each rank spent its time on: shares of a stretch of time, one above the other. {OTHER}"
+        found["timeline"] = caption, when(run, line, summary)
         first = first_step(run, line)
         if SLOW_START * line.length < first < line.length:
             found["steps"] = "The same from the first step on.", when(run, line, summary, first)

@@ -151,7 +151,7 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
     if shares:
         largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
         whose = "the rank's" if ranks == "1 rank" else "the ranks'"
-        largest = [(share, name if name != "other" else "no stage (start-up and the like)") for share, name in largest]
+        largest = [(share, name if name != "other" else "other (starting, checkpoints, what no stage counts)") for share, name in largest]
         (share, name), *rest = largest
         said += f". Of {whose} time {_listed([f'{share:.0%} went to {name}', *(f'{share:.0%} to {name}' for share, name in rest)])}"
     return said + "."
