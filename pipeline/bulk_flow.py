@@ -118,11 +118,11 @@ class BulkFlow:
         except TimeoutError as e:
             if future.status != "error":
                 return False
-            raise RunError(f"sampling failed: {e or 'a time-out'}; mend that, then --resume") from e
+            raise RunError(f"sampling failed: {e or 'a time-out'}; fix that, then resume with --resume") from e
         except CancelledError as e:
-            raise RunError("the Dask scheduler does not answer any more; start one again, then --resume") from e
+            raise RunError("the Dask scheduler no longer answers; start it again, then resume with --resume") from e
         except Exception as e:
-            raise RunError(f"sampling failed: {type(e).__name__}: {e}; mend that, then --resume") from e
+            raise RunError(f"sampling failed: {type(e).__name__}: {e}; fix that, then resume with --resume") from e
         self.bulks += 1
         self._mean_bytes += (receipt["num_bytes"] - self._mean_bytes) / self.bulks
         self.seconds += receipt["seconds"]

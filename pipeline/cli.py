@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..storage.counted import counted
 from ..storage.errors import InputError, MillraceError, nearest
 from ..storage.urls import without_secrets
 from .events import Emit, Event, StageAdvanced, StageStarted
@@ -80,7 +81,7 @@ def _home(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as e:
-        raise InputError(f"{path} names no home folder ({e}); write the path out") from None
+        raise InputError(f"{path}: no such home folder ({e}); write the path out") from None
 
 
 def _folder(out: Path) -> Path:
@@ -98,7 +99,7 @@ def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None)
     if job is not None and (
         str(job) == "digits" or job.name.lower().endswith((".npz", *TABLES)) or (":" in str(job) and not _home(job).is_file())
     ):
-        raise InputError(f"{job} is taken for a TOML job file, as it stands without a flag; give a dataset as --dataset {job}")
+        raise InputError(f"{job} was read as a TOML job file; give a dataset as --dataset {job}")
     table = expanded(read_toml(_home(job))) if job is not None else {}
     named = table.get("model")
     if flags.get("model") is not None and isinstance(named, dict) and named.get("name") not in (None, canonical(MODELS, flags["model"])):
@@ -263,7 +264,7 @@ def sample(
         report = precompute(resolved, out, emit=_both(asked, terminal), stop=asked.stop)
     size = "" if report["bytes"] is None else f", {report['bytes'] / 2**20:,.2f} MiB"
     _say(
-        f"{report['minibatches']:,} minibatches of {report['epochs']} epoch(s){size} in {out};"
+        f"{counted(report['minibatches'], 'minibatch', 'minibatches')} of {counted(report['epochs'], 'epoch')}{size} in {out};"
         f" sampled now: {report['edges']:,} edges ({report['seconds']:.1f} s)",
         err=as_json,
     )
@@ -277,7 +278,7 @@ def partition(
     parts: Annotated[int, typer.Option(help="P, the number of partitions.")],
     out: Annotated[Path, typer.Option(help="Folder of the partitions.")],
     method: Annotated[str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | louvain | leiden")] = "metis",
-    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
@@ -561,7 +562,7 @@ def _run_app() -> int:
     except OSError as e:
         if e.errno == errno.ENAMETOOLONG:
             return _failed("a path is longer than the file system takes; choose a shorter one", 2)
-        return _failed(f"the system refused: {e}; mend that, then give the command again (a run: with --resume)", 3)
+        return _failed(f"the system refused: {e}; fix that, then give the command again (a run: with --resume)", 3)
     if code == 130:
         return _failed("interrupted; what was committed stays", 130)
     return code if isinstance(code, int) else 0

@@ -223,7 +223,7 @@ def _security(c: Cluster) -> Security | None:
             raise InputError(f"{name} is not set but {', '.join(given)} is; TLS needs all three files")
         for name, path in given.items():
             if not Path(path).is_file():
-                raise InputError(f"{name} is {path}, which is no file; give a PEM file")
+                raise InputError(f"{name} is {path}, which is not a file; give a PEM file")
         if c.scheduler is not None and not c.scheduler.startswith("tls://"):
             raise InputError(f"cluster.scheduler is {c.scheduler} but TLS files are given; give tls://host:port, or leave them out")
         return Security(
@@ -250,7 +250,7 @@ def _security(c: Cluster) -> Security | None:
 def _check_host(c: Cluster, client: Client) -> None:
     """Ranks that cannot reach this process would wait, and then only say that it did not answer."""
     if not _is_here(c.host):
-        raise InputError(f"cluster.host is {c.host}, which is no address of this machine; give one that workers reach as --host")
+        raise InputError(f"cluster.host is {c.host}, which is not an address of this machine; give one that workers reach as --host")
     far = [address for address in worker_addresses(client) if not _is_here(urlsplit(address).hostname or "")]
     if far and _is_loopback(c.host):
         raise InputError(f"the worker {far[0]} cannot reach {c.host}; give an address of this machine that workers reach as --host")
@@ -324,7 +324,7 @@ def ask_scheduler(client: Client, patience_s: float) -> dict[str, Any]:
 
 def silent_scheduler(e: Exception) -> RunError:
     """The error for a scheduler that no longer answers."""
-    return RunError(f"the Dask scheduler does not answer any more ({type(e).__name__}); start one again, then --resume")
+    return RunError(f"the Dask scheduler no longer answers ({type(e).__name__}); start it again, then resume with --resume")
 
 
 def _spread(client: Client) -> list[str]:

@@ -47,7 +47,7 @@ class Job(Section):
     epochs: int = Field(default=30, ge=1)
     """Passes over the train split; under ``retexo``, for each layer."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of every random choice."""
+    """Random seed: of the split, the initial parameters, minibatches and dropout."""
     ranks: int = Field(default=1, ge=1)
     """P: trainer processes."""
     executor: Literal["inline", "dask"] | None = None
@@ -178,7 +178,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise InputError(f"{path} cannot be read ({e.strerror}); expected a TOML job file") from None
     except ValueError as e:  # InputError is one
-        raise InputError(f"{path} is no valid TOML: {e}") from None
+        raise InputError(f"{path} is not valid TOML: {e}") from None
 
 
 def refuse_secrets(table: Mapping[str, Any], prefix: str = "") -> None:

@@ -100,7 +100,7 @@ def _driver() -> list[tuple[str, str]]:
     rows = [[cell.strip() for cell in line.split(",")] for line in told.stdout.splitlines() if line.count(",") == 3]
     if told.returncode or not rows:
         said = (told.stdout + told.stderr).strip().splitlines() or ["no GPU"]
-        return [("driver", f"of no use (nvidia-smi says: {said[0]}): {lacking}")]
+        return [("driver", f"not usable (nvidia-smi says: {said[0]}): {lacking}")]
     return [("driver", rows[0][0]), *((f"gpu {i}", _card(*row[1:])) for i, row in enumerate(rows))]
 
 

@@ -28,7 +28,7 @@ BatchSizeFlag = Annotated[int | None, typer.Option(help="Seeds in a minibatch.  
 EpochsFlag = Annotated[int | None, typer.Option(help="Passes over the train split.  [default: 30]")]
 DropoutFlag = Annotated[float | None, typer.Option(help="Dropout probability.  [default: 0.5]")]
 RanksFlag = Annotated[int | None, typer.Option(help="Trainer processes.  [default: 1]")]
-SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.  [default: 0]")]
+SeedFlag = Annotated[int | None, typer.Option(help="Random seed.  [default: 0]")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32 | float64  [default: float32]")]
 SetFlag = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01.")

@@ -205,8 +205,8 @@ class _Gang:
                 raise Interrupted(f"interrupted, but {outcome.text}; {self._saved()}")
             lost += 1
             if cluster.on_rank_loss == "stop" or lost > cluster.restarts:
-                raise RunError(f"{outcome.text}; go on from the last checkpoint with --resume")
-            self.emit(Note(f"{outcome.text}; all ranks start again from the last checkpoint ({lost} of {cluster.restarts} times)"))
+                raise RunError(f"{outcome.text}; resume from the last checkpoint with --resume")
+            self.emit(Note(f"{outcome.text}; all ranks start again from the last checkpoint (restart {lost} of {cluster.restarts})"))
             generation += 1
 
 
@@ -405,7 +405,7 @@ class _Generation:
                 self._lose(rank, f"the worker {address} that held rank {rank}{self._pid(rank)} is gone")
         for address in set(self.sampling) - alive - self.gone:
             self.gone.add(address)
-            self.gang.emit(Note(f"the worker {address}, which sampled, is gone; its tasks are done by others"))
+            self.gang.emit(Note(f"the worker {address}, which sampled, is gone; others take over its tasks"))
 
     def _ask(self) -> dict[str, Any] | None:
         """What the scheduler knows of its workers; None if it does not answer now. Names whoever has not given a sign of life for long."""

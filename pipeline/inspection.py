@@ -72,7 +72,7 @@ def _run(folder: Path) -> dict[str, Any]:
     if result is None:
         return {
             **record,
-            "status": f"not finished: go on with it by `millrace run --resume --out {folder}`",
+            "status": f"not finished: resume it with `millrace run --resume --out {folder}`",
             "last checkpoint": at,
         }
     keys = (

@@ -148,7 +148,7 @@ def graph(data: Any, weight_attr: str | None) -> Graph:
         if not isinstance(weight_attr, str):
             raise InputError(f"weight_attr is {weight_attr!r}; expected the name of an edge attribute")
         if weight_attr not in data:
-            raise InputError(f"weight_attr is '{weight_attr}', which data has not{nearest(weight_attr, list(data.keys()))}")
+            raise InputError(f"weight_attr is '{weight_attr}', but data has no such attribute{nearest(weight_attr, list(data.keys()))}")
         weight = tensor(f"data.{weight_attr}", data[weight_attr]).numpy()
         if weight.shape != (num_edges,):
             raise InputError(f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each edge")

@@ -70,7 +70,7 @@ def _done(futures: Iterable[Future]) -> Iterator[Any]:
             yield future.result()
         except Exception as e:
             raise RunError(
-                f"partitioning failed: {type(e).__name__}: {e}; mend that and give the command again (a run: with --resume)"
+                f"partitioning failed: {type(e).__name__}: {e}; fix that and give the command again (a run: with --resume)"
             ) from e
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..storage.counted import counted
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from .config import Job, resolve
@@ -64,7 +65,7 @@ class Cluster:
     def check(self, ranks: int) -> "Cluster":
         """Raises InputError: what cannot be."""
         if not 1 <= self.hosts <= ranks:
-            raise InputError(f"hosts is {self.hosts} for {ranks} rank(s); expected from 1 to as many as ranks")
+            raise InputError(f"hosts is {self.hosts} for {counted(ranks, 'rank')}; expected from 1 to {ranks}")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise InputError(f"the memory of a rank is {self.memory_bytes} bytes; expected more than 0")
         if self.link is not None and (self.link.bandwidth <= 0 or self.link.latency_s < 0):
@@ -113,15 +114,11 @@ def _refuse_unknown(table: Mapping[str, Any]) -> None:
     for (section, key), usual in known.items():
         given = (bulk if section == "bulk" else retexo).get(key, usual)
         if given != usual:
-            raise InputError(
-                f"{section}.{key} is {given!r}, of which a plan knows nothing; leave it out, and expect other bytes and memory"
-            )
+            raise InputError(f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes and memory")
     if table.get("device", "cpu") != "cpu":
-        raise InputError(
-            f"device is '{table['device']}', but a plan knows processors only in this version; leave device out to plan for them"
-        )
+        raise InputError(f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for them")
     if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
-        raise InputError('model.norm is "batch", whose statistics travel by no law that a plan knows; use another norm, or one rank')
+        raise InputError('model.norm is "batch", whose traffic plan cannot predict; use another norm, or one rank')
 
 
 def stand_in(numbers: Numbers) -> str:

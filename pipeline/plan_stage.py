@@ -17,6 +17,7 @@ from ..stages.partition.given import Given
 from ..stages.partition.stage import partition_dataset
 from ..stages.sample.local import Local
 from ..stages.sample.produce import Sampled
+from ..storage.counted import counted
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.partition_book import PartitionBook
@@ -128,7 +129,7 @@ class Stage:
         if sum(least.values()) > self.room:
             return Forecast.refused(situation, least, self.room), None
         ranks = self._rehearsing(job)
-        self.emit(StageStarted("rehearse", f"rehearsing {label} with {ranks} rank(s)"))
+        self.emit(StageStarted("rehearse", f"rehearsing {label} with {counted(ranks, 'rank')}"))
         cast = self._cast(job, system, ranks, sampled)
         rehearsed = self._understudy(self._keeps(job, system)).rehearse(cast)
         return foresee(situation, rehearsed, cast, base, self.room), rehearsed

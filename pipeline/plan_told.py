@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from ..storage.counted import counted
 from .plan import Plan
 from .plan_choice import network_bytes, whole_seconds
 from .plan_laws import Forecast
@@ -19,7 +20,7 @@ def told(plan: Plan) -> str:
     n = plan.numbers
     lines = [
         f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, {n.classes} classes, {n.train:.1%} to train on",
-        f"{plan.ranks} {'rank' if plan.ranks == 1 else 'ranks'} on {where}, {size(plan.memory_bytes)} for each{between}",
+        f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",
         ROW.format(*HEAD),
         *(_row(f) for f in plan.systems),

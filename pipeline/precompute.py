@@ -10,6 +10,7 @@ from typing import Any
 from ..stages.kernels import OTHER_BITS, sampling
 from ..stages.sample.base import SeedPlan
 from ..stages.sample.produce import Receipt, Sampled, sample_bulks
+from ..storage.counted import counted
 from ..storage.errors import InputError
 from ..storage.queue_object import queue_at
 from ..storage.queue_zarr import ZarrQueue
@@ -86,7 +87,11 @@ def _fill(job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None],
     total = job.epochs * plan.num_bulks
     done = sum(len(queue.committed(e)) for e in range(job.epochs))
     edges = 0
-    emit(StageStarted("sample", f"sampling {job.epochs} epoch(s) of {plan.num_minibatches} minibatches", total))
+    emit(
+        StageStarted(
+            "sample", f"sampling {counted(job.epochs, 'epoch')} of {counted(plan.num_minibatches, 'minibatch', 'minibatches')}", total
+        )
+    )
 
     def advance(receipt: Receipt) -> None:
         nonlocal done, edges

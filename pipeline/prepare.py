@@ -171,7 +171,7 @@ def refuse_slow_products(job: Job) -> None:
         InputError: it has no products in bfloat16, and the job wants them.
     """
     if job.train.products == "bfloat16" and job.device == "cpu" and not has_bfloat16():
-        raise InputError("train.products is 'bfloat16', but this processor has no bfloat16 products; use \"float32\"")
+        raise InputError("train.products is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\"")
 
 
 def refuse_what_is_missing(job: Job) -> None:

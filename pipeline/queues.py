@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..stages.sample.partitioned import SampledByOwners
+from ..storage.counted import counted
 from ..storage.errors import InputError
 from ..storage.minibatch import Bulk, Expected, MiniBatch
 from ..storage.queue import MemoryQueue, MinibatchQueue
@@ -79,7 +80,7 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
         return queue
     if queue.complete and lacking not in queue.epochs():
         raise InputError(
-            f"{samples} holds {lacking} epoch(s) but {job.epochs} are to be trained; lower epochs, sample more, or go round again through"
+            f"{samples} holds {counted(lacking, 'epoch')}, but epochs is {job.epochs}; lower epochs, sample more, or go round again through"
             " what is there with --reuse cycle"
         )
     raise InputError(

@@ -135,7 +135,7 @@ class Result:
     epochs: int
     """Epochs trained (early stopping may end before those asked for)."""
     seed: int
-    """Of every random choice."""
+    """The random seed."""
     minibatches_per_step: int
     """Over all ranks."""
     train_loss: float | None

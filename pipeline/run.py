@@ -12,6 +12,7 @@ from torch import nn
 from ..stages.comm.solo import Solo
 from ..stages.kernels.threads import set_num_threads
 from ..stages.partition.clustered import Clustered
+from ..storage.counted import counted
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.ledger import Ledger
@@ -194,7 +195,7 @@ def _run(
         result = _result(prepared, reports, clock.snapshot()["total"], folder, status)
         write_json(folder / RESULT, result.to_record())
     if result.epochs > job.epochs * max(1, len(result.phases)):
-        emit(Note(f"{result.epochs} epochs had been trained before; the {job.epochs} asked for are among them"))
+        emit(Note(f"{counted(result.epochs, 'epoch')} had been trained before, more than the {job.epochs} asked for"))
     return result
 
 

@@ -55,7 +55,7 @@ def check_run_folder(out: Path, resume: bool) -> None:
         if not (out / JOB).is_file():
             raise InputError(f"{out} holds no run to resume (no {JOB}); start it without --resume")
     elif (out / JOB).exists():
-        raise InputError(f"{out} holds a run already; choose another --out, or go on with it by --resume")
+        raise InputError(f"{out} holds a run already; choose another --out, or resume it with --resume")
     elif out.exists() and (not out.is_dir() or any(p.name != LOCK for p in out.iterdir())):
         raise InputError(f"{out} exists and is not an empty folder; choose another --out")
 

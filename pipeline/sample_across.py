@@ -116,7 +116,7 @@ def _together(client: Any, workers: list[str], futures: list[Any]) -> list[Any]:
             try:
                 future.result()
             except Exception as e:
-                raise RunError(f"sampling by cuGraph failed: {type(e).__name__}: {e}; mend that and give the command again") from e
+                raise RunError(f"sampling by cuGraph failed: {type(e).__name__}: {e}; fix that and give the command again") from e
         left -= done
         if left and not set(workers) <= set(client.scheduler_info(n_workers=-1)["workers"]):
             raise RunError("a process that sampled on a GPU is gone, perhaps killed for memory; give the command again, which goes on")

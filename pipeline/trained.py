@@ -85,7 +85,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     record = read_result(folder)
     if record is None or not (folder / MODEL).is_file():
         missing = MODEL if record is not None else RESULT
-        again = f"go on with it by `millrace run --resume --out {folder}`"
+        again = f"resume it with `millrace run --resume --out {folder}`"
         raise InputError(f"{folder} holds a run that has not finished (no {missing}); {again}")
     model = taken(model)
     if model is None:

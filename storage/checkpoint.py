@@ -143,17 +143,17 @@ class CheckpointStore:
             try:
                 body = read_manifest(folder, KIND)
             except StoreError as e:
-                warnings.warn(f"checkpoint passed over: {e}", stacklevel=2)
+                warnings.warn(f"skipped a checkpoint: {e}", stacklevel=2)
                 continue
             require_fingerprint(folder, body["fingerprint"], self.fingerprint)
             file = folder / STATE_FILE
             if not file.is_file() or _sha256(file) != body["meta"].get("sha256"):
-                warnings.warn(f"checkpoint passed over: {file} is missing or does not match its checksum", stacklevel=2)
+                warnings.warn(f"skipped a checkpoint: {file} is missing or does not match its checksum", stacklevel=2)
                 continue
             try:
                 return cursor, _load(file)
             except Exception as e:  # torch has no error of its own for what is no state
-                warnings.warn(f"checkpoint passed over: {file} holds no training state ({first_line(e)})", stacklevel=2)
+                warnings.warn(f"skipped a checkpoint: {file} holds no training state ({first_line(e)})", stacklevel=2)
         if cursors:
             raise StoreError(
                 f"none of the {len(cursors)} checkpoints in {self.path} is intact; remove the folder to start from the beginning"

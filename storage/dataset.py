@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .counted import counted
+from .counted import are, counted
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
 from .graph import Graph
@@ -42,7 +42,9 @@ class Split:
         for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
             both = np.intersect1d(getattr(self, a), getattr(self, b), assume_unique=True)
             if len(both):
-                raise InputError(f"{len(both)} nodes (first: {both[0]}) are in both the {a} and the {b} split; make them disjoint")
+                raise InputError(
+                    f"{counted(len(both), 'node')} (first: {both[0]}) {are(len(both))} in the {a} and the {b} split; make them disjoint"
+                )
         return self
 
 
@@ -124,7 +126,7 @@ class Dataset:
             raise InputError(f"task is '{self.task}' of {self.num_classes} classes; expected multiclass or multilabel, and a whole number")
         want, dtype = (1, np.int64) if self.task == "multiclass" else (2, np.float32)
         if self.labels.ndim != want or len(self.labels) != n:
-            raise InputError(f"labels have shape {list(self.labels.shape)}; expected {want} dimension(s) and {n} rows")
+            raise InputError(f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and {counted(n, 'row')}")
         if self.labels.dtype != dtype:
             raise InputError(f"labels are {self.labels.dtype}; expected {np.dtype(dtype)}")
         self.split.check(n)
@@ -138,7 +140,8 @@ class Dataset:
                 if len(ids) and (self.labels[ids] < 0).any():
                     bad = ids[self.labels[ids] < 0]
                     raise InputError(
-                        f"{len(bad)} nodes of the {name} split (first: {bad[0]}) are unlabelled (-1); drop them from the split"
+                        f"{counted(len(bad), 'node')} of the {name} split (first: {bad[0]}) {are(len(bad))} unlabelled (-1); "
+                        "leave them out of the split"
                     )
             if len(self.labels) and (self.labels.max() >= self.num_classes or self.labels.min() < -1):
                 seen = f"[{self.labels.min()}, {self.labels.max()}]"

@@ -91,7 +91,7 @@ class MappedFeatures(MemoryFeatures):
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; expected an .npy file of features [V, F]") from None
         except Exception as e:  # of a damaged header, NumPy lets through whatever Python's parser raises
-            raise StoreError(f"{path} is no complete .npy file ({first_line(e)}); write the features again") from e
+            raise StoreError(f"{path} is not a complete .npy file ({first_line(e)}); write the features again") from e
         super().__init__(rows)
         self.path = Path(path)
 

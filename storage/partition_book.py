@@ -314,7 +314,7 @@ class HashBook:
     def check(self) -> "HashBook":
         """Prove the invariants. Raises InputError otherwise."""
         if not 1 <= self.parts < 1 << 31 or self.nodes < 0 or not 0 <= self.key < 1 << 64 or self.block < 0:
-            raise InputError(f"{self} is no partition book; expected at least 1 part, 0 nodes, and a key of 64 bits")
+            raise InputError(f"{self} is not a partition book; expected at least 1 part, 0 nodes, and a key of 64 bits")
         return self
 
 

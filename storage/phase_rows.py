@@ -36,7 +36,7 @@ def open_phase_rows(path: Path, fingerprint: Mapping[str, str]) -> Store:
         StoreError: absent, damaged, or made by other parameters or for another phase, which it names.
     """
     if not path.exists():
-        raise StoreError(f"{path} is lacking: the rows that this phase reads were removed; start the run again in another folder")
+        raise StoreError(f"{path} is missing: the rows that this phase reads were removed; start the run again in another folder")
     try:
         store = open_store(path, KIND, fingerprint=fingerprint)
         for key in ("generation", "sent_bytes"):

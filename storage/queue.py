@@ -193,7 +193,7 @@ class BoundedQueue(ABC):
                 self._wanted[key] -= 1
             if not found:
                 raise QueueTimeoutError(
-                    f"minibatch {index} of epoch {epoch} was not there within {timeout_s:g} s: the producer (sampling) has not "
+                    f"minibatch {index} of epoch {epoch} did not come within {timeout_s:g} s: the producer (sampling) has not "
                     f"committed bulk {key[1]}; see whether it still runs, or wait longer"
                 )
             if not self._has(key):

@@ -200,7 +200,7 @@ def write_manifest(folder: Path, kind: str, fingerprint: Mapping[str, str], meta
 
 def no_manifest(path: Path | str) -> StoreError:
     """What to raise where a store was expected and no manifest lies."""
-    return StoreError(f"{path} holds no {MANIFEST}: it is no Millrace store, or it was never committed; make it again")
+    return StoreError(f"{path} holds no {MANIFEST}: it is not a Millrace store, or it was never committed; make it again")
 
 
 def read_manifest(path: Path, kind: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ...storage.counted import counted, were
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
@@ -53,7 +54,10 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     if options.components == "largest":
         keep = in_largest_component(graph)
         if not keep.all():
-            notes.append(f"{int((~keep).sum())} nodes outside the largest connected component were left out (components=largest).")
+            outside = int((~keep).sum())
+            notes.append(
+                f"{counted(outside, 'node')} outside the largest connected component {were(outside)} left out (components=largest)."
+            )
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
     parts = make_split(y, stored, split, seed, options, notes)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.counted import are, counted, were
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from .options import ReadOptions
@@ -42,12 +43,12 @@ def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str], *, na
         return _multilabel(labels), labels.shape[1], "multilabel"
     y = _class_numbers(labels.reshape(-1), options, notes)
     if len(y) and y.min() < -1:
-        raise InputError(f"labels reach down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the labels")
+        raise InputError(f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the labels")
     labelled = y >= 0
     if not labelled.any():
         raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
-    if not labelled.all():
-        notes.append(f"{(~labelled).sum()} nodes are unlabelled (-1).")
+    if bare := int((~labelled).sum()):
+        notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (-1).")
         if len(only := np.unique(y[labelled])) == 1 and not named:
             notes.append(
                 f"Beside -1, unlabelled, all labels are {only[0]}, so that one class is left: if -1 is a class, number the classes 0 and 1."
@@ -70,10 +71,10 @@ def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str]) -> npt.N
     if np.issubdtype(y.dtype, np.integer):
         return y.astype(np.int64)
     missing = np.isnan(y)
-    if missing.any():
+    if count := int(missing.sum()):
         if options.nan_labels == "error":
-            raise InputError(f"{missing.sum()} labels are NaN; set nan_labels=unlabelled to read them as -1, or correct them")
-        notes.append(f"{missing.sum()} NaN labels were read as unlabelled.")
+            raise InputError(f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct them")
+        notes.append(f"{counted(count, 'NaN label')} {were(count)} read as unlabelled.")
         y = np.where(missing, -1, y)
     if (np.abs(y) > 2**53).any() or (y != np.floor(y)).any():
         bad = y[(np.abs(y) > 2**53) | (y != np.floor(y))][0]
@@ -89,7 +90,10 @@ def _label_gaps(
     empty = num_classes - len(used)
     if not empty:
         return y, num_classes
-    seen = f"labels reach {used[-1]} but only {len(used)} class numbers occur, so {empty} classes have no node"
+    seen = (
+        f"labels go up to {used[-1]:,}, but {counted(empty, 'class', 'classes')} of {num_classes:,} "
+        f"{'has' if empty == 1 else 'have'} no labelled node"
+    )
     if options.label_gaps == "compact":
         y = y.copy()
         y[labelled] = compact
@@ -141,8 +145,10 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
     if bad.any():
         count, row = int(bad.sum()), int(np.flatnonzero(bad.any(axis=1))[0])
         if options.nan_features == "error":
-            raise InputError(f"{count} feature values are NaN or infinite (first: node {row}); set nan_features=zero, or correct them")
-        notes.append(f"{count} NaN or infinite feature values were set to zero.")
+            raise InputError(
+                f"{counted(count, 'feature value')} {are(count)} NaN or infinite (first: node {row}); set nan_features=zero, or correct it"
+            )
+        notes.append(f"{counted(count, 'NaN or infinite feature value')} {were(count)} set to zero.")
         x[bad] = 0
     return _normalized(x, options, notes)
 

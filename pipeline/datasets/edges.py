@@ -6,6 +6,7 @@ An edge is one integer, dst * V + src, so that sorting the integers sorts by des
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.counted import are, counted, were
 from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype
 from .options import ReadOptions
@@ -161,7 +162,9 @@ def _self_loops(src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, 
     if not count:
         return src, dst, w
     if options.self_loops == "error":
-        raise InputError(f"{count} edges are self loops (first: node {src[loops][0]}); set self_loops=drop or self_loops=keep")
+        raise InputError(
+            f"there {are(count)} {counted(count, 'self loop')} (first: node {src[loops][0]}); set self_loops=drop or self_loops=keep"
+        )
     notes.append(_told_of_loops(count, options))
     if options.self_loops == "keep":
         return src, dst, w
@@ -169,7 +172,9 @@ def _self_loops(src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, 
 
 
 def _told_of_loops(count: int, options: ReadOptions) -> str:
-    return f"{count} self loops were " + ("kept (self_loops=drop removes them)." if options.self_loops == "keep" else "dropped.")
+    return f"{counted(count, 'self loop')} {were(count)} " + (
+        "kept (self_loops=drop removes them)." if options.self_loops == "keep" else "dropped."
+    )
 
 
 def _duplicates(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, notes: list[str]) -> tuple[Keys, Weights]:
@@ -180,12 +185,13 @@ def _duplicates(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, no
     if options.duplicates == "error":
         dst, src = divmod(int(keys[~first][0]), num_nodes)
         raise InputError(
-            f"{count} edges are duplicates of another (first: {src} -> {dst}); set duplicates=merge (weights are summed) or duplicates=keep"
+            f"there {are(count)} {counted(count, 'duplicate edge')} (first: {src} -> {dst}); "
+            "set duplicates=merge (weights are summed) or duplicates=keep"
         )
     if options.duplicates == "keep":
-        notes.append(f"{count} duplicate edges were kept.")
+        notes.append(f"{counted(count, 'duplicate edge')} {were(count)} kept.")
         return keys, w
-    notes.append(f"{count} duplicate edges were merged{'' if w is None else ', their weights summed'}.")
+    notes.append(f"{counted(count, 'duplicate edge')} {were(count)} merged{'' if w is None else ', their weights summed'}.")
     if w is not None:
         with np.errstate(over="ignore"):
             w = np.add.reduceat(w.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
@@ -205,7 +211,7 @@ def _directed(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint
                 "direction=reverse (dst -> src) or direction=undirected (both ways)"
             )
         direction = hint.direction
-        notes.append(f"The edges were read with direction={direction} because {hint.reason} (set direction to choose).")
+        notes.append(f"The edges were read with direction={direction} because {hint.reason} (set direction to change that).")
         if direction == "reverse":
             return _sorted(_transposed(keys, num_nodes), w)
     if direction != "undirected":

@@ -81,7 +81,7 @@ def _features(arrays: Mapping[str, AnyArray], path: Path, held: list[str]) -> An
         x = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
         x.check_format(full_check=True)
     except (ValueError, TypeError, OverflowError, IndexError) as e:
-        raise InputError(f"{path}: x_indptr, x_indices, x_data and x_shape are no CSR matrix ({e}); save the features again") from e
+        raise InputError(f"{path}: x_indptr, x_indices, x_data and x_shape are not a CSR matrix ({e}); save the features again") from e
     return x
 
 

@@ -27,9 +27,9 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
         if magic.startswith(b"\x93NUMPY"):
             raise InputError(f"{path} holds a single array; expected an .npz file with edge_index, y and x")
         if not size:
-            raise InputError(f"{path} is damaged or no .npz file (it is empty); {AGAIN}")
+            raise InputError(f"{path} is damaged or not an .npz file (it is empty); {AGAIN}")
         if not magic.startswith(b"PK"):
-            raise InputError(f"{path} holds pickled objects or is no .npz file; expected plain numeric arrays: {AGAIN}")
+            raise InputError(f"{path} holds pickled objects or is not an .npz file; expected plain numeric arrays: {AGAIN}")
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             found = {name: _array(archive, members[name], path, size) for name in wanted if name in members}
@@ -37,7 +37,7 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
     except InputError:
         raise
     except Exception as e:  # damage makes zipfile, zlib and NumPy raise whatever they meet
-        raise InputError(f"{path} is damaged or no .npz file ({type(e).__name__}: {first_line(e)[:200]}); {AGAIN}") from e
+        raise InputError(f"{path} is damaged or not an .npz file ({type(e).__name__}: {first_line(e)[:200]}); {AGAIN}") from e
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, size: int) -> AnyArray | None:

@@ -110,4 +110,4 @@ def _csv(path: Path, dtype: type[np.number]) -> AnyArray:
         target = pa.from_numpy_dtype(dtype)
         return np.stack([column.cast(target).to_numpy() for column in table.columns], axis=1)
     except (pa.ArrowException, OSError, ValueError) as e:
-        raise InputError(f"{path} is no compressed table of numbers ({e}); unpack the dataset again") from e
+        raise InputError(f"{path} is not a compressed table of numbers ({e}); unpack the dataset again") from e

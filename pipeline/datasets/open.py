@@ -57,9 +57,11 @@ def open_dataset(
         MissingExtraError: an OGB name that is not on this machine, without the ``ogb`` package.
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
-        raise InputError(f"features is '{features}', but {_told(spec)} is no Millrace store; `millrace convert` makes one, or use memory")
+        raise InputError(
+            f"features is '{features}', but {_told(spec)} is not a Millrace store; `millrace convert` makes one, or use memory"
+        )
     if options.edges_on == "gpu" and not (isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))):
-        raise InputError(f"edges_on is 'gpu', but {_told(spec)} is no folder of Parquet; leave edges_on out")
+        raise InputError(f"edges_on is 'gpu', but {_told(spec)} is not a folder of Parquet; leave edges_on out")
     if isinstance(spec, Dataset):
         return _whole(spec, name, options, split, seed)
     if not isinstance(spec, (str, Path)):

@@ -29,7 +29,7 @@ def parse_spec(text: str, kind: type[T]) -> T:
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
-            raise InputError(f"'{item}' in '{text}' is no key=value; expected e.g. {name}:{_example(known)}")
+            raise InputError(f"'{item}' in '{text}' is not key=value; expected e.g. {name}:{_example(known)}")
         if key not in known:
             raise InputError(f"'{text}': unknown key '{key}'; {name} knows {', '.join(known)}{nearest(key, list(known))}")
         if key in values:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...stages.random import Purpose, permutation, stream
+from ...storage.counted import are, counted, were
 from ...storage.dataset import SPLITS, IdArray, Split
 from ...storage.errors import InputError, nearest
 from .options import ReadOptions
@@ -138,10 +139,11 @@ def clean_split(stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], option
         if len(again):
             if options.overlapping_splits == "error":
                 raise InputError(
-                    f"{len(again)} nodes of the {name} split (first: {again[0]}) are in an earlier split too; make the splits disjoint, "
+                    f"{counted(len(again), 'node')} of the {name} split (first: {again[0]}) {are(len(again))} in an earlier split too; "
+                    "make the splits disjoint, "
                     "or set overlapping_splits=first"
                 )
-            notes.append(f"{len(again)} nodes of the {name} split were in an earlier split too and stayed there.")
+            notes.append(f"{counted(len(again), 'node')} of the {name} split {were(len(again))} in an earlier split too and stayed there.")
             ids[name] = ids[name][~taken[ids[name]]]
         taken[ids[name]] = True
         if labels.ndim == 1:
@@ -174,7 +176,8 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArr
         )
     distinct = np.unique(values).astype(np.int64)
     if len(distinct) < len(values):
-        notes.append(f"{len(values) - len(distinct)} repeated ids of the {name} split were dropped.")
+        again = len(values) - len(distinct)
+        notes.append(f"{counted(again, 'repeated id')} of the {name} split {were(again)} dropped.")
     return distinct
 
 
@@ -184,9 +187,10 @@ def _labelled(name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOp
         return ids
     if options.unlabelled_in_split == "error":
         raise InputError(
-            f"{len(bare)} nodes of the {name} split (first: {bare[0]}) are unlabelled; set unlabelled_in_split=drop, or give them labels"
+            f"{counted(len(bare), 'node')} of the {name} split (first: {bare[0]}) {are(len(bare))} unlabelled; "
+            "set unlabelled_in_split=drop, or give labels"
         )
-    notes.append(f"{len(bare)} unlabelled nodes of the {name} split were dropped.")
+    notes.append(f"{counted(len(bare), 'unlabelled node')} of the {name} split {were(len(bare))} dropped.")
     return ids[labels[ids] >= 0]
 
 

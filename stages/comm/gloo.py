@@ -67,7 +67,7 @@ class Gloo:
             wait_note_s: seconds that are long.
 
         Raises:
-            InputError: `host` is no address of this machine.
+            InputError: `host` is not an address of this machine.
             PeerLostError: the others did not come in time.
         """
         assert 0 <= rank < size
@@ -93,7 +93,7 @@ class Gloo:
         try:
             options._devices = [backend.create_device(hostname=host) if host else backend.create_default_device()]
         except RuntimeError as e:
-            raise InputError(f"host {host!r} is no address of this machine ({_gist(e)}); name one that other ranks can reach") from e
+            raise InputError(f"host {host!r} is not an address of this machine ({_gist(e)}); name one that other ranks can reach") from e
         with self._speaking("the first meeting"):
             self._group: Any = backend(store, rank, size, options)
             # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the others.

@@ -63,7 +63,7 @@ class Nccl(Gloo):
             wait_note_s: as for `Gloo`.
 
         Raises:
-            InputError: torch has no NCCL, two ranks are on one GPU, or `host` is no address of this machine.
+            InputError: torch has no NCCL, two ranks are on one GPU, or `host` is not an address of this machine.
             PeerLostError: the others did not come in time, or NCCL could not connect them.
         """
         refuse_without_nccl()

@@ -158,7 +158,7 @@ def test_toml_file(tmp_path):
         read_toml(tmp_path)
     bad = tmp_path / "bad.toml"
     bad.write_text("a = [")
-    with pytest.raises(InputError, match="no valid TOML"):
+    with pytest.raises(InputError, match="not valid TOML"):
         read_toml(bad)
 
 

@@ -50,8 +50,13 @@ BAD_NPZ = [
     ({"edge_index": np.array([[0, -1], [-1, 0]])}, {}, None, ["[-1, 0]", "out of range"]),
     ({"edge_index": np.array([[0], [1]])}, {}, None, ["not symmetric", "direction=directed", "reverse", "undirected"]),
     ({"edge_weight": np.array([1, 2, 3, 4.0])}, {}, None, ["not symmetric"]),
-    ({"edge_index": np.array([[0, 0], [0, 0]])}, {"duplicates": "error"}, None, ["1 edges are duplicates", "0 -> 0", "duplicates=merge"]),
-    ({"edge_index": np.array([[1], [1]])}, {"self_loops": "error"}, None, ["1 edges are self loops", "node 1", "self_loops=drop"]),
+    (
+        {"edge_index": np.array([[0, 0], [0, 0]])},
+        {"duplicates": "error"},
+        None,
+        ["there is 1 duplicate edge (first", "0 -> 0", "duplicates=merge"],
+    ),
+    ({"edge_index": np.array([[1], [1]])}, {"self_loops": "error"}, None, ["there is 1 self loop (first", "node 1", "self_loops=drop"]),
     ({"edge_weight": np.ones(3)}, {}, None, ["weights have shape [3]", "edge_weights=ignore"]),
     ({"edge_weight": np.array(list("abcd"))}, {}, None, ["weights are <U1", "edge_weights=ignore"]),
     ({"edge_weight": np.array([1, np.nan, 1, 1])}, {}, None, ["1 edge weights are NaN", "edge_weights=ignore"]),
@@ -64,13 +69,18 @@ BAD_NPZ = [
     ({"y": np.array([["a", "b"]] * 3)}, {}, None, ["labels are <U1", "number the classes"]),
     ({"y": np.zeros((3, 0))}, {}, None, ["[V, 0]"]),
     ({"y": np.array([[0, 2], [1, 0], [0, 0]])}, {}, None, ["values other than 0 and 1", "multi-label"]),
-    ({"y": np.array([0, np.nan, 1])}, {}, None, ["1 labels are NaN", "nan_labels=unlabelled"]),
+    ({"y": np.array([0, np.nan, 1])}, {}, None, ["1 label is NaN", "nan_labels=unlabelled"]),
     ({"y": np.array([0, 0.5, 1])}, {}, None, ["non-integer (first: 0.5)"]),
     ({"y": np.array([0, np.inf, 1])}, {}, None, ["non-integer (first: inf)"]),
     ({"y": np.array([0, -3, 1])}, {}, None, ["down to -3", "-1 for an unlabelled"]),
     ({"y": np.array([-1, -1, -1])}, {}, None, ["no node has a label"]),
-    ({"y": np.array([0, 2, 0])}, {"label_gaps": "error"}, None, ["1 classes have no node", "label_gaps=compact", "label_gaps=keep"]),
-    ({"y": np.array([0, 10**9, 0])}, {}, None, ["reach 1000000000", "label_gaps=compact"]),
+    (
+        {"y": np.array([0, 2, 0])},
+        {"label_gaps": "error"},
+        None,
+        ["but 1 class of 3 has no labelled node", "label_gaps=compact", "label_gaps=keep"],
+    ),
+    ({"y": np.array([0, 10**9, 0])}, {}, None, ["go up to 1,000,000,000", "label_gaps=compact"]),
     ({"x": np.ones(3)}, {}, None, ["features have shape [3]", "[V, F]"]),
     ({"x": np.ones((4, 2))}, {}, None, ["features have 4 rows", "3"]),
     ({"x": np.array([["a"], ["b"], ["c"]])}, {}, None, ["features are <U1"]),
@@ -78,10 +88,10 @@ BAD_NPZ = [
     ({"x": np.array([[1.0], [np.nan], [np.inf]])}, {}, None, ["2 feature values are NaN or infinite", "node 1", "nan_features=zero"]),
     ({"x": None}, {"missing_features": "error"}, None, ["no features", "missing_features=degree"]),
     ({**CSR, "x_shape": None}, {}, None, ["no key 'x_shape'"]),
-    ({**CSR, "x_indices": np.array([0, 9])}, {}, None, ["no CSR matrix"]),
-    ({**CSR, "x_indptr": np.array([0, 1])}, {}, None, ["no CSR matrix"]),
-    ({**CSR, "x_shape": np.array([3])}, {}, None, ["no CSR matrix"]),
-    ({"train_idx": np.array([0, 1])}, {}, None, ["1 nodes of the val split", "overlapping_splits=first"]),
+    ({**CSR, "x_indices": np.array([0, 9])}, {}, None, ["are not a CSR matrix"]),
+    ({**CSR, "x_indptr": np.array([0, 1])}, {}, None, ["are not a CSR matrix"]),
+    ({**CSR, "x_shape": np.array([3])}, {}, None, ["are not a CSR matrix"]),
+    ({"train_idx": np.array([0, 1])}, {}, None, ["1 node of the val split (first: 1) is in an earlier split", "overlapping_splits=first"]),
     ({"train_idx": np.array([3])}, {}, None, ["train split holds ids in [3, 3]", "out of range"]),
     ({"train_idx": np.array([0.0])}, {}, None, ["train split is float64"]),
     ({"train_idx": np.array([[0]])}, {}, None, ["train split has shape [1, 1]"]),
@@ -90,7 +100,7 @@ BAD_NPZ = [
     ({"train_idx": None, "train_mask": np.ones(2, bool)}, {}, None, ["train mask has shape [2]"]),
     ({"train_idx": None, "train_mask": np.ones((3, 5), bool)}, {}, None, ["of several splits, pass one"]),
     ({"train_idx": None, "train_mask": np.array([0, 1, 2])}, {}, None, ["train_mask holds values other than 0 and 1"]),
-    ({"y": np.array([-1, 1, 0])}, {}, None, ["train split (first: 0) are unlabelled", "unlabelled_in_split=drop"]),
+    ({"y": np.array([-1, 1, 0])}, {}, None, ["1 node of the train split (first: 0) is unlabelled", "unlabelled_in_split=drop"]),
     ({"train_idx": None, "val_idx": None, "test_idx": None}, {}, "public", ["stores no split", "random:20,30"]),
     ({}, {}, "publik", ["did you mean 'public'"]),
     ({}, {}, "public:1", ["takes no numbers"]),
@@ -126,7 +136,7 @@ def test_files_that_are_no_npz(tmp_path):
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps([1]))
     np.save(tmp_path / "single.npy", np.zeros(3))
     phrases = {
-        "header.npz": "is damaged or no .npz file",
+        "header.npz": "is damaged or not an .npz file",
         "text.npz": "no key 'edge_index'",
         "objects.npz": "pickled objects",
         "cut.npz": "damaged",
@@ -161,7 +171,11 @@ BAD_PARQUET = [
     (EDGES, {**NODES, "id": [0, 1, 1]}, "nodes.id holds 1 more than once"),
     (EDGES, {**NODES, "id": [0, 1, 5]}, "missing_ids=compact"),
     (EDGES, {**NODES, "id": ["a", "b", "c"]}, "column nodes.id is text and column edges.src is int64; expected one kind"),
-    ({"src": ["a", "d"], "dst": ["b", "a"]}, {**NODES, "id": ["a", "b", "c"]}, "1 values of edges.src (first: 'd') are no node's id"),
+    (
+        {"src": ["a", "d"], "dst": ["b", "a"]},
+        {**NODES, "id": ["a", "b", "c"]},
+        "1 values of edges.src (first: 'd') are not the id of any node",
+    ),
     ({"src": ["a"], "dst": ["b"]}, {**NODES, "id": ["a", "b", "a"]}, "nodes.id holds 'a' more than once"),
     ({"src": ["a"], "dst": ["b"]}, {**NODES, "id": ["a", None, "c"]}, "nodes.id holds 1 nulls"),
 ]
@@ -183,7 +197,7 @@ def test_bad_parquet(tmp_path, edges, nodes, phrase):
 
 def test_parquet_edges_to_nowhere_and_damage(tmp_path):
     parquet(tmp_path, {"src": [0, 2], "dst": [2, 0]}, {**NODES, "id": [0, 1, 5]})
-    with pytest.raises(InputError, match=r"1 values of edges.src \(first: 2\) are no node's id"):
+    with pytest.raises(InputError, match=r"1 values of edges.src \(first: 2\) are not the id of any node"):
         open_dataset(tmp_path, options=ReadOptions(missing_ids="compact"))
     (tmp_path / "edges.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match="cannot be read"):
@@ -200,8 +214,8 @@ OGB_FILES = {
 }
 BAD_OGB = [
     ({"raw/edge.csv.gz": "0,1,2\n"}, "has 3 columns"),
-    ({"raw/edge.csv.gz": "a,b\n"}, "no compressed table of numbers"),
-    ({"raw/edge.csv.gz": "0,1\n0\n"}, "no compressed table of numbers"),
+    ({"raw/edge.csv.gz": "a,b\n"}, "is not a compressed table of numbers"),
+    ({"raw/edge.csv.gz": "0,1\n0\n"}, "is not a compressed table of numbers"),
     ({"raw/edge.csv.gz": None}, "edge.csv.gz does not exist"),
     ({"raw/num-node-list.csv.gz": "1\n1\n"}, "holds 2 graphs"),
     ({"raw/num-node-list.csv.gz": "3\n"}, "2 labels for 3 nodes"),
@@ -252,7 +266,7 @@ def test_ogb_names_without_files(tmp_path, monkeypatch):
 
 BAD_TEXT = [
     ("sbm:node=5", "did you mean 'nodes'"),
-    ("sbm:nodes", "no key=value"),
+    ("sbm:nodes", "is not key=value"),
     ("sbm:nodes=many", "nodes is 'many'; expected a number"),
     ("sbm:nodes=nan", "expected a whole number"),
     ("sbm:nodes=inf", "expected a whole number"),

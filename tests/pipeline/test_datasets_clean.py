@@ -132,11 +132,11 @@ def test_each_mended_defect_is_noted():
     cases = [
         (ReadOptions(direction="reverse"), [(0, 1)], None, "reversed"),
         (ReadOptions(direction="undirected"), [(0, 1)], None, "1 stored, 2 with their reverses"),
-        (ReadOptions(direction="directed"), [(0, 1), (0, 1)], None, "1 duplicate edges were merged."),
+        (ReadOptions(direction="directed"), [(0, 1), (0, 1)], None, "1 duplicate edge was merged."),
         (ReadOptions(direction="directed"), [(0, 1), (0, 1)], [1, 2], "their weights summed"),
-        (ReadOptions(direction="directed", duplicates="keep"), [(0, 1), (0, 1)], None, "1 duplicate edges were kept"),
-        (ReadOptions(), [(1, 1)], None, "1 self loops were kept"),
-        (ReadOptions(self_loops="drop"), [(1, 1)], None, "1 self loops were dropped"),
+        (ReadOptions(direction="directed", duplicates="keep"), [(0, 1), (0, 1)], None, "1 duplicate edge was kept"),
+        (ReadOptions(), [(1, 1)], None, "1 self loop was kept"),
+        (ReadOptions(self_loops="drop"), [(1, 1)], None, "1 self loop was dropped"),
         (ReadOptions(edge_weights="ignore"), [(1, 1)], [-3], "weights were ignored"),
     ]
     for options, ends, weights, sentence in cases:
@@ -159,7 +159,7 @@ def test_labels_equal_the_model(y, gaps):
     assert labels.tolist() == want
     assert (classes, task) == ((max(y) + 1) if gaps == "keep" else len(used), "multiclass")
     assert any("unlabelled" in n for n in notes) == (-1 in y)
-    assert any("classes have no node" in n for n in notes) == (len(used) < max(y) + 1)
+    assert any("no labelled node" in n for n in notes) == (len(used) < max(y) + 1)
 
 
 def test_label_forms():
@@ -167,7 +167,7 @@ def test_label_forms():
     assert clean_labels(np.array([True, False]), ReadOptions(), [])[0].tolist() == [1, 0]
     y, classes, _ = clean_labels(np.array([0.0, np.nan]), ReadOptions(nan_labels="unlabelled"), notes := [])
     assert (y.tolist(), classes) == ([0, -1], 1)
-    assert "1 NaN labels" in notes[0]
+    assert "1 NaN label" in notes[0]
     y, classes, task = clean_labels(np.array([[0, 1, 1], [0, 0, 0]]), ReadOptions(), [])
     assert (y.dtype, classes, task) == (np.float32, 3, "multilabel")
 
@@ -175,7 +175,7 @@ def test_label_forms():
 @pytest.mark.parametrize(("labels", "unlabelled", "lost"), [([-1, 1, -1, 1], 2, 1), ([-1.0, 0, 0, 0], 1, 0), ([-1, 0, 1, 1], 1, None)])
 def test_unlabelled_nodes_are_counted_and_minus_one_as_a_class_is_told_of(labels, unlabelled, lost):
     clean_labels(np.array(labels), ReadOptions(), notes := [])
-    assert f"{unlabelled} nodes are unlabelled (-1)." in notes
+    assert f"{unlabelled} node{' is' if unlabelled == 1 else 's are'} unlabelled (-1)." in notes
     assert any(f"Beside -1, unlabelled, all labels are {lost}, so that one class is left" in n for n in notes) == (lost is not None)
     clean_labels(np.array(labels), ReadOptions(), notes := [], named=True)
     assert not any("one class is left" in n for n in notes)
@@ -250,8 +250,8 @@ def test_stored_splits_are_mended():
     options = ReadOptions(unlabelled_in_split="drop")
     split = clean_split({**stored, "test": np.array([4])}, labels, options, notes := [])
     assert [ids.tolist() for ids in (split.train, split.val, split.test)] == [[0, 1], [3, 5], [4]]
-    assert any("1 repeated ids of the train" in n for n in notes)
-    assert any("1 unlabelled nodes of the train" in n for n in notes)
+    assert any("1 repeated id of the train" in n for n in notes)
+    assert any("1 unlabelled node of the train" in n for n in notes)
     first = clean_split(
         {**stored, "test": np.array([1, 4, 5])},
         labels,

@@ -211,7 +211,7 @@ def test_scipy_stored_zeros_are_no_edges_and_repeated_entries_are_duplicates():
     d = from_scipy(a, None, [0, 1], options=DIRECTED)
     assert d.graph.indices.tolist() == [0]
     assert d.graph.edge_weight.tolist() == [3]
-    assert any("1 duplicate edges were merged" in n for n in d.notes)
+    assert any("1 duplicate edge was merged" in n for n in d.notes)
 
 
 def networkx_graph(kind, names="abcde"):
@@ -284,7 +284,7 @@ def test_store_and_dataset_are_taken_as_they_are(tmp_path):
     for again in (open_dataset(tmp_path / "store"), open_dataset(d), open_dataset(d, split="public")):
         assert_is_the_graph(again)
     assert_is_the_graph(open_dataset(tmp_path / "store", features="zarr"))
-    with pytest.raises(InputError, match="features is 'zarr', but digits is no Millrace store"):
+    with pytest.raises(InputError, match="features is 'zarr', but digits is not a Millrace store"):
         open_dataset("digits", features="zarr")
     resplit = open_dataset(tmp_path / "store", split="random:1,1", name="anew")
     assert len(resplit.split.train) == 2

@@ -67,7 +67,7 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
     assert_is_the_graph(d)
     assert d.name == "g"
     assert any(f"nodes were read from {folder}" in n for n in d.notes) == one_file
-    assert "1 nodes are unlabelled (-1)." in d.notes
+    assert "1 node is unlabelled (-1)." in d.notes
     assert "Columns of edges were not read: since." in d.notes
     assert "Columns of nodes that are no numbers were not read: city." in d.notes
     write_dataset(tmp_path / "store", d)
@@ -158,8 +158,8 @@ BAD_CSV = [
     ({"edges": "src,dst\nbob,007\nbob\n"}, "expected a CSV file in UTF-8 with the same columns in every row"),
     ({"edges": "src,dst\nbob,\n"}, "edges.dst holds 1 nulls (NA and null are nulls in CSV unless quoted)"),
     ({"edges": "src,dst\nbob,NA\n"}, "edges.dst holds 1 nulls"),
-    ({"edges": 'src,dst\nbob,"NA"\n'}, "1 values of edges.dst (first: 'NA') are no node's id"),
-    ({"edges": "src,dst\nbob,eve\n"}, "1 values of edges.dst (first: 'eve') are no node's id"),
+    ({"edges": 'src,dst\nbob,"NA"\n'}, "1 values of edges.dst (first: 'NA') are not the id of any node"),
+    ({"edges": "src,dst\nbob,eve\n"}, "1 values of edges.dst (first: 'eve') are not the id of any node"),
     ({"edges": "src,dst,weight\nbob,007,much\n"}, "edges.weight is string; expected numbers"),
     ({"nodes": "id,label\nbob,1\nbob,0\n"}, "nodes.id holds 'bob' more than once"),
     ({"nodes": "id,label\nbob,1\n,0\n"}, "nodes.id holds 1 nulls"),

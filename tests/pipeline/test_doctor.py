@@ -43,8 +43,8 @@ def test_the_driver_and_each_gpu_have_a_line(smi):
     [
         (FileNotFoundError(2, "no such file"), 0, "not found (nvidia-smi is not here)"),
         (subprocess.TimeoutExpired("nvidia-smi", 20), 0, "not found (nvidia-smi does not answer)"),
-        ("NVIDIA-SMI has failed because it couldn't communicate\nwith the driver", 9, "of no use (nvidia-smi says: NVIDIA-SMI has failed"),
-        ("", 0, "of no use (nvidia-smi says: no GPU)"),
+        ("NVIDIA-SMI has failed because it couldn't communicate\nwith the driver", 9, "not usable (nvidia-smi says: NVIDIA-SMI has failed"),
+        ("", 0, "not usable (nvidia-smi says: no GPU)"),
     ],
 )
 def test_a_machine_without_a_driver_says_what_needs_one(smi, out, code, driver):

@@ -112,7 +112,7 @@ NOT_CLEAN = {
     "nan": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, np.nan, 1.0]}, {}, "NaN or infinite"),
     "infinite as float32": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, 1e300, 1.0]}, {}, "NaN or infinite"),
     "negative": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, -2.0, 1.0]}, {}, "negative"),
-    "loops": ({"src": [0, 1, 2], "dst": [1, 1, 0]}, {"self_loops": "error"}, "1 edges are self loops (first: node 1)"),
+    "loops": ({"src": [0, 1, 2], "dst": [1, 1, 0]}, {"self_loops": "error"}, "there is 1 self loop (first: node 1)"),
     "repeated": ({"src": [0, 1, 1], "dst": [1, 0, 0]}, {"duplicates": "error"}, "(first: 1 -> 0)"),
 }
 
@@ -136,7 +136,7 @@ def test_ends_that_are_no_nodes_and_damaged_files(tmp_path, on_gpus):
     folder = write(tmp_path / "g", gaps=True)
     pq.write_table(pa.table({"src": [1001], "dst": [1002], "weight": [1.0]}), folder / "edges-9.parquet")
     options = ReadOptions(direction="directed", missing_ids="compact", edges_on="gpu")
-    with pytest.raises(InputError, match=r"1 values of edges.src \(first: 1001\) are no node's id"):
+    with pytest.raises(InputError, match=r"1 values of edges.src \(first: 1001\) are not the id of any node"):
         open_dataset(folder, options=options)
     (folder / "edges-9.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(InputError, match="cannot be read"):
@@ -197,7 +197,7 @@ def test_commands_convert_and_cut_what_gpus_have_read(tmp_path, on_gpus):
 def test_it_is_refused_where_it_cannot_be(tmp_path, monkeypatch):
     folder = write(tmp_path / "g")
     options = ReadOptions(direction="directed", edges_on="gpu")
-    with pytest.raises(InputError, match="digits is no folder of Parquet"):
+    with pytest.raises(InputError, match="digits is not a folder of Parquet"):
         open_dataset("digits", options=options)
     code, _, err = command("convert", folder, "--set", "read.edges_on=gpu", "--out", tmp_path / "out")
     assert code == 2 and "read.edges_on=gpu needs an NVIDIA GPU and RAPIDS" in " ".join(err.split())

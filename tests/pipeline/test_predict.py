@@ -206,7 +206,7 @@ def test_the_command_writes_a_file(run, data, tmp_path):
 
 BAD = {
     "no run": ("NONE --out P", "holds no run"),
-    "unfinished": ("UNFINISHED --out P", "has not finished (no result.json); go on with it by `millrace run --resume"),
+    "unfinished": ("UNFINISHED --out P", "has not finished (no result.json); resume it with `millrace run --resume"),
     "another version": ("OLD --out P", "result.json is of another version"),
     "there already": ("RUN --out THERE", "exists already; choose another --out"),
     "no suffix": ("RUN --out P.txt", "expected a file that ends in .parquet or .csv"),

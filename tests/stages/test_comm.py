@@ -310,7 +310,7 @@ def test_ranks_that_do_not_come_are_an_error_in_time() -> None:
 
 
 def test_a_host_that_is_no_address_of_this_machine_is_named() -> None:
-    with pytest.raises(InputError, match=r"host 'no\.such\.host\.invalid' is no address of this machine"):
+    with pytest.raises(InputError, match=r"host 'no\.such\.host\.invalid' is not an address of this machine"):
         Gloo(dist.HashStore(), 0, 1, Ledger(), host="no.such.host.invalid")
 
 

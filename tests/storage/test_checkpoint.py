@@ -120,7 +120,7 @@ def test_when_all_are_damaged_nothing_starts_over_silently(store):
     for step in (1, 2):
         store.save(Cursor(0, step), state(step))
         break_file(store.path / f"step-0-{step}")
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(StoreError, match="none of the 2 checkpoints"):
+    with pytest.warns(UserWarning, match="skipped a checkpoint"), pytest.raises(StoreError, match="none of the 2 checkpoints"):
         store.latest()
 
 

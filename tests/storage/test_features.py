@@ -54,7 +54,7 @@ def test_mapped_file_must_be_there_and_whole(tmp_path):
     data = file.read_bytes()
     for left in (0, 20, len(data) - 8):
         file.write_bytes(data[:left])
-        with pytest.raises(StoreError, match=r"no complete \.npy file"):
+        with pytest.raises(StoreError, match=r"not a complete \.npy file"):
             MappedFeatures(file)
 
 

@@ -64,7 +64,7 @@ def test_rows_of_something_else_are_refused_by_name(tmp_path: Path, wanted: dict
 
 
 def test_rows_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is lacking: the rows that this phase reads were removed") as e:
+    with pytest.raises(StoreError, match="is missing: the rows that this phase reads were removed") as e:
         open_phase_rows(tmp_path / "rows", OF)
     assert str(tmp_path / "rows") in str(e.value)
 
@@ -147,7 +147,7 @@ def test_rows_of_another_rounding_graph_or_phase_are_refused(run: tuple[Path, La
     (phases / "phase-1").rename(phases / "phase-2")
     with pytest.raises(StoreError, match=r"phase-2/rank-0000.*phase \(store 1, wanted 2\)"):
         reopened(tmp_path / "run", model, 2)
-    with pytest.raises(StoreError, match="phase-1/rank-0000 is lacking"):
+    with pytest.raises(StoreError, match="phase-1/rank-0000 is missing"):
         reopened(tmp_path / "run", model, 1)
 
 

@@ -114,8 +114,8 @@ def test_a_forged_part(tmp_path, dataset, store, change, told):
     ("change", "told"),
     [
         (swap("book", lambda a: a.astype(np.float32)), "the key is float32"),
-        (say(num_parts=0), "no partition book"),
-        (say(num_parts=1 << 31), "no partition book"),
+        (say(num_parts=0), "is not a partition book"),
+        (say(num_parts=1 << 31), "is not a partition book"),
         (say(num_nodes="12"), "num_nodes is '12'; expected int"),
         (say(form="table"), "part_of is uint64"),
     ],

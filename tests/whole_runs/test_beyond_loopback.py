@@ -244,7 +244,7 @@ def test_a_run_says_why_it_cannot_use_the_cluster(cluster, tls, stranger, tmp_pa
     code, said = run_here(cluster, tmp_path / "b", "--scheduler", SCHEDULER, *keys(tls))
     assert (code, f"the worker {cluster.worker} cannot reach 127.0.0.1" in said, "--host" in said) == (2, True, True)
     code, said = run_here(cluster, tmp_path / "c", "--scheduler", SCHEDULER, "--host", THERE, *keys(tls))
-    assert (code, f"cluster.host is {THERE}, which is no address of this machine" in said) == (2, True)
+    assert (code, f"cluster.host is {THERE}, which is not an address of this machine" in said) == (2, True)
 
 
 def test_beyond_loopback_without_tls_is_refused(tmp_path, monkeypatch, capsys):

@@ -210,7 +210,7 @@ def test_tls_needs_all_three_files(given, tmp_path):
 def test_tls_files_must_be_there(missing, tmp_path):
     for name in {*TLS} - {missing}:
         (tmp_path / name).touch()
-    with pytest.raises(mr.InputError, match=rf"cluster\.{missing} is .* no file"):
+    with pytest.raises(mr.InputError, match=rf"cluster\.{missing} is .* not a file"):
         cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
     (tmp_path / missing).touch()
     security = cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
@@ -278,7 +278,9 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path):
             process.kill()
             process.wait()
             for ask in (cluster.worker_addresses, cluster.wait_for_worker):
-                with pytest.raises(mr.RunError, match=r"the Dask scheduler does not answer any more .*; start one again, then --resume"):
+                with pytest.raises(
+                    mr.RunError, match=r"the Dask scheduler no longer answers .*; start it again, then resume with --resume"
+                ):
                     ask(client)
 
 

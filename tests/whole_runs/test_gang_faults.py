@@ -89,7 +89,9 @@ def undisturbed(scheduler, tmp_path_factory):
 def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, scheduler, tmp_path):
     reaper = Reaper(("rank", 1), ("sampler", 1), ("holder", 2), ("rank", 3))
     run = {**JOB, "out": tmp_path / "run", "scheduler": scheduler, "emit": reaper, "cluster": {"restarts": 2}}
-    with pytest.raises(mr.RunError, match=r"^rank \d \(process \d+\) was killed by signal 9; go on from the last checkpoint with --resume"):
+    with pytest.raises(
+        mr.RunError, match=r"^rank \d \(process \d+\) was killed by signal 9; resume from the last checkpoint with --resume"
+    ):
         mr.run(DATASET, **run)
     assert not reaper.plan
     _, pid, at = reaper.killed
@@ -101,7 +103,7 @@ def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, 
         assert seconds < TOLD_S, text
     rank, sampler, holder = (text for _, _, text, _ in reaper.told)
     assert re.fullmatch(rf"rank \d \(process {reaper.told[0][1]}\) was killed by signal 9; all ranks start again .* \(1 of 2 times\)", rank)
-    assert re.match(r"the worker tcp://\S+, which sampled, is gone; its tasks are done by others", sampler)
+    assert re.match(r"the worker tcp://\S+, which sampled, is gone; others take over its tasks", sampler)
     assert re.match(r"the worker tcp://\S+ that held rank \d \(process \d+\) is gone; all ranks start again .* \(2 of 2 times\)", holder)
     assert sum("resumed at phase 0, step" in text for text in reaper.notes) == 2, "each generation goes on from a checkpoint"
     assert mr.run(DATASET, resume=True, **run).parameters_sha256 == undisturbed
@@ -160,7 +162,7 @@ def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp
     assert code == 3, said
     assert time.monotonic() - killed < TOLD_S
     assert re.search(
-        r"rank \d \(process \d+\) was killed by signal 9; go on from the last checkpoint with --resume", said.replace("\n", " ")
+        r"rank \d \(process \d+\) was killed by signal 9; resume from the last checkpoint with --resume", said.replace("\n", " ")
     )
     assert not family()[0]
 

@@ -255,7 +255,7 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
     start again: it ends, and with --resume all that is left to do is to evaluate."""
     reaper, out = Reaper((2, 1), (0, 3), (1, LONG + 1)), tmp_path / "run"
     config = {**CLUSTERED, "cluster": {"on_rank_loss": "continue", "restarts": 1, "scheduler": scheduler}}
-    with pytest.raises(mr.RunError, match=r"^super-epoch 2 ended without rank 1; go on from the last checkpoint with --resume$"):
+    with pytest.raises(mr.RunError, match=r"^super-epoch 2 ended without rank 1; resume from the last checkpoint with --resume$"):
         mr.run(DATASET, out=out, emit=reaper, config=config)
     assert not reaper.plan
     assert not processes()
@@ -265,7 +265,7 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
         for rank, pid, left in zip((2, 0, 1), reaper.pids, ("ranks 0, 1 are", "rank 1 is", "ranks 0, 2 are"))
     ]
     assert [n for n in reaper.notes if "start again" in n] == [
-        "super-epoch 1 ended without rank 0, 2; all ranks start again from the last checkpoint (1 of 1 times)"
+        "super-epoch 1 ended without rank 0, 2; all ranks start again from the last checkpoint (restart 1 of 1)"
     ]
     assert "resumed at phase 1, step 0" in reaper.notes
     assert [e.epoch for e in reaper.epochs] == list(range(2 * LONG)), "nothing is trained twice, and whoever is first tells it"

@@ -80,8 +80,8 @@ def test_samples_on_an_object_store_train_what_live_samples_do(bucket, millrace,
     record = json.loads(first.out)
     assert (record["out"], record["minibatches"], record["bytes"]) == (url, 20, None)
     assert record["edges"] > 0
-    assert f"20 minibatches of 2 epoch(s), in {url}" not in first.err
-    assert f"20 minibatches of 2 epoch(s) in {url}" in first.err
+    assert f"20 minibatches of 2 epochs, in {url}" not in first.err
+    assert f"20 minibatches of 2 epochs in {url}" in first.err
     shards = {f"epoch-{e}/bulk-{n}/manifest.json" for e in range(2) for n in range(2)}
     assert shards | {"manifest.json", "complete/manifest.json"} == {n for n in bucket.names("samples") if n.endswith("manifest.json")}
 

@@ -482,7 +482,7 @@ def test_the_command(runs, tmp_path, capsys):
         (lambda run: None, ["nowhere"], "holds no run (no job.toml)"),
         (lambda run: (run / "result.json").write_text("{"), ["run"], "is damaged"),
         (lambda run: (run / "result.json").write_text('{"schema_version": 0}'), ["run"], "schema version 0"),
-        (lambda run: (run / "job.toml").write_text("epochs = ["), ["run"], "is no valid TOML"),
+        (lambda run: (run / "job.toml").write_text("epochs = ["), ["run"], "is not valid TOML"),
         (lambda run: (run / "report").write_text(""), ["run"], "choose another --out"),
         (lambda run: None, ["run", "run"], "named twice"),
     ],

@@ -460,7 +460,7 @@ def replaced(run, phase, other):
     [
         (lambda run, by: replaced(run, 1, rows(by / "seed-4", 1)), "was made from something else; these differ: parameters (store"),
         (lambda run, by: replaced(run, 1, rows(by / "whole-3", 2)), "wanted 1)"),
-        (lambda run, by: shutil.rmtree(rows(run, 1)), "is lacking"),
+        (lambda run, by: shutil.rmtree(rows(run, 1)), "is missing"),
         (lambda run, by: (rows(run, 1) / "manifest.json").write_text("{}"), "stale or damaged rows"),
         (lambda run, by: shutil.rmtree(rows(run, 1) / "arrays" / "whole" / "c"), "make the store again"),
     ],

@@ -92,7 +92,7 @@ def test_objects_of_other_packages_are_opened(tmp_path):
         mr.run(sp.eye_array(3), out=tmp_path / "c")
     with pytest.raises(mr.InputError, match="the dataset is the class Data; expected an object of it"):
         mr.plan(Data)
-    with pytest.raises(mr.InputError, match="features is 'mapped', but a Data is no Millrace store"):
+    with pytest.raises(mr.InputError, match="features is 'mapped', but a Data is not a Millrace store"):
         mr.run(data, features="mapped", out=tmp_path / "c")
 
 
@@ -357,7 +357,7 @@ def test_products_in_bfloat16_train_almost_the_same(sbm, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(
     ("has", "options", "match"),
-    [(True, {"dtype": "float64"}, 'expected dtype = "float32"'), (False, {}, "has no bfloat16 products")],
+    [(True, {"dtype": "float64"}, 'expected dtype = "float32"'), (False, {}, "does not multiply in bfloat16")],
 )
 def test_bfloat16_is_refused_where_it_cannot_be(sbm, tmp_path, monkeypatch, has, options, match):
     monkeypatch.setattr(prepare, "has_bfloat16", lambda: has)
