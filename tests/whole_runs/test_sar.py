@@ -215,7 +215,7 @@ def contents(folder):
 @pytest.mark.parametrize(
     ("words", "phrase"),
     [
-        (["--ranks", 3], "ranks (was 2, now 3)"),
+        (["--ranks", 3], "resume with --ranks 2"),
         (["--set", "partition.method=hash"], "partition.method (was metis-work, now hash)"),
         (["--set", "model.hidden=8"], "model.hidden (was 4, now 8)"),
     ],
