@@ -305,7 +305,9 @@ def parse_fanout(text: str, option: str = "fanout") -> list[int]:
 def _registered(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> type:
     name = table.get("name", next(iter(registry)))
     if not isinstance(name, str) or name not in registry:
-        raise InputError(f"{section}.name is '{name}'; expected one of {', '.join(registry)}{nearest(str(name), list(registry))}")
+        raise InputError(
+            f"{section}.name is '{str(name)[:SHOWN]}'; expected one of {', '.join(registry)}{nearest(str(name)[:SHOWN], list(registry))}"
+        )
     return registry[name]
 
 

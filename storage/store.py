@@ -61,8 +61,8 @@ class Rows(Protocol):
 
 
 def first_line(error: Exception) -> str:
-    """An error for use within a sentence: some libraries append a dump of their insides."""
-    return str(error).partition("\n")[0]
+    """An error for use within a sentence: some libraries append a dump of their insides, or of the input."""
+    return str(error).partition("\n")[0][:300]
 
 
 def canonical_json(record: Any) -> bytes:

@@ -103,4 +103,6 @@ def renumbered(ids: AnyArray, ends: dict[str, AnyArray]) -> dict[str, AnyArray]:
 
 def unknown(count: int, what: str, first: str) -> InputError:
     """What to raise where ends of edges are no nodes."""
-    return InputError(f"{count} values of {what} (first: {first}) are not the id of any node; give those nodes a row, or drop the edges")
+    return InputError(
+        f"{count} values of {what} (first: {str(first)[:80]}) are not the id of any node; give those nodes a row, or drop the edges"
+    )

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from ...storage.errors import InputError
 from .csv_file import SUFFIXES, is_csv, read_csv
+from .npz_members import BOMB_BYTES
 from .options import ReadOptions
 
 ALIASES = {
@@ -25,6 +26,8 @@ AS_TEXT = {
 }
 """Columns of CSV that are read as text first: 007 is no number, and one name among numbers makes all of them names."""
 EXAMPLES = {"edges": "src,dst", "nodes": "id,label"}
+BOMB_RATIO = 2000
+"""Parquet packs a column of one value into next to nothing, but never all columns."""
 KINDS = (".parquet", *SUFFIXES)
 
 
@@ -65,6 +68,19 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
     return found[0]
 
 
+def read_parquet(path: Path) -> pa.Table:
+    """The rows of a file of Parquet; the checksums of its pages are verified, where its writer left any.
+
+    Raises:
+        InputError: it unpacks to far more than numbers of a graph can.
+    """
+    file = pq.ParquetFile(path, page_checksum_verification=True)
+    unpacked, size = file.metadata.num_rows * file.metadata.num_columns * 4, path.stat().st_size
+    if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * size:
+        raise InputError(f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file again")
+    return file.read()
+
+
 def read_table(files: Sequence[Path], stem: str) -> pa.Table:
     """The rows of all files, one after the other.
 
@@ -72,9 +88,11 @@ def read_table(files: Sequence[Path], stem: str) -> pa.Table:
         InputError: a file cannot be read, or their columns differ in type.
     """
     try:
-        tables = [read_csv(f, AS_TEXT[stem], EXAMPLES[stem]) if is_csv(f) else pq.read_table(f) for f in files]
+        tables = [read_csv(f, AS_TEXT[stem], EXAMPLES[stem]) if is_csv(f) else read_parquet(f) for f in files]
         table = pa.concat_tables([_renamed(t, stem) for t in tables], promote_options="permissive" if is_csv(files[0]) else "default")
-    except (pa.ArrowException, OSError) as e:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
+        if isinstance(e, InputError):
+            raise
         told = files[0] if len(files) == 1 else f"{files[0].parent}: {stem}*{''.join(files[0].suffixes)}"
         raise InputError(f"{told} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema") from e
     for at, field in enumerate(table.schema):
