@@ -37,7 +37,7 @@ from .meeting import Meeting
 from .one_rank import RankReport
 from .partition_task import parts_by
 from .prepare import Prepared
-from .queues import location, minibatches_per_epoch, shared_queue
+from .queues import location, mended_queue, minibatches_per_epoch
 from .rank import Interrupted, ShortHandedError
 from .rank_process import RankSpec
 from .rank_task import METRIC, hold_rank
@@ -277,7 +277,7 @@ class _Generation:
         where = location(gang.prepared, gang.out)
         # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
         options = {"max_bytes": job.queue.max_bytes, "keep": job.queue.keep, "consumers": gang.ranks, "sweep": self.number == 0}
-        queue_ = shared_queue(gang.prepared, where, **options)
+        queue_ = mended_queue(gang.prepared, gang.out, lambda text: gang.emit(Note(text)), **options)
         minibatches = minibatches_per_epoch(gang.prepared)
         per_step = job.train.minibatches_per_step or gang.ranks
         pace = Pace.of(per_step, minibatches)

@@ -16,7 +16,7 @@ from ..storage.queue_object import queue_at
 from ..storage.queue_zarr import ZarrQueue
 from ..storage.urls import is_url
 from .config import Job
-from .events import Emit, StageAdvanced, StageEnded, StageStarted
+from .events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 from .prepare import make_system, open_data, sample_fingerprint
 from .rank import Interrupted
 from .run_folder import held
@@ -64,7 +64,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     create(sweep=False).close()
     # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk is sampled again.
     with nullcontext() if is_url(out) else held(Path(out)):
-        queue = create(sweep=not is_url(out))
+        queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
         if job.kernel in OTHER_BITS and (gpus := kernel.refuse_what_is_missing()) > 1:
             fill = partial(sample_across, job, dataset, system.sample.sampler, queue, str(out), store, gpus)
         else:

@@ -9,12 +9,13 @@ import numpy as np
 
 from ..stages.sample.partitioned import SampledByOwners
 from ..storage.counted import counted
-from ..storage.errors import InputError
+from ..storage.errors import InputError, StoreError
 from ..storage.minibatch import Bulk, Expected, MiniBatch
 from ..storage.queue import MemoryQueue, MinibatchQueue
 from ..storage.queue_cycle import Cycled
 from ..storage.queue_object import queue_at
-from ..storage.queue_zarr import ZarrQueue
+from ..storage.queue_zarr import KIND, ZarrQueue
+from ..storage.store import read_manifest, remove_tree
 from ..storage.urls import is_url
 from .prepare import Prepared
 from .run_folder import held, is_held
@@ -89,13 +90,30 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
     )
 
 
-def own_queue(prepared: Prepared, out: Path) -> MinibatchQueue:
-    """The queue that a rank fills for itself, by a thread: in memory, or in the run's folder."""
+def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
+    """The queue that a rank fills for itself, by a thread: in memory, or in the run's folder. See `mended_queue`."""
     q, per_epoch, ranks = prepared.job.queue, minibatches_per_epoch(prepared), prepared.job.ranks
     if q.kind == "memory":
         # A rank samples its own minibatches alone: k of them out of k P.
         return MemoryQueue(bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch)
-    return shared_queue(prepared, location(prepared, out), max_bytes=q.max_bytes, keep=q.keep)
+    return mended_queue(prepared, out, tell or (lambda text: None), max_bytes=q.max_bytes, keep=q.keep)
+
+
+def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
+    """The run's queue, without what an earlier life left and cannot be read: that is sampled again, and `tell` hears of it.
+
+    On an object store, which keeps its own checksums, nothing is looked at beforehand.
+    """
+    where = location(prepared, out)
+    if is_url(where):
+        return shared_queue(prepared, where, **options)
+    if prepared.job.queue.location is None and Path(where).exists():
+        try:
+            read_manifest(Path(where), KIND)
+        except StoreError as e:
+            remove_tree(Path(where))
+            tell(f"the queue of the run was damaged, and is sampled again: {e}")
+    return shared_queue(prepared, where, mend=tell, **options)
 
 
 def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:

@@ -188,7 +188,7 @@ def _run(
                 else:
                     with _threads(job.threads):
                         if queue is None and prepared.has_minibatches:
-                            queue = own_queue(prepared, folder)
+                            queue = own_queue(prepared, folder, lambda text: told(Note(text)))
                         reports = [_run_inline(prepared, folder, queue, samples, told, stop, save, clock)]
             except Interrupted:
                 status, reports = STOPPED, reports_of_stopped(prepared, folder)

@@ -123,7 +123,8 @@ class Dataset:
         if self.features.num_rows != n:
             raise InputError(f"features have {self.features.num_rows} rows; the graph has {n} nodes")
         if self.task not in ("multiclass", "multilabel") or type(self.num_classes) is not int or self.num_classes < 0:
-            raise InputError(f"task is '{self.task}' of {self.num_classes} classes; expected multiclass or multilabel, and a whole number")
+            seen = f"task is '{str(self.task)[:80]}' of {str(self.num_classes)[:80]} classes"
+            raise InputError(f"{seen}; expected multiclass or multilabel, and a whole number")
         want, dtype = (1, np.int64) if self.task == "multiclass" else (2, np.float32)
         if self.labels.ndim != want or len(self.labels) != n:
             raise InputError(f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and {counted(n, 'row')}")

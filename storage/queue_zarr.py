@@ -12,7 +12,7 @@ Where the stores lie is a `Place`: a folder of a file system here, a prefix of a
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -191,6 +191,7 @@ class ZarrQueue(BoundedQueue):
         consumers: int,
         read_only: bool,
         expected: Expected | None = None,
+        mend: Callable[[str], None] | None = None,
     ) -> None:
         size, n = meta.get("bulk_size"), meta.get("minibatches_per_epoch")
         if type(size) is not int or size < 1 or not (n is None or (type(n) is int and n >= 0)):
@@ -202,6 +203,9 @@ class ZarrQueue(BoundedQueue):
         self.meta = dict(meta)
         self._read_only = read_only
         self._expected = expected
+        self._mend = mend
+        self._sound: set[BulkKey] = set()
+        """Bulks that were written or read whole here, where damaged ones are to be dropped."""
         self._complete: Mapping[str, int] | None = None
         self._opened: OrderedDict[BulkKey, zarr.Array] = OrderedDict()
         self._opening = threading.Lock()
@@ -225,6 +229,7 @@ class ZarrQueue(BoundedQueue):
         meta: Mapping[str, Any] | None = None,
         sweep: bool = True,
         expected: Expected | None = None,
+        mend: Callable[[str], None] | None = None,
     ) -> Self:
         """Make a queue in a folder, or go on with the one that is there.
 
@@ -239,6 +244,8 @@ class ZarrQueue(BoundedQueue):
                 `get` beyond it is refused.
             sweep: remove what killed writers left. Only while no other process writes there: producers that join pass False.
             expected: what minibatches must be like; others are refused when they are read.
+            mend: drop a bulk that an earlier life left and that cannot be read, and say so to this: it counts as one that is not there.
+                Each bulk that is found is read whole for that, once.
 
         Raises:
             InputError: an argument is out of range.
@@ -247,7 +254,7 @@ class ZarrQueue(BoundedQueue):
         meta = {**(meta or {}), "bulk_size": bulk_size}
         if bulk_size < 1:
             raise InputError(f"queue bulk_size={bulk_size}; expected at least 1")
-        options: dict[str, Any] = {"max_bytes": max_bytes, "keep": keep, "consumers": consumers, "expected": expected}
+        options: dict[str, Any] = {"max_bytes": max_bytes, "keep": keep, "consumers": consumers, "expected": expected, "mend": mend}
         self = cls(path, fingerprint, meta, read_only=False, **options)
         self._place.commit("", KIND, fingerprint, meta)
         body = self._place.manifest("", KIND)
@@ -255,6 +262,8 @@ class ZarrQueue(BoundedQueue):
         require_fingerprint(path, _shape(body["meta"]), _shape(meta))
         if sweep:
             self._place.sweep()
+        if mend is not None:
+            self._mend_complete(mend)
         for epoch in self.epochs() if keep != "all" else ():
             for number in self.committed(epoch):
                 self._last[epoch, number] = self._last_on_disk((epoch, number))
@@ -304,7 +313,15 @@ class ZarrQueue(BoundedQueue):
 
     def committed(self, epoch: int) -> set[int]:
         """Numbers of the epoch's bulks that are there."""
-        return {int(m[1]) for name in self._place.names(f"epoch-{epoch}") if (m := _BULK.fullmatch(name))}
+        found = {int(m[1]) for name in self._place.names(f"epoch-{epoch}") if (m := _BULK.fullmatch(name))}
+        return found if self._mend is None else {number for number in found if self._has((epoch, number))}
+
+    def _mend_complete(self, mend: Callable[[str], None]) -> None:
+        try:
+            _ = self.complete
+        except StoreError as e:
+            self._place.remove(COMPLETE)
+            mend(f"it is written again: {e}")
 
     @property
     def complete(self) -> bool:
@@ -334,7 +351,26 @@ class ZarrQueue(BoundedQueue):
         super().put(bulk, timeout_s)
 
     def _has(self, key: BulkKey) -> bool:
-        return key in self._opened or self._place.has(_name(key))
+        if self._mend is None:
+            return key in self._opened or self._place.has(_name(key))
+        with self._changed:
+            return key in self._sound or (self._place.has(_name(key)) and self._is_sound(key, self._mend))
+
+    def _is_sound(self, key: BulkKey, mend: Callable[[str], None]) -> bool:
+        """Whether all of a bulk can be read; one that cannot is dropped."""
+        n, first = self.minibatches_per_epoch, key[1] * self.bulk_size
+        try:
+            rows = self._rows(key).shape[0]
+            if n is not None and rows != (want := min(self.bulk_size, n - first)):
+                raise StoreError(f"{self._place.path(_name(key))} has {rows} minibatches; expected {want}")
+            for row in range(rows):
+                self._load(key, row)
+        except StoreError as e:
+            self._drop(key)
+            mend(f"a damaged bulk was dropped, and is sampled again: {e}")
+            return False
+        self._sound.add(key)
+        return True
 
     def _is_final(self, key: BulkKey, index: int) -> bool:
         return super()._is_final(key, index) or (self._read_only and self.complete)
@@ -360,6 +396,8 @@ class ZarrQueue(BoundedQueue):
                 f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then resume: what is "
                 "there is kept"
             ) from e
+        if self._mend is not None:
+            self._sound.add((bulk.epoch, bulk.number))
 
     def _rows(self, key: BulkKey) -> zarr.Array:
         with self._opening:
@@ -393,6 +431,7 @@ class ZarrQueue(BoundedQueue):
     def _drop(self, key: BulkKey) -> None:
         with self._opening:
             self._opened.pop(key, None)
+        self._sound.discard(key)
         self._place.remove(_name(key))
         # Nobody writes bulks of earlier epochs any more.
         for epoch in range(self._tidy, key[0]):

@@ -258,7 +258,7 @@ def _is_entry(name: str, entry: Any) -> bool:
     shape, dtype, chunks = (entry.get(key) for key in ("shape", "dtype", "chunks"))
     try:
         numeric = isinstance(dtype, str) and np.dtype(dtype).kind in "biuf"
-    except TypeError:
+    except (TypeError, ValueError):
         numeric = False
     counts = [*shape, chunks] if isinstance(shape, list) and shape else [None]
     return numeric and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
@@ -272,7 +272,8 @@ def require_fingerprint(path: Path | str, seen: Mapping[str, str], expected: Map
     """
     differing = sorted(k for k in set(seen) | set(expected) if seen.get(k) != expected.get(k))
     if differing:
-        rows = ", ".join(f"{k} (store {seen.get(k, 'absent')}, wanted {expected.get(k, 'absent')})" for k in differing)
+        pairs = [(k, seen.get(k, "absent")[:200], expected.get(k, "absent")[:200]) for k in differing[:8]]
+        rows = ", ".join(f"{k[:80]} (store {here}, wanted {wanted})" for k, here, wanted in pairs)
         raise StoreError(f"{path} was made from something else; these differ: {rows}")
 
 

@@ -253,7 +253,20 @@ def _override(bench: Bench, rng: random.Random) -> Callable[[], None]:
         "x",
         ".",
     ]
-    values = [str(odd(rng)) if rng.random() < 0.97 else "", "[" * 5000, "9" * 5000, "true", "1\nb = 2", "{a = 1}", '"', "'''", "1979-05-27"]
+    values = [
+        "0.01",
+        "3",
+        "'gat'",
+        str(odd(rng)) if rng.random() < 0.97 else "",
+        "[" * 5000,
+        "9" * 5000,
+        "true",
+        "1\nb = 2",
+        "{a = 1}",
+        '"',
+        "'''",
+        "1979-05-27",
+    ]
     text = f"{rng.choice(keys)}{rng.choice(['=', '=', '=', '==', ''])}{rng.choice(values)}"
 
     def read() -> None:
@@ -442,6 +455,7 @@ ADDRESSES = [
     "tcp://127.0.0.1:1", "tcp://[::1", "tls://", "tcp://" + "a" * 300 + ":1", "tcp://a..b:1", "tcp://127.0.0.1:99999", "tcp://\u2100:1",
     "::",
     "tcp://\0:1", "tcp://[v1.x]:1", "inproc://x", "tcp://user@localhost:1", "", " ", "tcp://localhost:abc", "localhost:1", "http://[", "tcp://[::1]:1",
+    "127.0.0.1", "localhost",
 ]  # fmt: skip
 
 

@@ -133,6 +133,21 @@ def test_a_run_that_was_asked_to_stop_has_a_result_and_goes_on(sbm, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("manifest", [False, True])
+def test_a_damaged_queue_is_sampled_again(sbm, tmp_path, manifest):
+    """Bulks that were sampled ahead, or the queue as a whole."""
+    options, asked, notes = SMALL | {"queue": {"kind": "zarr", "keep": "all", "bulk_size": 2}}, iter(range(1000)), []
+    mr.run(sbm, out=tmp_path / "run", stop=lambda: next(asked) == 10, **options)
+    queue = tmp_path / "run" / "queue"
+    damaged = [queue / "manifest.json"] if manifest else sorted(queue.glob("epoch-*/bulk-*/manifest.json"))
+    assert damaged
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:50])
+    result = mr.run(sbm, out=tmp_path / "run", resume=True, emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None, **options)
+    assert any("damaged" in text and "sampled again" in text for text in notes)
+    assert (result.status, result.parameters_sha256) == ("done", digest(sbm, tmp_path / "whole"))
+
+
 @pytest.mark.parametrize("queue", ["memory", "zarr"])
 def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
     flags = [
