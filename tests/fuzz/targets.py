@@ -45,9 +45,8 @@ from millrace.storage.minibatch import Expected
 from millrace.storage.partition_book import open_book
 from millrace.storage.phase_rows import open_phase_rows, write_phase_rows
 from millrace.storage.queue_zarr import ZarrQueue
-
-from .forge import forge, manifest_of, sign
-from .mutators import archive, mutate_array, mutate_bytes, mutate_record, mutate_tree, npy, npy_with_header, odd, to_json
+from millrace.tests.fuzz.forge import forge, manifest_of, sign
+from millrace.tests.fuzz.mutators import archive, mutate_array, mutate_bytes, mutate_record, mutate_tree, npy, npy_with_header, odd, to_json
 
 V, E = 30, 120
 SAMPLER = NeighborSampler((3, 2))
