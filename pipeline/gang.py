@@ -23,6 +23,7 @@ from distributed.client import FutureCancelledError
 from torch import nn
 
 from ..stages.comm.survivors import here
+from ..stages.partition.mend import remove_damaged
 from ..stages.partition.stage import partition_dataset
 from ..storage.checkpoint import CheckpointStore
 from ..storage.errors import MillraceError, PeerLostError, RunError
@@ -152,11 +153,15 @@ class _Gang:
         self.frozen: set[str] = set()
         """Workers that were taken for lost because they had stopped answering."""
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.dataset, self.features = share(job, prepared.dataset, self.out)
+        self.dataset, self.features = share(job, prepared.dataset, self.out, self.note)
         self.module = None if module is None else pickled(module)
         self.parts = self._cut()
         self.meeting = Meeting(job.cluster)
         client.subscribe_topic(self.topic, lambda event: self.messages.put(event[1]))
+
+    def note(self, text: str) -> None:
+        """Tell the user something."""
+        self.emit(Note(text))
 
     def _cut(self) -> Path | None:
         """The folder of the parts that ranks open, made if it is not there; None where they open the whole."""
@@ -165,6 +170,7 @@ class _Gang:
         if partitioner is None:
             return None
         dataset, folder, parts = prepared.dataset, self.out / PARTS, prepared.system.parts_before(job.ranks)
+        remove_damaged(folder, self.note)
         self.emit(StageStarted("partition", f"cutting {dataset.name} into {parts} parts by {partitioner.name}", parts))
         report = partition_dataset(
             dataset,
@@ -277,7 +283,7 @@ class _Generation:
         where = location(gang.prepared, gang.out)
         # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
         options = {"max_bytes": job.queue.max_bytes, "keep": job.queue.keep, "consumers": gang.ranks, "sweep": self.number == 0}
-        queue_ = mended_queue(gang.prepared, gang.out, lambda text: gang.emit(Note(text)), **options)
+        queue_ = mended_queue(gang.prepared, gang.out, gang.note, **options)
         minibatches = minibatches_per_epoch(gang.prepared)
         per_step = job.train.minibatches_per_step or gang.ranks
         pace = Pace.of(per_step, minibatches)

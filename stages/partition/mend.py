@@ -1,0 +1,60 @@
+"""Parts in a run's folder that are damaged: removed, so that `stage.partition_dataset` makes them again."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ...storage.edge_shards import open_edge_shards
+from ...storage.errors import StoreError
+from ...storage.partition import open_partition
+from ...storage.partition_book import KIND as BOOK_KIND
+from ...storage.partition_book import open_book
+from ...storage.store import MANIFEST, open_store, remove_tree
+from .stage import KIND, ROWS_KIND, quality_of
+
+ROWS_AT_ONCE = 1 << 16
+
+
+def remove_damaged(folder: Path, tell: Callable[[str], None]) -> None:
+    """Remove what cannot be read of the parts in `folder`, and tell it by name. Every array is read once.
+
+    Parts that an interrupted run has not finished are left alone: they are known to be lacking.
+    """
+    if not (folder / "book").exists():
+        return
+    try:
+        open_book(folder / "book")
+        made = dict(open_store(folder / "book", BOOK_KIND).fingerprint)
+    except StoreError as e:
+        remove_tree(folder)
+        tell(f"the parts in {folder} are made again: {e}")
+        return
+    whole = (folder / MANIFEST).exists()
+    try:
+        if whole:
+            quality_of(open_store(folder, KIND))
+    except StoreError as e:
+        (folder / MANIFEST).unlink()
+        tell(f"the account of the parts is written again: {e}")
+    for part in sorted(folder.glob("part-*")):
+        try:
+            if whole or (part / "rows" / MANIFEST).exists():
+                _read(part, made)
+        except StoreError as e:
+            # While the folder's own manifest stands, it counts as complete.
+            (folder / MANIFEST).unlink(missing_ok=True)
+            remove_tree(part)
+            tell(f"a damaged part is made again: {e}")
+
+
+def _read(part: Path, made: dict[str, str]) -> None:
+    partition = open_partition(part / "graph", fingerprint=made)
+    shards = open_edge_shards(part / "shards", fingerprint=made)
+    rows = open_store(part / "rows", ROWS_KIND, fingerprint=made)
+    for name in rows.entries:
+        length = rows.entries[name]["shape"][0]
+        for first in range(0, max(length, 1), ROWS_AT_ONCE):
+            _ = np.asarray(rows.piece(name, slice(first, first + ROWS_AT_ONCE)))
+    if not partition.num_owned == shards.num_owned == rows.entries["features"]["shape"][0]:
+        raise StoreError(f"{part}: its graph, edge shards and rows are not of the same nodes")
