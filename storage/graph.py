@@ -163,7 +163,7 @@ def from_edges(
     if src.ndim != 1 or src.shape != dst.shape:
         raise InputError(f"src has shape {list(src.shape)} and dst {list(dst.shape)}; expected two vectors of one length")
     for name, ids in (("src", src), ("dst", dst)):
-        if len(ids) and not np.issubdtype(ids.dtype, np.integer):
+        if len(ids) and ids.dtype.kind not in "iu":
             raise InputError(f"{name} holds {ids.dtype}; expected integer node ids")
     largest = int(max(src.max(), dst.max())) if len(src) else -1
     smallest = int(min(src.min(), dst.min())) if len(src) else 0

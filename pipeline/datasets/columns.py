@@ -37,7 +37,7 @@ def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str], *, na
         raise InputError(f"labels have shape {list(labels.shape)}; expected [V] class numbers or [V, C] of 0 and 1")
     if labels.dtype == np.bool_:
         labels = labels.astype(np.int64)
-    if not np.issubdtype(labels.dtype, np.number) or np.iscomplexobj(labels):
+    if labels.dtype.kind not in "biuf":
         raise InputError(f"labels are {labels.dtype}; expected class numbers 0, 1, ...: number the classes")
     if labels.ndim == 2 and labels.shape[1] != 1:
         return _multilabel(labels), labels.shape[1], "multilabel"
@@ -129,7 +129,7 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
         raise InputError(
             f"features have {features.shape[0]} rows; the labels have {graph.num_nodes}: expected one row of each for every node"
         )
-    if not (np.issubdtype(features.dtype, np.number) or features.dtype == np.bool_) or np.issubdtype(features.dtype, np.complexfloating):
+    if features.dtype.kind not in "biuf":
         raise InputError(f"features are {features.dtype}; expected numbers: encode them before saving")
     dense = 4 * features.shape[0] * features.shape[1]
     if hasattr(features, "todense") and dense > LARGE_BYTES and features.nnz * SPARSEST < features.shape[0] * features.shape[1]:

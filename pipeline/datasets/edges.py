@@ -116,7 +116,7 @@ def _checked_ids(src: AnyArray, dst: AnyArray, num_nodes: int) -> tuple[AnyArray
     for name, ids in (("source", src), ("destination", dst)):
         if len(ids) == 0:
             continue
-        if not np.issubdtype(ids.dtype, np.integer):
+        if ids.dtype.kind not in "iu":
             raise InputError(f"edge {name} ids are {ids.dtype}; expected integers: convert them before saving")
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= num_nodes:
@@ -141,7 +141,7 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
         raise InputError(
             f"edge weights have shape {list(weight.shape)}; expected one number for each of {num_edges} edges, or set edge_weights=ignore"
         )
-    if not (np.issubdtype(weight.dtype, np.number) or weight.dtype == np.bool_) or np.iscomplexobj(weight):
+    if weight.dtype.kind not in "biuf":
         raise InputError(f"edge weights are {weight.dtype}; expected numbers, or set edge_weights=ignore")
     with np.errstate(over="ignore"):
         w = weight.astype(np.float32)

@@ -168,7 +168,7 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArr
         raise InputError(f"the {name} split has shape {list(values.shape)}; expected a vector of node ids or a boolean mask")
     if not len(values):
         return np.empty(0, np.int64)
-    if not np.issubdtype(values.dtype, np.integer):
+    if values.dtype.kind not in "iu":
         raise InputError(f"the {name} split is {values.dtype}; expected integer node ids or a boolean mask")
     if values.min() < 0 or values.max() >= num_nodes:
         raise InputError(
