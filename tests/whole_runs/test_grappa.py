@@ -661,7 +661,7 @@ def test_evaluate_and_inspect(clustered):
         (["--set", "grappa.every=3"], "grappa.every (was 2, now 3)"),
         (["--set", "grappa.moved=1.0"], "grappa.moved (was 0.0, now 1.0)"),
         (["--set", "grappa.correction=node"], "grappa.correction (was batch, now node)"),
-        (["--ranks", 3], "ranks (was 2, now 3)"),
+        (["--ranks", 3], "resume with --ranks 2"),
     ],
 )
 def test_a_run_goes_on_as_it_began(clustered, words, phrase):

@@ -424,7 +424,7 @@ def test_interrupted_gone_on_with_and_a_rank_killed(undisturbed, scheduler, tmp_
     result = mr.run(DATASET, resume=True, emit=reaper, **run)
     assert result.parameters_sha256 == undisturbed
     text, seconds = reaper.told
-    assert re.fullmatch(rf"rank \d \(process {reaper.killed[0]}\) was killed by signal 9; all ranks start again .* \(1 of \d times\)", text)
+    assert re.fullmatch(rf"rank \d \(process {reaper.killed[0]}\) was killed by signal 9; all ranks start again .* \(restart 1 of \d\)", text)
     assert seconds < TOLD_S
     assert sum("resumed at phase 0, step" in n for n in reaper.notes) == 2, "after the interruption and after the kill"
     assert not ranks_alive()
