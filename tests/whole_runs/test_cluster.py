@@ -259,7 +259,7 @@ def test_a_scheduler_that_does_not_answer(address, mute, tmp_path, monkeypatch):
     assert cluster.ANSWER_S <= 20
     monkeypatch.setattr(cluster, "ANSWER_S", 0.5)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    with pytest.raises(mr.InputError, match=r"no Dask scheduler answers at|expected (the address of a Dask scheduler|an address), such as|expected an address such as") as raised:
+    with pytest.raises(mr.InputError, match=r"no Dask scheduler answers at|expected the address of a Dask scheduler") as raised:
         mr.run(DATASET, out=tmp_path / "run", ranks=2, scheduler=mute if address == "mute" else address, **JOB)
     assert raised.value.exit_code == 2
 

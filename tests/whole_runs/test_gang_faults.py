@@ -102,7 +102,9 @@ def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, 
     for _, _, text, seconds in reaper.told:
         assert seconds < TOLD_S, text
     rank, sampler, holder = (text for _, _, text, _ in reaper.told)
-    assert re.fullmatch(rf"rank \d \(process {reaper.told[0][1]}\) was killed by signal 9; all ranks start again .* \(restart 1 of 2\)", rank)
+    assert re.fullmatch(
+        rf"rank \d \(process {reaper.told[0][1]}\) was killed by signal 9; all ranks start again .* \(restart 1 of 2\)", rank
+    )
     assert re.match(r"the worker tcp://\S+, which sampled, is gone; others take over its tasks", sampler)
     assert re.match(r"the worker tcp://\S+ that held rank \d \(process \d+\) is gone; all ranks start again .* \(restart 2 of 2\)", holder)
     assert sum("resumed at phase 0, step" in text for text in reaper.notes) == 2, "each generation goes on from a checkpoint"
