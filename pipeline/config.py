@@ -31,6 +31,10 @@ def canonical(registry: Mapping[str, type], name: str) -> str:
     return word if word in registry else name
 
 
+LONGEST_OPTION = 200
+"""Characters of a model's or a sampler's option."""
+
+
 class Job(Section):
     """Everything that decides a run. Written, resolved, into the run's folder as ``job.toml``."""
 
@@ -328,6 +332,8 @@ def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) 
     for key, value in options.items():
         if any(isinstance(v, bool) for v in (value if isinstance(value, list | tuple) else [value])) and takes_numbers(hints[key]):
             raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a number")
+        if isinstance(value, str) and len(value) > LONGEST_OPTION:
+            raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a word")
     try:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as e:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from ..storage.counted import counted
 from ..storage.errors import StoreError
@@ -82,6 +83,17 @@ def read_result(run: Path) -> dict[str, Any] | None:
     return result
 
 
+class Lost(TypedDict):
+    """An entry of `Result.lost`."""
+
+    rank: int
+    phase: int
+    epoch: int
+    step: int
+    seeds: int
+    epochs: int
+
+
 def _misshapen(result: dict[str, Any]) -> str | None:
     """The first key whose value is of another kind than a run writes; one that is lacking may be of a later version."""
     hints = get_type_hints(Result) | {
@@ -91,6 +103,7 @@ def _misshapen(result: dict[str, Any]) -> str | None:
         **dict.fromkeys(("train_loss", "val_accuracy", "test_accuracy"), FiniteFloat | None),
         "best_epoch": Annotated[int, Field(ge=-1, lt=1 << 53)],
         "peak_rss_bytes": list[Count],
+        "lost": list[Lost],
     }
     for key, kind in hints.items():
         if key in result:

@@ -136,7 +136,9 @@ def _messages(sent_to: dict[str, dict[str, list[int]]]) -> list[tuple[str, list[
 def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: int) -> str:
     result, config = run.result, run.config
     model = (result or {}).get("model") or config.get("model.name", "a model")
-    size = f" ({result['num_nodes']:,} nodes, {result['num_edges']:,} edges)" if result else ""
+    size = (
+        f" ({result['num_nodes']:,} nodes, {result['num_edges']:,} edges)" if result and {"num_nodes", "num_edges"} <= result.keys() else ""
+    )
     ranks = count(int((result or config).get("ranks") or 1), "rank")
     said = f"{model} was trained with {config.get('system')} on {config.get('dataset')}{size} by {ranks}: {count(epochs, 'epoch')} in "
     said += duration(total_s)
