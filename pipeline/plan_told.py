@@ -35,7 +35,7 @@ def told(plan: Plan) -> str:
 
 
 def _goals(plan: Plan) -> list[str]:
-    """The best system for each other goal, in one line."""
+    """The best system for each other goal, a line each."""
     by_label, epochs = {f.label: f for f in plan.systems}, plan.epochs
     figures = {
         "shortest pass over all labels": lambda f: f"{whole_seconds(f, epochs):.3g} s",
@@ -43,7 +43,7 @@ def _goals(plan: Plan) -> list[str]:
         "fewest bytes between ranks": lambda f: f"{size(network_bytes(f))} a run",
     }
     told = [f"{goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
-    return ["Other goals. " + "; ".join(told) + "."] if told else []
+    return ["Other goals:", *(f"  {line}" for line in told)] if told else []
 
 
 def _row(f: Forecast) -> str:

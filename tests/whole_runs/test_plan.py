@@ -89,7 +89,7 @@ def test_a_plan_is_told_and_recorded(played: Played) -> None:
     assert all(f.label in text for f in played.plan.systems)
     assert f"Choose {played.plan.recommended}: " in text
     assert played.plan.recommended in ("bulk", "bulk, owned features", "sar"), "on one machine"
-    assert "Other goals. shortest pass over all labels: " in text and "; fewest bytes between ranks: retexo, " in text
+    assert "Other goals:\n  shortest pass over all labels: " in text and "\n  fewest bytes between ranks: retexo, " in text
     assert record["systems"][0]["bytes"]["network"]["gradients"] > 0
     assert max(len(line) for line in text.splitlines()) <= 140
     assert any(isinstance(e, StageStarted) and e.stage == "plan" for e in played.events)
