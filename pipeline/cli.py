@@ -94,10 +94,14 @@ def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None)
     from .config import MODELS, canonical, parse_override, read_toml
     from .datasets.open import TABLES
     from .keys import expanded, full_key, merged
+    from .run_folder import JOB
 
     # A folder's name may hold a colon, as a dataset's does: what is a file is no name.
     if job is not None and (
-        str(job) == "digits" or job.name.lower().endswith((".npz", *TABLES)) or (":" in str(job) and not _home(job).is_file())
+        str(job) == "digits"
+        or job.name.lower().endswith((".npz", *TABLES))
+        or (":" in str(job) and not _home(job).is_file())
+        or (_home(job).is_dir() and not (_home(job) / JOB).is_file())
     ):
         raise InputError(f"{job} was read as a TOML job file; give a dataset as --dataset {job}")
     table = expanded(read_toml(_home(job))) if job is not None else {}
@@ -461,7 +465,9 @@ def predict(
     own, out = None if model is None else own_module(model), _home(out)
     with Terminal() as terminal:
         report = predict_to_file(_home(run_folder), out, dataset, nodes, all_probabilities, own, terminal)
-    _say(f"{report['nodes']:,} nodes of {report['dataset']} by {report['model']} in {out} ({report['seconds']:.1f} s)", err=as_json)
+    _say(
+        f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']} in {out} ({report['seconds']:.1f} s)", err=as_json
+    )
     if as_json:
         _say(json.dumps(report))
 
@@ -470,12 +476,14 @@ def predict(
 def inspect(
     path: Annotated[str, typer.Argument(help="A run, a store of samples, partitions or data, or any dataset.")],
     minibatch: Annotated[str | None, typer.Option(metavar="EPOCH,INDEX", help="Print one minibatch of a store of samples.")] = None,
+    overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say what a folder, a file or a dataset holds."""
+    from .config import resolve
     from .inspection import inspect_path
 
-    record = inspect_path(path, minibatch)
+    record = inspect_path(path, minibatch, resolve(_table(None, {}, overrides)) if overrides else None)
     if as_json:
         _say(json.dumps(record))
     else:

@@ -93,6 +93,11 @@ def refuse_without_module(folder: Path, passed: str) -> None:
     if "module" not in given:
         return
     module, name = given["module"], given["class"]
+    if name == "PyGModel" and module.partition(".")[0] == __name__.partition(".")[0]:
+        raise InputError(
+            f"the model of {folder} is a PyGModel, and no folder keeps its convolutions; pass them again: {passed}, or on the command line "
+            "--model MODULE:NAME of a function of yours that makes it"
+        )
     told = f"the model of {folder} is a module of your own, {name} of {module}"
     if module == "__main__" or "<locals>" in name:
         raise InputError(f"{told}, which cannot be imported; pass it where it is defined: {passed}")

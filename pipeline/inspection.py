@@ -14,7 +14,9 @@ from ..storage.errors import InputError, StoreError
 from ..storage.minibatch import MiniBatch
 from ..storage.store import MANIFEST, Store, first_line, open_store
 from ..storage.urls import is_url
-from .datasets import open_dataset
+from .config import Job
+from .events import silent
+from .prepare import open_data
 from .queues import open_queue
 from .result import read_result
 from .run_folder import CHECKPOINTS, JOB
@@ -23,22 +25,25 @@ SHOWN_SEEDS = 3
 SHOWN_NAMES = 5
 
 
-def inspect_path(path: str, minibatch: str | None) -> dict[str, Any]:
+def inspect_path(path: str, minibatch: str | None, job: Job | None = None) -> dict[str, Any]:
     """What `path` holds, as a flat record of printable values.
 
     Args:
         path: a run's folder, a store of any kind, anything that `open_dataset` takes, or the URL of a store of samples.
         minibatch: ``EPOCH,INDEX``: describe that minibatch of a store of samples.
+        job: a configuration that says how a dataset is read; None: the defaults.
 
     Raises:
-        InputError: `minibatch` is malformed or `path` holds no samples.
+        InputError: `minibatch` is malformed, `path` holds no samples, or `job` was given for what is no dataset.
         StoreError: the store is damaged, or nothing is at the URL.
         RunError: the object store does not answer.
     """
+    folder = Path(path).expanduser()
+    format_ = "samples" if is_url(path) else _format(folder)
+    if job is not None and ((folder / JOB).is_file() or format_ not in (None, "dataset")):
+        raise InputError(f"--set says how a dataset is read, and {path} is none; leave it out")
     if is_url(path):
         return _samples(path, minibatch)
-    folder = Path(path).expanduser()
-    format_ = _format(folder)
     if minibatch is not None and format_ != "samples":
         raise InputError(f"--minibatch needs a store of samples; {path} holds {format_ or 'none'}")
     if (folder / JOB).is_file():
@@ -46,7 +51,7 @@ def inspect_path(path: str, minibatch: str | None) -> dict[str, Any]:
     if format_ == "samples":
         return _samples(folder, minibatch)
     if format_ in (None, "dataset"):
-        return _dataset(open_dataset(path))
+        return _dataset(open_data(job or Job(), path, silent))
     store = open_store(folder, format_)
     made = {f"made from {k}": v for k, v in store.fingerprint.items()}
     if format_ == PARTITIONING:

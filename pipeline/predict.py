@@ -25,6 +25,7 @@ def predict(
     dataset: Any = None,
     nodes: Any = None,
     *,
+    model: Any = None,
     emit: Emit = silent,
 ) -> Predictions:
     """What a model says of nodes, each over all of its in-edges in every layer, as `infer` does it.
@@ -34,21 +35,24 @@ def predict(
         dataset: whatever `open_dataset` takes; by default the run's own. Another graph needs features of the same width; its labels and
             classes do not matter.
         nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by default all.
+        model: for a run of a module of your own: see `load`.
         emit: called with every event.
 
     Raises:
         InputError: something does not fit, or no finished run is there.
         StoreError: something in the run's folder is damaged.
     """
+    if model is not None and isinstance(run, nn.Module | TrainedRun):
+        raise InputError(f"model was given beside a {type(run).__name__}, which has one; it goes with the folder of a run")
     if isinstance(run, nn.Module):
         if dataset is None:
             raise InputError("dataset is missing; expected predict(model, dataset), or the folder of a run, which has its own")
-        model, scratch, name = as_model(run), None, type(run).__name__
+        net, scratch, name = as_model(run), None, type(run).__name__
         data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
         task, classes = data.task, data.class_names
     else:
-        trained = run if isinstance(run, TrainedRun) else load(run)
-        model, scratch, name = trained.model, trained.folder, trained.result.model
+        trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+        net, scratch, name = trained.model, trained.folder, trained.result.model
         task, classes = trained.result.task, trained.result.class_names
         data = trained.open_dataset(dataset, emit=emit)
     ids = node_ids(nodes, data.num_nodes, data)
@@ -56,7 +60,7 @@ def predict(
     emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {name}"))
     degree = torch.from_numpy(data.graph.degree)
     logits = outputs(
-        model,
+        net,
         data.graph,
         data.features,
         degree,

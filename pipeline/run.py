@@ -20,7 +20,7 @@ from ..storage.queue import MinibatchQueue
 from .clients import refuse_owners, told_of_clients, with_clients
 from .clock import Clock
 from .compilers import refuse_without_compiler
-from .config import Job, refuse_secrets
+from .config import Job, read_toml, refuse_secrets
 from .events import Emit, Note
 from .given import at_home, job_of_given, keep, refuse_other_data, refuse_without_module
 from .metrics import finite, recorded
@@ -74,7 +74,7 @@ def run(
         system: such as ``bulk(NeighborSampler((15, 10, 5)))``, or a name.
         model: such as ``GraphSAGE(hidden=128, layers=3)``, a name, or a module of your own that follows the model protocol.
         out: the run's folder; by default a new one under ``runs/``.
-        resume: go on from the last checkpoint in `out`.
+        resume: go on from the last checkpoint in `out`; without `config`, keys that are not given are those that the run was started with.
         samples: a store of sampled minibatches to train from.
         verbose: print notes and progress as the command line does.
         emit: called with every event but pulses, which are in ``metrics.jsonl``; nothing is printed then.
@@ -108,6 +108,8 @@ def _run(
     options: dict[str, Any],
 ) -> Result:
     clock = Clock()
+    if resume and config is None:
+        config = _begun(out, dataset)
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": {"name": model} if isinstance(model, str) else dict(model)}
         model = None
@@ -134,6 +136,7 @@ def _run(
         refuse_slow_products(job)
         refuse_without_compiler(job)
     check_run_folder(folder, resume)
+    untold = dataset.notes if isinstance(dataset, Dataset) else ()
     if not isinstance(dataset, Dataset | str | Path | None):
         dataset = open_data(job, dataset, emit)
     module = model if isinstance(model, nn.Module) else None
@@ -180,6 +183,8 @@ def _run(
             prepared = with_clients(prepared, folder)
         status = "done"
         with recorded(folder / METRICS, emit, resume) as told:
+            for note in untold:
+                told(Note(note))
             try:
                 if job.executor == "dask":
                     from .gang import run_on_cluster
@@ -197,6 +202,18 @@ def _run(
     if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{counted(result.epochs, 'epoch')} had been trained before, more than the {job.epochs} asked for"))
     return result
+
+
+def _begun(out: str | Path | None, dataset: object) -> dict[str, Any]:
+    """The configuration that a run was started with, to go on with it."""
+    if out is None:
+        raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
+    folder = local(out).expanduser()
+    check_run_folder(folder, resume=True)
+    table = read_toml(folder / JOB)
+    # What is given from Python lies in memory, not in the store that the folder keeps of it.
+    in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
+    return {k: v for k, v in table.items() if not (k == "features" and in_memory)}
 
 
 def _run_inline(

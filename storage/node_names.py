@@ -7,6 +7,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from .counted import are, counted
 from .errors import InputError
 
 
@@ -82,7 +83,8 @@ class NodeNames(Sequence[str]):
         found: Any = pc.index_in(wanted, value_set=self.as_arrow())  # pyright: ignore[reportAttributeAccessIssue]
         if found.null_count:
             unknown = wanted.filter(found.is_null())
-            raise InputError(f"{found.null_count} names (first: '{unknown[0]}') are no node's; expected names such as '{self[0]}'")
+            count = found.null_count
+            raise InputError(f"{counted(count, 'name')} (first: '{unknown[0]}') {are(count)} no node's; expected names such as '{self[0]}'")
         return found.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def as_arrow(self) -> Any:

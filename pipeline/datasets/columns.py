@@ -15,6 +15,9 @@ Task = Literal["multiclass", "multilabel"]
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
 """Sparse features that take more as rows, with fewer than one value in so many, are refused."""
 FEW_CLASSES = 1000
+LARGE_VALUE = 100
+"""Features beyond it make training diverge, or stand still."""
+CONSTANT = 1e-9
 """Up to here, empty classes cost nothing worth an error."""
 
 
@@ -169,4 +172,11 @@ def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[st
         # In double precision, so that a row of huge values does not sum to infinity.
         total = np.abs(x).sum(axis=1, keepdims=True, dtype=np.float64)
         return (x / np.where(total > 0, total, 1)).astype(np.float32)
+    if options.normalize_features == "standard":
+        notes.append("Feature columns were shifted and scaled to mean 0 and standard deviation 1 (normalize_features=standard).")
+        mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
+        # What is left of a constant column is the rounding of its mean.
+        return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
+    if x.size and (largest := max(float(x.max()), -float(x.min()))) > LARGE_VALUE:
+        notes.append(f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each column.")
     return x

@@ -43,8 +43,9 @@ class ReadOptions:
     """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero"] = "error"
     """NaN and infinite features."""
-    normalize_features: Literal["none", "row", "binary"] = "none"
-    """row: each row divided by the sum of its absolute values (zero rows stay zero); binary: 1 where not zero."""
+    normalize_features: Literal["none", "row", "standard", "binary"] = "none"
+    """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its mean, divided by its
+    standard deviation; binary: 1 where not zero."""
     nan_labels: Literal["error", "unlabelled"] = "error"
     """NaN among class numbers. unlabelled: read them as -1."""
     label_gaps: Literal["error", "keep", "compact"] = "keep"

@@ -192,6 +192,11 @@ def test_features_are_float32_and_the_input_is_left_alone():
     assert np.array_equal(x, before, equal_nan=True)
     binary = clean_features(sp.csr_matrix([[5, 0], [0, -1], [0, 0]]), graph, ReadOptions(normalize_features="binary"), [])
     assert binary.tolist() == [[1, 0], [0, 1], [0, 0]]
+    people = np.array([[20, 30_000, 0.1], [40, 50_000, 0.1], [60, 70_000, 0.1]])
+    clean_features(people, graph, ReadOptions(), notes := [])
+    assert notes == ["Features reach 70,000, and training needs values near 1: normalize_features=standard scales each column."]
+    scaled = clean_features(people, graph, ReadOptions(normalize_features="standard"), [])
+    assert np.allclose(scaled, np.array([[-1, -1, 0], [0, 0, 0], [1, 1, 0]]) * np.sqrt(1.5))
     own = np.ones((3, 2), np.float32)
     assert not np.shares_memory(clean_features(own, graph, ReadOptions(), []), own)
     degree = clean_features(None, from_edges([0, 1, 2], [1, 0, 0], 3), ReadOptions(), notes := [])

@@ -1,6 +1,7 @@
 """Tables with names: CSV and Parquet, what they are read as, what comes back, and what is refused."""
 
 import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from millrace.pipeline.inspection import inspect_path
 from millrace.pipeline.prepare import open_data
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.command import command
 
 EDGES = """\
 Source,Target,weight,since
@@ -75,6 +77,11 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
     assert_is_the_graph(again)
     assert again.notes == d.notes
     record = inspect_path(str(tmp_path / "store"), None)
+    with pytest.raises(InputError, match=r"set read\.direction=directed"):
+        inspect_path(str(folder), None)
+    code, out, err = command("inspect", folder, "--set", "read.direction=directed", "--json")
+    assert code == 0, err
+    assert json.loads(out)["names of nodes"] == record["names of nodes"]
     assert record["names of nodes"] == "'bob', 'Meier, Ann', 'çelik', '007'"
     assert record["names of classes"] == "'cat', 'dog'"
 
@@ -203,7 +210,7 @@ def test_scipy_names_of_nodes_and_splits_by_name():
     options = ReadOptions(direction="directed", components="largest")
     d = from_scipy(ring, None, ["a", "b", ""], train=["bob"], test=["ann"], node_names=["ann", "bob", "eve"], options=options)
     assert (d.labels.tolist(), d.class_names, d.split.train.tolist(), d.split.test.tolist()) == ([0, 1, -1], ("a", "b"), [1], [0])
-    with pytest.raises(InputError, match=r"scipy: the train split: 1 names \(first: 'zoe'\) are no node's"):
+    with pytest.raises(InputError, match=r"scipy: the train split: 1 name \(first: 'zoe'\) is no node's"):
         from_scipy(ring, None, [0, 1, 0], train=["zoe"], node_names=["ann", "bob", "eve"], options=options)
     with pytest.raises(InputError, match="2 node names for 3 nodes"):
         from_scipy(ring, None, [0, 1, 0], node_names=["ann", "bob"])

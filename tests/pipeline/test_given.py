@@ -93,6 +93,18 @@ def test_a_dataset_given_from_python_is_kept(plain, tmp_path):
     assert not (moved / "given.json").exists()
 
 
+def test_what_was_found_in_a_dataset_is_told_when_it_is_trained_on(data, tmp_path, capsys):
+    mr.run(replace(data, notes=("3 nodes are unlabelled (-1).",)), out=tmp_path / "run", **SMALL)
+    assert "note: 3 nodes are unlabelled (-1)." in capsys.readouterr().err
+
+
+def test_a_run_goes_on_as_it_was_started(plain, tmp_path):
+    moved = copied(plain, tmp_path / "moved")
+    assert mr.run(out=moved, resume=True, epochs=3).epochs == 3
+    with pytest.raises(mr.InputError, match=r"resume needs the folder of the run to go on with: mr\.run\(\.\.\., out=FOLDER"):
+        mr.run(resume=True)
+
+
 def test_a_run_goes_on_with_its_dataset_given_again(data, plain, tmp_path):
     moved = copied(plain, tmp_path / "moved")
     other = replace(data, split=mr.Split(data.split.train, data.split.val, data.split.test[:7]))

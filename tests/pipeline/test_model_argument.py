@@ -65,10 +65,25 @@ def test_a_list_of_lazy_convolutions_trains_and_resumes(tmp_path):
     data = mr.open_dataset("sbm:nodes=120,classes=3,degree=6,features=5,train=0.3")
     options = {"out": tmp_path / "run", "fanout": [3, 2], "threads": 1, "device": torch.device("cpu")}
     first = mr.run(data, model=two(), epochs=1, **options)
-    more = mr.run(data, model=two(), epochs=2, resume=True, **options)
+    # What the run was started with need not be said again.
+    more = mr.run(data, model=two(), epochs=2, resume=True, out=tmp_path / "run")
     assert (first.model, first.epochs, more.epochs) == ("PyGModel", 1, 2)
     whole = mr.run(data, model=two(), epochs=2, **{**options, "out": tmp_path / "whole"})
     assert more.parameters_sha256 == whole.parameters_sha256 != first.parameters_sha256
+
+
+def test_a_run_on_data_of_pyg_goes_on(tmp_path):
+    from torch_geometric.data import Data
+    from torch_geometric.utils import to_undirected
+
+    torch.manual_seed(0)
+    edges = to_undirected(torch.randint(60, (2, 200)))
+    data = Data(x=torch.randn(60, 5), y=torch.arange(60) % 3, edge_index=edges)
+    mr.run(data, model=two(), epochs=1, out=tmp_path / "run", fanout=[3, 2], threads=1)
+    job = tmp_path / "run" / "job.toml"
+    job.write_text(job.read_text().replace('features = "memory"', 'features = "mapped"'))  # as ranks, which map the rows, leave it
+    assert 'features = "mapped"' in job.read_text()
+    assert mr.run(data, model=two(), epochs=2, out=tmp_path / "run", resume=True).epochs == 2
 
 
 def test_infer_refuses_what_does_not_fit():

@@ -74,12 +74,15 @@ def test_pyg_convolutions_predict(data, tmp_path):
         return mr.PyGModel([pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)])
 
     result = mr.run(data, model=made(), out=tmp_path / "run", epochs=2, fanout=[3, 3], batch_size=30, threads=1)
-    with pytest.raises(mr.InputError, match="is a module of your own, PyGModel"):
+    with pytest.raises(mr.InputError, match=r"is a PyGModel, and no folder keeps its convolutions; pass them again: mr.load\("):
         mr.predict(result)
     loaded = mr.load(result, model=made())
     assert right(mr.predict(loaded, nodes="test"), data) == result.test_accuracy
     convolutions = [pyg.SAGEConv(-1, 8), pyg.SAGEConv(8, 3)]
     assert np.array_equal(mr.predict(mr.load(result, model=convolutions)).logits, mr.predict(loaded).logits)
+    assert np.array_equal(mr.predict(result, model=convolutions).logits, mr.predict(loaded).logits)
+    with pytest.raises(mr.InputError, match="model was given beside a TrainedRun, which has one"):
+        mr.predict(loaded, model=convolutions)
     assert repr(loaded) == f"TrainedRun('{tmp_path / 'run'}': PyGModel on {SOURCE}, test accuracy {result.test_accuracy:.4f})"
 
 

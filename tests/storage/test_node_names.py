@@ -32,7 +32,7 @@ def test_names_are_the_list_that_they_were_made_from(texts, random):
 
 def test_what_is_no_name_is_refused():
     names = NodeNames.of(["ann", "bob"])
-    with pytest.raises(InputError, match=r"1 names \(first: 'eve'\) are no node's; expected names such as 'ann'"):
+    with pytest.raises(InputError, match=r"1 name \(first: 'eve'\) is no node's; expected names such as 'ann'"):
         names.find(["bob", "eve"])
     for node in (2, -3):
         with pytest.raises(IndexError, match="of 2 named"):
