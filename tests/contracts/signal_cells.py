@@ -33,12 +33,12 @@ OF_SYSTEM = {
     "sar": ("--epochs", "60"),
 }
 SEEN = {
-    "partitioning": '"stage": "partition"',
-    "sampling": '"stage": "train"',
-    "training": '"StepDone"',
-    "evaluation": '"stage": "evaluate"',
+    "partitioning": ("StageStarted", "partition"),
+    "sampling": ("StageStarted", "train"),
+    "training": ("StepDone", None),
+    "evaluation": ("StageStarted", "evaluate"),
 }
-"""What is in the metrics file once the moment has come."""
+"""Event in the metrics file, and its stage, once the moment has come."""
 
 
 @dataclass(frozen=True, order=True)
@@ -133,7 +133,8 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
             outcome.resumed = None if code == 0 else f"exit {code}"
     outcome.log = (folder / "log").read_text()
     if (out / "result.json").exists():
-        outcome.parameters = json.loads((out / "result.json").read_text())["parameters_sha256"]
+        result = json.loads((out / "result.json").read_text())
+        outcome.parameters = result["parameters_sha256"] if result["status"] == "done" else None
     return outcome
 
 
@@ -190,10 +191,18 @@ def _wait_for(cell: Cell, process: subprocess.Popen, out: Path) -> None:
         elif cell.moment == "checkpoint":
             come = bool(_checkpoints(out))
         else:
-            come = (out / "metrics.jsonl").exists() and SEEN[cell.moment] in (out / "metrics.jsonl").read_text()
+            come = SEEN[cell.moment] in _events(out / "metrics.jsonl")
         if come:
             return
         time.sleep(0.02)
+
+
+def _events(path: Path) -> set[tuple[str, str | None]]:
+    if not path.exists():
+        return set()
+    # The last line may be half written.
+    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    return {(e["event"], e.get("stage") if e["event"] == "StageStarted" else None) for e in lines}
 
 
 def _checkpoints(out: Path) -> set[str]:
