@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..storage.counted import counted
 from .sections import Train
 
 
@@ -44,7 +45,7 @@ class Pace:
     def told(self, now: "Pace") -> str:
         """What a change to `now` means, for the user."""
         return (
-            f"the checkpoint was written with {self.minibatches_per_step} minibatch(es) a step, and this run takes "
+            f"the checkpoint was written with {counted(self.minibatches_per_step, 'minibatch', 'minibatches')} a step, and this run takes "
             f"{now.minibatches_per_step}: the same minibatches, but other steps; runs that set train.minibatches_per_step keep their steps "
             "whatever the ranks"
         )

@@ -306,4 +306,4 @@ def test_more_ranks_go_on_in_mid_epoch(scheduler, alone, tmp_path):
     )
     assert (result.ranks, result.epochs, result.minibatches) == (3, EPOCHS, alone.result.minibatches)
     assert result.sampled_edges == alone.result.sampled_edges
-    assert any("with 1 minibatch(es) a step, and this run takes 3" in n.text for n in notes if isinstance(n, Note))
+    assert any("with 1 minibatch a step, and this run takes 3" in n.text for n in notes if isinstance(n, Note))
