@@ -217,7 +217,7 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def interval(pairs: list[dict[str, float]], above: str, below: str) -> dict[str, float]:
-    """Of one over the other: the mean ratio and its 95 % confidence interval (Student's t on the logarithms of the pairs' ratios)."""
+    """Mean ratio of one over the other, and its 95 % confidence interval (Student's t on the logarithms of the pairs' ratios)."""
     from scipy import stats
 
     logs = np.log([p[above] / p[below] for p in pairs])

@@ -299,7 +299,7 @@ def worker_addresses(client: Client) -> list[str]:
 
 
 def worker_records(client: Client) -> dict[str, Any]:
-    """What the scheduler knows of all workers now, by address. (`Client.scheduler_info` may give a copy that lacks some.)
+    """The scheduler's records of all workers now, by address. (`Client.scheduler_info` may give a copy that lacks some.)
 
     Raises:
         RunError: the scheduler does not answer.

@@ -120,7 +120,7 @@ def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _hint(key: str) -> str:
-    """What an unknown key was meant to be, as the end of an error."""
+    """Suggests what an unknown key was meant to be, as the end of an error."""
     section, _, last = key.rpartition(".")
     known = _known(Job)
     for name, registry in (("model", MODELS), ("sampler", SAMPLERS)):

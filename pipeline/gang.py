@@ -414,7 +414,7 @@ class _Generation:
             self.gang.emit(Note(f"the worker {address}, which sampled, is gone; others take over its tasks"))
 
     def _ask(self) -> dict[str, Any] | None:
-        """What the scheduler knows of its workers; None if it does not answer now. Names whoever has not given a sign of life for long."""
+        """The scheduler's records of its workers; None if it does not answer now. Names whoever has not given a sign of life for long."""
         gang, limit = self.gang, self.gang.prepared.job.cluster.silence_limit_s
         try:
             records = ask_scheduler(gang.client, ANSWER_S)

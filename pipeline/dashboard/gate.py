@@ -48,7 +48,7 @@ def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool
 
 
 def known_hosts(scheduler: Any) -> tuple[frozenset[str], bool]:
-    """What the machine of a scheduler is called in addresses of its dashboard, and whether that is any of its addresses."""
+    """The host in addresses of a scheduler's dashboard, and whether that stands for any address of its machine."""
     bound = str(scheduler.http_server.address)
     hosts = {*LOOPBACK, bound, urlsplit(scheduler.address).hostname or ""} - {""}
     if bound not in LOOPBACK:

@@ -76,7 +76,7 @@ def trouble(dask_scheduler: Any) -> str:
 
 
 def token(dask_scheduler: Any) -> str:
-    """What requests for the page must carry. For `Client.run_on_scheduler`: whoever may call that may run code there anyway."""
+    """The token that requests for the page must carry. For `Client.run_on_scheduler`: whoever may call that may run code there anyway."""
     return dask_scheduler.plugins[MillracePage.name].token
 
 

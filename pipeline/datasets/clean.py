@@ -65,7 +65,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
 
 
 def _numbers_of_classes(labels: AnyArray, num_classes: int) -> tuple[str, ...] | None:
-    """What classes were called that have been renumbered, or None where they have not been."""
+    """The names of classes that have been renumbered, or None where they have not been."""
     used = np.unique(labels[labels >= 0]).astype(np.int64)
     return tuple(map(str, used.tolist())) if len(used) == num_classes and used[-1] >= num_classes else None
 

@@ -15,7 +15,7 @@ SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 def is_csv(path: Path) -> bool:
-    """Whether the name is that of a CSV file."""
+    """True for the name of a CSV file."""
     return path.name.lower().endswith(SUFFIXES)
 
 

@@ -15,7 +15,7 @@ Columns = dict[str, pa.ChunkedArray]
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text."""
+    """True for the type of a column that holds text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
