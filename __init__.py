@@ -8,23 +8,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.pipeline.config import Job
+    from millrace.pipeline.commands.predict import predict
+    from millrace.pipeline.commands.predictions import Predictions
+    from millrace.pipeline.config.load import Job
+    from millrace.pipeline.config.systems import System, bulk, grappa, retexo, sar
     from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
-    from millrace.pipeline.export import to_dgl_blocks, to_pyg
-    from millrace.pipeline.links import Link
-    from millrace.pipeline.loaders import NeighborLoader
-    from millrace.pipeline.loaders_elsewhere import HGTLoader, LinkNeighborLoader
-    from millrace.pipeline.plan import plan
-    from millrace.pipeline.plan_inputs import Cluster, Numbers
-    from millrace.pipeline.predict import predict
-    from millrace.pipeline.predictions import Predictions
-    from millrace.pipeline.queues import open_queue
+    from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
+    from millrace.pipeline.interop.pyg_loader import NeighborLoader
+    from millrace.pipeline.interop.pyg_other_loaders import HGTLoader, LinkNeighborLoader
+    from millrace.pipeline.planning.inputs import Cluster, Numbers
+    from millrace.pipeline.planning.network import Link
+    from millrace.pipeline.planning.planner import plan
     from millrace.pipeline.report.write import Report, report
-    from millrace.pipeline.result import Result
     from millrace.pipeline.run import run
-    from millrace.pipeline.systems import System, bulk, grappa, retexo, sar
-    from millrace.pipeline.trained import TrainedRun, load
-    from millrace.stages.evaluate import infer
+    from millrace.pipeline.setup.finished_run import TrainedRun, load
+    from millrace.pipeline.setup.open_queue import open_queue
+    from millrace.pipeline.setup.result import Result
+    from millrace.stages.evaluate.layerwise import infer
     from millrace.stages.models import GAT, GCN, GIN
     from millrace.stages.models import SAGE as GraphSAGE
     from millrace.stages.models.pyg import PyGModel
@@ -45,36 +45,36 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Job": "pipeline.config",
+    "Job": "pipeline.config.load",
     "ReadOptions": "pipeline.datasets",
     "from_networkx": "pipeline.datasets",
     "from_pyg": "pipeline.datasets",
     "from_scipy": "pipeline.datasets",
     "open_dataset": "pipeline.datasets",
-    "to_dgl_blocks": "pipeline.export",
-    "to_pyg": "pipeline.export",
-    "NeighborLoader": "pipeline.loaders",
-    "HGTLoader": "pipeline.loaders_elsewhere",
-    "LinkNeighborLoader": "pipeline.loaders_elsewhere",
-    "plan": "pipeline.plan",
-    "Cluster": "pipeline.plan_inputs",
-    "Numbers": "pipeline.plan_inputs",
-    "Link": "pipeline.links",
-    "predict": "pipeline.predict",
-    "Predictions": "pipeline.predictions",
-    "open_queue": "pipeline.queues",
+    "to_dgl_blocks": "pipeline.interop.export",
+    "to_pyg": "pipeline.interop.export",
+    "NeighborLoader": "pipeline.interop.pyg_loader",
+    "HGTLoader": "pipeline.interop.pyg_other_loaders",
+    "LinkNeighborLoader": "pipeline.interop.pyg_other_loaders",
+    "plan": "pipeline.planning.planner",
+    "Cluster": "pipeline.planning.inputs",
+    "Numbers": "pipeline.planning.inputs",
+    "Link": "pipeline.planning.network",
+    "predict": "pipeline.commands.predict",
+    "Predictions": "pipeline.commands.predictions",
+    "open_queue": "pipeline.setup.open_queue",
     "Report": "pipeline.report.write",
     "report": "pipeline.report.write",
-    "Result": "pipeline.result",
+    "Result": "pipeline.setup.result",
     "run": "pipeline.run",
-    "System": "pipeline.systems",
-    "bulk": "pipeline.systems",
-    "grappa": "pipeline.systems",
-    "retexo": "pipeline.systems",
-    "sar": "pipeline.systems",
-    "TrainedRun": "pipeline.trained",
-    "load": "pipeline.trained",
-    "infer": "stages.evaluate",
+    "System": "pipeline.config.systems",
+    "bulk": "pipeline.config.systems",
+    "grappa": "pipeline.config.systems",
+    "retexo": "pipeline.config.systems",
+    "sar": "pipeline.config.systems",
+    "TrainedRun": "pipeline.setup.finished_run",
+    "load": "pipeline.setup.finished_run",
+    "infer": "stages.evaluate.layerwise",
     "GAT": "stages.models",
     "GCN": "stages.models",
     "GIN": "stages.models",

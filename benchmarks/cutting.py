@@ -3,7 +3,8 @@
     python benchmarks/cutting.py --json cutting.json
 
 For 1, 2 and 4 times as many edges, in as many more parts, of as many edges each: dealing all rows to their owners
-(`millrace.storage.dealt`), and then writing each part. Memory is without pages of mapped files: that of a range of rows, and that of a
+(`millrace.storage.partition.shuffle`), and then writing each part. Memory is without pages of mapped files:
+that of a range of rows, and that of a
 part's edges and of the nodes outside that they come from (``halo``, of the part with most), which are more in a larger graph. Then what
 these rates make of 10^12 edges.
 
@@ -30,7 +31,7 @@ import numpy as np
 from millrace.stages.partition.registry import PARTITIONERS
 from millrace.stages.partition.stage import write_part
 from millrace.storage.dataset_store import open_stored
-from millrace.storage.dealt import Dealt, begin, deal
+from millrace.storage.partition.shuffle import Dealt, begin, deal
 
 def own():
     # Pages of mapped files are the system's to take back.

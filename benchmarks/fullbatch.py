@@ -31,7 +31,7 @@ from peers import environment
 from peers.fullbatch_task import CLASSES, FEATURES, WARM_UP
 from processes import JEMALLOC, TUNED, allocator, call, default_limit_gib
 
-from millrace.pipeline.datasets.edges import graph_of_keys
+from millrace.pipeline.datasets.cleaning.edges import graph_of_keys
 
 HERE = Path(__file__).resolve().parent
 TRAIN_SHARE = 0.54

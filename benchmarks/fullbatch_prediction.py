@@ -11,10 +11,10 @@ from peers.fullbatch_task import FEATURES
 from torch import nn
 
 from millrace.stages.fetch.visit import Visited, plan
-from millrace.stages.full_batch import FullBatch, Shard, View
-from millrace.stages.kernels.lists import InLists
-from millrace.stages.kernels.rules import EdgeNumbers
-from millrace.stages.partition.sharded import Share
+from millrace.stages.kernels.aggregation.attention_args import EdgeNumbers
+from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.neighbourhood.full_batch import FullBatch, Shard, View
+from millrace.stages.placement.sharded import Share
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, index_dtype
 

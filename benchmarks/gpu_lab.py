@@ -16,7 +16,7 @@ from graphs import ABC
 from peers.train_task import CLASSES, FEATURES
 from torch import Tensor
 
-from millrace.stages.kernels.graph_cuda import moved
+from millrace.stages.kernels.sampling.cuda.graph import moved
 from millrace.stages.random import Purpose, stream
 from millrace.storage.graph import Graph, index_dtype
 

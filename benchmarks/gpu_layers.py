@@ -20,11 +20,11 @@ from gpu_sampling import draw
 from peers.train_task import FANOUT, FEATURES, HEADS, HIDDEN
 from torch import Tensor
 
-from millrace.stages.kernels import aggregate_cuda
-from millrace.stages.kernels.graph_cuda import Workspace
-from millrace.stages.kernels.lists import InLists
-from millrace.stages.kernels.rows_cuda import gather_rows
-from millrace.stages.kernels.rules import AttentionRule
+from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.cuda import backend as aggregate_cuda
+from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
+from millrace.stages.kernels.sampling.cuda.graph import Workspace
 from millrace.stages.neighbourhood.gradients import AttendBoth, SpmmBeside
 
 PRODUCTS = {"layer 1": (93_629, 2 * FEATURES), "layer 2": (11_089, 2 * HIDDEN)}

@@ -16,9 +16,12 @@ from gpu_lab import Lab, Request
 from peers.train_task import FANOUT
 from torch import Tensor
 
-from millrace.stages.kernels import cuda, labor_cuda, layerwise_cuda, sample_cuda
-from millrace.stages.kernels.graph_cuda import TABLE_BYTES, Workspace, on_device, stride
-from millrace.stages.kernels.terms_cuda import terms
+from millrace.stages.kernels.sampling.cuda import backend as cuda
+from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
+from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
+from millrace.stages.kernels.sampling.cuda import neighbor as sample_cuda
+from millrace.stages.kernels.sampling.cuda.graph import TABLE_BYTES, Workspace, on_device, stride
+from millrace.stages.kernels.sampling.cuda.terms import terms
 
 LAYER_WISE = ("ladies", "fastgcn")
 SAMPLERS = ("neighbor", "labor", *LAYER_WISE)
@@ -26,7 +29,7 @@ BULKS: dict[str, tuple[int, ...]] = dict.fromkeys(SAMPLERS, (16, 64, 192))
 COMPARED = 8
 """Minibatches of the bulks whose bits are compared."""
 EDGE_BYTES = 80
-"""The least that `sample_cuda` says of a drawn edge: its source's sector, a mark, a look, and 4 bytes written, read, and written."""
+"""The least that `cuda.neighbor` says of a drawn edge: its source's sector, a mark, a look, and 4 bytes written, read, and written."""
 SECTOR = 32
 """Bytes that a read of anything costs."""
 
@@ -196,8 +199,8 @@ def same_bits(lab: Lab) -> None:
 
     Compiling them takes about a minute where nothing is kept from before.
     """
-    from millrace.stages.kernels import cpu
-    from millrace.stages.kernels.threads import set_num_threads
+    from millrace.stages.kernels.runtime.threads import set_num_threads
+    from millrace.stages.kernels.sampling.cpu import backend as cpu
 
     cores = len(os.sched_getaffinity(0))
     set_num_threads(cores)

@@ -28,7 +28,7 @@ from peers.train_task import CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, LR
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from millrace.stages.kernels.graph_cuda import Workspace
+from millrace.stages.kernels.sampling.cuda.graph import Workspace
 
 BULK, EPOCHS = 64, 3
 MODELS = ("sage", "gat")
@@ -124,8 +124,8 @@ def pyg_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
 
 def host_fed(lab: Lab) -> dict[str, float]:
     """Milliseconds a minibatch of each part of PyG's work where the host draws and gathers: for GraphSAGE in float32."""
-    from millrace.stages.kernels import cpu
-    from millrace.stages.kernels.threads import set_num_threads
+    from millrace.stages.kernels.runtime.threads import set_num_threads
+    from millrace.stages.kernels.sampling.cpu import backend as cpu
 
     set_num_threads(len(os.sched_getaffinity(0)))
     request, workspace = lab.bulks(min(16, lab.minibatches), lab.batch)[0], cpu.Workspace()

@@ -58,7 +58,7 @@ def _draw(rng: np.random.Generator, scale: int, count: int) -> tuple[npt.NDArray
 def make(recipe: Recipe, seed: int = 0) -> Graph:
     """A simple symmetric graph without self loops; a pure function of its arguments. Peak memory about 24 bytes an edge."""
     # Here, since it needs the whole of the package's dependencies, and the recipes are read where some are missing.
-    from millrace.pipeline.datasets.edges import graph_of_keys
+    from millrace.pipeline.datasets.cleaning.edges import graph_of_keys
 
     V = recipe.num_nodes
     scale = (V - 1).bit_length()

@@ -16,7 +16,7 @@ takes to cut a large graph a third, ``cutting.py``.
             each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of `millrace.plan` from rehearsals of at most 4
             ranks, and not a measurement. A graph of `--model-nodes`, as many seeds.
 ``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts; and what a step's
-            gradients would take over typical links, by the model of `millrace.pipeline.links`.
+            gradients would take over typical links, by the model of `millrace.pipeline.planning.network`.
 ``memory``  what the largest rank sees and holds, in parts of 2 to 16, without a halo and with it, beside the whole graph.
 ``switch``  seconds at a switch where what comes next is read and joined then, and where that was done ahead.
 
@@ -42,12 +42,12 @@ import millrace as mr
 from millrace.benchmarks.graphs import Recipe, make
 from millrace.benchmarks.namespaces import run_in
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, here, waited
-from millrace.pipeline.links import LINKS, Link
-from millrace.pipeline.parts import Parts
+from millrace.pipeline.planning.network import LINKS, Link
+from millrace.pipeline.setup.parts import Parts
 from millrace.stages.base import Phase
-from millrace.stages.partition.chunks import Chunks
 from millrace.stages.partition.registry import PARTITIONERS
 from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.placement.chunks import Chunks
 from millrace.storage.ledger import Ledger
 
 FANOUT = (15, 10, 5)

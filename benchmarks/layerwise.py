@@ -24,8 +24,8 @@ import numpy as np
 from graphs import RECIPES, load, stored
 from peers.layerwise_scipy import Layer, LayerwiseScipy
 
-from millrace.stages.kernels import cpu
-from millrace.stages.kernels.threads import set_num_threads
+from millrace.stages.kernels.runtime.threads import set_num_threads
+from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.sample.base import Sampler, SeedPlan
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler

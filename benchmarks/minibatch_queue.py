@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 import millrace as mr
-from millrace.pipeline.events import EpochDone
+from millrace.pipeline.telemetry.events import EpochDone
 from millrace.storage.checkpoint import STATE_FILE
 
 DATASET, SMALL = "sbm:nodes=200000,degree=20", "sbm:nodes=20000,degree=10"

@@ -1,4 +1,4 @@
-"""Resident memory of a rank over block rows, beside what its arrays should take: c0 + c1/p. See `partitioned.py`.
+"""Resident memory of a rank over block rows, beside what its arrays should take: c0 + c1/p. See `collective_feed.py`.
 
 What a rank holds of N rows, e edges into them, R pairs of a row and a block that it reads, and S rows that it reads of other blocks:
 
@@ -25,10 +25,10 @@ import numpy as np
 import millrace as mr
 from millrace.benchmarks.graphs import RECIPES, Recipe, make
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, known
+from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.fetch.exchange import AHEAD_BYTES
 from millrace.stages.fetch.visit import AHEAD_BYTES as VISIT_BYTES
 from millrace.stages.partition.contiguous import Contiguous
-from millrace.stages.sample.partitioned import SampledByOwners
 from millrace.storage.graph import Graph
 
 SMALL = Recipe(500, 5_000, {})

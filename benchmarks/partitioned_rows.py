@@ -1,4 +1,7 @@
-"""What travels when ranks fetch feature rows of block rows, and what hot rows save of it: counts beside formulas. See `partitioned.py`."""
+"""What travels when ranks fetch feature rows of block rows, and what hot rows save of it: counts beside formulas.
+
+See `collective_feed.py`.
+"""
 
 import argparse
 import sys
@@ -14,18 +17,18 @@ import torch
 import millrace as mr
 from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, generated, placed, shared_out
 from millrace.stages.base import Phase, RankJob
+from millrace.stages.feed.collective_feed import UNBOUNDED, SampledByOwners
+from millrace.stages.feed.queue_feed import QueueFeed
 from millrace.stages.fetch.exchange import AHEAD_BYTES, MOST_STEPS, Exchanged
-from millrace.stages.kernels import cpu
-from millrace.stages.partition.blocks import BlockRows, Grid
+from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.partition.contiguous import Contiguous
+from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.partitioned import UNBOUNDED, SampledByOwners
-from millrace.stages.sample.produce import QueueFeed
 from millrace.storage.graph import Graph
 from millrace.storage.minibatch import Bulk, MiniBatch
-from millrace.storage.partition_book import RangeBook
-from millrace.storage.queue import MemoryQueue
+from millrace.storage.partition.book import RangeBook
+from millrace.storage.queue.base import MemoryQueue
 from millrace.tests.contracts.gang import run_ranks
 
 HOT_RANKS = 4

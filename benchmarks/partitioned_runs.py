@@ -1,4 +1,7 @@
-"""Whole runs over block rows: what fetching ahead hides and costs, on a link and on loopback; epochs by layout. See `partitioned.py`."""
+"""Whole runs over block rows: what fetching ahead hides and costs, on a link and on loopback; epochs by layout.
+
+See `collective_feed.py`.
+"""
 
 import argparse
 import statistics
@@ -14,13 +17,13 @@ import numpy as np
 import millrace as mr
 from millrace.benchmarks.graphs import RECIPES, Recipe, load, make, stored
 from millrace.benchmarks.namespaces import RUN_S, run_in
-from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import Job
-from millrace.pipeline.events import EpochDone
-from millrace.pipeline.one_rank import take_part
-from millrace.pipeline.prepare import Outline, configure, prepare, prepare_part
-from millrace.pipeline.queues import consumers_end
-from millrace.stages.kernels.threads import set_num_threads
+from millrace.pipeline.config.load import Job
+from millrace.pipeline.setup.open_queue import consumers_end
+from millrace.pipeline.setup.prepare import Outline, configure, prepare, prepare_part
+from millrace.pipeline.telemetry.events import EpochDone
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.trainer import take_part
+from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph
@@ -54,7 +57,7 @@ def known(name: str, cache: Path, train: int, test: int = 0) -> Path:
 
 
 def rank(group: Any, job: dict[str, Any], store: str, parts: str | None, outline: dict[str, Any], out: str) -> dict[str, Any]:
-    """One rank's part in a run, as `pipeline.rank_process` does it, with an account of its processor time."""
+    """One rank's part in a run, as `pipeline.cluster.rank_main` does it, with an account of its processor time."""
     set_num_threads(1)
     told = Job.model_validate(job)
     if parts is None:

@@ -1,4 +1,4 @@
-"""What travels when ranks sample over block rows: bytes and messages, counted, beside formulas. See `partitioned.py`."""
+"""What travels when ranks sample over block rows: bytes and messages, counted, beside formulas. See `collective_feed.py`."""
 
 import argparse
 import hashlib
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from millrace.benchmarks.graphs import Recipe, make
 from millrace.stages.base import Part, Phase, RankJob
-from millrace.stages.kernels import cpu
-from millrace.stages.partition.blocks import BlockRows, Blocks, Grid
+from millrace.stages.feed.collective_feed import SampledByOwners
+from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.partition.contiguous import Contiguous
+from millrace.stages.placement.row_blocks import BlockRows, Blocks, Grid
 from millrace.stages.sample.base import Sampler, SeedPlan
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.owners import Owners
-from millrace.stages.sample.partitioned import SampledByOwners
+from millrace.stages.sample.remote_nodewise import Owners
 from millrace.storage.dataset import Split
-from millrace.storage.edge_shards import shard_edges
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph
 from millrace.storage.minibatch import MiniBatch
-from millrace.storage.partition import extract_partition
-from millrace.storage.partition_book import RangeBook
+from millrace.storage.partition.book import RangeBook
+from millrace.storage.partition.edge_shards import shard_edges
+from millrace.storage.partition.partition import extract_partition
 from millrace.tests.contracts.gang import run_ranks
 
 WORD = 4

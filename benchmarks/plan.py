@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from millrace.pipeline.plan import plan
-from millrace.pipeline.plan_choice import FOR_SLOW_LINKS
-from millrace.pipeline.plan_inputs import CANDIDATES
-from millrace.pipeline.progress import Terminal
+from millrace.pipeline.planning.choice import FOR_SLOW_LINKS
+from millrace.pipeline.planning.inputs import CANDIDATES
+from millrace.pipeline.planning.planner import plan
+from millrace.pipeline.telemetry.console import Terminal
 
 ROW = "{:12} {:>5} {:21} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>5}"
 HEAD = ("dataset", "ranks", "system", "network", "store", "bytes", "MiB", "seen", "error", "seconds", "seen", "error", "load")

@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 from scipy.stats import chi2
 
 import millrace as mr
+from millrace.pipeline.commands.sample import precompute
 from millrace.pipeline.datasets import ReadOptions
-from millrace.pipeline.events import silent
-from millrace.pipeline.precompute import precompute
-from millrace.pipeline.prepare import configure
-from millrace.pipeline.queues import open_queue
-from millrace.stages.kernels import cpu, sample_rapids
+from millrace.pipeline.setup.open_queue import open_queue
+from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.telemetry.events import silent
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
 from millrace.stages.rapids import count_gpus
 from millrace.stages.sample.base import BulkRequest
 from millrace.storage.graph import from_edges

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.benchmarks.namespaces import run_in
-from millrace.pipeline.links import LINKS, Link, network_seconds, predicted_seconds
+from millrace.pipeline.planning.network import LINKS, Link, network_seconds, predicted_seconds
 
 CHANNELS = ("network", "evaluation")
 SYSTEMS = {"RETEXO v3": ("retexo",), "standard (sar halo)": ("sar", "--set", "sar.mode=halo")}

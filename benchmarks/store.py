@@ -32,14 +32,14 @@ from typing import Any
 import numpy as np
 
 import millrace as mr
-from millrace.pipeline.events import Event, StageStarted, StepDone, silent
-from millrace.pipeline.precompute import precompute
-from millrace.pipeline.prepare import configure
-from millrace.stages.kernels import cpu
-from millrace.stages.kernels.threads import set_num_threads
+from millrace.pipeline.commands.sample import precompute
+from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.telemetry.events import Event, StageStarted, StepDone, silent
+from millrace.stages.kernels.runtime.threads import set_num_threads
+from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.sample.base import SeedPlan
-from millrace.storage.bulk_codec import pack_bulk, packed_words
-from millrace.storage.queue_zarr import ZarrQueue
+from millrace.storage.queue.bulk_codec import pack_bulk, packed_words
+from millrace.storage.queue.zarr import ZarrQueue
 
 DATASET = "rmat:scale=17,train=0.25"
 FANOUT = (15, 10, 5)

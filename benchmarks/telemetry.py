@@ -35,9 +35,9 @@ from typing import Any
 from scipy.stats import t as student
 
 import millrace as mr
-from millrace.pipeline import gang
-from millrace.pipeline.dashboard import plugin, told
-from millrace.pipeline.events import EpochDone, Note
+from millrace.pipeline.cluster import supervisor
+from millrace.pipeline.dashboard import plugin, publisher
+from millrace.pipeline.telemetry.events import EpochDone, Note
 
 SWITCH = Path(__file__).with_name("telemetry_switch")
 DATASET = "sbm:nodes=100000,classes=16,degree=15,features=100"
@@ -90,7 +90,7 @@ def switched(kind: str, browser: Browser):
     os.environ["MILLRACE_TELEMETRY"], before = kind, os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SWITCH), *([before] if before else [])])
     is_on = runpy.run_path(str(SWITCH / "sitecustomize.py"))["is_on"]
-    shown, look, tell = gang.shown, plugin.MillracePage._look, told._Told.tell
+    shown, look, tell = supervisor.shown, plugin.MillracePage._look, publisher._Told.tell
     browser.on = is_on(0)
 
     @contextmanager
@@ -98,9 +98,9 @@ def switched(kind: str, browser: Browser):
         yield emit
 
     if kind == "off":
-        gang.shown = hidden
+        supervisor.shown = hidden
     plugin.MillracePage._look = lambda self: look(self) if browser.on else None
-    told._Told.tell = lambda self, **message: tell(self, **message) if browser.on or "about" in message else None
+    publisher._Told.tell = lambda self, **message: tell(self, **message) if browser.on or "about" in message else None
 
     def hear(event: Any) -> None:
         if isinstance(event, EpochDone):
@@ -111,7 +111,7 @@ def switched(kind: str, browser: Browser):
     try:
         yield hear
     finally:
-        gang.shown, plugin.MillracePage._look, told._Told.tell = shown, look, tell
+        supervisor.shown, plugin.MillracePage._look, publisher._Told.tell = shown, look, tell
         del os.environ["MILLRACE_TELEMETRY"]
         if before is None:
             del os.environ["PYTHONPATH"]

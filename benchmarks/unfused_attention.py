@@ -11,12 +11,12 @@ from numba import njit
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from millrace.stages.arena import empty
-from millrace.stages.dense import activate, linear
-from millrace.stages.kernels.lists import InLists
+from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.memory.arena import empty
 from millrace.stages.models.gat import GAT, GATConv
 from millrace.stages.neighbourhood.base import Neighbourhood
 from millrace.stages.neighbourhood.halo import HaloNeighbourhood
+from millrace.stages.nn.dense import activate, linear
 
 _JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "fastmath": True}
 

@@ -17,8 +17,9 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
-from millrace.pipeline import cli, result
-from millrace.pipeline.config import Job
+from millrace.pipeline import cli
+from millrace.pipeline.config.load import Job
+from millrace.pipeline.setup import result
 from millrace.stages.models import MODELS
 from millrace.stages.sample import SAMPLERS
 from millrace.storage.ledger import KINDS

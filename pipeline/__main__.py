@@ -1,6 +1,6 @@
 """The ``millrace`` command, also as ``python -m millrace.pipeline``."""
 
-from .signals import quiet_start
+from .cluster.signals import quiet_start
 
 
 def main() -> None:

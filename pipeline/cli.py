@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..storage.counted import counted
 from ..storage.errors import InputError, MillraceError, nearest
+from ..storage.plural import counted
 from ..storage.urls import without_secrets
-from .events import Emit, Event, StageAdvanced, StageStarted
-from .flags import (
+from .cluster.signals import ended_by_signals, heeded, was_interrupted
+from .commands.flags import (
     BatchSizeFlag,
     DatasetFlag,
     DropoutFlag,
@@ -38,7 +38,7 @@ from .flags import (
     SetFlag,
     SplitFlag,
 )
-from .signals import ended_by_signals, heeded, was_interrupted
+from .telemetry.events import Emit, Event, StageAdvanced, StageStarted
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 """What typer raises for a wrong command line. Newer versions bring their own click, older ones import it: this is either's."""
@@ -85,16 +85,16 @@ def _home(path: Path) -> Path:
 
 
 def _folder(out: Path) -> Path:
-    from .run_folder import local
+    from .setup.run_folder import local
 
     return _home(local(out))
 
 
 def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
-    from .config import MODELS, canonical, parse_override, read_toml
+    from .config.aliases import expanded, full_key, merged
+    from .config.load import MODELS, canonical, parse_override, read_toml
     from .datasets.open import TABLES
-    from .keys import expanded, full_key, merged
-    from .run_folder import JOB
+    from .setup.run_folder import JOB
 
     # A folder's name may hold a colon, as a dataset's does: what is a file is no name.
     if job is not None and (
@@ -204,15 +204,15 @@ def _train(
     samples: str | None,
     as_json: bool,
 ) -> None:
-    from .config import resolve
-    from .progress import Terminal
-    from .rank import Interrupted
-    from .result import STOPPED
-    from .resume import without_executor
+    from .config.load import resolve
+    from .interop.user_module import from_flags
     from .run import run as run_job
-    from .run_folder import JOB, check_run_folder
-    from .uncompiled import leave_compiler_out
-    from .user_module import from_flags
+    from .setup.result import STOPPED
+    from .setup.resume import without_executor
+    from .setup.run_folder import JOB, check_run_folder
+    from .telemetry.console import Terminal
+    from .training.dynamo import leave_compiler_out
+    from .training.loop import Interrupted
 
     out = _folder(out) if out is not None else None
     if samples is not None and "://" not in samples:
@@ -258,9 +258,9 @@ def sample(
     as_json: JsonFlag = False,
 ) -> None:
     """Sample minibatches once, to train from them many times. An interrupted run goes on where it stopped."""
-    from .config import resolve
-    from .precompute import precompute
-    from .progress import Terminal
+    from .commands.sample import precompute
+    from .config.load import resolve
+    from .telemetry.console import Terminal
 
     flags = {"epochs": epochs, "dataset": dataset, "fanout": fanout, "batch_size": batch_size, "seed": seed, "split": split}
     resolved, out = resolve(_table(job, flags, overrides)), out if "://" in out else str(_home(Path(out)))
@@ -292,9 +292,9 @@ def partition(
     from ..stages.partition.clustered import Clustered
     from ..stages.partition.registry import partitioner
     from ..stages.partition.stage import partition_dataset
-    from .config import resolve
-    from .prepare import open_data
-    from .progress import Terminal
+    from .config.load import resolve
+    from .setup.prepare import open_data
+    from .telemetry.console import Terminal
 
     job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _folder(out)
     chosen, parts = partitioner(method), check_parts(parts)
@@ -302,7 +302,7 @@ def partition(
         chosen.refuse_what_is_missing()
     on_cluster = job.executor == "dask"
     if on_cluster:
-        from .cluster import check_reachable
+        from .cluster.dask_cluster import check_reachable
 
         check_reachable(job.cluster)
     with Terminal() as terminal:
@@ -310,7 +310,7 @@ def partition(
         terminal(StageStarted("partition", f"cutting {data.name} into {parts} parts by {method}", parts))
         write_parts = None
         if on_cluster:
-            from .partition_task import parts_on_cluster
+            from .cluster.partition_task import parts_on_cluster
 
             write_parts = partial(parts_on_cluster, job, data, out, emit=terminal)
         report = partition_dataset(
@@ -357,11 +357,11 @@ def plan(
     as_json: JsonFlag = False,
 ) -> None:
     """Predict each system's memory, bytes and time, and choose one."""
-    from .links import Link, link_named
-    from .plan import plan as make_plan
-    from .plan_inputs import Cluster, Numbers
-    from .plan_told import told
-    from .progress import Terminal
+    from .planning.inputs import Cluster, Numbers
+    from .planning.network import Link, link_named
+    from .planning.planner import plan as make_plan
+    from .planning.table import told
+    from .telemetry.console import Terminal
 
     flags = {
         "dataset": dataset, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout, "batch_size": batch_size,
@@ -399,9 +399,9 @@ def convert(
     It opens fast and can leave its features on disk.
     """
     from ..storage.dataset_store import write_dataset
-    from .config import resolve
-    from .prepare import open_data
-    from .progress import Terminal
+    from .config.load import resolve
+    from .setup.prepare import open_data
+    from .telemetry.console import Terminal
 
     if features not in ("zarr", "npy"):
         raise InputError(f"--features is '{features}'; expected zarr or npy{nearest(features, ['zarr', 'npy'])}")
@@ -430,9 +430,9 @@ def evaluate(
 
     Layer by layer, over full neighbourhoods.
     """
-    from .assess import assess
-    from .progress import Terminal
-    from .user_module import own_module
+    from .commands.evaluate import assess
+    from .interop.user_module import own_module
+    from .telemetry.console import Terminal
 
     own = None if model is None else own_module(model)
     with Terminal() as terminal:
@@ -458,9 +458,9 @@ def predict(
 
     The class and its probability, over full neighbourhoods.
     """
-    from .predict import predict_to_file
-    from .progress import Terminal
-    from .user_module import own_module
+    from .commands.predict import predict_to_file
+    from .interop.user_module import own_module
+    from .telemetry.console import Terminal
 
     own, out = None if model is None else own_module(model), _home(out)
     with Terminal() as terminal:
@@ -480,8 +480,8 @@ def inspect(
     as_json: JsonFlag = False,
 ) -> None:
     """Say what a folder, a file or a dataset holds."""
-    from .config import resolve
-    from .inspection import inspect_path
+    from .commands.inspect import inspect_path
+    from .config.load import resolve
 
     record = inspect_path(path, minibatch, resolve(_table(None, {}, overrides)) if overrides else None)
     if as_json:
@@ -511,7 +511,7 @@ def report(
 @app.command()
 def doctor(as_json: JsonFlag = False) -> None:
     """Say what is installed, what this machine has, what is missing."""
-    from .doctor import examine
+    from .commands.doctor import examine
 
     record = examine()
     if as_json:
@@ -524,7 +524,7 @@ def doctor(as_json: JsonFlag = False) -> None:
 @app.callback(invoke_without_command=True)
 def _root(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from .result import versions
+        from .setup.result import versions
 
         _say(f"millrace {versions().get('millrace-gnn', 'unknown')}")
         raise typer.Exit
@@ -554,7 +554,7 @@ def _run_app() -> int:
         command = context.command_path if context is not None else "millrace"
         text = e.format_message()  # pyright: ignore[reportAttributeAccessIssue]
         if (option := getattr(e, "option_name", None)) is not None and text.startswith("No such option"):
-            from .keys import instead_of_flag
+            from .config.aliases import instead_of_flag
 
             text = instead_of_flag(option) or text
         return _failed(f"{text}\nSee: {command} --help", 2)

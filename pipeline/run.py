@@ -10,32 +10,32 @@ import torch
 from torch import nn
 
 from ..stages.comm.solo import Solo
-from ..stages.kernels.threads import set_num_threads
+from ..stages.kernels.runtime.threads import set_num_threads
 from ..stages.partition.clustered import Clustered
-from ..storage.counted import counted
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.ledger import Ledger
-from ..storage.queue import MinibatchQueue
-from .clients import refuse_owners, told_of_clients, with_clients
-from .clock import Clock
-from .compilers import refuse_without_compiler
-from .config import Job, read_toml, refuse_secrets
-from .events import Emit, Note
-from .given import at_home, job_of_given, keep, refuse_other_data, refuse_without_module
-from .metrics import finite, recorded
-from .model_argument import taken
-from .one_rank import RankReport, take_part
-from .prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
-from .progress import heard
-from .pulse import Heart
-from .queues import is_sampled_live, open_samples, own_queue, refuse_samples, sole_user
-from .rank import Interrupted
-from .result import SECONDS, STOPPED, Result, versions, write_json
-from .resume import without_executor
-from .run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, local, write_whole
-from .stopped import reports_of_stopped
-from .systems import System
+from ..storage.plural import counted
+from ..storage.queue.base import MinibatchQueue
+from .config.load import Job, read_toml, refuse_secrets
+from .config.systems import System
+from .interop.model_argument import taken
+from .machine.compilers import refuse_without_compiler
+from .setup.open_queue import is_sampled_live, open_samples, own_queue, refuse_samples, sole_user
+from .setup.prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
+from .setup.python_inputs import at_home, job_of_given, keep, refuse_other_data, refuse_without_module
+from .setup.result import SECONDS, STOPPED, Result, versions, write_json
+from .setup.resume import without_executor
+from .setup.run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, local, write_whole
+from .setup.simulated_clients import refuse_owners, told_of_clients, with_clients
+from .telemetry.console import heard
+from .telemetry.events import Emit, Note
+from .telemetry.heartbeat import Heart
+from .telemetry.metrics_file import finite, recorded
+from .telemetry.timers import Clock
+from .training.loop import Interrupted
+from .training.stopped_run import reports_of_stopped
+from .training.trainer import RankReport, take_part
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def _threads(count: int | None):
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
-    # Told, not left to ask torch: a sampling thread may ask while a product has torch's threads to itself (`stages.dense`).
+    # Told, not left to ask torch: a sampling thread may ask while a product has torch's threads to itself (`stages.nn.dense`).
     set_num_threads(torch.get_num_threads())
     try:
         yield
@@ -125,8 +125,8 @@ def _run(
     folder = local(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     refuse_what_is_missing(job)
     if job.executor == "dask":
-        from .cluster import check_reachable
-        from .gpus import check_cluster
+        from .cluster.dask_cluster import check_reachable
+        from .machine.gpus import check_cluster
 
         # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate, and see other GPUs.
         check_cluster(job)
@@ -187,7 +187,7 @@ def _run(
                 told(Note(note))
             try:
                 if job.executor == "dask":
-                    from .gang import run_on_cluster
+                    from .cluster.supervisor import run_on_cluster
 
                     reports = run_on_cluster(prepared, folder, samples, module, told, stop, save)
                 else:

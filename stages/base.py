@@ -1,6 +1,6 @@
 """The five policies that a training system is made of, and what passes between them.
 
-The loop (`pipeline.rank`) calls these and nothing else, so it never asks which system it runs: a new system is one record of
+The loop (`pipeline.training.loop`) calls these and nothing else, so it never asks which system it runs: a new system is one record of
 five policies, and at most one new file for each.
 """
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..storage.dataset import Split
-from ..storage.edge_shards import EdgeShards
 from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
+from ..storage.partition.edge_shards import EdgeShards
 from .models.base import ModelConfig
 from .neighbourhood.base import Neighbourhood
 from .partition.base import Partitioner

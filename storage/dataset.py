@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .counted import are, counted
 from .errors import InputError, MissingExtraError
 from .features import FeatureStore
 from .graph import Graph
+from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
 SPLITS = ("train", "val", "test")

@@ -8,13 +8,13 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .array_checks import proving, require, require_within
 from .dataset import SPLITS, Dataset, Split, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
 from .graph import Graph, TakenRows
 from .node_names import NodeNames
-from .proofs import proving, require, require_within
 from .store import Rows, Store, committed_folder, open_store, sweep_leftovers, write_arrays, write_manifest
 
 KIND = "dataset"

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from .counted import counted
 from .errors import InputError
+from .plural import counted
 
 IntArray = npt.NDArray[np.integer]
 

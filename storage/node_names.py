@@ -7,8 +7,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from .counted import are, counted
 from .errors import InputError
+from .plural import are, counted
 
 
 @dataclass(frozen=True, eq=False)

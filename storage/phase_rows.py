@@ -7,8 +7,8 @@ another run, are refused by name.
 from collections.abc import Mapping
 from pathlib import Path
 
+from .array_checks import proving, require
 from .errors import StoreError
-from .proofs import proving, require
 from .store import Rows, Store, open_store, write_store
 
 KIND = "phase-rows"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import millrace as mr
-from millrace.pipeline.config import Job
+from millrace.pipeline.config.load import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -78,7 +78,8 @@ def test_layers_of_other_convolutions_are_those_that_were_drawn(monkeypatch):
     from gpu_training import resident
     from peers.train_task import FANOUT
 
-    from millrace.stages.kernels import cpu, cuda
+    from millrace.stages.kernels.sampling.cpu import backend as cpu
+    from millrace.stages.kernels.sampling.cuda import backend as cuda
 
     lab = Lab(cuda.device(), 300, 900, 5, 3, float("inf"))
     (request,) = lab.bulks(3, 5)

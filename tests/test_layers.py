@@ -74,12 +74,12 @@ def test_imports_go_one_way_and_are_relative():
         ("stages/partition/hash.py", "from ...pipeline.config import Config"),
         ("stages/partition/hash.py", "def f():\n    from ...pipeline import config"),
         ("stages/random.py", "from ..tests import contracts"),
-        ("pipeline/rank.py", "from millrace.storage.graph import Graph"),
-        ("pipeline/rank.py", "import storage.graph"),
-        ("pipeline/rank.py", "import torch_geometric.nn"),
-        ("pipeline/rank.py", "from ogb.nodeproppred import NodePropPredDataset"),
-        ("pipeline/export.py", "import dgl"),
-        ("pipeline/rank.py", "class A:\n    import cudf"),
+        ("pipeline/training/loop.py", "from millrace.storage.graph import Graph"),
+        ("pipeline/training/loop.py", "import storage.graph"),
+        ("pipeline/training/loop.py", "import torch_geometric.nn"),
+        ("pipeline/training/loop.py", "from ogb.nodeproppred import NodePropPredDataset"),
+        ("pipeline/interop/export.py", "import dgl"),
+        ("pipeline/training/loop.py", "class A:\n    import cudf"),
     ],
 )
 def test_the_check_sees_each_kind_of_fault(module, source):
@@ -91,9 +91,9 @@ def test_the_check_sees_each_kind_of_fault(module, source):
     [
         ("storage/graph.py", "import numpy as np\nfrom .errors import InputError"),
         ("stages/partition/hash.py", "from ..random import mix\nfrom ...storage.graph import Graph"),
-        ("pipeline/rank.py", "from ..stages import train\nfrom ..storage import graph"),
-        ("pipeline/rank.py", "def f():\n    import torch_geometric"),
-        ("pipeline/rank.py", "if TYPE_CHECKING:\n    import networkx"),
+        ("pipeline/training/loop.py", "from ..stages import train\nfrom ..storage import graph"),
+        ("pipeline/training/loop.py", "def f():\n    import torch_geometric"),
+        ("pipeline/training/loop.py", "if TYPE_CHECKING:\n    import networkx"),
     ],
 )
 def test_the_check_lets_the_rest_pass(module, source):

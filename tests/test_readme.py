@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 import millrace as mr
 from millrace.pipeline import cli
-from millrace.pipeline.config import Job
-from millrace.pipeline.rank import Interrupted
-from millrace.pipeline.result import Result
+from millrace.pipeline.config.load import Job
+from millrace.pipeline.setup.result import Result
+from millrace.pipeline.training.loop import Interrupted
 from millrace.stages.models import MODELS
 from millrace.stages.sample import SAMPLERS
 

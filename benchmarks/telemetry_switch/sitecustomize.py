@@ -12,10 +12,10 @@ def is_on(epoch: int) -> bool:
 
 def install() -> None:
     """Give every rank of this process a heart that rests."""
-    from millrace.pipeline import pulse
-    from millrace.pipeline.events import StepDone
+    from millrace.pipeline.telemetry import heartbeat
+    from millrace.pipeline.telemetry.events import StepDone
 
-    class Resting(pulse.Heart):
+    class Resting(heartbeat.Heart):
         on = is_on(0)
 
         def __call__(self, event):
@@ -27,7 +27,7 @@ def install() -> None:
             if self.on or self._over.is_set():
                 super()._beat(tell)
 
-    pulse.Heart = Resting
+    heartbeat.Heart = Resting
 
 
 if "MILLRACE_TELEMETRY" in os.environ:

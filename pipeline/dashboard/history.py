@@ -1,6 +1,6 @@
 """What the scheduler has heard of the runs on it, in bounded memory: no Dask and no drawing in here.
 
-Ranks are heard through the metrics of their workers, what only a driver knows through its messages (`told.Told`).
+Ranks are heard through the metrics of their workers, what only a driver knows through its messages (`publisher.Told`).
 """
 
 import time
@@ -96,7 +96,7 @@ class RunSeen:
     name: str
     began: float
     about: dict[str, Any] = field(default_factory=dict)
-    """What its driver says of it: see `told.Told`."""
+    """What its driver says of it: see `publisher.Told`."""
     ranks: dict[int, RankSeen] = field(default_factory=dict)
     level: dict[str, Any] = field(default_factory=dict)
     """The last `events.QueueLevel`, if there was one."""
@@ -178,7 +178,7 @@ class History:
         return self.runs[name]
 
     def hear_worker(self, worker: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Take in what a worker tells of the ranks that it holds: see `rank_task.METRIC`."""
+        """Take in what a worker tells of the ranks that it holds: see `rank_host.METRIC`."""
         for record in records:
             run, rank, now = self._run(record["run"]), record["rank"], self.now()
             seen = run.ranks.get(rank)
@@ -201,7 +201,7 @@ class History:
                     seen.ended = seen.ended or "its worker is gone"
 
     def hear_driver(self, message: Mapping[str, Any]) -> None:
-        """Take in what a driver tells: see `told.Told`."""
+        """Take in what a driver tells: see `publisher.Told`."""
         run, now = self._run(message["run"]), self.now()
         if "about" in message:
             run.about = dict(message["about"])

@@ -1,4 +1,4 @@
-"""The page: a Bokeh document that draws `record.record` once a second. Each browser has a document of its own."""
+"""The page: a Bokeh document that draws `snapshot.record` once a second. Each browser has a document of its own."""
 
 import math
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from ...storage.ledger import KINDS as LEDGER
-from ..look import KINDS, LINES, STAGES
-from . import words
+from ..telemetry.palette import KINDS, LINES, STAGES
+from . import labels
 from .history import History
-from .record import SPENT, record
+from .snapshot import SPENT, record
 
 EVERY_MS = 1000
 NETWORK = LEDGER["network"]
@@ -141,7 +141,7 @@ class Page:
     def _queue(self) -> Any:
         made = self._figure("Queue")
         made.varea("t", 0, "bytes", source=self.levels, color="#56B4E9", alpha=0.5, legend_label="bytes")
-        self.bound = made.line([], [], color=words.BAD, line_dash="dashed", legend_label="bound")
+        self.bound = made.line([], [], color=labels.BAD, line_dash="dashed", legend_label="bound")
         _in_bytes(made)
         made.y_range.start = 0
         made.extra_y_ranges = {"bulks": DataRange1d(start=0)}
@@ -185,15 +185,15 @@ class Page:
             self.heading.text = "No run of Millrace has been heard of yet."
             return
         names = [r["run"] for r in runs]
-        self.run.options = [(r["run"], words.title(r)) for r in runs]  # pyright: ignore[reportAttributeAccessIssue]
+        self.run.options = [(r["run"], labels.title(r)) for r in runs]  # pyright: ignore[reportAttributeAccessIssue]
         self.run.visible = len(runs) > 1
         run = runs[names.index(self._chosen)] if self._chosen in names else runs[0]
         if self.run.value != run["run"]:
             self.run.remove_on_change("value", self._choose)
             self.run.value = run["run"]
             self.run.on_change("value", self._choose)
-        self.heading.text, self.stages.text = words.heading(run), words.stages(run)
-        self.bytes.text, self.notes.text = words.bytes_moved(run), words.notes(run)
+        self.heading.text, self.stages.text = labels.heading(run), labels.stages(run)
+        self.bytes.text, self.notes.text = labels.bytes_moved(run), labels.notes(run)
         self.time.end = max(1.0, run["elapsed_s"])
         self._draw_ranks(run["ranks"], "recent" if self.over.active == 0 and run["state"] == "running" else "whole")
         self._draw_curves(run)
@@ -202,11 +202,11 @@ class Page:
         shares = [r["share"][over] for r in ranks]
         numbers = [r["rank"] for r in ranks]
         drawn: dict[str, list[Any]] = {name: [s.get(name, 0.0) for s in shares] for name in SPENT}
-        drawn |= {f"{name}_text": [words.percent(s.get(name, 0.0)) for s in shares] for name in SPENT}
+        drawn |= {f"{name}_text": [labels.percent(s.get(name, 0.0)) for s in shares] for name in SPENT}
         self.bars.data = {"y": numbers, **drawn}
         fine = ("running", "starting", "done")
         text = [_state(r) for r in ranks]
-        colours = ["#444444" if r["state"] in fine else words.BAD for r in ranks]
+        colours = ["#444444" if r["state"] in fine else labels.BAD for r in ranks]
         self.states.data = {"y": numbers, "x": [1.01] * len(ranks), "text": text, "colour": colours}
         self.shares.yaxis.ticker = numbers if len(numbers) <= 24 else numbers[:: len(numbers) // 12]
         # The first rank on top.
@@ -239,7 +239,7 @@ class Page:
         if queue is not None and times:
             # A bound far above what lies there would flatten everything else.
             most = max(curves["queue_bytes"])
-            told = f"{words.count(queue['bulks'], 'bulk')}, {words.size(queue['bytes'])} of at most {words.size(queue['bound'])}"
+            told = f"{labels.count(queue['bulks'], 'bulk')}, {labels.size(queue['bytes'])} of at most {labels.size(queue['bound'])}"
             self.queue.title.text = f"Queue, filled by {queue['filled_by']}: {told}"
             self.queue.y_range.end = 1.1 * max(most, queue["bound"] if queue["bound"] <= 20 * most else 1)
             self.bound.data_source.data = {"x": [times[0], times[-1]], "y": [queue["bound"]] * 2}
@@ -251,7 +251,7 @@ class Page:
 
 def _state(rank: dict[str, Any]) -> str:
     if rank["state"] == "silent":
-        return f"silent for {words.duration(rank['silent_s'])}, last in {rank['stage'].replace('_', ' ') or 'nothing'}"
+        return f"silent for {labels.duration(rank['silent_s'])}, last in {rank['stage'].replace('_', ' ') or 'nothing'}"
     if rank["state"] == "running":
         where = f"epoch {rank['epoch'] + 1}, step {rank['step'] + 1}" if rank["epoch"] >= 0 else ""
         return ", ".join(part for part in (where, rank["stage"].replace("_", " ")) if part) or "running"

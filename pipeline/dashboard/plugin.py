@@ -14,10 +14,10 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import IOLoop, PeriodicCallback
 from tornado.web import RequestHandler
 
-from ..rank_task import METRIC
+from ..cluster.rank_host import METRIC
 from .gate import guard, known_hosts
 from .history import History
-from .record import record
+from .snapshot import record
 
 PAGE = "millrace"
 TOPIC = "millrace"

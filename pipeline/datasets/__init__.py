@@ -1,7 +1,7 @@
 """Datasets: opened from files, stores, generators and other packages' objects, checked and cleaned on the way in."""
 
+from .cleaning.options import ReadOptions
 from .open import GENERATED, open_dataset
-from .options import ReadOptions
-from .python import from_networkx, from_pyg, from_scipy
+from .readers.python import from_networkx, from_pyg, from_scipy
 
 __all__ = ["GENERATED", "ReadOptions", "from_networkx", "from_pyg", "from_scipy", "open_dataset"]

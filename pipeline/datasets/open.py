@@ -8,15 +8,15 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesPlace, open_dataset_store
 from ...storage.errors import InputError, nearest
 from ...storage.store import MANIFEST
-from .clean import clean
-from .digits import read_digits
-from .npz import read_npz
-from .options import DEFAULT_OPTIONS, FREE, ReadOptions
-from .public import how_to_get
-from .python import from_networkx, from_pyg
-from .rmat import generate_rmat
-from .sbm import generate_sbm
-from .splits import make_split
+from .cleaning.clean import clean
+from .cleaning.options import DEFAULT_OPTIONS, FREE, ReadOptions
+from .cleaning.splits import make_split
+from .readers.digits import read_digits
+from .readers.npz import read_npz
+from .readers.public import how_to_get
+from .readers.python import from_networkx, from_pyg
+from .readers.rmat import generate_rmat
+from .readers.sbm import generate_sbm
 
 TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 """Ends of the names of files that hold tables."""
@@ -74,7 +74,7 @@ def open_dataset(
         return clean(read_digits(name), options, split, seed)
     path = Path(spec).expanduser()
     if str(spec).startswith("ogbn-") and not path.exists():
-        from .ogb import find_ogb, read_ogb_folder
+        from .readers.ogb import find_ogb, read_ogb_folder
 
         return clean(read_ogb_folder(find_ogb(str(spec)), name or str(spec)), options, split, seed)
     if not path.exists():
@@ -83,7 +83,7 @@ def open_dataset(
         raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}")
     _refuse_table_options(path, options)
     if path.is_file() and path.name.lower().endswith(TABLES):
-        from .parquet import read_edge_file
+        from .readers.parquet import read_edge_file
 
         return clean(read_edge_file(path, options, name), options, split, seed)
     if not path.is_dir():
@@ -93,11 +93,11 @@ def open_dataset(
         return _whole(open_dataset_store(path, features), name, options, split, seed)
     # These import pyarrow, which every rank and command would wait for.
     if (path / "raw").is_dir():
-        from .ogb import read_ogb_folder
+        from .readers.ogb import read_ogb_folder
 
         return clean(read_ogb_folder(path, name), options, split, seed)
     if any(f.name.lower().endswith(TABLES) for f in path.iterdir()):
-        from .parquet import read_parquet_folder
+        from .readers.parquet import read_parquet_folder
 
         return clean(read_parquet_folder(path, options, name), options, split, seed)
     raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {FORMS}")

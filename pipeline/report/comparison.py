@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...storage.ledger import KINDS as LEDGER
-from ..look import KINDS, STAGES
+from ..telemetry.palette import KINDS, STAGES
 from .canvas import Sheet
 from .figures import OTHER, Draw, by_epoch, line_style
 from .reading import RunRecord

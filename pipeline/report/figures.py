@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..look import KINDS, LINES, STAGE_MEANINGS, STAGES
+from ..telemetry.palette import KINDS, LINES, STAGE_MEANINGS, STAGES
 from .canvas import INK, Sheet
 from .reading import RankLog, RunRecord
 from .summary import SLOW_START, Summary, amount, first_step

@@ -7,8 +7,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..look import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
-from ..result import versions
+from ..setup.result import versions
+from ..telemetry.palette import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
 from . import comparison
 from .canvas import FAINT, INK, Picture
 from .reading import RunRecord

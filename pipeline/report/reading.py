@@ -12,9 +12,9 @@ from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.errors import InputError, StoreError
 from ...storage.store import open_store
-from ..config import Job, read_toml, resolve
-from ..result import read_result
-from ..run_folder import JOB, METRICS, PARTS, flat, is_held
+from ..config.load import Job, read_toml, resolve
+from ..setup.result import read_result
+from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_held
 from .plain import MOST_RANKS, number, ranks, table, whole
 
 COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "evaluate", "partition")

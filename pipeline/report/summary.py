@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..result import STOPPED
+from ..setup.result import STOPPED
 from .reading import RunRecord
 from .timeline import ROWS, WAITING, Timeline
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError
-from ..run_folder import write_whole
+from ..setup.run_folder import write_whole
 from . import comparison, figures
 from .canvas import Picture, draw
 from .page import COLOURS, render

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from ...storage.errors import RunError
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.minibatch import MiniBatch
-from ...storage.partition_book import RangeBook
+from ...storage.partition.book import RangeBook
 from ..base import Feed, Fetched, Group, Phase, Placement, RankJob
 from ..comm.lockstep import Lockstep
-from ..kernels.owner_cpu import Numbering
-from ..partition.blocks import BlockRows, Grid
-from ..rows import NamedRows
-from ..sample.partitioned import SampledByOwners
-from ..sample.produce import QueueFeed, Sampled
+from ..feed.collective_feed import SampledByOwners
+from ..feed.queue_feed import QueueFeed, Sampled
+from ..kernels.sampling.cpu.row_block import Numbering
+from ..memory.lazy_rows import NamedRows
+from ..placement.row_blocks import BlockRows, Grid
+from .feature_cache import HotBy, choose
 from .gather import Gather
-from .hot import HotBy, choose
 from .owned_rows import Collected, Owned, OwnedRows
 
 AHEAD_BYTES = 512 << 20

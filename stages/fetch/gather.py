@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
-from ..arena import empty
 from ..base import Fetched, Placement, RankJob
+from ..memory.arena import empty
+from ..memory.lazy_rows import NamedRows, torch_dtype
 from ..neighbourhood.block import BlockNeighbourhood
-from ..rows import NamedRows, torch_dtype
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...storage.minibatch import Block, MiniBatch
 from ..base import Fetched, RankJob
-from ..partition.chunks import Isolated
+from ..placement.chunks import Isolated
 from .gather import Gather
 
 Correction = Literal["none", "batch", "node", "hops", "edge", "edge-hajek"]

@@ -20,13 +20,13 @@ from torch.nn import functional as F
 
 from ...storage.errors import RunError
 from ..base import Fetched, RankJob, Validation
-from ..evaluate import evaluating, quotient, tally
-from ..full_batch import FullBatch
+from ..evaluate.layerwise import evaluating, quotient, tally
+from ..memory.quantize import Payload, decode, encode, rounded, row_bytes
 from ..models.lazy import Phase, Still
-from ..partition.boundary import ABSENT, BoundaryShare
-from ..partition.clients import open_clients
+from ..neighbourhood.full_batch import FullBatch
+from ..placement.boundary import ABSENT, BoundaryShare
+from ..placement.clients import open_clients
 from ..random import Purpose, node_words, stream
-from ..rounding import Payload, decode, encode, rounded, row_bytes
 from ..train import summed_loss
 from .phase_store import PhaseStore, kind
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ...storage.features import FeatureStore, FloatArray
-from ...storage.partition_book import RangeBook
+from ...storage.partition.book import RangeBook
 from ..base import Group
-from ..rows import torch_dtype
+from ..memory.lazy_rows import torch_dtype
 
 IdArray = npt.NDArray[np.int64]
 LOAD_BYTES = 64 << 20

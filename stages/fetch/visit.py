@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
 from ..base import Fetched, Group, RankJob
-from ..full_batch import FullBatch, View
 from ..models.base import reads_blocks
 from ..neighbourhood.base import Neighbourhood
+from ..neighbourhood.full_batch import FullBatch, View
 from ..neighbourhood.halo import Halo, HaloNeighbourhood
 from ..neighbourhood.ring import Ring
 from ..neighbourhood.sequential import SequentialNeighbourhood
-from ..partition.sharded import Share
-from ..rehearse import row_traffic, step_bytes
+from ..placement.sharded import Share
+from .step_memory import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
 """How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the other, kept for the
@@ -113,7 +113,7 @@ def plan(
 
 
 def row_bytes(policy: Visited, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """What travels for each row that one rank reads of another, by layer: see `rehearse.row_traffic`. ``auto`` is taken for ``halo``."""
+    """What travels for each row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` is taken for ``halo``."""
     modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in policy.for_layers(int(module.num_layers)))  # pyright: ignore[reportArgumentType]
 
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:

@@ -18,7 +18,7 @@ OTHER_BITS = ("cugraph",)
 
 
 def aggregation(name: str = "cpu") -> ModuleType:
-    """The module `aggregate_<name>`.
+    """The aggregation kernels of that name.
 
     Raises:
         InputError: no such backend.
@@ -29,7 +29,7 @@ def aggregation(name: str = "cpu") -> ModuleType:
         raise InputError(f"no aggregation backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
     if name in ON_DEVICE:
         _refuse_without_triton("aggregation on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
-    return import_module(f".aggregate_{name}", __name__)
+    return import_module(f".aggregation.{name}" if name == "reference" else f".aggregation.{name}.backend", __name__)
 
 
 def aggregation_on(device: torch.device) -> ModuleType:
@@ -44,9 +44,9 @@ def dropout_on(device: torch.device) -> ModuleType:
         MissingExtraError: it is a GPU, and Triton is not installed.
     """
     if device.type != "cuda":
-        return import_module(".dropout_cpu", __name__)
+        return import_module(".aggregation.cpu.dropout", __name__)
     _refuse_without_triton("dropout on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
-    return import_module(".dropout_cuda", __name__)
+    return import_module(".aggregation.cuda.dropout", __name__)
 
 
 def sampling(name: str = "cpu") -> ModuleType:
@@ -61,7 +61,7 @@ def sampling(name: str = "cpu") -> ModuleType:
         raise InputError(f"no sampling backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
     if name == "cuda":
         _refuse_without_triton('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out')
-    module = import_module(f".{name}", __name__)
+    module = import_module(f".sampling.{name if name in SAMPLING else 'rapids'}.backend", __name__)
     if name == "cuda":
         module.device()
     elif name in OTHER_BITS:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...storage.errors import InputError, nearest
-from ..dropout import dropout
 from ..neighbourhood.base import Neighbourhood, aggregate_first
+from ..nn.dropout import dropout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda h: h}
 NORMS: dict[str, Callable[[int], nn.Module]] = {"none": lambda width: nn.Identity(), "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
@@ -138,7 +138,7 @@ class Stack(Model):
 
     @property
     def spares_torch(self) -> bool:
-        """Whether what takes time is done by the kernels and `stages.dense`: operations of torch itself are then worth one thread."""
+        """Whether what takes time is done by the kernels and `stages.nn.dense`: operations of torch itself are then worth one thread."""
         return all(isinstance(norm, nn.Identity) for norm in self.norms)
 
     def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:

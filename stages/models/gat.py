@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
-from ..dense import activate, linear, per_head
 from ..neighbourhood.base import Neighbourhood, aggregate_first
+from ..nn.dense import activate, linear, per_head
 from .base import ModelConfig
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..dense import activate, linear
 from ..neighbourhood.base import Neighbourhood, destinations
+from ..nn.dense import activate, linear
 from .base import AggregateFirst, ModelConfig
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..dense import linear
 from ..neighbourhood.base import Neighbourhood
+from ..nn.dense import linear
 from .base import ModelConfig
 
 

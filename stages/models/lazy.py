@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.fingerprint import digest_arrays, digest_record
-from ..dense import linear
-from ..dropout import dropout
+from ..memory.quantize import Payload, rounded
 from ..neighbourhood.base import Neighbourhood, destinations
-from ..rounding import Payload, rounded
+from ..nn.dense import linear
+from ..nn.dropout import dropout
 from .base import ACTIVATIONS, NORMS, AggregateFirst, ModelConfig, Stack
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
-from ..dense import activate, linear
 from ..neighbourhood.base import Neighbourhood, destinations
+from ..nn.dense import activate, linear
 from .base import AggregateFirst, ModelConfig
 
 

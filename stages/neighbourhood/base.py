@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..outside import outside
-from ..rows import head
+from ..memory.lazy_rows import head
+from ..nn.compile_boundary import outside
 
 Message = Callable[..., Tensor]
 """``message(h_src [e, ...], h_dst [e, ...], weight [e] | None, *params) -> [e, D]``, applied to every edge."""

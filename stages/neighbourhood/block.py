@@ -15,8 +15,8 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
 from ..kernels import aggregation_on
-from ..kernels.lists import InLists
-from ..kernels.rules import EdgeNumbers
+from ..kernels.aggregation.attention_args import EdgeNumbers
+from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
 from .checks import alike, as_matrix, attention_rule, check_attention, check_both, check_reduce, check_scale, check_shared, full_precision
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ...storage.errors import InputError
-from ..kernels.rules import AttentionRule
-from ..rows import NamedRows
+from ..kernels.aggregation.attention_args import AttentionRule
+from ..memory.lazy_rows import NamedRows
 
 
 def full_precision(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The aggregation kernels as differentiable functions. `kernels` is a module of `stages.kernels`; matrices must be contiguous.
 
-Rows that are only named (`stages.rows`) are constants: they are read where they lie, and get no gradient.
+Rows that are only named (`stages.memory.lazy_rows`) are constants: they are read where they lie, and get no gradient.
 """
 
 from types import ModuleType
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..kernels.lists import InLists
-from ..kernels.rules import AttentionRule, EdgeNumbers
-from ..rows import head
+from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from ..kernels.aggregation.lists import InLists
+from ..memory.lazy_rows import head
 
 
 class Spmm(torch.autograd.Function):

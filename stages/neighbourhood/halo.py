@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...storage.minibatch import Block
-from ..arena import empty
-from ..full_batch import FullBatch, Shard, View
-from ..kernels.lists import InLists
-from ..kernels.rules import EdgeNumbers
-from ..kernels.shards_cpu import add_rows, take_rows
+from ..kernels.aggregation.attention_args import EdgeNumbers
+from ..kernels.aggregation.cpu.shards import add_rows, take_rows
+from ..kernels.aggregation.lists import InLists
+from ..memory.arena import empty
 from .base import Message, Reduce
 from .block import BlockNeighbourhood
 from .checks import as_matrix, check_scale
+from .full_batch import FullBatch, Shard, View
 from .ring import KIND, Ring
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import aggregation
-from ..kernels.frames_cuda import Frame
-from ..kernels.lists_cuda import DeviceLists
-from ..kernels.resident_cuda import ResidentBulk
+from ..kernels.aggregation.cuda.lists import DeviceLists
+from ..kernels.minibatch_cuda.bulk import ResidentBulk
+from ..kernels.minibatch_cuda.frames import Frame
 from .base import Reduce
 from .block import ListNeighbourhood
 

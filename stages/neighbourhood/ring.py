@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..arena import empty
 from ..base import TAGS, Group, Swap
-from ..full_batch import View
-from ..kernels.shards_cpu import add_rows, take_rows
+from ..kernels.aggregation.cpu.shards import add_rows, take_rows
+from ..memory.arena import empty
+from .full_batch import View
 
 KIND = "activations"
 _FETCH, _FETCH_AGAIN, _PUSH = range(3)

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...storage.errors import InputError
-from ..arena import empty
-from ..full_batch import FullBatch, Shard, View
 from ..kernels import aggregation
-from ..kernels.lists import InLists
-from ..kernels.rules import AttentionRule, EdgeNumbers
+from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from ..kernels.aggregation.lists import InLists
+from ..memory.arena import empty
 from ..random import Purpose, draw_word, node_words, stream, torch_seed
 from .base import Message, Reduce
 from .checks import alike, as_matrix, attention_rule, check_attention, check_both, check_reduce, check_scale, check_shared, full_precision
+from .full_batch import FullBatch, Shard, View
 from .ring import Push, Ring
 
 MESSAGE_BYTES = 64 << 20

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.partition_book import PartitionBook
+from ...storage.partition.book import PartitionBook
 
 MAX_PARTS = 1_000_000
 """More is taken for a slip: every part is a folder and a rank's work."""

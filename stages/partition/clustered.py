@@ -9,7 +9,7 @@ import scipy.sparse
 
 from ...storage.errors import InputError, RunError
 from ...storage.graph import Graph, index_dtype
-from ...storage.partition_book import PartitionBook, TableBook
+from ...storage.partition.book import PartitionBook, TableBook
 from ..random import Purpose, stream
 from ..rapids import count_gpus
 from .base import check_parts

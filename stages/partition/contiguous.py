@@ -7,7 +7,7 @@ import numpy as np
 
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.partition_book import RangeBook
+from ...storage.partition.book import RangeBook
 from .base import check_parts
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.graph import Graph
-from ...storage.partition_book import PartitionBook
+from ...storage.partition.book import PartitionBook
 
 IdArray = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class CutCounts:
 
 
 def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int) -> CutCounts:
-    """Count what `stages.full_batch.arrange` would find, in memory of some 40 bytes an edge that is cut, and 16 any other.
+    """Count what `stages.neighbourhood.full_batch.arrange` would find, in memory of some 40 bytes an edge that is cut, and 16 any other.
 
     Args:
         graph: V nodes.

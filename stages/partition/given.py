@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.fingerprint import digest_arrays
 from ...storage.graph import Graph
-from ...storage.partition_book import TableBook
+from ...storage.partition.book import TableBook
 from ...storage.store import first_line
 from .base import check_parts
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...storage.graph import Graph
-from ...storage.partition_book import HashBook
+from ...storage.partition.book import HashBook
 from ..random import Purpose, stream
 from .base import check_parts
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ...storage.edge_shards import open_edge_shards
 from ...storage.errors import StoreError
-from ...storage.partition import open_partition
-from ...storage.partition_book import KIND as BOOK_KIND
-from ...storage.partition_book import open_book
+from ...storage.partition.book import KIND as BOOK_KIND
+from ...storage.partition.book import open_book
+from ...storage.partition.edge_shards import open_edge_shards
+from ...storage.partition.partition import open_partition
 from ...storage.store import MANIFEST, open_store, remove_tree
 from .stage import KIND, ROWS_KIND, quality_of
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from ...storage.graph import Graph
-from ...storage.partition_book import PartitionBook, TableBook
+from ...storage.partition.book import PartitionBook, TableBook
 from ..random import Purpose, stream
 from .base import check_parts
 from .contiguous import Contiguous

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.graph import Graph
-from ...storage.partition import Partition, extract_partition
-from ...storage.partition_book import PartitionBook
+from ...storage.partition.book import PartitionBook
+from ...storage.partition.partition import Partition, extract_partition
 
 SHOWN = 16
 """Parts that the printed table lists before it sums up the rest."""

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_checks import proving, require, require_ascending, require_vector, require_within
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
-from ...storage.edge_shards import KIND as SHARDS_KIND
-from ...storage.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
-from ...storage.partition import KIND as GRAPH_KIND
-from ...storage.partition import OwnRows, Partition, open_partition, partition_of, write_partition
-from ...storage.partition_book import Book, open_book, write_book
-from ...storage.proofs import proving, require, require_ascending, require_vector, require_within
+from ...storage.partition.book import Book, open_book, write_book
+from ...storage.partition.edge_shards import KIND as SHARDS_KIND
+from ...storage.partition.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
+from ...storage.partition.partition import KIND as GRAPH_KIND
+from ...storage.partition.partition import OwnRows, Partition, open_partition, partition_of, write_partition
 from ...storage.store import MANIFEST, Store, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
 from .base import Partitioner, check_parts
 from .quality import PartCounts, PartitionQuality, count_part

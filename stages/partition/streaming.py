@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ...storage.errors import InputError
 from ...storage.graph import TakenRows
-from ...storage.partition_book import TableBook
-from ..kernels.stream_cpu import assign
+from ...storage.partition.book import TableBook
+from ..kernels.partition.stream import assign
 from .base import check_parts
 
 Floats = npt.NDArray[np.float64]

@@ -14,10 +14,10 @@ from ...storage.minibatch import Bulk, MiniBatch
 from ..random import Purpose, permutation, stream
 
 if TYPE_CHECKING:
-    from ..kernels.owner_cpu import Drawn
-    from ..kernels.sampled import NeighborSample
-    from ..partition.blocks import BlockRows
-    from .owners import Owners
+    from ..kernels.sampling.cpu.row_block import Drawn
+    from ..kernels.sampling.samples import NeighborSample
+    from ..placement.row_blocks import BlockRows
+    from .remote_nodewise import Owners
 
 
 @dataclass(frozen=True, eq=False)

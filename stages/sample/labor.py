@@ -12,12 +12,12 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
-from ..kernels.owner_cpu import Drawn, draw_labor
-from ..kernels.sampled import NeighborSample
-from ..partition.blocks import BlockRows
+from ..kernels.sampling.cpu.row_block import Drawn, draw_labor
+from ..kernels.sampling.samples import NeighborSample
+from ..placement.row_blocks import BlockRows
 from .base import BulkRequest, per_layer
 from .neighbor import NeighborSampler
-from .owners import Owners, draw_node_wise
+from .remote_nodewise import Owners, draw_node_wise
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class LaborSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`."""
-        from ..kernels import cuda
-        from ..kernels.graph_cuda import number_on_device
+        from ..kernels.sampling.cuda import backend as cuda
+        from ..kernels.sampling.cuda.graph import number_on_device
         from .resident import node_wise
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:

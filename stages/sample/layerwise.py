@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
-from ..kernels.layered import DEBIAS
+from ..kernels.sampling.layerwise import DEBIAS
 from .base import BulkRequest, per_layer
-from .owners import Owners
-from .owners_layerwise import draw_layer_wise
+from .remote_layerwise import draw_layer_wise
+from .remote_nodewise import Owners
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class LayerwiseSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`."""
-        from ..kernels import cuda
-        from ..kernels.resident_cuda import ResidentBulk
+        from ..kernels.minibatch_cuda.bulk import ResidentBulk
+        from ..kernels.sampling.cuda import backend as cuda
         from .resident import resident
 
         pieces = cuda.layer_pieces(

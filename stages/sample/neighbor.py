@@ -12,12 +12,12 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
-from ..kernels.owner_cpu import Drawn, draw_rows
-from ..kernels.race import quantised
-from ..kernels.sampled import NeighborSample
-from ..partition.blocks import BlockRows
+from ..kernels.sampling.cpu.row_block import Drawn, draw_rows
+from ..kernels.sampling.exponential_race import quantised
+from ..kernels.sampling.samples import NeighborSample
+from ..placement.row_blocks import BlockRows
 from .base import BulkRequest, per_layer
-from .owners import Owners, draw_node_wise
+from .remote_nodewise import Owners, draw_node_wise
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class NeighborSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises what `check` raises."""
-        from ..kernels import cuda
-        from ..kernels.graph_cuda import number_on_device
+        from ..kernels.sampling.cuda import backend as cuda
+        from ..kernels.sampling.cuda.graph import number_on_device
         from .resident import node_wise
 
         self.check(graph)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
-from ..kernels.graph_cuda import moved, number_on_device
-from ..kernels.number_cuda import before
-from ..kernels.resident_cuda import ResidentBulk, leading
-from ..kernels.sample_cuda import DeviceSample
+from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
+from ..kernels.sampling.cuda.graph import moved, number_on_device
+from ..kernels.sampling.cuda.neighbor import DeviceSample
+from ..kernels.sampling.cuda.renumber import before
 from .base import BulkRequest, Sampler
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millrace.stages.kernels.lists import InLists
-from millrace.stages.kernels.rules import AttentionRule
+from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.lists import InLists
 
 
 def random_lists(n: int, S: int, e: int, seed: int, index: type = np.int32) -> InLists:

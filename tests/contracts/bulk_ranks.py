@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from millrace.pipeline import one_rank
-from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import resolve
+from millrace.pipeline.config.load import resolve
 from millrace.pipeline.datasets import open_dataset
-from millrace.pipeline.events import Note, StepDone
-from millrace.pipeline.prepare import prepare
-from millrace.pipeline.queues import consumers_end
-from millrace.pipeline.rank import Interrupted
-from millrace.pipeline.run_folder import check_resumable
+from millrace.pipeline.setup.open_queue import consumers_end
+from millrace.pipeline.setup.prepare import prepare
+from millrace.pipeline.setup.run_folder import check_resumable
+from millrace.pipeline.telemetry.events import Note, StepDone
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training import trainer
+from millrace.pipeline.training.loop import Interrupted
 from millrace.stages.comm.solo import Solo
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.gang import run_ranks
@@ -58,7 +58,7 @@ def _rank(group: Any, spec: str, out: Path, table: Mapping[str, Any], steps: int
     report = {}
     try:
         report = asdict(
-            one_rank.take_part(
+            trainer.take_part(
                 prepared, out, queue, group=group, ledger=ledger, produce=samples is None, producer_alive=alive, emit=told.append,
                 stop=lambda: steps is not None and group.rank == 0 and sum(isinstance(e, StepDone) for e in told) >= steps, clock=Clock(),
             )

@@ -1,4 +1,4 @@
-"""What every group of several ranks must do: the collectives, and what they count. Functions for `gang.run_ranks`."""
+"""What every group of several ranks must do: the collectives, and what they count. Functions for `supervisor.run_ranks`."""
 
 import time
 from typing import Any

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from millrace.stages.base import Group, Part, Phase, RankJob
-from millrace.stages.kernels import cpu
-from millrace.stages.partition.sharded import Sharded, Share
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.placement.sharded import Sharded, Share
 from millrace.storage.dataset import Split
-from millrace.storage.edge_shards import shard_edges
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
-from millrace.storage.partition import extract_partition
-from millrace.storage.partition_book import TableBook
+from millrace.storage.partition.book import TableBook
+from millrace.storage.partition.edge_shards import shard_edges
+from millrace.storage.partition.partition import extract_partition
 
 IdArray = npt.NDArray[np.int64]
 F, C = 5, 3

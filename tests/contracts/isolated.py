@@ -11,18 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import resolve
-from millrace.pipeline.events import silent
-from millrace.pipeline.one_rank import take_part
-from millrace.pipeline.prepare import Outline, prepare, prepare_part
-from millrace.pipeline.rank import Interrupted, Progress, Trainer, train_rank
-from millrace.pipeline.sections import CheckpointEvery, Train
-from millrace.pipeline.systems import System
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.config.schema import CheckpointEvery, Train
+from millrace.pipeline.config.systems import System
+from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.loop import Interrupted, Progress, Trainer, train_rank
+from millrace.pipeline.training.trainer import take_part
 from millrace.stages.base import Part, Phase, RankJob
-from millrace.stages.kernels import reference
-from millrace.stages.partition.chunks import Chunks, Isolated
+from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.storage.dataset import Dataset
 from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts.full_batch import Case, job

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.storage.errors import StoreError
-from millrace.storage.partition_book import PartitionBook, open_book, write_book
+from millrace.storage.partition.book import PartitionBook, open_book, write_book
 
 SIZES = st.lists(st.integers(0, 6), min_size=1, max_size=9)
 """Nodes of each partition: empty ones at the ends and in between, more partitions than nodes, no nodes at all."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from millrace.pipeline import one_rank
-from millrace.pipeline.clients import with_clients
-from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import resolve
-from millrace.pipeline.events import silent
-from millrace.pipeline.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.setup.simulated_clients import with_clients
+from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training import trainer
 from millrace.stages.fetch import lazy, phase_store
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset import Dataset
@@ -60,7 +60,7 @@ def _rank(group: Any, table: dict[str, Any], outline: Outline, out: Path, finger
     if kill is not None and group.rank == 1:
         _arm(*kill)
     try:
-        report = one_rank.take_part(
+        report = trainer.take_part(
             prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True,
             emit=silent, stop=lambda: False, clock=Clock(),
         )  # fmt: skip

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from millrace.pipeline.clock import Clock
-from millrace.pipeline.rank import Progress, Trainer, train_rank
-from millrace.pipeline.sections import CheckpointEvery, Train
-from millrace.pipeline.systems import System
+from millrace.pipeline.config.schema import CheckpointEvery, Train
+from millrace.pipeline.config.systems import System
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.loop import Progress, Trainer, train_rank
 from millrace.stages.base import Fetched, RankJob, StepRules, WorkDone
 from millrace.stages.base import Phase as Stretch
 from millrace.stages.fetch.phase_store import PHASES
+from millrace.stages.memory.quantize import rounded
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.lazy import Lazy
-from millrace.stages.partition.boundary import BoundaryShare, Edges, WithBoundary
+from millrace.stages.placement.boundary import BoundaryShare, Edges, WithBoundary
 from millrace.stages.reduce.federated import LocalSteps
 from millrace.stages.reduce.seed_weighted import AllSeedsMean
-from millrace.stages.rounding import rounded
 from millrace.storage.phase_rows import KIND
 from millrace.storage.store import open_store
 from millrace.tests.contracts.full_batch import C, Case, job

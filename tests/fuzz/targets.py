@@ -16,17 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
 
-from millrace.pipeline import cluster
-from millrace.pipeline.config import parse_override, read_toml, resolve
+from millrace.pipeline.cluster import dask_cluster
+from millrace.pipeline.commands.inspect import inspect_path
+from millrace.pipeline.config.aliases import full_key, merged
+from millrace.pipeline.config.load import parse_override, read_toml, resolve
 from millrace.pipeline.datasets import open_dataset
-from millrace.pipeline.datasets.options import ReadOptions
-from millrace.pipeline.inspection import inspect_path
-from millrace.pipeline.keys import full_key, merged
-from millrace.pipeline.queues import open_queue
+from millrace.pipeline.datasets.cleaning.options import ReadOptions
 from millrace.pipeline.report.reading import read_run
 from millrace.pipeline.report.summary import summarise
 from millrace.pipeline.report.timeline import timeline
-from millrace.pipeline.run_folder import local
+from millrace.pipeline.setup.open_queue import open_queue
+from millrace.pipeline.setup.run_folder import local
+from millrace.stages.feed.queue_feed import sample_bulks
 from millrace.stages.kernels import sampling
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.given import Given
@@ -34,7 +35,6 @@ from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_neighbours, open_part, open_shards, partition_dataset
 from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.produce import sample_bulks
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_dataset_store, open_stored, write_dataset
@@ -42,9 +42,9 @@ from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures, ZarrFeatures, write_features
 from millrace.storage.graph import from_edges
 from millrace.storage.minibatch import Expected
-from millrace.storage.partition_book import open_book
+from millrace.storage.partition.book import open_book
 from millrace.storage.phase_rows import open_phase_rows, write_phase_rows
-from millrace.storage.queue_zarr import ZarrQueue
+from millrace.storage.queue.zarr import ZarrQueue
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 from millrace.tests.fuzz.mutators import archive, mutate_array, mutate_bytes, mutate_record, mutate_tree, npy, npy_with_header, odd, to_json
 
@@ -472,8 +472,8 @@ def _address(bench: Bench, rng: random.Random) -> Callable[[], None]:
     def read() -> None:
         local_ones = {"create_connection": silent, "gethostbyname": silent, "create_server": silent}
         with mock.patch.multiple(socket, **local_ones):
-            cluster.check_reachable(resolve({"cluster": {field: address, "insecure": insecure}}).cluster)
-            cluster._is_here(address)
+            dask_cluster.check_reachable(resolve({"cluster": {field: address, "insecure": insecure}}).cluster)
+            dask_cluster._is_here(address)
         local(address)
 
     return read
@@ -488,7 +488,7 @@ def _spec(bench: Bench, rng: random.Random) -> Callable[[], None]:
         if text.startswith(("random", "fraction")):
             bench.use(open_dataset(bench.dataset, split=text))
         else:
-            with mock.patch("millrace.pipeline.datasets.ogb.find_ogb", side_effect=InputError("not here")):
+            with mock.patch("millrace.pipeline.datasets.readers.ogb.find_ogb", side_effect=InputError("not here")):
                 bench.use(open_dataset(text))
 
     return read

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline import compilers, doctor
-from millrace.pipeline.events import StepDone
-from millrace.pipeline.prepare import configure, prepare
+from millrace.pipeline.commands import doctor
+from millrace.pipeline.machine import compilers
+from millrace.pipeline.setup.prepare import configure, prepare
+from millrace.pipeline.telemetry.events import StepDone
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -7,7 +7,7 @@ import torch
 
 import millrace as mr
 from millrace.stages import kernels
-from millrace.stages.kernels import words_cuda
+from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.sample import SAMPLERS
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.tests.contracts.command import command
@@ -43,7 +43,7 @@ def test_every_kernel_has_every_sampler(name):
 
 
 def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(words_cuda, "INTERPRETED", False)
+    monkeypatch.setattr(triton_rng, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out, err = command("run", "--dataset", DATASET, "--set", "kernel=cuda", "--out", tmp_path / "run")
     assert (code, out) == (2, "")

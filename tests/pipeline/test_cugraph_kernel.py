@@ -5,10 +5,10 @@ import pytest
 from distributed import Client, Event, LocalCluster
 
 import millrace as mr
-from millrace.pipeline import sample_across
-from millrace.pipeline.queues import open_queue
+from millrace.pipeline.commands import sample_multi_gpu
+from millrace.pipeline.setup.open_queue import open_queue
 from millrace.stages import kernels
-from millrace.stages.kernels import sample_rapids
+from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
 from millrace.storage.errors import InputError, RunError
 from millrace.tests.contracts import rapids
 from millrace.tests.contracts.command import command
@@ -166,10 +166,10 @@ def test_an_interrupted_round_leaves_bulks_that_are_kept(tmp_path, monkeypatch):
 
 
 def test_a_lost_process_ends_the_wait_for_the_others(monkeypatch):
-    monkeypatch.setattr(sample_across, "LOOK_S", 0.1)
+    monkeypatch.setattr(sample_multi_gpu, "LOOK_S", 0.1)
     with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
         never = Event("never", client=client)
         waiting = client.submit(lambda: Event("never").wait(), pure=False)
         with pytest.raises(RunError, match="a process that sampled on a GPU is gone"):
-            sample_across._together(client, [*client.scheduler_info()["workers"], "tcp://127.0.0.1:9"], [waiting])
+            sample_multi_gpu._together(client, [*client.scheduler_info()["workers"], "tcp://127.0.0.1:9"], [waiting])
         never.set()

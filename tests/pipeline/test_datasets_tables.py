@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 
-from millrace.pipeline.config import parse_override, resolve
+from millrace.pipeline.commands.inspect import inspect_path
+from millrace.pipeline.config.load import parse_override, resolve
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_scipy, open_dataset
-from millrace.pipeline.inspection import inspect_path
-from millrace.pipeline.prepare import open_data
+from millrace.pipeline.setup.prepare import open_data
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command

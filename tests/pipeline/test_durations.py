@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.pipeline.datasets.clean import clean
-from millrace.pipeline.datasets.options import ReadOptions
-from millrace.pipeline.datasets.raw import Raw
+from millrace.pipeline.datasets.cleaning.clean import clean
+from millrace.pipeline.datasets.cleaning.options import ReadOptions
+from millrace.pipeline.datasets.cleaning.raw import Raw
 
 N = np.arange(6)
 GOOD = {"src": N, "dst": (N + 1) % 6, "labels": N % 2, "features": np.ones((6, 2)), "edge_weight": N + 1.0, "split": {"train": N[:3]}}

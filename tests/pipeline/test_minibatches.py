@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.stages.kernels import cpu, reference, threads
+from millrace.stages.feed.queue_feed import Producer
+from millrace.stages.kernels.runtime import threads
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.base import Sampler, SeedPlan
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.produce import Producer
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
-from millrace.storage.queue import MemoryQueue, MinibatchQueue
-from millrace.storage.queue_zarr import ZarrQueue
+from millrace.storage.queue.base import MemoryQueue, MinibatchQueue
+from millrace.storage.queue.zarr import ZarrQueue
 
 V, MINIBATCHES, BATCH = 300, 131, 2
 """Three bulks of 64, the last one of 3 minibatches, the last of which has one seed."""

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.assess import assess
-from millrace.stages.kernels import words_cuda
+from millrace.pipeline.commands.evaluate import assess
+from millrace.stages.kernels.runtime import triton_rng
 
 DATASET = "sbm:nodes=300,classes=3,train=0.2"
 SMALL = {"fanout": [3, 2], "epochs": 2, "batch_size": 30}
@@ -40,7 +40,7 @@ def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
     ran = mr.run(DATASET, model="sage", hidden=8, layers=2, device="cuda", out=tmp_path / "run", **SMALL)
     if not torch.cuda.is_available():
         # As on a machine where the interpreter is off.
-        monkeypatch.setattr(words_cuda, "INTERPRETED", False)
+        monkeypatch.setattr(triton_rng, "INTERPRETED", False)
     seen = assess(tmp_path / "run", None, emit=lambda event: None)
     assert seen["accuracy"]["test"] == pytest.approx(ran.test_accuracy, abs=0.01)
     said, dataset = mr.predict(ran, nodes="test"), mr.open_dataset(DATASET)

@@ -10,13 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.kernels import AGGREGATION, aggregate_cpu, aggregate_reference, aggregation, cut
-from millrace.stages.kernels.lists import InLists
-from millrace.stages.kernels.rules import AttentionRule
-from millrace.stages.kernels.softmax_cpu import CHUNK_ROWS, chunk_parts, num_chunks
-from millrace.stages.kernels.threads import set_num_threads
+from millrace.stages.kernels import AGGREGATION, aggregation
+from millrace.stages.kernels.aggregation import reference
+from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
+from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
+from millrace.stages.kernels.aggregation.cpu.softmax import CHUNK_ROWS, chunk_parts, num_chunks
+from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.kernels.runtime.threads import set_num_threads
+from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids
 from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
-from millrace.stages.rows import NamedRows, base_and_ids
 from millrace.tests.contracts.aggregate_kernels import random_lists, results
 
 
@@ -47,7 +50,7 @@ def test_cpu_equals_reference(lists: InLists, width: int, dropout: float) -> Non
 
 def test_float32_is_as_good_as_float32() -> None:
     lists = random_lists(40, 60, 500, 1)
-    for a, b in zip(results(aggregate_cpu, lists, 20, torch.float32, 0.3), results(aggregate_reference, lists, 20, torch.float64, 0.3)):
+    for a, b in zip(results(aggregate_cpu, lists, 20, torch.float32, 0.3), results(reference, lists, 20, torch.float64, 0.3)):
         if a.is_floating_point():
             assert a.dtype == torch.float32
         torch.testing.assert_close(a.to(b.dtype), b, rtol=1e-4, atol=1e-4)

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from millrace.stages.base import Fetched
+from millrace.stages.memory.lazy_rows import NamedRows
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.gin import GIN
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
-from millrace.stages.rows import NamedRows
 from millrace.stages.train import begin, forward_backward
 from millrace.storage.minibatch import Block
 

@@ -19,9 +19,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
-from millrace.stages.kernels import aggregate_reference, aggregation, aggregation_on, lists_cuda  # noqa: E402
-from millrace.stages.kernels.lists import InLists  # noqa: E402
-from millrace.stages.kernels.rules import AttentionRule  # noqa: E402
+from millrace.stages.kernels import aggregation, aggregation_on  # noqa: E402
+from millrace.stages.kernels.aggregation import reference  # noqa: E402
+from millrace.stages.kernels.aggregation.attention_args import AttentionRule  # noqa: E402
+from millrace.stages.kernels.aggregation.cuda import lists as lists_cuda  # noqa: E402
+from millrace.stages.kernels.aggregation.lists import InLists  # noqa: E402
 from millrace.stages.neighbourhood.block import whole_graph  # noqa: E402
 from millrace.storage.errors import InputError  # noqa: E402
 from millrace.storage.graph import Graph  # noqa: E402
@@ -59,7 +61,7 @@ lists_of = st.builds(random_lists, st.integers(0, 6), st.integers(6, 9), st.samp
 @settings(deadline=None, max_examples=2)
 def test_equals_reference(lists: InLists, width: int, dropout: float) -> None:
     got = results(CUDA, lists, width, torch.float64, dropout, device=DEVICE)
-    for a, b in zip(got, results(aggregate_reference, lists, width, torch.float64, dropout), strict=True):
+    for a, b in zip(got, results(reference, lists, width, torch.float64, dropout), strict=True):
         assert a.dtype == b.dtype and a.device.type == DEVICE
         torch.testing.assert_close(a.cpu(), b, rtol=1e-10, atol=1e-10)
 
@@ -69,7 +71,7 @@ def test_heads_of_shared_rows_in_two_programs_and_columns_too(needs_x: bool) -> 
     lists, heads, width, g = hub(3, 5, 14), 6, 300, torch.Generator().manual_seed(1)
     x, a, b, grad = (torch.randn(*s, generator=g, dtype=torch.float64) / 9 for s in ((5, width), *[(heads, width)] * 2, (3, heads, width)))
     rule, found = AttentionRule(0.2, 0.3, 7), []
-    for kernels, to in ((CUDA, DEVICE), (aggregate_reference, "cpu")):
+    for kernels, to in ((CUDA, DEVICE), (reference, "cpu")):
         inputs = x.to(to), a.to(to), b.to(to), rule
         made = kernels.attend_shared(lists, *inputs)
         found.append([*made, *kernels.attend_shared_backward(lists, *inputs, *made, grad.to(to), needs_x)])
@@ -82,7 +84,7 @@ def test_heads_of_shared_rows_in_two_programs_and_columns_too(needs_x: bool) -> 
 def test_float32_is_as_good_as_float32() -> None:
     lists = random_lists(9, 12, 20, 1)
     got = results(CUDA, lists, 5, torch.float32, 0.3, device=DEVICE)
-    for a, b in zip(got, results(aggregate_reference, lists, 5, torch.float64, 0.3), strict=True):
+    for a, b in zip(got, results(reference, lists, 5, torch.float64, 0.3), strict=True):
         assert a.dtype == torch.float32 or not a.is_floating_point()
         torch.testing.assert_close(a.cpu().to(b.dtype), b, rtol=1e-4, atol=1e-4)
 
@@ -101,7 +103,7 @@ def test_shards_add_up_to_the_whole_graph() -> None:
         inputs = [t.to(device) for t in (z, a, logit)]
         return [*made, *attention(k, CASE, *inputs, AttentionRule(0.2, 0.4, 2**64 - 3), upstream.to(device))[0]]
 
-    for got, want in zip(found(CUDA, DEVICE), found(aggregate_reference, "cpu"), strict=True):
+    for got, want in zip(found(CUDA, DEVICE), found(reference, "cpu"), strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
 
@@ -127,7 +129,7 @@ def test_ties_and_nans_go_to_the_first_edge_also_of_a_long_list() -> None:
     lists.indices[8:12] = 0
     for rows in ([1.0, 0.0, 1.0], [math.nan, 0.0, 1.0], [1.0, 0.0, -1.0]):
         x = torch.tensor(rows, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
-        got, want = CUDA.maximum(lists, x.to(DEVICE)), aggregate_reference.maximum(lists, x)
+        got, want = CUDA.maximum(lists, x.to(DEVICE)), reference.maximum(lists, x)
         torch.testing.assert_close([t.cpu() for t in got], [*want], rtol=0, atol=0, equal_nan=True)
 
 
@@ -185,7 +187,10 @@ def test_the_path_of_the_cpu_needs_no_triton_and_that_of_the_gpu_no_numba() -> N
         "try:\n    k.aggregation('cuda')\nexcept InputError as e:\n    print(e)"
     )
     assert "needs Triton" in python(one)
-    two = without.format(names=["numba", "zarr", "dask", "distributed"]) + "import millrace.stages.kernels.aggregate_cuda\nprint('fine')"
+    two = (
+        without.format(names=["numba", "zarr", "dask", "distributed"])
+        + "import millrace.stages.kernels.aggregation.cuda.backend\nprint('fine')"
+    )
     assert python(two) == "fine\n"
 
 
@@ -193,7 +198,7 @@ def test_the_path_of_the_cpu_needs_no_triton_and_that_of_the_gpu_no_numba() -> N
 def test_a_neighbourhood_takes_them_as_it_takes_the_others(call: str) -> None:
     graph = Graph(np.array([0, 2, 2, 5]), np.array([0, 2, 0, 0, 1], np.int32))
     found = []
-    for kernels, device in ((CUDA, DEVICE), (aggregate_reference, "cpu")):
+    for kernels, device in ((CUDA, DEVICE), (reference, "cpu")):
         leaves = {name: x.to(device).requires_grad_() for name, x in CALLS[call].inputs(3, 1).items()}
         torch.manual_seed(0)
         out = CALLS[call].call(whole_graph(graph, torch.float64, kernels), leaves)

@@ -10,7 +10,12 @@ SAMPLING = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from millrace.stages.kernels import compact_cuda, draw_cuda, labor_cuda, layerwise_cuda, number_cuda, terms_cuda
+from millrace.stages.kernels.sampling.cuda import compact as compact_cuda
+from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
+from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
+from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
+from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
+from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 
 INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n"}
 INT |= {"limit", "row_steps", "edge_steps", "bound"}
@@ -74,7 +79,12 @@ import triton
 import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from millrace.stages.kernels import aggregate_cuda, attention_cuda, attention_shared_cuda, dropout_cuda, rows_cuda, sums_cuda
+from millrace.stages.kernels.aggregation.cuda import backend as aggregate_cuda
+from millrace.stages.kernels.aggregation.cuda import attention as attention_cuda
+from millrace.stages.kernels.aggregation.cuda import attention_shared as attention_shared_cuda
+from millrace.stages.kernels.aggregation.cuda import dropout as dropout_cuda
+from millrace.stages.kernels.aggregation.cuda import sums as sums_cuda
+from millrace.stages.kernels.minibatch_cuda import rows as rows_cuda
 
 REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src"}
 REAL |= {"logit_src", "logit_dst", "log_sum", "base", "cache", "weighted"}

@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.stages import random
-from millrace.stages.kernels import cpu, cuda, draw_cuda, graph_cuda, layered, layerwise_cuda, room, terms_cuda, words_cuda
+from millrace.stages.kernels.runtime import triton_rng
+from millrace.stages.kernels.sampling import layerwise
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.cpu import buffers as room
+from millrace.stages.kernels.sampling.cuda import backend as cuda
+from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
+from millrace.stages.kernels.sampling.cuda import graph as graph_cuda
+from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
+from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
@@ -101,7 +109,7 @@ SAMPLERS = [
     LaborSampler((5, 3)),
     LaborSampler((5, 3), poisson=True),
     # By darts alone, and with a race for the rest of the candidates.
-    *(kind((20, 190), way) for kind in (LadiesSampler, FastGCNSampler) for way in layered.DEBIAS),
+    *(kind((20, 190), way) for kind in (LadiesSampler, FastGCNSampler) for way in layerwise.DEBIAS),
 ]
 
 
@@ -112,7 +120,10 @@ def test_each_way_on_a_graph_with_a_hub(sampler):
 
 def test_several_programs_share_a_launch(monkeypatch):
     """As on a device: tiles of a few rows, more programs than one for a minibatch's table, bulks in pieces."""
-    from millrace.stages.kernels import compact_cuda, labor_cuda, layerwise_cuda, number_cuda
+    from millrace.stages.kernels.sampling.cuda import compact as compact_cuda
+    from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
+    from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
+    from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 
     for module, name, value in (
         (draw_cuda, "TILE", 256),
@@ -140,7 +151,7 @@ def test_several_programs_share_a_launch(monkeypatch):
 @pytest.mark.parametrize("candidates", [lambda s: 0, lambda s: s, lambda s: 400], ids=["too few", "enough in some rows", "all"])
 def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
     """Rows without enough take all their edges for candidates; those with more than fit a tile are picked from one by one."""
-    from millrace.stages.kernels import labor_cuda
+    from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 
     monkeypatch.setattr(labor_cuda, "_wanted", candidates)
     monkeypatch.setattr(labor_cuda, "WIDEST", widest)
@@ -159,7 +170,7 @@ def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
 
 def test_labor_writes_little_beside_what_it_keeps(monkeypatch):
     """Of 20000 in-edges that are looked at, some tens are candidates."""
-    from millrace.stages.kernels import labor_cuda
+    from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 
     made, true = [], torch.empty
     monkeypatch.setattr(labor_cuda.torch, "empty", lambda *size, **how: made.append(size) or true(*size, **how))
@@ -244,7 +255,7 @@ def test_weights_are_added_up_in_order():
     device = terms_cuda.terms(nasty()).loop.device
     values = torch.tensor([1e16, 1.0, 1.0, -1e16, 1.0, 1.0, 1e16], dtype=torch.float64, device=device)
     ends, out = torch.tensor([0, 4, 4, 7], device=device), torch.empty(3, dtype=torch.float64, device=device)
-    words_cuda.launch(layerwise_cuda._add_in_order, 1)(values, ends, out, 3, ROWS=layerwise_cuda.ROWS)
+    triton_rng.launch(layerwise_cuda._add_in_order, 1)(values, ends, out, 3, ROWS=layerwise_cuda.ROWS)
     assert out.tolist() == [1e16 + 1.0 + 1.0 - 1e16, 0.0, 1.0 + 1.0 + 1e16] == [0.0, 0.0, 1e16 + 2]
 
 
@@ -255,7 +266,7 @@ class Absent:
         if name.partition(".")[0] in ("numba", "zarr", "dask", "distributed", "scipy"):
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
-import millrace.stages.kernels.cuda
+import millrace.stages.kernels.sampling.cuda.backend
 print("fine")
 """
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from millrace.pipeline.plan_bytes import Moved, arrange, shard_bytes
+from millrace.pipeline.planning.traffic import Moved, arrange, shard_bytes
 from millrace.stages.partition.cut_counts import count_cut, halo_nodes
 from millrace.tests.contracts.full_batch import Case, make_case
 from millrace.tests.contracts.threads import ThreadGroup, run_threads

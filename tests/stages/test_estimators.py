@@ -13,9 +13,9 @@ from torch import nn
 from millrace.stages.base import Fetched, StepRules
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch.isolated import Covered
-from millrace.stages.kernels import reference
+from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.models.gcn import GCN
-from millrace.stages.partition.chunks import Chunks, Isolated
+from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.stages.reduce.corrected import CoverageCorrected
 from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler

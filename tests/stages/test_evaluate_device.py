@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.stages import evaluate as module
-from millrace.stages import evaluate_resident
-from millrace.stages.evaluate import accuracy, evaluate, infer, tally
-from millrace.stages.evaluate_resident import Room, fits
+from millrace.stages.evaluate import cuda
+from millrace.stages.evaluate import layerwise as module
+from millrace.stages.evaluate.cuda import Room, fits
+from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, tally
 from millrace.stages.kernels import aggregation
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
-from millrace.tests.stages.test_evaluate import ALL, C, F, build, degree_of, dense, hub_graph, rows_of
+from millrace.tests.stages.evaluate.test_layerwise import ALL, C, F, build, degree_of, dense, hub_graph, rows_of
 
-KERNELS = pytest.importorskip("millrace.stages.kernels.aggregate_cuda")
+KERNELS = pytest.importorskip("millrace.stages.kernels.aggregation.cuda.backend")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Empty lists have a sum of 0, whose logarithm NumPy remarks upon; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
@@ -84,7 +84,7 @@ def test_any_nodes_of_any_graph_in_any_order(case: tuple[Graph, np.ndarray], nam
 
 @pytest.mark.parametrize("fitting", ["blocks", "rows"])
 def test_lists_in_pieces_and_features_in_pieces(monkeypatch: pytest.MonkeyPatch, fitting: str) -> None:
-    monkeypatch.setattr(evaluate_resident, "MAX_BYTES", 200)
+    monkeypatch.setattr(cuda, "MAX_BYTES", 200)
     graph, model, x = hub_graph(True), build("gcn"), rows_of(40)
     nodes = np.array([7, 3, 3, 39])
     want = dense(model, graph, x)[nodes]
@@ -104,8 +104,8 @@ def test_only_what_the_nodes_depend_on_is_computed() -> None:
 
 def test_lists_are_made_once_for_the_same_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    real = evaluate_resident._laid_out
-    monkeypatch.setattr(evaluate_resident, "_laid_out", lambda *a: made.append(1) or real(*a))
+    real = cuda._laid_out
+    monkeypatch.setattr(cuda, "_laid_out", lambda *a: made.append(1) or real(*a))
     graphs, model, x = [hub_graph()], build("gcn").to(DEVICE), rows_of(40)
     degree, nodes = degree_of(graphs[0]), np.arange(20)
 
@@ -118,10 +118,10 @@ def test_lists_are_made_once_for_the_same_nodes(monkeypatch: pytest.MonkeyPatch)
     assert not torch.equal(first, other) and len(made) == 2
     assert len(again(nodes[:5])) == 5 and len(made) == 3
     assert torch.equal(first, again()) and len(made) == 4
-    before = len(evaluate_resident._kept)
+    before = len(cuda._kept)
     graphs.clear()
     gc.collect()
-    assert len(evaluate_resident._kept) == before - 1, "the lists outlive their graph"
+    assert len(cuda._kept) == before - 1, "the lists outlive their graph"
 
 
 def test_what_fits_is_counted_before_anything_is_made() -> None:

@@ -20,17 +20,17 @@ from millrace.stages.base import FetchesAhead, Phase, Placement, RankJob
 from millrace.stages.comm import lockstep
 from millrace.stages.comm.gloo import Gloo, ring_bytes
 from millrace.stages.comm.solo import Solo
+from millrace.stages.feed.collective_feed import SampledByOwners
+from millrace.stages.feed.queue_feed import Sampled
 from millrace.stages.fetch import owned_rows
 from millrace.stages.fetch.exchange import MOST_STEPS, Exchanged
 from millrace.stages.fetch.owned_rows import SPARE, OwnedRows
-from millrace.stages.kernels import cpu
-from millrace.stages.partition.blocks import BlockRows, Grid
-from millrace.stages.rows import NamedRows
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.memory.lazy_rows import NamedRows
+from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.sample.base import Sampler, SeedPlan
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.partitioned import SampledByOwners
-from millrace.stages.sample.produce import Sampled
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError, MillraceError, StoreError
 from millrace.storage.features import ConvertedFeatures, FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures, write_features
@@ -38,8 +38,8 @@ from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import MiniBatch
-from millrace.storage.partition_book import RangeBook
-from millrace.storage.queue import MemoryQueue
+from millrace.storage.partition.book import RangeBook
+from millrace.storage.queue.base import MemoryQueue
 from millrace.tests.contracts.gang import run_ranks
 from millrace.tests.contracts.isolated import Seat
 
@@ -496,7 +496,7 @@ class Trainer:
             place, sample = replicated(), Sampled(sampler)
         policy: Any = Exchanged(c, way.hot, way.hot_by, way.ahead)
         if device is not None:
-            from millrace.stages.fetch.exchange_on_device import ExchangedOnDevice
+            from millrace.stages.fetch.exchange_cuda import ExchangedOnDevice
 
             policy = ExchangedOnDevice(policy, way.features, 10 * ROW_BYTES)
         self.fetcher = policy.fetcher(place, self.job)
@@ -708,7 +708,7 @@ def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int) -> None:
 
 
 def the_device() -> torch.device:
-    from millrace.stages.kernels.words_cuda import device
+    from millrace.stages.kernels.runtime.triton_rng import device
 
     return device()
 

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from millrace.pipeline.sections import Train
-from millrace.pipeline.systems import System, retexo
+from millrace.pipeline.config.schema import Train
+from millrace.pipeline.config.systems import System, retexo
 from millrace.stages.base import Fetched, StepRules
 from millrace.stages.comm.solo import Solo
 from millrace.stages.models.base import ModelConfig
@@ -23,7 +23,7 @@ from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.lazy import Lazy
 from millrace.stages.models.sage import SAGE
-from millrace.stages.partition.clients import client_traffic, packed, write_clients
+from millrace.stages.placement.clients import client_traffic, packed, write_clients
 from millrace.stages.reduce.federated import LocalSteps
 from millrace.tests.contracts.dense_phases import Cut, Dense, Matrices, Step, descend, train
 from millrace.tests.contracts.full_batch import Case, F, make_case

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from millrace.stages.base import PeeksAhead
-from millrace.stages.sample.produce import QueueFeed
+from millrace.stages.feed.queue_feed import QueueFeed
 from millrace.storage.errors import RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.ledger import Ledger
-from millrace.storage.queue import MemoryQueue
+from millrace.storage.queue.base import MemoryQueue
 from millrace.tests.contracts.messages import make_bulk
 
 

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 import millrace as mr
-from millrace.stages.kernels import cpu, reference, room, threads
+from millrace.stages.kernels.runtime import threads
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.cpu import buffers as room
+from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.random import node_words
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.base import BulkRequest, SeedPlan

@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 import millrace as mr
-from millrace.stages.kernels import (
-    cpu,
-    layered,
-    layerwise_cpu,
-    layerwise_reference,
-    reference,
-    room,
-    skeleton_reference,
-    terms_cpu,
-    threads,
-)
+from millrace.stages.kernels.runtime import threads
+from millrace.stages.kernels.sampling import layerwise
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.cpu import buffers as room
+from millrace.stages.kernels.sampling.cpu import layerwise as layerwise_cpu
+from millrace.stages.kernels.sampling.cpu import terms as terms_cpu
+from millrace.stages.kernels.sampling.reference import backend as reference
+from millrace.stages.kernels.sampling.reference import layerwise as layerwise_reference
+from millrace.stages.kernels.sampling.reference import skeleton as skeleton_reference
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.base import BulkRequest, SeedPlan
@@ -55,7 +53,7 @@ def graphs(draw: st.DrawFn, simple: bool = False, weights: tuple[float, ...] = (
 
 
 sizes = st.lists(st.integers(1, 50), min_size=1, max_size=3).map(tuple)
-debias = st.sampled_from(layered.DEBIAS)
+debias = st.sampled_from(layerwise.DEBIAS)
 
 
 def digests(graph, plan, sampler, kernel, workspace=None):
@@ -101,7 +99,7 @@ def test_probabilities_are_q_times_the_squared_weights(graph, data):
     expected = (Q @ W.multiply(W).tocsr()).toarray().ravel()
     squared = layerwise_reference.SquaredWeights.of(graph)
     P = np.asarray((Q @ squared.matrix).toarray()).ravel()
-    bits = layered.fraction_bits(V)
+    bits = layerwise.fraction_bits(V)
     # A loop of the graph and the added one are entries apart; in SciPy's sum they are one.
     at = dense(graph)[1].diagonal() == 0
     assert np.allclose(P[at] / 2.0**bits, expected[at], rtol=1e-5, atol=2.0**-bits * (len(rows) + 1))
@@ -351,7 +349,7 @@ def test_bad_debias(kind):
 
 
 def test_record_names_everything_that_decides_a_sample():
-    records = [kind((3, 2), way).record() for kind in (LadiesSampler, FastGCNSampler) for way in layered.DEBIAS]
+    records = [kind((3, 2), way).record() for kind in (LadiesSampler, FastGCNSampler) for way in layerwise.DEBIAS]
     assert len({str(r) for r in records}) == 8
     assert SAMPLERS["ladies"] is LadiesSampler and SAMPLERS["fastgcn"] is FastGCNSampler
 

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.pipeline.sections import Train
-from millrace.pipeline.systems import System, retexo
+from millrace.pipeline.config.schema import Train
+from millrace.pipeline.config.systems import System, retexo
 from millrace.stages.base import Fetched, RankJob
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
@@ -20,8 +20,8 @@ from millrace.stages.models.gcn import GCN
 from millrace.stages.models.lazy import Lazy
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import whole_graph
-from millrace.stages.partition.boundary import ABSENT
 from millrace.stages.partition.metis import MetisWork
+from millrace.stages.placement.boundary import ABSENT
 from millrace.stages.random import Purpose, node_words, stream
 from millrace.stages.train import forward_backward
 from millrace.storage.dataset import Split

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids
 from millrace.stages.models import MODELS, base, gat
 from millrace.stages.models.base import AggregateFirst, Model, ModelConfig, Stack, as_model
 from millrace.stages.models.gat import GAT
@@ -16,7 +17,6 @@ from millrace.stages.models.pyg import PyGModel
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood, aggregate_first
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
-from millrace.stages.rows import NamedRows, base_and_ids
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Block

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from millrace.stages.comm import gloo
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.nccl import Nccl, even_ring_bytes
-from millrace.stages.partition.blocks import Grid
+from millrace.stages.placement.row_blocks import Grid
 from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
-from millrace.storage.partition_book import RangeBook
+from millrace.storage.partition.book import RangeBook
 from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
 from millrace.tests.contracts.gang import run_ranks
 
@@ -95,7 +95,7 @@ def swap_stood_in(group: Gloo) -> Any:
 
 
 def fetch_stood_in(group: Gloo) -> Any:
-    from millrace.stages.fetch.owned_on_device import OwnedOnDevice
+    from millrace.stages.fetch.owned_rows_cuda import OwnedOnDevice
 
     made = stood_in(group)
     column = Grid(made.size, 1).among(made, "rows", same_thread=True)

@@ -21,7 +21,7 @@ from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
-from millrace.storage.partition import extract_partition
+from millrace.storage.partition.partition import extract_partition
 from millrace.tests.contracts.graphs import graphs, sbm
 
 ALL = [Contiguous("nodes"), Contiguous("edges"), Hash(), Ldg(), Fennel(), Metis(), MetisWork()]

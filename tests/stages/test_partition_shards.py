@@ -13,11 +13,11 @@ from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part, open_shards, partition_dataset
 from millrace.storage import store
 from millrace.storage.dataset import Dataset, Split
-from millrace.storage.edge_shards import write_edge_shards
 from millrace.storage.errors import StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
-from millrace.storage.partition_book import open_book
+from millrace.storage.partition.book import open_book
+from millrace.storage.partition.edge_shards import write_edge_shards
 from millrace.storage.store import write_manifest
 from tests.contracts.messages import graphs
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from millrace.stages.evaluate import evaluate
-from millrace.stages.evaluate_together import evaluate_together
+from millrace.pipeline.training.evaluate_together import evaluate_together
+from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.fetch.visit import Visited, Visits
 from millrace.stages.models import pyg as models
 from millrace.stages.models.pyg import PyGModel

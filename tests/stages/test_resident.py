@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.kernels import cpu
+from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.storage.bulk_codec import pack_bulk
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
-from millrace.storage.queue import MemoryQueue
+from millrace.storage.queue.base import MemoryQueue
+from millrace.storage.queue.bulk_codec import pack_bulk
 
 SAMPLERS = [
     NeighborSampler((3, 2)),
@@ -59,7 +59,7 @@ def test_the_same_bits_as_on_the_host(sampler, weighted):
 
 @pytest.mark.parametrize("sampler", [NeighborSampler((3, 2)), NeighborSampler((20, 9), expand="all"), LadiesSampler((5, 6))], ids=str)
 def test_transposed_lists(sampler, monkeypatch):
-    from millrace.stages.kernels import resident_cuda
+    from millrace.stages.kernels.minibatch_cuda import bulk as resident_cuda
 
     monkeypatch.setattr(resident_cuda, "CHUNK", 4)
     g = graph(False)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from millrace.stages.base import Group
 from millrace.stages.comm.solo import Solo
-from millrace.stages.full_batch import FullBatch, View
 from millrace.stages.neighbourhood import sequential
 from millrace.stages.neighbourhood.base import Neighbourhood
 from millrace.stages.neighbourhood.block import whole_graph
+from millrace.stages.neighbourhood.full_batch import FullBatch, View
 from millrace.stages.neighbourhood.halo import Halo, HaloNeighbourhood
 from millrace.stages.neighbourhood.ring import Ring
 from millrace.stages.neighbourhood.sequential import SequentialNeighbourhood

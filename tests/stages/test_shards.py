@@ -11,14 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.arena import Arena, reusing
-from millrace.stages.kernels import AGGREGATION, aggregate_cpu, aggregate_reference, aggregation, cut
-from millrace.stages.kernels.dropout_cpu import scale_kept
-from millrace.stages.kernels.lists import InLists, IntArray
-from millrace.stages.kernels.rules import AttentionRule, EdgeNumbers
-from millrace.stages.kernels.threads import set_num_threads
+from millrace.stages.kernels import AGGREGATION, aggregation
+from millrace.stages.kernels.aggregation import reference
+from millrace.stages.kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
+from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
+from millrace.stages.kernels.aggregation.cpu.dropout import scale_kept
+from millrace.stages.kernels.aggregation.lists import InLists, IntArray
+from millrace.stages.kernels.runtime.threads import set_num_threads
+from millrace.stages.memory.arena import Arena, reusing
+from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids
 from millrace.stages.random import draw, node_words
-from millrace.stages.rows import NamedRows, base_and_ids
 
 HEADS = 2
 
@@ -167,11 +170,11 @@ def test_maxima_and_their_ties_are_those_of_the_whole_graph(name: str, case: Cas
     x, grad = case.rand(V, width, salt=1).round(), case.rand(V, width, salt=2)
     if nan:
         x[case.rand(V, width, salt=3) > 1] = torch.nan
-    want, first = aggregate_reference.maximum(case.lists, x)
+    want, first = reference.maximum(case.lists, x)
     got, winner, dx = maxima(aggregation(name), case, x, grad)
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(winner, first.long())
-    torch.testing.assert_close(dx, aggregate_reference.maximum_backward(case.lists, first, grad), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(dx, reference.maximum_backward(case.lists, first, grad), rtol=1e-12, atol=1e-12)
 
 
 def dense_attention(lists: InLists, z: Tensor, a: Tensor, logit: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
@@ -312,7 +315,7 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyP
 
 def test_float32_is_as_good_as_float32() -> None:
     case = make_case(40, 400, 3, 4)
-    for got, want in zip(everything(aggregate_cpu, case, 20, torch.float32), everything(aggregate_reference, case, 20, torch.float64)):
+    for got, want in zip(everything(aggregate_cpu, case, 20, torch.float32), everything(reference, case, 20, torch.float64)):
         assert got.dtype == torch.float32 or not got.is_floating_point()
         torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-4, atol=1e-4)
 

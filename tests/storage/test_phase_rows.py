@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.pipeline.sections import Train
-from millrace.pipeline.systems import retexo
+from millrace.pipeline.config.schema import Train
+from millrace.pipeline.config.systems import retexo
 from millrace.stages.base import Phase
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch.lazy import Lazily, LazyRows
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.lazy import Lazy, Phases
-from millrace.stages.partition.boundary import WithBoundary
+from millrace.stages.placement.boundary import WithBoundary
 from millrace.storage.errors import StoreError
 from millrace.storage.phase_rows import KIND, open_phase_rows, write_phase_rows
 from millrace.storage.store import open_store

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from millrace.stages.feed.queue_feed import sample_bulks
 from millrace.stages.kernels import sampling
 from millrace.stages.sample.base import SeedPlan
-from millrace.stages.sample.produce import sample_bulks
 from millrace.storage.fingerprint import minibatch_digest
-from millrace.storage.queue_zarr import ZarrQueue
+from millrace.storage.queue.zarr import ZarrQueue
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 from millrace.tests.fuzz.targets import SAMPLER, dataset
 

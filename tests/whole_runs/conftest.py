@@ -9,7 +9,7 @@ import dask.config
 import pytest
 from distributed import LocalCluster
 
-from millrace.pipeline.cluster import SETTINGS
+from millrace.pipeline.cluster.dask_cluster import SETTINGS
 
 
 @contextmanager

@@ -89,8 +89,8 @@ class Link:
         for pid in pids:
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                if "millrace.pipeline.rank_process" in words:
-                    found.add(words[words.index("millrace.pipeline.rank_process") + 1])
+                if "millrace.pipeline.cluster.rank_main" in words:
+                    found.add(words[words.index("millrace.pipeline.cluster.rank_main") + 1])
         return found
 
 

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import typer
 
-from millrace.pipeline import cli, doctor
-from millrace.pipeline.config import resolve
-from millrace.pipeline.events import StageStarted
-from millrace.pipeline.keys import SHORTHANDS
-from millrace.pipeline.run_folder import held
-from millrace.pipeline.signals import heeded
+from millrace.pipeline import cli
+from millrace.pipeline.cluster.signals import heeded
+from millrace.pipeline.commands import doctor
+from millrace.pipeline.config.aliases import SHORTHANDS
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.setup.run_folder import held
+from millrace.pipeline.telemetry.events import StageStarted
 
 SBM = "sbm:nodes=60,classes=2,degree=4,features=3"
 OTHER = "sbm:nodes=60,classes=2,degree=4,features=3,seed=1"

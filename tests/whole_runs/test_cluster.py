@@ -16,11 +16,11 @@ import torch
 from distributed import Client
 
 import millrace as mr
-from millrace.pipeline import cluster
-from millrace.pipeline.config import resolve
-from millrace.pipeline.events import Note, Pulse, QueueLevel
-from millrace.pipeline.precompute import precompute
-from millrace.pipeline.prepare import configure
+from millrace.pipeline.cluster import dask_cluster
+from millrace.pipeline.commands.sample import precompute
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.telemetry.events import Note, Pulse, QueueLevel
 from millrace.stages.comm.gloo import ring_bytes
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
@@ -183,14 +183,14 @@ class Known:
 def test_ranks_spread_over_hosts():
     a, b, c = ([f"tcp://{host}:{port}" for port in (1, 2, 3)] for host in ("a", "b", "c"))
     client = Known(*c[:1], *a, *b[:2])
-    ranks, sampling = cluster.places(client, 4)
+    ranks, sampling = dask_cluster.places(client, 4)
     assert ranks == [a[0], b[0], c[0], a[1]]
     assert sampling == [b[1], a[2]]
-    assert cluster.places(client, 6) == ([a[0], b[0], c[0], a[1], b[1], a[2]], [])
+    assert dask_cluster.places(client, 6) == ([a[0], b[0], c[0], a[1], b[1], a[2]], [])
 
 
 def test_fewer_workers_than_ranks_hold_several():
-    assert cluster.places(Known("tcp://a:1", "tcp://b:1"), 5) == ([f"tcp://{h}:1" for h in "ababa"], [])
+    assert dask_cluster.places(Known("tcp://a:1", "tcp://b:1"), 5) == ([f"tcp://{h}:1" for h in "ababa"], [])
 
 
 TLS = ("tls_ca", "tls_cert", "tls_key")
@@ -203,7 +203,7 @@ def test_tls_needs_all_three_files(given, tmp_path):
         files[name] = str(tmp_path / name)
         (tmp_path / name).touch()
     with pytest.raises(mr.InputError, match=r"is not set but .*needs all three"):
-        cluster._security(resolve({"cluster": files}).cluster)
+        dask_cluster._security(resolve({"cluster": files}).cluster)
 
 
 @pytest.mark.parametrize("missing", TLS)
@@ -211,9 +211,9 @@ def test_tls_files_must_be_there(missing, tmp_path):
     for name in {*TLS} - {missing}:
         (tmp_path / name).touch()
     with pytest.raises(mr.InputError, match=rf"cluster\.{missing} is .* not a file"):
-        cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
+        dask_cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
     (tmp_path / missing).touch()
-    security = cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
+    security = dask_cluster._security(resolve({"cluster": {name: str(tmp_path / name) for name in TLS}}).cluster)
     assert security is not None
     assert security.require_encryption
 
@@ -230,13 +230,13 @@ def test_tls_files_must_be_there(missing, tmp_path):
 )
 def test_beyond_this_machine_needs_tls(section):
     with pytest.raises(mr.InputError, match="beyond this machine, without TLS"):
-        cluster._security(resolve({"cluster": section}).cluster)
-    assert cluster._security(resolve({"cluster": {**section, "insecure": True}}).cluster) is None
+        dask_cluster._security(resolve({"cluster": section}).cluster)
+    assert dask_cluster._security(resolve({"cluster": {**section, "insecure": True}}).cluster) is None
 
 
 @pytest.mark.parametrize("section", [{}, {"host": "::1"}, {"host": "localhost"}, {"scheduler": "tcp://127.0.0.2:1"}])
 def test_this_machine_does_not(section):
-    assert cluster._security(resolve({"cluster": section}).cluster) is None
+    assert dask_cluster._security(resolve({"cluster": section}).cluster) is None
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_this_machine_does_not(section):
 )
 def test_tls_files_and_a_tls_address_go_together(section):
     with pytest.raises(mr.InputError, match=r"cluster\.scheduler is .* TLS files"):
-        cluster._security(resolve({"cluster": section}).cluster)
+        dask_cluster._security(resolve({"cluster": section}).cluster)
 
 
 @pytest.fixture
@@ -256,8 +256,8 @@ def mute():
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1", "mute"])
 def test_a_scheduler_that_does_not_answer(address, mute, tmp_path, monkeypatch):
-    assert cluster.ANSWER_S <= 20
-    monkeypatch.setattr(cluster, "ANSWER_S", 0.5)
+    assert dask_cluster.ANSWER_S <= 20
+    monkeypatch.setattr(dask_cluster, "ANSWER_S", 0.5)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     with pytest.raises(mr.InputError, match=r"no Dask scheduler answers at|expected the address of a Dask scheduler") as raised:
         mr.run(DATASET, out=tmp_path / "run", ranks=2, scheduler=mute if address == "mute" else address, **JOB)
@@ -274,10 +274,10 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path):
         while not told.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), Client(scheduler_file=str(told)) as client:
-            assert cluster.worker_addresses(client) == []
+            assert dask_cluster.worker_addresses(client) == []
             process.kill()
             process.wait()
-            for ask in (cluster.worker_addresses, cluster.wait_for_worker):
+            for ask in (dask_cluster.worker_addresses, dask_cluster.wait_for_worker):
                 with pytest.raises(
                     mr.RunError, match=r"the Dask scheduler no longer answers .*; start it again, then resume with --resume"
                 ):

@@ -5,9 +5,10 @@ import sys
 import pytest
 
 import millrace as mr
-from millrace.pipeline import cli, rank_process
-from millrace.pipeline.events import Note
-from millrace.pipeline.metrics import recorded
+from millrace.pipeline import cli
+from millrace.pipeline.cluster import rank_main
+from millrace.pipeline.telemetry.events import Note
+from millrace.pipeline.telemetry.metrics_file import recorded
 
 S3, TCP, QUERY = "s3://KEY:hunter2@bucket/p", "tcp://user:hunter2@127.0.0.1:8786", "https://host/x.npz?token=hunter2"
 SBM = "sbm:nodes=60,classes=3,degree=4,features=4,train=0.5"
@@ -87,7 +88,7 @@ def test_a_rank_tells_and_logs_its_error_without_secrets(capfd):
         except OSError as e:
             raise ValueError(f"no {QUERY}") from e
     except ValueError as e:
-        told = rank_process._failure(e)
+        told = rank_main._failure(e)
     assert told["text"] == "ValueError: no https://host/x.npz?***" and told["exit_code"] == 3
     log = capfd.readouterr().err
     assert "hunter2" not in log and "OSError: s3://***@bucket/p is silent" in log and "Traceback" in log

@@ -17,10 +17,10 @@ import pytest
 from distributed import Client, LocalCluster
 
 import millrace as mr
-from millrace.pipeline.dashboard import plugin, record, told
-from millrace.pipeline.events import EpochDone, Note
-from millrace.pipeline.prepare import configure, open_data, prepare
-from millrace.pipeline.pulse import FIRST_S, STEADY_BEATS
+from millrace.pipeline.dashboard import plugin, publisher, snapshot
+from millrace.pipeline.setup.prepare import configure, open_data, prepare
+from millrace.pipeline.telemetry.events import EpochDone, Note
+from millrace.pipeline.telemetry.heartbeat import FIRST_S, STEADY_BEATS
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, STEPS = 4, 4
@@ -178,11 +178,11 @@ def test_the_numbers_are_those_of_the_pulses_while_the_run_lives(live):
     assert run["out"] == str(live.run.out) and run["steps_per_epoch"] == STEPS
     for rank in run["ranks"]:
         # Of a long life not every pulse is kept, but nothing has happened since this one.
-        told = [t for t in live.lines if t["event"] == "Pulse" and t["rank"] == rank["rank"]]
-        before = [t for t in told if t["seconds"]["total"] <= rank["seconds"]["total"]]
+        publisher = [t for t in live.lines if t["event"] == "Pulse" and t["rank"] == rank["rank"]]
+        before = [t for t in publisher if t["seconds"]["total"] <= rank["seconds"]["total"]]
         for name in ("bytes", "steps", "edges", "epoch", "step", "stage", "hot"):
             assert rank[name] == before[-1][name], name
-        kept = [t for t in told if t["seconds"]["total"] == rank["seconds"]["total"]]
+        kept = [t for t in publisher if t["seconds"]["total"] == rank["seconds"]["total"]]
         assert all(rank["seconds"] == t["seconds"] and rank["rss_bytes"] == t["rss_bytes"] for t in kept)
         assert kept or rank["seconds"]["total"] > STEADY_BEATS * FIRST_S
         assert rank["state"] == "running" and sum(rank["share"]["whole"].values()) == pytest.approx(1)
@@ -223,7 +223,7 @@ def test_a_browser_shows_the_page(live):
 
 
 def test_two_runs_of_which_one_loses_a_rank(board, tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "SILENT_S", 1.5)
+    monkeypatch.setattr(snapshot, "SILENT_S", 1.5)
     queue = {"queue": {"kind": "zarr", "bulk_size": 2, "max_bytes": 1}}
     first = Held(board, tmp_path / "first", **queue)
     second = Held(board, tmp_path / "second", checkpoint={"every_epochs": 1}, **queue)
@@ -257,7 +257,7 @@ def rank_process(out):
     """Rank 0 of the run in `out`: whose log it holds open."""
     log = str(out / "logs" / "rank-0.log")
     for child in psutil.Process(os.getpid()).children(recursive=True):
-        if "millrace.pipeline.rank_process" in " ".join(child.cmdline()) and os.readlink(f"/proc/{child.pid}/fd/2") == log:
+        if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()) and os.readlink(f"/proc/{child.pid}/fd/2") == log:
             return child
     raise AssertionError(f"no process writes {log}")
 
@@ -289,7 +289,7 @@ def small():
 
 def notes_of(client, prepared, out, act=lambda emit: None):
     events = []
-    with told.shown(client, prepared, out, "millrace-x", events.append) as emit:
+    with publisher.shown(client, prepared, out, "millrace-x", events.append) as emit:
         act(emit)
     return [e.text for e in events if isinstance(e, Note)]
 
@@ -304,7 +304,7 @@ def test_whatever_fails_is_one_note_and_no_more(small, tmp_path, monkeypatch):
 
 
 def test_a_scheduler_that_does_not_answer_holds_nothing_up(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(told, "END_S", 0.2)
+    monkeypatch.setattr(publisher, "END_S", 0.2)
     with LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
         asked = []
         monkeypatch.setattr(client, "log_event", lambda *_: (asked.append(1), time.sleep(3)))
@@ -328,10 +328,10 @@ def test_a_run_that_fails_or_loses_its_driver_says_so(small, tmp_path):
             return json.loads(get(f"http://127.0.0.1:{port}", "millrace.json", token)[1])["runs"][0]["state"]
 
         with Client(cluster) as client:
-            with pytest.raises(mr.RunError), told.shown(client, small, tmp_path, "one", lambda event: None):
+            with pytest.raises(mr.RunError), publisher.shown(client, small, tmp_path, "one", lambda event: None):
                 raise mr.RunError("rank 1 failed")
             until(lambda: state() == "failed: rank 1 failed")
-            kept = told.shown(client, small, tmp_path, "two", lambda event: None)
+            kept = publisher.shown(client, small, tmp_path, "two", lambda event: None)
             kept.__enter__()
             until(lambda: state() == "starting")
         until(lambda: state() == "its driver is gone")

@@ -9,10 +9,10 @@ from bokeh.models import Div
 from dask.utils import key_split
 from distributed.diagnostics.progress_stream import color_of
 
-from millrace.pipeline.dashboard import words
+from millrace.pipeline.dashboard import labels
 from millrace.pipeline.dashboard.history import NOTES, POINTS, RECENT_S, RUNS, Curve, History
 from millrace.pipeline.dashboard.page import Page, show
-from millrace.pipeline.dashboard.record import SILENT_S, SPENT, WINDOW_S, record, spent
+from millrace.pipeline.dashboard.snapshot import SILENT_S, SPENT, WINDOW_S, record, spent
 
 HEARTBEAT_S = 0.5
 
@@ -122,7 +122,7 @@ def test_rates_and_shares_are_of_the_last_while(cluster):
     assert stages["train"]["waits"] == pytest.approx(0.2 + 0.1)
     assert stages["train"]["for"] == {"queue_wait": pytest.approx(0.1), "exchange": 0.0, "reduce": pytest.approx(0.2)}
     assert stages["sample"]["waits"] == pytest.approx(1 - 0.5 / 2), "two tasks at a time, half a second of work in each second"
-    assert "waited <b>30 %</b>" in words.heading(run) and "for the slowest rank" in words.heading(run)
+    assert "waited <b>30 %</b>" in labels.heading(run) and "for the slowest rank" in labels.heading(run)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_restart_counts_on_and_makes_no_peak(cluster):
         cluster.pulse(0, steps=i, edges=i, bytes={"network": {"control": 100 * i}}, seconds={"total": float(i)})
         cluster.tick()
     cluster.pulse(0, steps=19, edges=19, ended="killed by signal 9", bytes={"network": {"control": 1900}}, seconds={"total": 19.0})
-    assert cluster.run["ranks"][0]["state"] == "killed by signal 9" and "rank 0: killed by signal 9" in words.heading(cluster.run)
+    assert cluster.run["ranks"][0]["state"] == "killed by signal 9" and "rank 0: killed by signal 9" in labels.heading(cluster.run)
     cluster.tick()
     cluster.pulse(0, generation=1, none=True)
     cluster.pulse(0, ended="killed by signal 9", steps=19, bytes={"network": {"control": 1900}})  # said late
@@ -153,7 +153,7 @@ def test_a_restart_counts_on_and_makes_no_peak(cluster):
     run = cluster.run
     assert (run["steps"], run["edges"], run["bytes"]) == (19 + 6, 19 + 6, {"network": {"control": 2000}})
     assert max(run["curves"]["rates"]["network control"]) <= 200 and min(run["curves"]["rates"]["steps"]) >= 0
-    assert "have started again 1 time" in words.heading(run)
+    assert "have started again 1 time" in labels.heading(run)
 
 
 def test_a_silent_rank_and_one_whose_worker_is_gone_are_named(cluster):
@@ -164,10 +164,10 @@ def test_a_silent_rank_and_one_whose_worker_is_gone_are_named(cluster):
         cluster.pulse(2, none=True)
         cluster.tick()
     assert [r["state"] for r in cluster.run["ranks"]] == ["running", "silent", "starting"]
-    assert "rank 1 has been silent for" in words.heading(cluster.run)
+    assert "rank 1 has been silent for" in labels.heading(cluster.run)
     cluster.history.lose_worker("w1")
     assert cluster.run["ranks"][1]["state"] == "its worker is gone"
-    assert "rank 1: its worker is gone" in words.heading(cluster.run)
+    assert "rank 1: its worker is gone" in labels.heading(cluster.run)
 
 
 def test_workers_that_leave_before_the_driver_says_that_all_is_done_are_no_loss(cluster):
@@ -178,7 +178,7 @@ def test_workers_that_leave_before_the_driver_says_that_all_is_done_are_no_loss(
     cluster.history.lose_worker("w1")
     cluster.history.hear_driver({"run": "a", "ended": "done"})
     assert [r["state"] for r in cluster.run["ranks"]] == ["done", "done"]
-    assert "gone" not in words.heading(cluster.run)
+    assert "gone" not in labels.heading(cluster.run)
 
 
 def test_a_run_ends_once(cluster):
@@ -201,7 +201,7 @@ def test_a_run_ends_once(cluster):
 def test_what_a_run_is_in_the_middle_of_is_said(cluster):
     cluster.about(epochs=3)
     cluster.said("StageStarted", stage="partition", text="cutting d into 4 parts", total=4)
-    assert cluster.run["state"] == "starting" and "cutting d into 4 parts" in words.heading(cluster.run)
+    assert cluster.run["state"] == "starting" and "cutting d into 4 parts" in labels.heading(cluster.run)
     cluster.said("StageEnded", stage="partition", seconds=1.0, text="")
     assert cluster.run["doing"] == "" and cluster.run["epochs"] == 3
     cluster.said("EpochDone", epoch=0, epochs=9, train_loss=0.5, val_accuracy=None, seconds=1.0, best=False)
@@ -209,7 +209,7 @@ def test_what_a_run_is_in_the_middle_of_is_said(cluster):
 
 
 def test_a_page_that_fails_says_so_and_nothing_else(cluster, monkeypatch):
-    monkeypatch.setattr(words, "heading", lambda run: 1 / 0)
+    monkeypatch.setattr(labels, "heading", lambda run: 1 / 0)
     cluster.about()
     document = Document()
     show(cluster.history, document, {})
@@ -227,7 +227,7 @@ def test_hot_rows_and_queues_that_ranks_fill_are_summed(cluster):
     assert run["hot"] == {"rows": 10, "asked": 200, "hits": 100, "rate": 0.5}
     assert run["queue"] == {"bulks": 4, "bytes": 60, "bound": 200, "filled_by": "ranks"}
     assert run["stages"]["sample"]["by"] == "ranks"
-    assert "50 % of 200" in words.bytes_moved({**run, "bytes": {}})
+    assert "50 % of 200" in labels.bytes_moved({**run, "bytes": {}})
 
 
 def test_names_that_users_choose_are_escaped(cluster):
@@ -235,8 +235,8 @@ def test_names_that_users_choose_are_escaped(cluster):
     cluster.said("Note", text="<script>y</script>")
     cluster.history.hear_driver({"run": "a", "ended": "failed: <script>z</script>"})
     run = cluster.run
-    assert "<script>" not in words.heading(run) + words.notes(run)
-    assert "&lt;script&gt;z" in words.heading(run)
+    assert "<script>" not in labels.heading(run) + labels.notes(run)
+    assert "&lt;script&gt;z" in labels.heading(run)
 
 
 def test_a_page_shows_the_newest_run_until_another_is_chosen(cluster):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.events import Note, StepDone
+from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.stages.neighbourhood.base import destinations
 
 DATASET = "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5"
@@ -41,7 +41,7 @@ def family(pid=None):
             command = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        if "millrace.pipeline.rank_process" in command:
+        if "millrace.pipeline.cluster.rank_main" in command:
             ranks.append(child)
         elif "spawn_main" in command:
             workers.append(child)

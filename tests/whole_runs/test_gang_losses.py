@@ -11,11 +11,11 @@ import pytest
 import torch.distributed as dist
 from distributed.client import FutureCancelledError
 
-from millrace.pipeline import gang
-from millrace.pipeline.events import EpochDone
-from millrace.pipeline.gang import _Generation
-from millrace.pipeline.rank import Interrupted, ShortHandedError
-from millrace.pipeline.silence import Silence
+from millrace.pipeline.cluster import supervisor
+from millrace.pipeline.cluster.supervisor import _Generation
+from millrace.pipeline.cluster.unresponsive import Silence
+from millrace.pipeline.telemetry.events import EpochDone
+from millrace.pipeline.training.loop import Interrupted, ShortHandedError
 from millrace.stages.comm.survivors import here
 from millrace.storage.errors import PeerLostError, RunError
 
@@ -26,11 +26,11 @@ class Driver:
     """A generation under way, whose ranks end as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, on_rank_loss: str = "continue", silence_limit_s: float | None = None) -> None:
-        monkeypatch.setattr(gang, "ask_scheduler", lambda client, patience_s: self.records())
-        monkeypatch.setattr(gang, "worker_addresses", lambda client: list(self.workers))
+        monkeypatch.setattr(supervisor, "ask_scheduler", lambda client, patience_s: self.records())
+        monkeypatch.setattr(supervisor, "worker_addresses", lambda client: list(self.workers))
         self.workers = {f"worker-{r}" for r in range(RANKS)}
         self.rounds, self.frozen, self.now = 0, set[str](), 0.0
-        monkeypatch.setattr(gang, "Silence", lambda note_s, tell: Silence(note_s, tell, lambda: self.now))
+        monkeypatch.setattr(supervisor, "Silence", lambda note_s, tell: Silence(note_s, tell, lambda: self.now))
         self.store, self.notes, self.cancelled = dist.HashStore(), list[str](), list[Any]()
         self.stop, self.epochs = False, list[tuple[int, float]]()
         cluster = SimpleNamespace(on_rank_loss=on_rank_loss, wait_note_s=10.0, silence_limit_s=silence_limit_s)
@@ -42,7 +42,7 @@ class Driver:
             emit=self._hear,
             client=SimpleNamespace(cancel=self.cancelled.extend),
             messages=queue.SimpleQueue(),
-            silence=gang.Silence(10.0, self.notes.append),  # pyright: ignore[reportCallIssue]
+            silence=supervisor.Silence(10.0, self.notes.append),  # pyright: ignore[reportCallIssue]
             frozen=set(),
             stop=lambda: self.stop,
             save=lambda: False,
@@ -74,7 +74,7 @@ class Driver:
             seen[who] = self.seen.get(who, 0) if who in self.frozen else self.rounds
         for r, address in enumerate(sorted(self.workers)):
             told = [{"run": "run", "generation": 4, "rank": r, "beats": seen[str(r)], "ended": ""}]
-            records[address] = {"last_seen": seen[address], "metrics": {gang.METRIC: told}}
+            records[address] = {"last_seen": seen[address], "metrics": {supervisor.METRIC: told}}
         self.seen = seen
         return records
 
@@ -156,7 +156,7 @@ def test_a_rank_that_cannot_go_on_ends_all_for_the_cause(monkeypatch: pytest.Mon
     start = time.monotonic()
     outcome = driver.generation._end()
     assert (outcome.text, outcome.final) == ("rank 1 was killed by signal 9", False)
-    assert time.monotonic() - start < gang.CAUSE_S, "the cause is known already"
+    assert time.monotonic() - start < supervisor.CAUSE_S, "the cause is known already"
 
 
 def test_a_rank_that_raises_ends_all_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_the_checkpoint_at_the_end_is_waited_for(kind: type, final: bool, monkey
         if next(rounds) == 3:
             driver.fail(0, kind)
 
-    monkeypatch.setattr(gang.time, "sleep", sleep)
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
     outcome = driver.generation._end()
     assert (outcome.text, outcome.final) == ("words", final)
     assert next(rounds) >= 4
@@ -200,7 +200,7 @@ def test_a_loss_after_training_is_over_is_no_loss_to_go_on_after(monkeypatch: py
 def test_ranks_that_do_not_come_together_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
     driver.kill(1)
-    monkeypatch.setattr(gang, "MEET_S", -1.0)
+    monkeypatch.setattr(supervisor, "MEET_S", -1.0)
     assert not driver.look()
     driver.store.set(f"4/gloo/{here(1, [0])[0]}", "")
     assert driver.look()
@@ -210,7 +210,7 @@ def test_ranks_that_do_not_come_together_are_given_up(monkeypatch: pytest.Monkey
 def test_ranks_that_have_come_together_may_take_as_long_as_they_want(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
     driver.kill(1)
-    monkeypatch.setattr(gang, "MEET_S", -1.0)
+    monkeypatch.setattr(supervisor, "MEET_S", -1.0)
     assert not driver.look()
     for key in here(1, [0, 2]):
         driver.store.set(f"4/gloo/{key}", "")
@@ -274,7 +274,7 @@ def test_a_frozen_scheduler_is_named_and_then_given_up(monkeypatch: pytest.Monke
     for driver.now in (2.0, 16.0):
         assert not driver.look()
     assert driver.notes == ["the Dask scheduler has not answered for 14 s: it is stopped, or its machine hangs"]
-    driver.now = gang.START_S + 3
+    driver.now = supervisor.START_S + 3
     with pytest.raises(RunError, match="scheduler no longer answers"):
         driver.look()
 

@@ -17,33 +17,33 @@ from hypothesis import strategies as st
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.config import read_toml, resolve
-from millrace.pipeline.prepare import configure, make_system
-from millrace.pipeline.rank import _PhaseLoop
-from millrace.pipeline.run_folder import CHECKPOINTS, MODEL
-from millrace.pipeline.schedule import SuperEpochs
-from millrace.pipeline.sections import Train
-from millrace.pipeline.systems import System, grappa
+from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.config.schema import Train
+from millrace.pipeline.config.systems import System, grappa
+from millrace.pipeline.setup.prepare import configure, make_system
+from millrace.pipeline.setup.run_folder import CHECKPOINTS, MODEL
+from millrace.pipeline.training.loop import _PhaseLoop
 from millrace.stages.base import Phase
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo
-from millrace.stages.evaluate import evaluate
-from millrace.stages.kernels import reference
+from millrace.stages.evaluate.layerwise import evaluate
+from millrace.stages.feed.local_feed import QUIET, Local, nothing
+from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
-from millrace.stages.partition.chunks import Chunks
 from millrace.stages.partition.contiguous import Contiguous
-from millrace.stages.partition.deal import Deal
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part, open_shards, partition_dataset
+from millrace.stages.placement.chunk_schedule import Deal
+from millrace.stages.placement.chunks import Chunks
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
-from millrace.stages.sample.local import QUIET, Local, nothing
 from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.stages.schedule.policies import SuperEpochs
 from millrace.stages.train import forward_backward
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.command import command

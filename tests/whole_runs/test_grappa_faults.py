@@ -17,22 +17,22 @@ import torch.distributed as dist
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import resolve
-from millrace.pipeline.events import EpochDone, Note, StepDone
-from millrace.pipeline.one_rank import take_part
-from millrace.pipeline.prepare import Outline, prepare, prepare_part
-from millrace.pipeline.rank import ShortHandedError, Trainer, train_rank
-from millrace.pipeline.sections import CheckpointEvery, Train
-from millrace.pipeline.systems import grappa
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.config.schema import CheckpointEvery, Train
+from millrace.pipeline.config.systems import grappa
+from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.loop import ShortHandedError, Trainer, train_rank
+from millrace.pipeline.training.trainer import take_part
 from millrace.stages.base import Meanwhile, Phase, nothing
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.comm.survivors import Survivors
-from millrace.stages.kernels import reference
+from millrace.stages.feed.local_feed import QUIET
+from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.stage import partition_dataset
-from millrace.stages.sample.local import QUIET
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
 from millrace.tests.contracts.full_batch import C, F, job, make_case
@@ -216,7 +216,7 @@ def processes() -> dict[int, psutil.Process]:
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.rank_process" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
                 log = re.search(r"rank-(\d+)\.log$", os.readlink(f"/proc/{child.pid}/fd/2"))
                 if log:
                     found[int(log[1])] = child

@@ -127,7 +127,7 @@ def run(tmp_path_factory):
                 p.pid: {c.laddr.port for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
                 for p in (psutil.Process(driver.pid), *below)
             }
-            ranks = {p.pid for p in below if "millrace.pipeline.rank_process" in p.cmdline()}
+            ranks = {p.pid for p in below if "millrace.pipeline.cluster.rank_main" in p.cmdline()}
             address, token = re.search(r"this run: (\S+)/millrace\?token=(\S+)", log.read_text()).groups()
             yield SimpleNamespace(driver=driver, ranks=ranks, ports=ports, folder=Path(folder), bait=bait, address=address, token=token)
             driver.send_signal(signal.SIGINT)

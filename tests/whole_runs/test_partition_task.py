@@ -9,13 +9,13 @@ import pytest
 from distributed import Client
 
 import millrace as mr
-from millrace.pipeline import partition_task
-from millrace.pipeline.partition_task import parts_by
+from millrace.pipeline.cluster import partition_task
+from millrace.pipeline.cluster.partition_task import parts_by
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import partition_dataset
-from millrace.storage import dealt
 from millrace.storage.dataset_store import write_dataset
-from millrace.storage.partition_book import RangeBook, write_book
+from millrace.storage.partition import shuffle
+from millrace.storage.partition.book import RangeBook, write_book
 
 SBM = "sbm:nodes=2000,classes=4,train=0.4"
 
@@ -69,7 +69,7 @@ def test_many_ranges_of_rows_are_dealt(by_value, scheduler, tmp_path):
         client.run(set_range_bytes, 16 << 10)
         partition_dataset(dataset, Hash(), 7, tmp_path / "here")
         partition_dataset(dataset, Hash(), 7, tmp_path / "there", write_parts=by_tasks)
-        client.run(set_range_bytes, dealt.RANGE_BYTES, dealt.STRETCH_BYTES)
+        client.run(set_range_bytes, shuffle.RANGE_BYTES, shuffle.STRETCH_BYTES)
         assert set(client.run(books_held).values()) == {0}
     # Were they held, a worker's loss would have its ranges dealt again while parts are read from them.
     assert held == [0] * 7
@@ -80,7 +80,7 @@ def test_many_ranges_of_rows_are_dealt(by_value, scheduler, tmp_path):
 
 
 def set_range_bytes(of_all, of_a_part=0):
-    dealt.RANGE_BYTES, dealt.STRETCH_BYTES = of_all, of_a_part
+    shuffle.RANGE_BYTES, shuffle.STRETCH_BYTES = of_all, of_a_part
 
 
 def deals_held(dask_scheduler):
@@ -118,7 +118,7 @@ def fill_the_disk():
 
 
 def empty_the_disk():
-    partition_task.deal = dealt.deal
+    partition_task.deal = shuffle.deal
 
 
 def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.clock import Clock
-from millrace.pipeline.config import read_toml, resolve
-from millrace.pipeline.events import Note, StepDone, silent
-from millrace.pipeline.one_rank import take_part
-from millrace.pipeline.prepare import Outline, configure, make_system, prepare, prepare_part
-from millrace.pipeline.queues import own_queue
-from millrace.pipeline.rank import Interrupted
+from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.setup.open_queue import own_queue
+from millrace.pipeline.setup.prepare import Outline, configure, make_system, prepare, prepare_part
+from millrace.pipeline.telemetry.events import Note, StepDone, silent
+from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.loop import Interrupted
+from millrace.pipeline.training.trainer import take_part
 from millrace.stages.partition.stage import open_part, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
 from millrace.storage.features import MemoryFeatures
@@ -391,7 +391,7 @@ def ranks_alive():
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.rank_process" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
                 found.append(child)
         except psutil.Error:
             continue

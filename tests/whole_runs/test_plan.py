@@ -6,19 +6,20 @@ from dataclasses import replace
 import pytest
 
 import millrace as mr
-from millrace.pipeline import plan_laws, plan_rows, plan_stage, plan_time
-from millrace.pipeline.config import Job
-from millrace.pipeline.events import StageAdvanced, StageStarted
-from millrace.pipeline.links import LINKS, Link
-from millrace.pipeline.plan import Plan, plan
-from millrace.pipeline.plan_bytes import Moved
-from millrace.pipeline.plan_inputs import Cluster, Numbers, candidates, stand_in
-from millrace.pipeline.plan_laws import Forecast
-from millrace.pipeline.plan_told import told
-from millrace.pipeline.prepare import make_system, placed
-from millrace.pipeline.rehearsal import Rehearsed
-from millrace.pipeline.situation import Situation
-from millrace.pipeline.understudy_cast import Cast
+from millrace.pipeline.config.load import Job
+from millrace.pipeline.planning import forecast as plan_laws
+from millrace.pipeline.planning import rows, time, trial_setup
+from millrace.pipeline.planning.candidate import Situation
+from millrace.pipeline.planning.forecast import Forecast
+from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates, stand_in
+from millrace.pipeline.planning.network import LINKS, Link
+from millrace.pipeline.planning.planner import Plan, plan
+from millrace.pipeline.planning.table import told
+from millrace.pipeline.planning.traffic import Moved
+from millrace.pipeline.planning.trial import Rehearsed
+from millrace.pipeline.planning.trial_spec import Cast
+from millrace.pipeline.setup.prepare import make_system, placed
+from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
 from millrace.tests.whole_runs.test_cli import millrace
 
@@ -43,9 +44,9 @@ class Played:
             self.laws[s.label] = plan_laws.moves(as_rehearsed, seen)[0]
             return foresee(s, seen, cast, base, room)
 
-        patch.setattr(plan_stage, "foresee", heard)
+        patch.setattr(trial_setup, "foresee", heard)
         # However busy this machine is: what was cut short has not counted everything.
-        patch.setattr(plan_stage, "LIMIT_S", 1e6)
+        patch.setattr(trial_setup, "LIMIT_S", 1e6)
         self.plan: Plan = plan(SBM, emit=self.events.append, **SMALL)
 
 
@@ -111,32 +112,32 @@ def test_slower_links_take_longer(played: Played) -> None:
     s = played.situations["sar"]
     slow = replace(s, link=LINKS["edge"])
     moved = played.laws["sar"]
-    assert plan_time.network_seconds(s, moved) == 0
+    assert time.network_seconds(s, moved) == 0
     # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
     expected = sum(moved.busiest["network", k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items())
-    assert plan_time.network_seconds(slow, moved) == pytest.approx(expected)
+    assert time.network_seconds(slow, moved) == pytest.approx(expected)
     assert expected > 0.2
 
 
 def test_more_ranks_than_were_rehearsed_grow_by_their_parts(played: Played) -> None:
     s, seen = played.situations["sar"], played.seen["sar"]
-    assert plan_time.share_of_work(s) == pytest.approx(1)
+    assert time.share_of_work(s) == pytest.approx(1)
     double = replace(s, nodes=2 * s.nodes, edges=2 * s.edges)
-    assert plan_time.share_of_work(double) == pytest.approx(2)
+    assert time.share_of_work(double) == pytest.approx(2)
     base = 10 << 20
     small, large = (plan_laws.memory_of(x, seen, base, 0) for x in (s, double))
     assert large["data"] == pytest.approx(2 * small["data"], abs=2) and large["process"] == base
     crowded = replace(s, per_host=8, threads=2, cores=4)
-    assert plan_time.load(crowded, 8) == 4 and plan_time.load(crowded, 1) == 1
+    assert time.load(crowded, 8) == 4 and time.load(crowded, 1) == 1
 
 
 def test_dask_takes_its_share_where_no_core_is_left(played: Played) -> None:
     s = replace(played.situations["sar"], threads=1, per_host=2)
     assert s.job.executor == "dask"
-    assert plan_time.tended(replace(s, cores=4)) == 1
-    assert plan_time.tended(replace(s, cores=2)) == pytest.approx(1 / (1 - 0.14 / 2))
-    assert plan_time.tended(replace(s, per_host=1000, cores=2)) == 2
-    assert plan_time.tended(replace(s, cores=1, job=s.job.model_copy(update={"executor": "inline"}))) == 1
+    assert time.tended(replace(s, cores=4)) == 1
+    assert time.tended(replace(s, cores=2)) == pytest.approx(1 / (1 - 0.14 / 2))
+    assert time.tended(replace(s, per_host=1000, cores=2)) == 2
+    assert time.tended(replace(s, cores=1, job=s.job.model_copy(update={"executor": "inline"}))) == 1
 
 
 def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
@@ -199,15 +200,15 @@ def test_rows_of_minibatches_fetched_together_are_asked_for_once(played: Played)
     united = [100.0, 180.0, 240.0, 280.0, 310.0, 335.0, 355.0, 370.0]
     seen, s = replace(seen, united=united), replace(s, job=s.job.model_copy(update={"epochs": 1}))
     # 11 steps of two ranks: one, then eight, then two; later eight and three.
-    first, later = plan_rows.rows_asked(s, seen, 22, 2)
+    first, later = rows.rows_asked(s, seen, 22, 2)
     assert first * 100 == pytest.approx(2 * (100 + 370 + 180)) and later * 100 == pytest.approx(2 * (370 + 240))
     # Of the last step one rank has half a minibatch, the other none: half of one is more than half the rows.
-    _, shorter = plan_rows.rows_asked(s, seen, 20.5, 2)
+    _, shorter = rows.rows_asked(s, seen, 20.5, 2)
     assert 370 + 370 + 180 + 180 < shorter * 100 < 370 + 370 + 180 + 240
-    assert plan_rows.rows_asked(s, seen, 1, 2)[0] == plan_rows.rows_asked(s, seen, 1, 2)[1] == 1
-    assert 50 < plan_rows.rows_of(united, 0.5) < 100 < plan_rows.rows_of(united, 1.5) < 180
+    assert rows.rows_asked(s, seen, 1, 2)[0] == rows.rows_asked(s, seen, 1, 2)[1] == 1
+    assert 50 < rows.rows_of(united, 0.5) < 100 < rows.rows_of(united, 1.5) < 180
     stored = replace(s, job=s.job.model_copy(update={"queue": s.job.queue.model_copy(update={"kind": "zarr"})}))
-    assert plan_rows.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
+    assert rows.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
 
 
 def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played) -> None:
@@ -215,14 +216,14 @@ def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played)
     job = s.job.model_copy(update={"epochs": 100, "queue": s.job.queue.model_copy(update={"max_bytes": 1 << 30})})
     fast = replace(seen, united=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0)
     # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of those rehearsed as well.
-    held, rehearsed = plan_rows.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
+    held, rehearsed = rows.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
     # The last minibatch of each epoch is smaller.
     assert held["rows"] == pytest.approx((468.75 - rehearsed) * 0.5 * (9.375 / 10 * 100 * 12 * 4 + 1000), rel=0.01)
     assert held["bulks"] == pytest.approx((468.75 * (0.75 - 0.5) - s.job.queue.bulk_size) * 1000, rel=0.01)
     # Validation is time for the fetching too: where it takes as long as an epoch's training, three in four are ready.
     every = job.model_copy(update={"train": job.train.model_copy(update={"evaluate_every": 1})})
     validates = replace(s, job=every, outline=replace(s.outline, splits={**s.outline.splits, "val": 1}))
-    validated = plan_rows.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
+    validated = rows.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
     assert validated["rows"] / held["rows"] == pytest.approx((468.75 * 0.75 - rehearsed * 0.5) / ((468.75 - rehearsed) * 0.5), rel=0.01)
     slow = replace(fast, sample_s=2.0)
-    assert plan_rows.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
+    assert rows.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.prepare import configure, prepare
+from millrace.pipeline.setup.prepare import configure, prepare
 
 pyg = pytest.importorskip("torch_geometric.nn")
 LR = 0.05

@@ -19,7 +19,7 @@ from millrace.pipeline.report.canvas import Picture
 from millrace.pipeline.report.reading import COUNTED, RankLog, StageSpan, Told, names, read_run
 from millrace.pipeline.report.summary import amount, duration, summarise
 from millrace.pipeline.report.timeline import BACKGROUND, BESIDE, ROWS, WITHIN, Timeline, stretches, timeline
-from millrace.pipeline.run_folder import held
+from millrace.pipeline.setup.run_folder import held
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATASET = "sbm:nodes=400,classes=3,degree=8,features=8,train=0.5"

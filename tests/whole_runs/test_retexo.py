@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.config import read_toml, resolve
-from millrace.pipeline.prepare import configure, make_system
-from millrace.pipeline.result import Result
+from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.setup.prepare import configure, make_system
+from millrace.pipeline.setup.result import Result
 from millrace.stages.models.lazy import Phases
 from millrace.stages.partition.given import Given
 from millrace.stages.partition.hash import Hash

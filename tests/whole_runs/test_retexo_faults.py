@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import millrace as mr
-from millrace.pipeline.events import EpochDone, Note
+from millrace.pipeline.telemetry.events import EpochDone, Note
 from millrace.storage.store import open_store
 from millrace.tests.contracts.phase_ranks import train_phases
 
@@ -51,7 +51,7 @@ def ranks_alive():
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.rank_process" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
                 found.append(child)
         except psutil.Error:
             continue

@@ -14,11 +14,12 @@ import scipy.sparse as sp
 import torch
 
 import millrace as mr
-from millrace.pipeline import prepare, rank
-from millrace.pipeline.config import read_toml, resolve
-from millrace.pipeline.events import EpochDone, Note, StepDone
-from millrace.pipeline.precompute import precompute
-from millrace.stages.kernels import threads as kernel_threads
+from millrace.pipeline.commands.sample import precompute
+from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.setup import prepare
+from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
+from millrace.pipeline.training import loop
+from millrace.stages.kernels.runtime import threads as kernel_threads
 from millrace.stages.neighbourhood.base import destinations
 from millrace.stages.reduce import seed_weighted
 from millrace.storage.checkpoint import CheckpointStore
@@ -332,7 +333,7 @@ def test_a_failing_producer_ends_the_run(sbm, tmp_path, monkeypatch):
 
 def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeypatch):
     """A store that is still being written, by a process that then goes away."""
-    from millrace.pipeline import queues
+    from millrace.pipeline.setup import open_queue
 
     job = resolve(
         {"dataset": "sbm:nodes=600,classes=3,degree=8,features=5,train=0.2", "epochs": 2, "sampler": {"fanout": [4, 3]},
@@ -341,7 +342,7 @@ def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeyp
     precompute(job.model_copy(update={"epochs": 1}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
     shutil.rmtree(tmp_path / "samples" / "complete")
     asked = iter([True, True, True])
-    monkeypatch.setattr(queues, "is_held", lambda folder: next(asked, False))
+    monkeypatch.setattr(open_queue, "is_held", lambda folder: next(asked, False))
     start = time.monotonic()
     with pytest.raises(mr.RunError, match="whoever was sampling has ended"):
         mr.run(config=job, samples=tmp_path / "samples", out=tmp_path / "run")
@@ -382,7 +383,7 @@ def test_bfloat16_is_refused_where_it_cannot_be(sbm, tmp_path, monkeypatch, has,
 
 
 def test_a_runs_memory_is_accounted_for(sbm, tmp_path, monkeypatch):
-    monkeypatch.setattr(rank, "WORTH_TELLING_BYTES", 0)
+    monkeypatch.setattr(loop, "WORTH_TELLING_BYTES", 0)
     notes = []
     result = mr.run(
         sbm,

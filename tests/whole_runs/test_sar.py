@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.config import read_toml, resolve
-from millrace.pipeline.prepare import Outline, configure, prepare_part
+from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.setup.prepare import Outline, configure, prepare_part
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part, partition_dataset

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.events import EpochDone, Note
+from millrace.pipeline.telemetry.events import EpochDone, Note
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -97,7 +97,7 @@ def ranks_alive():
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.rank_process" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
                 found.append(child.pid)
         except psutil.Error:
             continue

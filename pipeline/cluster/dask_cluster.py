@@ -1,0 +1,373 @@
+"""The Dask cluster of a run: one that is started on this machine, or one that runs already."""
+
+import ipaddress
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import dask.config
+from distributed import Client, LocalCluster, Security, WorkerPlugin
+
+from ...storage.errors import InputError, MissingExtraError, RunError
+from ..config.load import Job
+from ..config.schema import Cluster
+from ..interop.main_guard import refuse_without_guard
+from ..machine.gpus import INSTALL, dealt, uses_ucx, visible
+from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
+from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+from .signals import kept_from_children, leave_signals_to_driver
+
+ANSWER_S = 10.0
+"""A scheduler takes a connection within this time."""
+START_S = 60.0
+"""A cluster and its workers are there within this time, or the run fails."""
+SYNC_S = 60.0
+"""How often a cluster tells its scheduler what it is called."""
+SETTINGS = {
+    # A task that waits for one worker is never better off elsewhere, and stealing moves bulks out of their order.
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.worker-ttl": "120s",
+    "distributed.comm.timeouts.connect": "15s",
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.profile.enabled": False,
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.scheduler.dashboard.bokeh-application.check_unused_sessions_milliseconds": 5000,
+    "distributed.scheduler.dashboard.bokeh-application.keep_alive_milliseconds": 5000,
+    # Pages that only show: Dask's proxy would open connections for whoever asks, and its API, if somebody has configured it, stops workers.
+    "distributed.scheduler.http.routes": [
+        f"distributed.http.{name}" for name in ("scheduler.prometheus", "scheduler.info", "scheduler.json", "health", "statics")
+    ],
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "1s",
+    "distributed.admin.system-monitor.disk": False,
+}
+"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing. What trains is a process beside each of
+them: a profile of the worker would show it waiting, a hundred times a second, on a core that the rank could use. So would all that looks
+several times a second whether something has changed."""
+
+
+def check_reachable(c: Cluster) -> None:
+    """Refuse, before anything is written, a cluster that cannot be had.
+
+    Raises:
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer; or workers are to
+            be started by a script that they would run again.
+    """
+    scheme, where = "", ("", 0)
+    with suppress(ValueError):
+        address = urlsplit(c.scheduler or "")
+        scheme, where = address.scheme, (address.hostname or "", address.port or 0)
+    if c.scheduler is not None and not all(where):
+        raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
+    _security(c)
+    if c.scheduler is None:
+        refuse_without_guard()
+        return
+    try:
+        with socket.create_connection(where, timeout=ANSWER_S) as probe:
+            # A scheduler speaks first (but under TLS). Dask would wait without end for one that is silent, such as one that expects TLS.
+            if scheme == "tcp" and not probe.recv(1):
+                raise ConnectionError("it closes the connection")
+    except (OSError, ValueError) as e:  # a name that is none raises UnicodeError
+        raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
+
+
+@contextmanager
+def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
+    """A client of the cluster that the configuration asks for; what was started here is stopped in the end.
+
+    Args:
+        job: its `cluster` section says where.
+        emit: told what goes on.
+        workers: of a cluster that is started here; with ``device = "cuda"`` it has one for each GPU that ranks are to have, and no others.
+
+    Raises:
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer, GPUs that
+            dask-cuda cannot use.
+        MissingExtraError: dask-cuda is needed and cannot be imported.
+        RunError: no worker came.
+    """
+    c = job.cluster
+    security = _security(c)
+    if security is None and c.scheduler is None and not uses_ucx(c.cuda):
+        # Whoever reaches a port of Dask's runs code as its user, and every user of this machine reaches those on loopback.
+        security = Security.temporary()
+    environment = dict(os.environ)
+    start = time.perf_counter()
+    emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
+    try:
+        with dask.config.set(SETTINGS), _scratch() as scratch:
+            cluster = None if c.scheduler else _local(job, workers, security, scratch)
+            try:
+                with _client(c, cluster, security) as client:
+                    if cluster is not None:
+                        client.register_plugin(_Unmoved())
+                    emit(StageEnded("cluster", time.perf_counter() - start))
+                    emit(Note(f"dashboard: {client.dashboard_link}"))
+                    yield client
+            finally:
+                if cluster is not None:
+                    # What dies with the run may be dying already.
+                    with suppress(Exception):
+                        cluster.close(timeout=10)
+    finally:
+        # Dask leaves the thread settings of its workers in this process's environment.
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+class _Unmoved(WorkerPlugin):
+    """A signal to a whole tree of processes is for its driver, and workers have to last until that is done with it."""
+
+    def setup(self, worker: Any) -> None:
+        leave_signals_to_driver()
+
+
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A folder for what Dask keeps on disk here, which goes with it. Dask's own default stays behind, and belongs to whichever user of the
+    machine was the first to have one: Python imports from there, in workers and in the process of the scheduler."""
+    with (
+        tempfile.TemporaryDirectory(prefix="millrace-dask-", ignore_cleanup_errors=True) as folder,
+        dask.config.set({"temporary-directory": folder}),
+    ):
+        yield folder
+
+
+def _local(job: Job, workers: int, security: Security | None, scratch: str) -> LocalCluster:
+    c = job.cluster
+    check_open_files(workers + job.ranks)
+    options = {
+        "threads_per_worker": 1,
+        "host": c.host,
+        "dashboard_address": f"{c.host}:{c.dashboard_port}",
+        "security": security,
+        "memory_limit": None,
+        "silence_logs": logging.CRITICAL,
+        "scheduler_sync_interval": SYNC_S,
+        "local_directory": scratch,
+    }
+    try:
+        if job.device == "cuda":
+            # A protocol only where it is asked for: what asks for UCX otherwise, such as `enable_nvlink`, is refused beside another one.
+            options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda.model_dump(exclude_none=True)}
+            if security is not None:
+                # Over TCP: nothing else that dask-cuda knows has TLS.
+                options["protocol"] = "tls"
+            with kept_from_children():
+                return _on_gpus(options)
+        with kept_from_children():
+            return LocalCluster(n_workers=workers, processes=True, protocol="tls" if security else "tcp", **options)
+    except (OSError, RuntimeError) as e:
+        # Dask wraps what the system says.
+        cause = cause_in_system(e)
+        if cause is None:
+            raise
+        raise cannot_start_cluster(cause, c.host) from None
+
+
+def _on_gpus(options: dict[str, Any]) -> LocalCluster:
+    """A `LocalCUDACluster`: a worker for each GPU, whose memory it leaves to the rank but for a context of CUDA and what RMM is told to
+    take."""
+    try:
+        from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+    except ImportError as e:
+        raise MissingExtraError(
+            f'device is "cuda", but dask-cuda cannot be imported ({e}); {INSTALL}, or train one rank with executor = "inline"'
+        ) from None
+    try:
+        return LocalCUDACluster(**options)
+    except Exception as e:
+        cause = e.__cause__ if isinstance(e, RuntimeError) and e.__cause__ is not None else e
+        if isinstance(cause, OSError):
+            raise
+        raise InputError(
+            f"dask-cuda cannot start workers on this machine's GPUs ({type(cause).__name__}: {cause}); correct cluster.cuda, or see what "
+            "`millrace doctor` says"
+        ) from e
+
+
+@contextmanager
+def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None) -> Iterator[Client]:
+    try:
+        client = Client(cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else ANSWER_S)
+    except (OSError, TimeoutError, ValueError) as e:
+        files = " and the TLS files" if security is not None else ""
+        raise InputError(
+            f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler{files}"
+        ) from None
+    try:
+        wait_for_worker(client)
+        _check_host(c, client)
+        yield client
+    finally:
+        with suppress(Exception):
+            client.close(timeout=5)
+
+
+def _security(c: Cluster) -> Security | None:
+    files = {"cluster.tls_ca": c.tls_ca, "cluster.tls_cert": c.tls_cert, "cluster.tls_key": c.tls_key}
+    given = {name: path for name, path in files.items() if path is not None}
+    if given:
+        for name in files.keys() - given.keys():
+            raise InputError(f"{name} is not set but {', '.join(given)} is; TLS needs all three files")
+        for name, path in given.items():
+            if not Path(path).is_file():
+                raise InputError(f"{name} is {path}, which is not a file; give a PEM file")
+        if c.scheduler is not None and not c.scheduler.startswith("tls://"):
+            raise InputError(f"cluster.scheduler is {c.scheduler} but TLS files are given; give tls://host:port, or leave them out")
+        return Security(
+            tls_ca_file=c.tls_ca,
+            tls_client_cert=c.tls_cert,
+            tls_client_key=c.tls_key,
+            tls_scheduler_cert=c.tls_cert,
+            tls_scheduler_key=c.tls_key,
+            tls_worker_cert=c.tls_cert,
+            tls_worker_key=c.tls_key,
+            require_encryption=True,
+        )
+    if c.scheduler is not None and c.scheduler.startswith("tls://"):
+        raise InputError(f"cluster.scheduler is {c.scheduler}, but without TLS files; give cluster.tls_ca, tls_cert and tls_key")
+    for name, address in (("cluster.scheduler", c.scheduler), ("cluster.host", c.host)):
+        if address is not None and not c.insecure and not _is_loopback(address):
+            raise InputError(
+                f"{name} is {address}, beyond this machine, without TLS: anyone who reaches it could run code here; give cluster.tls_ca,"
+                " tls_cert and tls_key, or set cluster.insecure = true on a network that you trust"
+            )
+    return None
+
+
+def _check_host(c: Cluster, client: Client) -> None:
+    """Ranks that cannot reach this process would wait, and then only say that it did not answer."""
+    if not _is_here(c.host):
+        raise InputError(f"cluster.host is {c.host}, which is not an address of this machine; give one that workers reach as --host")
+    far = [address for address in worker_addresses(client) if not _is_here(urlsplit(address).hostname or "")]
+    if far and _is_loopback(c.host):
+        raise InputError(f"the worker {far[0]} cannot reach {c.host}; give an address of this machine that workers reach as --host")
+
+
+def _is_here(host: str) -> bool:
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_loopback(address: str) -> bool:
+    host = address
+    with suppress(ValueError):
+        host = (urlsplit(address).hostname if "://" in address else address) or address
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    with suppress(OSError, ValueError):
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    return False
+
+
+def wait_for_worker(client: Client) -> None:
+    """Until some worker is there.
+
+    Raises:
+        RunError: none came within `START_S`, or the scheduler does not answer.
+    """
+    try:
+        client.wait_for_workers(1, timeout=START_S)
+    except TimeoutError:
+        raise RunError(f"no worker joined the cluster within {START_S:g} s; start workers, or see their logs") from None
+    except OSError as e:
+        raise silent_scheduler(e) from e
+
+
+def worker_addresses(client: Client) -> list[str]:
+    """The addresses of `worker_records`."""
+    return list(worker_records(client))
+
+
+def worker_records(client: Client) -> dict[str, Any]:
+    """The scheduler's records of all workers now, by address. (`Client.scheduler_info` may give a copy that lacks some.)
+
+    Raises:
+        RunError: the scheduler does not answer.
+    """
+    try:
+        return ask_scheduler(client, START_S)
+    except (OSError, TimeoutError) as e:
+        raise silent_scheduler(e) from e
+
+
+def ask_scheduler(client: Client, patience_s: float) -> dict[str, Any]:
+    """`worker_records` of a scheduler that may be slow to answer.
+
+    Raises:
+        TimeoutError: it did not within `patience_s`.
+        OSError: the connection is lost.
+    """
+    scheduler: Any = client.scheduler
+    known: Any = client.sync(scheduler.identity, n_workers=-1, callback_timeout=patience_s)
+    return known["workers"]
+
+
+def silent_scheduler(e: Exception) -> RunError:
+    """The error for a scheduler that no longer answers."""
+    return RunError(f"the Dask scheduler no longer answers ({type(e).__name__}); start it again, then resume with --resume")
+
+
+def _spread(client: Client) -> list[str]:
+    """All workers, hosts in turn."""
+    by_host: dict[str, list[str]] = {}
+    for address in sorted(worker_addresses(client)):
+        by_host.setdefault(urlsplit(address).hostname or "", []).append(address)
+    return [lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)]
+
+
+def places(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
+    """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of those that are left for sampling.
+
+    With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes. `frozen` workers get nothing
+    as long as there are others.
+    """
+    known = _spread(client)
+    spread = [address for address in known if address not in frozen] or known
+    return [spread[r % len(spread)] for r in range(ranks)], spread[ranks:]
+
+
+def gpu_places(client: Client, ranks: int, shared: bool, patience_s: float = 0.0) -> tuple[list[tuple[str, str]], list[str]]:
+    """Worker and GPU of each rank (`gpus.dealt`), and the workers that are left for sampling.
+
+    Args:
+        client: of the cluster.
+        ranks: P.
+        shared: whether ranks may share a GPU.
+        patience_s: how long to wait for workers that may come back.
+
+    Raises:
+        InputError: no worker sees a GPU, or there are too few for ranks that may not share them.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        workers = _spread(client)
+        seen: Any = client.run(visible, workers=workers, on_error="ignore")
+        try:
+            placed = dealt(ranks, {address: seen[address] for address in workers if address in seen}, shared)
+        except InputError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
+        else:
+            used = {address for address, _ in placed}
+            return placed, [address for address in workers if address not in used]

@@ -1,0 +1,228 @@
+"""The process of one rank: ``python -m millrace.pipeline.cluster.rank_main``, started by `rank_host.hold_rank`.
+
+Its argument is the address of its worker, at which the other ranks reach it. Its first line of standard input is its `RankSpec`; end of
+file there means that its worker is gone, and ends it at once: the workers of a cluster that the driver started end with the driver. On a
+cluster that runs already, the loss of the driver's store says that the driver is gone. Its messages are lines of JSON on standard output;
+whatever else is printed goes to its log.
+"""
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .signals import leave_signals_to_driver
+
+ORDER_S = 0.25
+"""How often a rank looks for orders in the driver's store."""
+STEP_EVENT_S = 0.25
+"""Steps are told at most this often."""
+ORPHANED, ABORTED = 70, 71
+"""Exit statuses: the worker or the driver is gone; the driver said so."""
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """Everything that a rank is told, as plain values."""
+
+    job: dict[str, Any]
+    """The resolved configuration."""
+    dataset: str
+    """Folder of the dataset's store, which every rank can read."""
+    dataset_name: str
+    features: str
+    """How to open its features."""
+    parts: str | None
+    """Folder of the parts, of which this rank opens its own instead of the dataset."""
+    outline: dict[str, Any]
+    """Of the dataset."""
+    fingerprint: dict[str, str]
+    """What the driver prepared; a rank that sees something else must not train."""
+    module: str | None
+    """A model of the user's own, pickled by its driver, in base64."""
+    out: str
+    queue: str | None
+    """A shared queue, filled by sampling tasks; None: this process samples its own share."""
+    samples: str | None
+    """A store of samples to train from."""
+    rank: int
+    size: int
+    generation: int
+    """Counts the gangs of this run: each meets under a prefix of its own in the store."""
+    meeting: list[str | int]
+    """Where the driver's store is: see `rendezvous.Meeting.place`."""
+    threads: int
+    environment: dict[str, str]
+    """Variables that must be set before the process starts: the allocator's, and the one GPU that the rank is to see."""
+
+
+def main() -> NoReturn:
+    """Run the rank that standard input describes."""
+    leave_signals_to_driver()
+    messages = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # a print in a user's module must not be taken for a message
+    lock = threading.Lock()
+
+    def tell(message: dict[str, Any]) -> None:
+        with lock:
+            messages.write(json.dumps(message) + "\n")
+
+    spec = RankSpec(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_follow_lifeline, daemon=True).start()
+    status = 0
+    try:
+        tell({"report": _run(spec, sys.argv[1], tell)})
+    except BaseException as e:
+        tell({"failed": _failure(e)})
+        status = 1
+    messages.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a peer that hangs in a collective must not hold up the end of this process
+
+
+def _failure(e: BaseException) -> dict[str, Any]:
+    """What the driver is told of an error; its traceback goes to the log. What is secret in URLs is left out of both."""
+    from ...storage.errors import MillraceError
+    from ...storage.urls import without_secrets
+
+    sys.stderr.write(without_secrets("".join(traceback.format_exception(e))))
+    known = isinstance(e, MillraceError)
+    text = str(e) if known else without_secrets("".join(traceback.format_exception_only(e)).strip())
+    where = [] if known else traceback.format_tb(e.__traceback__)[-1].strip().splitlines()
+    return {"kind": type(e).__name__, "text": text, "where": where, "exit_code": e.exit_code if known else 3}
+
+
+def _follow_lifeline() -> None:
+    while sys.stdin.readline():
+        pass
+    os._exit(ORPHANED)
+
+
+def _follow_orders(store: Any, generation: int, stop: threading.Event, save: threading.Event) -> None:
+    """Obey the driver: ``stop`` or ``save`` at the next step, ``abort`` at once. A store that does not answer is a driver that is gone."""
+    order, done = f"{generation}/order", ""
+    while True:
+        time.sleep(ORDER_S)
+        try:
+            said = store.get(order).decode() if store.check([order]) else ""
+        except RuntimeError:
+            os._exit(ORPHANED)
+        if said == "abort":
+            os._exit(ABORTED)
+        if said == "stop":
+            stop.set()
+        elif said.startswith("save") and said != done:
+            done = said
+            save.set()
+
+
+def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from ...stages.comm.gloo import Gloo
+    from ...stages.comm.nccl import Nccl
+    from ...stages.comm.survivors import Survivors
+    from ...stages.kernels.runtime.threads import set_num_threads
+    from ...storage.errors import RunError
+    from ...storage.ledger import Ledger
+    from ..config.load import Job
+    from ..interop.user_code import unpickled
+    from ..machine.gpus import backend, take
+    from ..setup.open_queue import Told, consumers_end, minibatches_per_epoch
+    from ..setup.prepare import Outline, prepare, prepare_part
+    from ..setup.shared_dataset import open_shared
+    from ..telemetry.heartbeat import Heart
+    from ..telemetry.timers import Clock
+    from ..training.dynamo import leave_compiler_out
+    from ..training.trainer import take_part
+    from .rendezvous import connect
+
+    leave_compiler_out()
+    # What is loaded by now stays: no collection need look at it again.
+    gc.freeze()
+    clock, stop, save, ledger = Clock(), threading.Event(), threading.Event(), Ledger()
+    torch.set_num_threads(spec.threads)
+    set_num_threads(spec.threads)
+
+    # A connection of its own: a wait for peers holds the other one.
+    threading.Thread(target=_follow_orders, args=(connect(spec.meeting), spec.generation, stop, save), daemon=True).start()
+    job, out = Job.model_validate(spec.job), Path(spec.out)
+    device = take() if job.device == "cuda" else torch.device("cpu")
+    kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
+    module = unpickled(spec.module)
+    if spec.parts is not None:
+        # The parts were made from what the driver sees, and carry its fingerprint.
+        prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module)
+    else:
+        prepared = prepare(job, open_shared(Path(spec.dataset), spec.dataset_name, spec.features), model=module)
+    if prepared.fingerprint != spec.fingerprint:
+        differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
+        raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
+
+    def meet(store: Any, rank: int, size: int) -> Gloo:
+        return kind(
+            store,
+            rank,
+            size,
+            ledger,
+            host=own_host,
+            on_wait=lambda text: tell({"event": "Note", "text": text}),
+            wait_note_s=job.cluster.wait_note_s,
+        )
+
+    meeting = dist.PrefixStore(f"{spec.generation}/gloo", connect(spec.meeting))  # pyright: ignore[reportPrivateImportUsage]
+    goes_on = job.cluster.on_rank_loss == "continue"
+    group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
+    told, alive = None, lambda: True
+    if prepared.has_minibatches:
+        queue, alive = consumers_end(prepared, spec.queue, spec.samples)
+        told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
+    produce = spec.queue is None and spec.samples is None
+    teller = _Teller(tell, steps=spec.rank == 0 or goes_on)
+    with Heart(spec.rank, clock, ledger, told if produce else None, teller, lambda pulse: tell({"shown": vars(pulse)})) as heart:
+        report = take_part(
+            prepared,
+            out,
+            told,
+            group=group,
+            ledger=ledger,
+            produce=produce,
+            producer_alive=alive,
+            emit=heart,
+            stop=stop.is_set,
+            save=lambda: save.is_set() and (save.clear() or True),
+            clock=clock,
+            generation=spec.generation,
+        )
+    return asdict(report)
+
+
+class _Teller:
+    """Events as messages; of many steps a second only some, and none that the driver hears from the first rank already."""
+
+    def __init__(self, tell: Callable[[dict[str, Any]], None], steps: bool) -> None:
+        self._tell, self._steps = tell, steps
+        self._step_at = 0.0
+
+    def __call__(self, event: Any) -> None:
+        kind = type(event).__name__
+        if kind in ("StepDone", "EpochDone") and not self._steps:
+            return
+        if kind == "StepDone":
+            if time.monotonic() - self._step_at < STEP_EVENT_S:
+                return
+            self._step_at = time.monotonic()
+        self._tell({"event": kind, **vars(event)})
+
+
+if __name__ == "__main__":
+    main()

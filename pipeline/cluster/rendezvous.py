@@ -1,0 +1,66 @@
+"""The store in which the ranks of a run find each other and read the driver's orders.
+
+Torch's stores ask nobody who they are: whoever reaches one may list, read and change what is in it. So ranks on the driver's own machine
+meet in a file in a folder that only their user can open; only ranks on a cluster that runs already, which may be on other machines, meet at
+a port of the driver's.
+"""
+
+import socket
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from ..config.schema import Cluster
+
+TIMEOUT_S = 60.0
+
+
+class Meeting:
+    """The driver's end: a store for each generation of ranks."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._folder = self._server = None
+        if cluster.scheduler is None:
+            self._folder = TemporaryDirectory(prefix="millrace-meeting-", ignore_cleanup_errors=True)
+            return
+        host = cluster.host
+        self._host = host
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Handed over as a bound socket: a store that binds by itself listens on every address of the machine.
+        self._server = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            host,
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=TIMEOUT_S),
+            master_listen_fd=listener.detach(),
+        )
+
+    def store(self, generation: int) -> Store:
+        """The store of a generation. A file serves one alone: a rank that is killed while it writes may leave half an entry."""
+        return connect(self.place(generation)) if self._server is None else self._server
+
+    def place(self, generation: int) -> list[str | int]:
+        """What the ranks of a generation `connect` to: a file, or a host and a port."""
+        if self._server is not None:
+            return [self._host, self._server.port]
+        assert self._folder is not None
+        return [str(Path(self._folder.name) / str(generation))]
+
+    def close(self) -> None:
+        """Remove the files."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def connect(place: list[str | int]) -> Store:
+    """A connection to the store at a `Meeting.place`."""
+    timeout = timedelta(seconds=TIMEOUT_S)
+    if len(place) == 1:
+        store = dist.FileStore(str(place[0]), -1)  # pyright: ignore[reportPrivateImportUsage]
+        store.set_timeout(timeout)
+        return store
+    return dist.TCPStore(str(place[0]), int(place[1]), is_master=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]

@@ -1,0 +1,86 @@
+"""The Dask task that samples one bulk into the run's queue. It gives back a receipt, never the bulk."""
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...storage.queue.bulk_codec import packed_bytes
+
+PUT_S = 60.0
+"""A put into a queue without a bound waits for the disk alone."""
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """What a worker must know to sample any bulk of a run; equal orders share what they have opened."""
+
+    job: str
+    """The resolved configuration, as JSON."""
+    dataset: str
+    dataset_name: str
+    features: str
+    queue: str
+    threads: int
+
+
+_local = threading.local()
+
+
+def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
+    """Sample bulk `number` of `epoch` into the queue.
+
+    Returns:
+        epoch, number, last_index, num_bytes (packed, as the queue's bound counts), seconds (of sampling).
+
+    Raises:
+        RunError: the queue cannot be written.
+    """
+    graph, sampler, plan, kernel, queue = _opened(order)
+    if getattr(_local, "order", None) != order:
+        _local.order, _local.workspace = order, kernel.Workspace() if hasattr(kernel, "Workspace") else None
+    start = time.perf_counter()
+    bulk = sampler.sample(graph, plan.request(epoch, number), kernel, _local.workspace)
+    seconds = time.perf_counter() - start
+    queue.put(bulk, PUT_S)
+    return {
+        "epoch": epoch,
+        "number": number,
+        "last_index": bulk.minibatches[-1].index,
+        "num_bytes": packed_bytes(bulk),
+        "seconds": seconds,
+    }
+
+
+# One run at a time is the rule; a second order displaces the first, and its memory goes with it.
+_opening = threading.Lock()
+
+
+def _opened(order: SampleOrder) -> tuple[Any, ...]:
+    with _opening:
+        return _open(order)
+
+
+@lru_cache(maxsize=1)
+def _open(order: SampleOrder) -> tuple[Any, ...]:
+    from ...stages.feed.queue_feed import Sampled
+    from ...stages.kernels import sampling
+    from ...stages.kernels.runtime.threads import set_num_threads
+    from ...stages.sample.base import SeedPlan
+    from ..config.load import Job
+    from ..setup.open_queue import shared_queue
+    from ..setup.prepare import prepare
+    from ..setup.shared_dataset import open_shared
+
+    set_num_threads(order.threads)
+    job = Job.model_validate_json(order.job)
+    prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features))
+    assert isinstance(prepared.system.sample, Sampled)
+    plan = SeedPlan(prepared.placement.seeds, job.train.batch_size, job.queue.bulk_size, job.seed)
+    # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be asked for again.
+    queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
+    queue.release(sys.maxsize, 0)
+    return prepared.dataset.graph, prepared.system.sample.sampler, plan, sampling(job.kernel), queue

@@ -1,0 +1,551 @@
+"""The ranks of a run on a cluster: started together, watched, and started again together when one is lost.
+
+A generation is one try of all ranks. Each rank is the child of a Dask task (`rank_host`) on a worker of its choice. They meet in a
+store of this process (`meeting`), under a prefix of the generation, so that nothing of a dead generation can reach the next. When
+a rank raises, all are ended and the run fails with its words. When a rank or its worker dies, all are ended, and the next
+generation goes on from the last checkpoint. Ranks that can do without each other for a while, and are to, are told in place of that who is
+left of them (`stages.comm.survivors`); they end with their phase, and the next generation goes on from there.
+"""
+
+import json
+import math
+import os
+import queue
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, Event, Future
+from distributed.client import FutureCancelledError
+from torch import nn
+
+from ...stages.comm.survivors import here
+from ...stages.partition.mend import remove_damaged
+from ...stages.partition.stage import partition_dataset
+from ...storage.checkpoint import CheckpointStore
+from ...storage.errors import MillraceError, PeerLostError, RunError
+from ..dashboard.publisher import shown
+from ..interop.user_code import pickled
+from ..machine.gpus import VISIBLE, backend
+from ..machine.malloc import allocator
+from ..setup.open_queue import location, mended_queue, minibatches_per_epoch
+from ..setup.prepare import Prepared
+from ..setup.resume import Pace
+from ..setup.run_folder import CHECKPOINTS, PARTS
+from ..setup.shared_dataset import share
+from ..telemetry import events
+from ..telemetry.events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
+from ..training.loop import Interrupted, ShortHandedError
+from ..training.trainer import RankReport
+from .dask_cluster import START_S, ask_scheduler, gpu_places, opened, places, silent_scheduler, wait_for_worker, worker_addresses
+from .partition_task import parts_by
+from .rank_host import METRIC, hold_rank
+from .rank_main import RankSpec
+from .rendezvous import Meeting
+from .sample_task import SampleOrder
+from .sampling_flow import BulkFlow
+from .unresponsive import Silence, beats
+
+SCHEDULER = "the Dask scheduler"
+WATCH_S = 0.1
+WORKERS_S = 2.0
+"""How often the driver asks which workers are there."""
+ANSWER_S = 5.0
+"""A scheduler that does not answer within this time may be frozen; the driver asks again."""
+RESULT_S = 10.0
+"""The result of a task that is done comes within this time, or is lost."""
+LEVEL_S = 0.5
+"""How often what waits in the queue is written down."""
+CAUSE_S = 2.0
+"""Ranks that lose a peer often say so before whatever killed it is known: the driver waits this long for the cause."""
+END_S = 5.0
+"""All ranks of a generation have ended within this time after they were told to."""
+MEET_S = 120.0
+"""Ranks that are told to go on without another one are ready for it within this time: a step, at most."""
+STOP_S = 600.0
+"""A step and a checkpoint are done within this time after a request to stop."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why a generation ended early."""
+
+    text: str
+    final: bool
+    """Whether trying again would only fail again."""
+    secondary: bool = False
+    """Whether it is only what a rank saw of another one's end."""
+    exit_code: int = 3
+    saved: bool = False
+    """Whether all ranks end by themselves, once the first one has written a checkpoint."""
+
+
+def run_on_cluster(
+    prepared: Prepared,
+    out: Path,
+    samples: str | Path | None,
+    module: nn.Module | None,
+    emit: Emit,
+    stop: Callable[[], bool],
+    save: Callable[[], bool] = lambda: False,
+) -> list[RankReport]:
+    """Train on a Dask cluster.
+
+    Args:
+        prepared: the job with its data.
+        out: the run's folder, which every worker sees.
+        samples: a store of samples to train from.
+        module: a model of the user's own.
+        emit: called with the events of the first rank and the notes of all.
+        stop: asked all the time; true ends the run with a checkpoint.
+        save: likewise; true writes one.
+
+    Returns:
+        A report for each rank.
+
+    Raises:
+        Interrupted: `stop` said so; the checkpoint is written.
+        RunError: a rank raised, sampling failed, or more ranks were lost than the configuration lets pass.
+    """
+    job = prepared.job
+    sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
+    name = uuid.uuid4().hex[:8]
+    with opened(job, emit, job.ranks + sampling) as client, shown(client, prepared, out, topic_of(name), emit) as told:
+        gang = _Gang(client, name, prepared, out, samples, module, told, stop, save)
+        try:
+            reports = gang.run()
+        finally:
+            gang.close()
+    if gang.sample_s:
+        reports[0].seconds["sample"] = gang.sample_s
+    if gang.parts is not None:
+        reports[0].seconds["partition"] = reports[0].seconds.get("partition", 0.0) + gang.partition_s
+    return reports
+
+
+def topic_of(name: str) -> str:
+    """Of the Dask events of a run's ranks."""
+    return f"millrace-{name}"
+
+
+class _Gang:
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        prepared: Prepared,
+        out: Path,
+        samples: str | Path | None,
+        module: nn.Module | None,
+        emit: Emit,
+        stop: Any,
+        save: Any,
+    ) -> None:
+        self.client, self.prepared, self.out, self.samples = client, prepared, out.resolve(), samples
+        self.emit, self.stop, self.save = emit, stop, save
+        self.sample_s = self.partition_s = 0.0
+        job = prepared.job
+        self.ranks, self.run_name, self.topic = job.ranks, name, topic_of(name)
+        self.silence = Silence(job.cluster.wait_note_s, lambda text: emit(Note(text)))
+        self.frozen: set[str] = set()
+        """Workers that were taken for lost because they had stopped answering."""
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.dataset, self.features = share(job, prepared.dataset, self.out, self.note)
+        self.module = None if module is None else pickled(module)
+        self.parts = self._cut()
+        self.meeting = Meeting(job.cluster)
+        client.subscribe_topic(self.topic, lambda event: self.messages.put(event[1]))
+
+    def note(self, text: str) -> None:
+        """Tell the user something."""
+        self.emit(Note(text))
+
+    def _cut(self) -> Path | None:
+        """The folder of the parts that ranks open, made if it is not there; None where they open the whole."""
+        prepared, job = self.prepared, self.prepared.job
+        partitioner = prepared.system.partition.partitioner
+        if partitioner is None:
+            return None
+        dataset, folder, parts = prepared.dataset, self.out / PARTS, prepared.system.parts_before(job.ranks)
+        remove_damaged(folder, self.note)
+        self.emit(StageStarted("partition", f"cutting {dataset.name} into {parts} parts by {partitioner.name}", parts))
+        report = partition_dataset(
+            dataset,
+            partitioner,
+            parts,
+            folder,
+            job.seed,
+            on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
+            write_parts=lambda numbers, fingerprint: parts_by(self.client, folder, self.dataset, numbers, fingerprint, self.emit),
+        )
+        self.emit(StageEnded("partition", report.seconds))
+        self.partition_s = report.seconds
+        return folder
+
+    def close(self) -> None:
+        self.client.unsubscribe_topic(self.topic)
+        self.meeting.close()
+
+    def _saved(self) -> str:
+        """From where the run can go on."""
+        found = CheckpointStore(self.out / CHECKPOINTS, self.prepared.fingerprint, read_only=True).latest()
+        if found is None:
+            return "no checkpoint was written yet: the same command with --resume begins anew"
+        return f"the last checkpoint is of phase {found[0].phase}, step {found[0].step}: run the same command with --resume to go on"
+
+    def run(self) -> list[RankReport]:
+        cluster = self.prepared.job.cluster
+        lost = generation = 0
+        while True:
+            self.store = self.meeting.store(generation)
+            outcome = _Generation(self, generation).run()
+            if not isinstance(outcome, Loss):
+                return outcome
+            if outcome.final:
+                raise _error(outcome)
+            if self.stop():
+                # What was to be stopped does not begin again.
+                raise Interrupted(f"interrupted, but {outcome.text}; {self._saved()}")
+            lost += 1
+            if cluster.on_rank_loss == "stop" or lost > cluster.restarts:
+                raise RunError(f"{outcome.text}; resume from the last checkpoint with --resume")
+            self.emit(Note(f"{outcome.text}; all ranks start again from the last checkpoint (restart {lost} of {cluster.restarts})"))
+            generation += 1
+
+
+class _Generation:
+    def __init__(self, gang: _Gang, number: int) -> None:
+        self.gang, self.number = gang, number
+        self.silence = Silence(gang.prepared.job.cluster.wait_note_s, lambda text: gang.emit(Note(text)))
+        self.reports: dict[int, RankReport] = {}
+        self.pids: dict[int, int] = {}
+        self.losses: list[Loss] = []
+        self.lost: dict[int, Loss] = {}
+        """Ranks that the others are to go on without."""
+        self.told = self.orders = 0
+        self.meet_by = math.inf
+        self.workers_at = self.level_at = 0.0
+        self.epochs_told = 0
+        self.epochs_untold: dict[int, list[dict[str, Any]]] = {}
+        """Of each rank that is not the first: epochs that the first one has not told yet, and may never, if it is lost."""
+        self.sampling: list[str] = []
+        self.gone: set[str] = set()
+        self.stopping = self.stepping = False
+        """Whether ranks were told to stop; whether they have taken a step."""
+        self.saves = 0
+
+    def run(self) -> list[RankReport] | Loss:
+        gang = self.gang
+        wait_for_worker(gang.client)
+        self._place()
+        self.kill = Event(f"{gang.topic}-{self.number}", client=gang.client)
+        flow = self._flow()
+        self.futures = {rank: self._start(rank) for rank in range(gang.ranks)}
+        try:
+            while len(self.reports) < gang.ranks:
+                if flow is not None:
+                    flow.advance()
+                    self._tell_level(flow)
+                self._hear(flow)
+                self._obey()
+                self._look()
+                self._go_on()
+                if self.losses:
+                    return self._end()
+                time.sleep(WATCH_S)
+            self._hear(flow)
+            return [self.reports[r] for r in range(gang.ranks)]
+        finally:
+            self._stop_all()
+            if flow is not None:
+                flow.close()
+                gang.sample_s += flow.seconds
+
+    def _place(self) -> None:
+        """Say which worker holds which rank, and which GPU it has."""
+        client, ranks, job = self.gang.client, self.gang.ranks, self.gang.prepared.job
+        self.variables: list[dict[str, str]] = [{} for _ in range(ranks)]
+        if job.device == "cpu":
+            self.addresses, self.sampling = places(client, ranks, self.gang.frozen)
+            return
+        # Once there were enough: a worker that is lost is being started again.
+        placed, self.sampling = gpu_places(client, ranks, shared=backend(job) == "gloo", patience_s=START_S if self.number else 0.0)
+        self.addresses = [address for address, _ in placed]
+        self.variables = [{VISIBLE: gpu} for _, gpu in placed]
+
+    def _flow(self) -> BulkFlow | None:
+        gang, job = self.gang, self.gang.prepared.job
+        if gang.samples is not None or job.queue.kind != "zarr" or not gang.prepared.has_minibatches:
+            return None
+        where = location(gang.prepared, gang.out)
+        # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
+        options = {"max_bytes": job.queue.max_bytes, "keep": job.queue.keep, "consumers": gang.ranks, "sweep": self.number == 0}
+        queue_ = mended_queue(gang.prepared, gang.out, gang.note, **options)
+        minibatches = minibatches_per_epoch(gang.prepared)
+        per_step = job.train.minibatches_per_step or gang.ranks
+        pace = Pace.of(per_step, minibatches)
+        found = CheckpointStore(gang.out / CHECKPOINTS, gang.prepared.fingerprint, read_only=True).latest()
+        taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
+        epoch, step = divmod(taken, pace.steps_per_epoch)
+        order = SampleOrder(
+            json.dumps(job.model_dump(mode="json")), str(gang.dataset), gang.prepared.dataset.name, gang.features, where, job.threads or 1
+        )
+        return BulkFlow(
+            gang.client,
+            order,
+            queue_,
+            run=gang.run_name,
+            generation=self.number,
+            first=(epoch, step * per_step // job.queue.bulk_size),
+            last_epoch=job.epochs,
+            num_bulks=-(-minibatches // job.queue.bulk_size),
+            producers=job.cluster.producers,
+            workers=self.sampling,
+            minibatches_per_step=per_step,
+        )
+
+    def _start(self, rank: int) -> Future:
+        gang, job = self.gang, self.gang.prepared.job
+        uses_queue = gang.prepared.has_minibatches and gang.samples is None and job.queue.kind == "zarr"
+        spec = RankSpec(
+            job=job.model_dump(mode="json"),
+            dataset=str(gang.dataset),
+            dataset_name=gang.prepared.dataset.name,
+            features=gang.features,
+            parts=None if gang.parts is None else str(gang.parts),
+            outline=asdict(gang.prepared.outline),
+            fingerprint=gang.prepared.fingerprint,
+            module=gang.module,
+            out=str(gang.out),
+            queue=location(gang.prepared, gang.out) if uses_queue else None,
+            samples=str(gang.samples) if gang.samples is not None else None,
+            rank=rank,
+            size=gang.ranks,
+            generation=self.number,
+            meeting=gang.meeting.place(self.number),
+            threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
+            # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
+            environment={**(allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {}), **self.variables[rank]},
+        )
+        # Pinned and never tried again by Dask: ranks start together or not at all.
+        return gang.client.submit(
+            hold_rank,
+            asdict(spec),
+            gang.topic,
+            self.kill.name,
+            key=(f"train-{gang.run_name}", self.number, rank),
+            workers=[self.addresses[rank]],
+            allow_other_workers=False,
+            retries=0,
+            pure=False,
+            priority=1 << 40,
+        )
+
+    def _hear(self, flow: BulkFlow | None) -> None:
+        while True:
+            try:
+                message = self.gang.messages.get_nowait()
+            except queue.Empty:
+                return
+            if message["generation"] != self.number:
+                continue
+            rank, said = message["rank"], message["said"]
+            if "pid" in said:
+                self.pids[rank] = said["pid"]
+            elif "released" in said:
+                if flow is not None:
+                    flow.release(rank, *said["released"])
+            elif said["event"] == "EpochDone":
+                self.stepping = True
+                self.epochs_untold.setdefault(rank, []).append(said)
+                self._tell_epochs()
+            elif rank == self._first() or said["event"] in ("Note", "Pulse"):
+                self.stepping |= said["event"] == "StepDone"
+                self.gang.emit(getattr(events, said.pop("event"))(**said))
+
+    def _tell_epochs(self) -> None:
+        """Tell each epoch once: by the first rank that is left, also those that the one before it has finished but not told."""
+        for said in self.epochs_untold.pop(self._first(), []):
+            if said["epoch"] >= self.epochs_told:
+                self.epochs_told = said["epoch"] + 1
+                self.gang.emit(events.EpochDone(**{k: v for k, v in said.items() if k != "event"}))
+        for rank, waiting in self.epochs_untold.items():
+            self.epochs_untold[rank] = [said for said in waiting if said["epoch"] >= self.epochs_told]
+
+    def _tell_level(self, flow: BulkFlow) -> None:
+        if time.monotonic() - self.level_at >= LEVEL_S:
+            self.level_at = time.monotonic()
+            self.gang.emit(QueueLevel(**flow.level))
+
+    def _obey(self) -> None:
+        if not self.stopping and self.gang.stop():
+            self.stopping = True
+            if self.number and not self.stepping:
+                # Ranks that were to start again have nothing to save.
+                self.losses.append(Loss(f"interrupted; {self.gang._saved()}", final=True, exit_code=Interrupted.exit_code))
+            self._order("stop")
+        elif not self.stopping and self.gang.save():
+            self.saves += 1
+            self._order(f"save {self.saves}")
+
+    def _order(self, word: str) -> None:
+        self.gang.store.set(f"{self.number}/order", word)
+
+    def _look(self) -> None:
+        """See which ranks have ended, and which workers are gone."""
+        for rank, future in self.futures.items():
+            if rank not in self.reports and rank not in self.lost and future.done():
+                self._settle(rank, future)
+        if time.monotonic() - self.workers_at < WORKERS_S:
+            return
+        self.workers_at = time.monotonic()
+        records = self._ask()
+        if records is None:
+            return
+        alive = set(records)
+        for rank, address in enumerate(self.addresses):
+            if address not in alive and rank not in self.reports and rank not in self.lost and not self.futures[rank].done():
+                self._lose(rank, f"the worker {address} that held rank {rank}{self._pid(rank)} is gone")
+        for address in set(self.sampling) - alive - self.gone:
+            self.gone.add(address)
+            self.gang.emit(Note(f"the worker {address}, which sampled, is gone; others take over its tasks"))
+
+    def _ask(self) -> dict[str, Any] | None:
+        """The scheduler's records of its workers; None if it does not answer now. Names whoever has not given a sign of life for long."""
+        gang, limit = self.gang, self.gang.prepared.job.cluster.silence_limit_s
+        try:
+            records = ask_scheduler(gang.client, ANSWER_S)
+        except TimeoutError as e:
+            if gang.silence.look({SCHEDULER: None}).get(SCHEDULER, 0.0) > START_S:
+                raise silent_scheduler(e) from e
+            return None
+        except OSError as e:
+            raise silent_scheduler(e) from e
+        given = beats(records, METRIC, gang.topic, self.number)
+        workers = {f"the worker {a}": (a, record.get("last_seen")) for a, record in records.items()}
+        ranks = {f"rank {r}{self._pid(r)}": (r, given[r]) for r in self._left() if r in given and r not in self.reports}
+        # Nothing is heard of the ranks that a frozen worker holds.
+        silent = gang.silence.look({**{name: seen for name, (_, seen) in workers.items()}, SCHEDULER: time.monotonic()})
+        gone = {workers[name][0]: seconds for name, seconds in silent.items() if name in workers}
+        quiet = self.silence.look({name: n for name, (r, n) in ranks.items() if self.addresses[r] not in gone})
+        if limit is not None:
+            for rank, address in enumerate(self.addresses):
+                name = f"rank {rank}{self._pid(rank)}"
+                seconds = max(gone.get(address, 0.0), quiet.get(name, 0.0))
+                if seconds > limit and rank not in self.reports and rank not in self.lost and not self.losses:
+                    gang.frozen |= {address} & gone.keys()
+                    held = f", held by the worker {address}," if address in gone else ""
+                    self._lose(rank, f"{name}{held} has not answered for {seconds:.0f} s")
+        return records
+
+    def _settle(self, rank: int, future: Future) -> None:
+        try:
+            # A result that is lost with its worker would never come.
+            outcome = future.result(timeout=RESULT_S)
+        except FutureCancelledError as e:
+            # Of a scheduler that is gone, or that could not be reached for a moment and has forgotten the tasks.
+            told = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
+            self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost: {told}")
+            return
+        except Exception as e:
+            self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost ({type(e).__name__}: {e})")
+            return
+        if "report" in outcome:
+            self.reports[rank] = RankReport(**outcome["report"])
+        elif "failed" in outcome:
+            failed = outcome["failed"]
+            where = f" ({' '.join(failed['where'])})" if failed["where"] else ""
+            lost_peer, short = failed["kind"] == PeerLostError.__name__, failed["kind"] == ShortHandedError.__name__
+            saved = short or failed["kind"] == Interrupted.__name__
+            text = failed["text"] if saved else f"rank {rank} failed: {failed['text']}{where}"
+            self.losses.append(Loss(text, not (lost_peer or short), secondary=lost_peer, exit_code=failed["exit_code"], saved=saved))
+        else:
+            tail = "; its log ends: " + " / ".join(outcome["log"][-3:]) if outcome["log"] else ""
+            status = outcome["died"]
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            self._lose(rank, f"rank {rank}{self._pid(rank)} {how}{tail if status >= 0 else ''}")
+
+    def _lose(self, rank: int, text: str) -> None:
+        """A rank is gone. Where the others have begun to end, they cannot go on."""
+        loss = Loss(text, final=False)
+        if self.gang.prepared.job.cluster.on_rank_loss == "continue" and not self.losses:
+            self.lost[rank] = loss
+        else:
+            self.losses.append(loss)
+
+    def _first(self) -> int:
+        return min(self._left(), default=0)
+
+    def _left(self) -> list[int]:
+        return [r for r in range(self.gang.ranks) if r not in self.lost]
+
+    def _go_on(self) -> None:
+        """Tell the ranks that are left who they are, once that has changed; those who cannot go on say so by ending."""
+        left, orders = self._left(), f"{self.number}/gloo"
+        if not left or (self.lost and self.reports):
+            # Nobody is left, or training is over.
+            self.losses.extend(self.lost.values())
+        elif len(self.lost) > self.told:
+            self.orders += 1
+            self.gang.store.set(f"{orders}/members/{self.orders}", json.dumps(left))
+            who = f"rank {left[0]} is" if len(left) == 1 else f"ranks {', '.join(map(str, left))} are"
+            for rank in list(self.lost)[self.told :]:
+                # A worker of the same address must not bring it back.
+                self.gang.client.cancel([self.futures[rank]])
+                self.gang.emit(Note(f"{self.lost[rank].text}; {who} to go on without it"))
+            self.told, self.meet_by = len(self.lost), time.monotonic() + MEET_S
+            self._tell_epochs()
+        elif time.monotonic() > self.meet_by:
+            self.meet_by = math.inf
+            if not self.gang.store.check([f"{orders}/{key}" for key in here(self.orders, left)]):
+                self.losses.append(Loss(f"ranks {left} did not come together within {MEET_S:g} s to go on without the others", final=False))
+
+    def _pid(self, rank: int) -> str:
+        return f" (process {self.pids[rank]})" if rank in self.pids else ""
+
+    def _end(self) -> Loss:
+        """The cause of the end: of all that can be seen within a moment, what explains the rest."""
+        now = time.monotonic()
+        while time.monotonic() < now + (STOP_S if self._is_stopping_well() else CAUSE_S if self._is_unexplained() else 0):
+            time.sleep(WATCH_S)
+            self.workers_at = 0.0
+            self._look()
+        # What ranks said before they ended.
+        self._hear(None)
+        return min([*self.losses, *self.lost.values()], key=lambda loss: (loss.secondary, not loss.final))
+
+    def _is_unexplained(self) -> bool:
+        return not self.lost and all(loss.secondary for loss in self.losses)
+
+    def _is_stopping_well(self) -> bool:
+        """Whether ranks are left that are about to stop; a rank may have ended before the first one has written the checkpoint."""
+        return all(loss.saved for loss in self.losses) and not all(self.futures[r].done() for r in self._left())
+
+    def _stop_all(self) -> None:
+        """End what is left of the generation, and wait until it has ended."""
+        if len(self.reports) == len(self.futures):
+            return
+        # Also where no task is left that Dask knows of: ranks outlive tasks that were cancelled because the scheduler was out of reach.
+        self._order("abort")
+        left = [f for r, f in self.futures.items() if r not in self.reports and not f.done()]
+        if not left:
+            return
+        self.kill.set()
+        end = time.monotonic() + END_S
+        while not all(f.done() for f in left) and time.monotonic() < end:
+            alive = set(worker_addresses(self.gang.client))
+            # The task of a worker that is gone never ends: the worker took its rank along.
+            left = [f for r, f in self.futures.items() if r not in self.reports and self.addresses[r] in alive]
+            time.sleep(WATCH_S)
+        self.gang.client.cancel(list(self.futures.values()))
+
+
+def _error(loss: Loss) -> MillraceError:
+    if loss.exit_code == Interrupted.exit_code:
+        return Interrupted(loss.text)
+    error = RunError(loss.text)
+    error.exit_code = loss.exit_code
+    return error

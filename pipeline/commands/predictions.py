@@ -1,0 +1,125 @@
+"""What a model says of nodes: logits, probabilities and classes, and a table of them in a file."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...storage.dataset import IdArray
+from ...storage.errors import InputError
+
+FloatArray = npt.NDArray[np.floating]
+SEPARATOR = ";"
+"""Between the classes of a node in a .csv file, where nodes can have several."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictions:
+    """What a model says of n nodes."""
+
+    nodes: IdArray
+    """int64 [n], ids in the order that was asked for."""
+    logits: FloatArray
+    """[n, C], the model's outputs."""
+    task: Literal["multiclass", "multilabel"] = "multiclass"
+    """Whether a node has one class, or any number of them."""
+    node_names: Sequence[str] | None = None
+    """Of these nodes, where their dataset has names."""
+    class_names: Sequence[str] | None = None
+    """Of the C classes, where the dataset that the model was trained on has names."""
+
+    @cached_property
+    def probabilities(self) -> FloatArray:
+        """[n, C]: multi-class: of each class, with the sum 1 (softmax); multi-label: of each class by itself (sigmoid)."""
+        logits = torch.from_numpy(self.logits)
+        return (logits.softmax(1) if self.task == "multiclass" else logits.sigmoid()).numpy()
+
+    @cached_property
+    def classes(self) -> npt.NDArray[Any]:
+        """Multi-class: int64 [n], the class with the largest logit. Multi-label: bool [n, C], where the logit is above 0."""
+        return torch.from_numpy(self.logits).argmax(1).numpy() if self.task == "multiclass" else self.logits > 0
+
+    def to_parquet(self, path: str | Path, *, all_probabilities: bool = False) -> None:
+        """Write a table with a row for each node, whole or not at all; a file that is there is replaced.
+
+        Columns: ``node`` (its id, or its name); ``class`` (its number, or its name) and ``probability``, or, multi-label, ``classes`` and
+        ``probabilities``, lists of those that the node has.
+
+        Args:
+            path: of the file.
+            all_probabilities: add a column ``probability_CLASS`` for each class.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        import pyarrow.parquet
+
+        table = self._table(all_probabilities, joined=False)
+        _written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
+
+    def to_csv(self, path: str | Path, *, all_probabilities: bool = False) -> None:
+        """The same as `to_parquet`, as text with a header; the lists of a multi-label node are joined by a semicolon."""
+        import pyarrow.csv
+
+        table = self._table(all_probabilities, joined=True)
+        _written(Path(path), lambda aside: pyarrow.csv.write_csv(table, aside))
+
+    def _table(self, all_probabilities: bool, *, joined: bool) -> Any:
+        import pyarrow as pa
+
+        named = self.class_names
+        columns: dict[str, Any] = {"node": self.nodes if self.node_names is None else list(self.node_names)}
+        if self.task == "multiclass":
+            columns["class"] = self.classes if named is None else [named[c] for c in self.classes.tolist()]
+            columns["probability"] = self.probabilities[np.arange(len(self)), self.classes]
+        else:
+            rows = [np.flatnonzero(said) for said in self.classes]
+            texts = [row.tolist() if named is None else [named[c] for c in row.tolist()] for row in rows]
+            shares = [p[row].tolist() for p, row in zip(self.probabilities, rows)]
+            of_class = pa.list_(pa.int64() if named is None else pa.string())
+            columns["classes"] = [SEPARATOR.join(map(str, t)) for t in texts] if joined else pa.array(texts, of_class)
+            of_share = pa.list_(pa.from_numpy_dtype(self.probabilities.dtype))
+            columns["probabilities"] = [SEPARATOR.join(map(str, s)) for s in shares] if joined else pa.array(shares, of_share)
+        if all_probabilities:
+            for c in range(self.logits.shape[1]):
+                columns[f"probability_{c if named is None else named[c]}"] = self.probabilities[:, c]
+        return pa.table(columns)
+
+    def __len__(self) -> int:
+        """n."""
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return f"Predictions({len(self):,} nodes, {self.logits.shape[1]} classes, {self.task})"
+
+
+def writer(path: Path) -> Callable[..., None]:
+    """The method of `Predictions` that writes files of this suffix.
+
+    Raises:
+        InputError: another suffix than .parquet and .csv.
+    """
+    known = {".parquet": Predictions.to_parquet, ".csv": Predictions.to_csv}
+    if path.suffix.lower() not in known:
+        raise InputError(f"{path} ends in '{path.suffix}'; expected a file that ends in .parquet or .csv")
+    return known[path.suffix.lower()]
+
+
+def _written(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file whole or not at all."""
+    path = path.expanduser()
+    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    try:
+        try:
+            write(aside)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as e:
+        raise InputError(f"{path} cannot be written: {os.strerror(e.errno) if e.errno else e}") from None

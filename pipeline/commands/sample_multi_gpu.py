@@ -1,0 +1,154 @@
+"""Sampling by all GPUs of this machine, from a graph that is spread over them: `millrace sample` with ``kernel = "cugraph"``.
+
+Every call is one of all processes, and one that is missing leaves the others waiting for good. Here the driver deals out each round, so
+nobody is missing. Ranks that train sample each in a thread of their own, wait for room in a queue, skip bulks that are there, and stop
+where training ends: they sample from whole graphs, and train from what this has stored where a graph is too large for one GPU.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ...stages.feed.queue_feed import Receipt
+from ...stages.kernels.sampling.rapids.neighbor import AcrossGpus, new_unique_id
+from ...stages.rapids import gpu_cluster
+from ...stages.sample.base import BulkRequest, Sampler, SeedPlan
+from ...storage.dataset import Dataset
+from ...storage.dataset_store import features_place, open_dataset_store
+from ...storage.errors import RunError
+from ...storage.queue.object_store import queue_at
+from ...storage.queue.zarr import ZarrQueue
+from ..config.load import Job
+from ..setup.shared_dataset import share
+
+LOOK_S = 5.0
+"""The driver asks this often whether all processes live."""
+PUT_S = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """What each process must know."""
+
+    dataset: str
+    sampler: Sampler
+    batch_size: int
+    seed: int
+    out: str
+    store: Mapping[str, Any]
+    """Arguments of `ZarrQueue.create`."""
+
+
+def sample_across(
+    job: Job,
+    dataset: Dataset,
+    sampler: Sampler,
+    queue: ZarrQueue,
+    out: str,
+    store: Mapping[str, Any],
+    gpus: int,
+    *,
+    stop: Callable[[], bool],
+    on_receipt: Callable[[Receipt], None],
+) -> None:
+    """Sample all bulks of the job's epochs that the queue lacks, one by each GPU in a round.
+
+    Args:
+        job: what to sample.
+        dataset: V nodes. Each process reads it from a store; a graph's edges are on one GPU each.
+        sampler: of `job`.
+        queue: the driver's own end of the store.
+        out: where the store is.
+        store: what it was created with, for the processes.
+        gpus: P, more than one.
+        stop: asked between rounds.
+        on_receipt: called with what has been stored.
+
+    Raises:
+        RunError: a process failed or was lost.
+    """
+    plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
+    lacking: list[tuple[int, int] | None] = []
+    for epoch in range(job.epochs):
+        present = queue.committed(epoch)
+        lacking += [(epoch, number) for number in range(plan.num_bulks) if number not in present]
+    if not lacking:
+        return
+    lacking += [None] * (-len(lacking) % gpus)
+    with TemporaryDirectory(prefix="millrace-") as aside:
+        path, _ = share(job, dataset, Path(aside))
+        order = _Order(str(path), sampler, job.train.batch_size, job.seed, out, {**store, "sweep": False})
+        with gpu_cluster(gpus) as client:
+            workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+            on = [partial(client.submit, workers=[w], allow_other_workers=False, pure=False) for w in workers]
+            unique = _together(client, workers[:1], [on[0](new_unique_id)])[0]
+            _together(client, workers, [submit(_join, order, rank, gpus, unique) for rank, submit in enumerate(on)])
+            for first in range(0, len(lacking), gpus):
+                if stop():
+                    break
+                for receipt in _together(client, workers, [s(_draw, which) for s, which in zip(on, lacking[first:])]):
+                    if receipt is not None:
+                        on_receipt(receipt)
+            _together(client, workers, [submit(_leave) for submit in on])
+
+
+def _together(client: Any, workers: list[str], futures: list[Any]) -> list[Any]:
+    """Results of a task of each process. Whoever fails or dies leaves the others waiting: they end with the cluster.
+
+    Raises:
+        RunError: that happened.
+    """
+    from distributed import wait
+
+    left = set(futures)
+    while left:
+        try:
+            ended: Any = wait(left, timeout=LOOK_S, return_when="FIRST_COMPLETED")
+            done = ended.done
+        except TimeoutError:
+            done = set()
+        for future in done:
+            try:
+                future.result()
+            except Exception as e:
+                raise RunError(f"sampling by cuGraph failed: {type(e).__name__}: {e}; fix that and give the command again") from e
+        left -= done
+        if left and not set(workers) <= set(client.scheduler_info(n_workers=-1)["workers"]):
+            raise RunError("a process that sampled on a GPU is gone, perhaps killed for memory; give the command again, which goes on")
+    return [f.result() for f in futures]
+
+
+# One thread of each process does all of this: what cuGraph and CUDA know of a process hangs on it.
+_here = threading.local()
+
+
+def _join(order: _Order, rank: int, size: int, unique: Any) -> None:
+    dataset = open_dataset_store(Path(order.dataset), features_place(Path(order.dataset)))
+    plan = SeedPlan(dataset.split.train, order.batch_size, order.store["bulk_size"], order.seed)
+    _here.kernel = AcrossGpus(dataset.graph, rank, size, unique)
+    queue = queue_at(order.out).create(order.out, **order.store)
+    _here.opened = dataset.graph, order.sampler, plan, queue
+
+
+def _draw(which: tuple[int, int] | None) -> Receipt | None:
+    """Sample and store a bulk, or, of none, take part in what the others sample."""
+    graph, sampler, plan, queue = _here.opened
+    if which is None:
+        sampler.sample(graph, BulkRequest(plan.seed, 0, 0, 0, ()), _here.kernel)
+        return None
+    start = time.perf_counter()
+    bulk = sampler.sample(graph, plan.request(*which), _here.kernel)
+    seconds = time.perf_counter() - start
+    queue.put(bulk, PUT_S)
+    return Receipt(*which, len(bulk.minibatches), sum(m.num_edges for m in bulk.minibatches), seconds)
+
+
+def _leave() -> None:
+    _here.opened[-1].close()
+    _here.kernel.close()
+    del _here.opened, _here.kernel

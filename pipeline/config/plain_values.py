@@ -1,0 +1,68 @@
+"""Plain values that came from outside, TOML or JSON, before anything follows them: not too deep, numbers that fit, text that paths take."""
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from ...storage.errors import InputError
+
+MOST_DEPTH = 8
+MOST_CHARACTERS = 1 << 20
+MOST_DOTS = 64
+SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """A value for use within a sentence, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text.
+
+    Raises:
+        InputError: it is no TOML, or not `require_sound`; how is said as the end of a sentence.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"it has {len(text):,} characters; expected at most {MOST_CHARACTERS:,}")
+    # A key of many parts takes the parser time and memory with the square of them.
+    if any(piece.count(".") > MOST_DOTS for piece in re.split(r"[=,{}\[\]\n]", text)):
+        raise InputError(f"a key or a value has more than {MOST_DOTS} dots")
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise InputError("its values are nested too deeply") from None
+    except ValueError as e:
+        raise InputError(str(e)) from None
+    require_sound(table)
+    return table
+
+
+def require_sound(value: Any, key: str = "", depth: int = 0) -> None:
+    """Refuse what no setting can be, wherever it lies in nested tables and lists.
+
+    Raises:
+        InputError: deeper than `MOST_DEPTH`, a number that is not finite or beyond 64 bits, a text or key with a NUL.
+    """
+    where = f"'{key[:SHOWN]}'" if key else "the configuration"
+    if depth > MOST_DEPTH:
+        raise InputError(f"{where} is nested more than {MOST_DEPTH} levels deep")
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            require_sound(str(name), key, depth)
+            require_sound(inner, f"{key}.{name}".lstrip("."), depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            require_sound(inner, key, depth + 1)
+    elif isinstance(value, str) and "\0" in value:
+        raise InputError(f"{where} holds a NUL character")
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise InputError(f"{where} is a whole number of {value.bit_length()} bits; expected at most 64")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{where} is {value}; expected a finite number")

@@ -1,0 +1,143 @@
+"""The page's text: what a run is, where it stands, what it waits for. Names that users chose are escaped."""
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from .snapshot import WAITS
+
+NONE = "&ndash;"
+BAD, GOOD, PALE = "#B00020", "#00703C", "#666666"
+WAITED_FOR = dict(zip(WAITS, ("minibatches", "rows of other ranks", "the slowest rank, and sums of gradients")))
+
+
+def amount(value: float, unit: str = "") -> str:
+    """Three digits and a prefix."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5 or prefix == "T":
+            digits = f"{value:.0f}" if value == int(value) and not prefix else f"{value:.3g}"
+            return f"{digits} {prefix}{unit}".strip()
+        value /= 1000
+    raise AssertionError
+
+
+def size(value: float) -> str:
+    """Bytes, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def percent(share: float | None) -> str:
+    """Of one."""
+    return NONE if share is None else f"{100 * share:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes, seconds."""
+    minutes, s = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {s:02d} s" if minutes else f"{seconds:.0f} s"
+
+
+def title(run: dict[str, Any]) -> str:
+    """A run's name in a list of runs, as plain text."""
+    return f"{Path(run['out'] or run['run']).name} ({run['state'].split(':')[0]})"
+
+
+def heading(run: dict[str, Any]) -> str:
+    """What the run is, where it stands, and what is wrong with it."""
+    ranks = count(run["num_ranks"] or len(run["ranks"]), "rank")
+    what = f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {ranks}"
+    state, colour = run["state"], {"running": GOOD, "done": GOOD, "starting": PALE}.get(run["state"], BAD)
+    where = [
+        f"<b style='color:{colour}'>{escape(state)}</b>",
+        duration(run["elapsed_s"]),
+        *([escape(run["doing"])] if run["doing"] else []),
+    ]
+    if run["epoch"] >= 0:
+        step = f", step {run['step'] + 1} of {run['steps_per_epoch']}" if run["steps_per_epoch"] else ""
+        of = f" of {run['epochs']}" if run["epochs"] else ""
+        where.append(f"epoch {run['epoch'] + 1}{of}{step}")
+    if run["train_loss"] is not None:
+        where.append(f"loss {run['train_loss']:.4f}")
+    if run["best_val_accuracy"] is not None:
+        where.append(f"best validation accuracy {run['best_val_accuracy']:.4f} (epoch {run['best_epoch'] + 1})")
+    wrong = "".join(f"<div style='color:{BAD}'>&#9888; {escape(text)}</div>" for text in troubles(run))
+    return f"<div style='font-size:18px'>{escape(what)}</div><div>{' &middot; '.join(where)}</div>{wrong}<div>{verdict(run)}</div>"
+
+
+def troubles(run: dict[str, Any]) -> list[str]:
+    """Ranks that are silent, or were lost."""
+    found = [f"rank {r['rank']} has been silent for {duration(r['silent_s'])}" for r in run["ranks"] if r["state"] == "silent"]
+    well = ("running", "starting", "silent", "done", "stopped", run["state"])
+    found += [f"rank {r['rank']}: {r['state']}" for r in run["ranks"] if r["state"] not in well]
+    if again := max((r["generation"] for r in run["ranks"]), default=0):
+        found.append(f"all ranks have started again {count(again, 'time')}")
+    return found
+
+
+def verdict(run: dict[str, Any]) -> str:
+    """What the ranks' time goes to, in a sentence."""
+    train = run["stages"]["train"]
+    if run["state"] != "running" or train["waits"] is None:
+        return ""
+    worst, share = max(train["for"].items(), key=lambda item: item[1])
+    most = f", most of that ({percent(share)}) for {WAITED_FOR[worst]}" if share >= 0.05 else ""
+    return f"In the last {run['rates']['over_s']:.0f} s ranks waited <b>{percent(train['waits'])}</b> of their time{most}."
+
+
+def stages(run: dict[str, Any]) -> str:
+    """A row for each stage: how fast, how much of its time it waits."""
+    found, rows = run["stages"], []
+    if sample := found.get("sample"):
+        by = f"{count(run['producers'] or 1, 'task')} at a time" if sample["by"] == "tasks" else "a thread in each rank"
+        speed = NONE if sample["bulks_per_s"] is None else f"{amount(sample['bulks_per_s'])} bulks/s"
+        rows.append(("sample", by, speed, sample["waits"], "for room in the queue, or has done all"))
+    if fetch := found.get("fetch"):
+        rows.append(("fetch", "a thread in each rank", NONE, fetch["waits"], "for minibatches, or for room"))
+    train = found["train"]
+    speed = f"{amount(train['steps_per_s'])} steps/s, {amount(train['edges_per_s'])} edges/s"
+    rows.append(("train", count(len(run["ranks"]), "rank"), speed, train["waits"], _for_what(train["for"])))
+    return table(
+        ("stage", "by", "rate", "waits", "for"),
+        [(f"<b>{name}</b>", by, speed, percent(waits), why) for name, by, speed, waits, why in rows],
+    )
+
+
+def count(number: int, what: str) -> str:
+    """So many of something."""
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _for_what(shares: dict[str, float]) -> str:
+    found = [f"{percent(shares[name])} {what}" for name, what in WAITED_FOR.items() if shares[name] >= 0.005]
+    return ", ".join(found) or NONE
+
+
+def bytes_moved(run: dict[str, Any]) -> str:
+    """A row for each kind: in all, and per second."""
+    rates, rows = run["rates"]["bytes"], []
+    for channel, kinds in run["bytes"].items():
+        for kind, total in kinds.items():
+            speed = rates.get(channel, {}).get(kind, 0)
+            rows.append((channel, kind, size(total), f"{size(speed)}/s" if speed else NONE))
+    if (hot := run["hot"]) and hot["rows"]:
+        rows.append(("hot rows", "hits", f"{percent(hot['rate'])} of {amount(hot['asked'])}", f"{amount(hot['rows'])} kept"))
+    return table(("bytes", "kind", "in all", "now"), rows) if rows else f"<span style='color:{PALE}'>nothing has been moved yet</span>"
+
+
+def notes(run: dict[str, Any]) -> str:
+    """The last ones first."""
+    rows = [(f"<span style='color:{PALE}'>{duration(n['time_s'])}</span>", escape(n["text"])) for n in reversed(run["notes"])]
+    return table(("when", "note"), rows[:8]) if rows else ""
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Of cells that are HTML."""
+    left = "text-align:left;vertical-align:top;padding:1px 12px 1px 0"
+    top = "".join(f"<th style='{left};color:{PALE};font-weight:normal'>{cell}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td style='{left}'>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table style='border-collapse:collapse;font-size:13px'><tr>{top}</tr>{body}</table>"

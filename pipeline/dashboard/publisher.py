@@ -1,0 +1,113 @@
+"""The driver's part: it puts the page on the scheduler, and tells what no worker knows. What goes wrong here never reaches the run."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+
+from ..setup.prepare import Prepared
+from ..telemetry.events import Emit, EpochDone, Event, Note, QueueLevel, StageEnded, StageStarted, StepDone
+from ..training.loop import Interrupted
+
+END_S = 2.0
+"""The last words of a run have reached the scheduler within this time, or are given up."""
+
+
+@contextmanager
+def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -> Iterator[Emit]:
+    """Show a run on the dashboard while the block lasts, if that can be.
+
+    Args:
+        client: of the cluster.
+        prepared: the job with its data.
+        out: the run's folder.
+        run: what its ranks call it: the topic of their messages.
+        emit: called with a note that names the page's address, or says why there is none, and with whatever is emitted in the block.
+
+    Yields:
+        What to call with the run's events.
+    """
+    told = None
+    try:
+        from .plugin import NO_DASHBOARD, PAGE, TOPIC, MillracePage, token, trouble
+
+        client.register_plugin(MillracePage())
+        if why := str(client.run_on_scheduler(trouble)):
+            # Whoever starts a scheduler without a dashboard knows that it has none.
+            if NO_DASHBOARD not in why:
+                emit(_no_page(why))
+        else:
+            address = f"{str(client.dashboard_link).removesuffix('/status')}/{PAGE}"
+            emit(Note(f"this run: {address}?token={client.run_on_scheduler(token)}"))
+            told = _Told(client, TOPIC, run, emit)
+            told.tell(about=_about(client, prepared, out))
+    except Exception as e:
+        emit(_no_page(f"{type(e).__name__}: {e}"))
+    if told is None:
+        yield emit
+        return
+    ended = "done"
+    try:
+        yield told
+    except BaseException as e:
+        ended = "interrupted" if isinstance(e, Interrupted | KeyboardInterrupt) else f"failed: {e}"
+        raise
+    finally:
+        told.tell(ended=ended)
+        told.close()
+
+
+def _no_page(why: str) -> Note:
+    return Note(f"the dashboard has no page for this run ({why}); it needs this version of Millrace where the scheduler runs")
+
+
+def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
+    job = prepared.job
+    return {
+        "client": client.id,
+        "out": str(out),
+        "system": prepared.system.name,
+        "model": prepared.model_name,
+        "dataset": prepared.dataset.name,
+        "ranks": job.ranks,
+        "epochs": job.epochs,
+        "producers": job.cluster.producers,
+    }
+
+
+class _Told:
+    """Passes events on, and tells the scheduler of some. A thread of its own does that, so that no run waits for a slow scheduler."""
+
+    def __init__(self, client: Client, topic: str, run: str, emit: Emit) -> None:
+        self._client, self._topic, self._run, self._emit = client, topic, run, emit
+        self._steps = -1
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._send, name="dashboard", daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        told = isinstance(event, EpochDone | Note | QueueLevel | StageStarted | StageEnded)
+        if isinstance(event, StepDone):
+            # Of many steps a second, one that says how many an epoch has.
+            told, self._steps = event.steps_per_epoch != self._steps, event.steps_per_epoch
+        if told:
+            self.tell(said={"event": type(event).__name__, **vars(event)})
+        self._emit(event)
+
+    def tell(self, **message: Any) -> None:
+        """See `history.History.hear_driver`."""
+        self._messages.put({"run": self._run, **message})
+
+    def close(self) -> None:
+        """Wait for the last words, for a moment."""
+        self._messages.put(None)
+        self._thread.join(END_S)
+
+    def _send(self) -> None:
+        while (message := self._messages.get()) is not None:
+            with suppress(Exception):
+                self._client.log_event(self._topic, message)

@@ -1,0 +1,236 @@
+"""What `/millrace.json` says and the page draws: rates and shares of what the `History` holds, as plain values."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from ..telemetry.palette import STAGES
+from .history import BYTES, History, RankSeen, RunSeen, Sums
+
+SCHEMA_VERSION = 1
+SPENT = tuple(name for name in STAGES if name != "sample")
+"""What a rank's own time goes to; samples are drawn beside it."""
+WAITS = ("queue_wait", "exchange", "reduce")
+"""Those of `SPENT` in which it waits for somebody else."""
+WINDOW_S = 10.0
+"""Rates and shares are of this time."""
+SILENT_S = 6.0
+"""A rank that has not been heard of for so long is silent: pulses come every second, and a large cluster's heartbeats every few."""
+SMOOTH_S = 2.0
+"""Rates of a curve are over at least this time: a step falls into one heartbeat or the next."""
+
+
+def record(history: History) -> dict[str, Any]:
+    """Everything, the newest run first; JSON has words for all of it."""
+    runs = [run_record(run, history.now()) for run in reversed(history.runs.values())]
+    return {"schema_version": SCHEMA_VERSION, "time": history.now(), "runs": runs}
+
+
+def run_record(run: RunSeen, now: float) -> dict[str, Any]:
+    """One run. Seconds of curves and notes count from `began`."""
+    system, until = run.about.get("system", ""), run.ended_at or now
+    ranks = [_rank(number, seen, system, now, run.ended) for number, seen in sorted(run.ranks.items())]
+    rates = _rates(run.recent)
+    sums = run.summed()
+    return {
+        "run": run.name,
+        **{key: run.about.get(key) for key in ("out", "system", "model", "dataset", "producers")},
+        "num_ranks": run.about.get("ranks"),
+        # Where phases follow each other, there are more than were asked for.
+        "epochs": run.epoch.get("epochs") or run.about.get("epochs"),
+        "state": run.ended or ("running" if run.ranks else "starting"),
+        "doing": "" if run.ended else run.doing,
+        "began": run.began,
+        "elapsed_s": until - run.began,
+        "epoch": max((r["epoch"] for r in ranks), default=-1),
+        "step": max(((r["epoch"], r["step"]) for r in ranks), default=(-1, -1))[1],
+        "steps_per_epoch": run.steps_per_epoch,
+        "train_loss": _finite(run.epoch.get("train_loss")),
+        "val_accuracy": run.epoch.get("val_accuracy"),
+        "best_val_accuracy": run.best.get("val_accuracy"),
+        "best_epoch": run.best.get("epoch", -1),
+        "steps": sums.steps,
+        "edges": sums.edges,
+        "bulks_sampled": sums.sampled if run.level else None,
+        "queue": _queue(run, sums),
+        "rates": rates,
+        "stages": _stages(run, rates, ranks),
+        "hot": _hot([r["hot"] for r in ranks if r["hot"]]),
+        "bytes": _by_channel(sums.bytes),
+        "ranks": ranks,
+        "epochs_done": [{"time_s": t, "train_loss": _finite(loss), "val_accuracy": val} for t, (loss, val) in run.epochs.points],
+        "curves": _curves(run),
+        "notes": [{"time_s": t, "text": text} for t, text in run.notes],
+    }
+
+
+def _rank(number: int, seen: RankSeen, system: str, now: float, run_ended: str) -> dict[str, Any]:
+    p, silent_s = seen.pulse, now - seen.heard
+    recent = _difference(seen.recent)
+    over = bool(seen.ended or run_ended)
+    whole = spent(p["seconds"], system) if p else {}
+    state = seen.ended or run_ended or ("silent" if p and silent_s > SILENT_S else "running" if p else "starting")
+    if run_ended == "done":
+        # Its workers have gone before its driver says so.
+        state = "done"
+    return {
+        "rank": number,
+        "worker": seen.worker,
+        "generation": seen.generation,
+        "state": state,
+        "silent_s": 0.0 if over or not p else silent_s,
+        "stage": p.get("stage", ""),
+        "epoch": p.get("epoch", -1),
+        "step": p.get("step", -1),
+        "steps": p.get("steps", 0),
+        "edges": p.get("edges", 0),
+        "loss": _finite(p.get("loss")),
+        "seconds": p.get("seconds", {}),
+        "share": {"recent": _share(spent(recent, system)) if recent else {}, "whole": _share(whole)},
+        "busy": {name: _ratio(recent.get(name, 0.0), recent.get("total", 0.0)) for name in ("sample", "exchange")},
+        "bytes": p.get("bytes", {}),
+        "rss_bytes": p.get("rss_bytes"),
+        "memory": {"time_s": [t for t, _ in seen.memory.points], "rss_bytes": [b for _, b in seen.memory.points]},
+        "hot": p.get("hot", {}),
+        "queue": p.get("queue", {}),
+    }
+
+
+def spent(seconds: Mapping[str, float], system: str) -> dict[str, float]:
+    """How a rank's time divides into `SPENT`: seconds that add up to its ``total``.
+
+    Args:
+        seconds: of one rank, as in `events.Pulse`; stages may overlap there.
+        system: what ``exchange`` means: ranks of `sar` exchange rows in the middle of layers, those of `retexo` between phases; otherwise a
+            thread does while they train, or it lies within ``fetch`` (on GPUs), so that only ``fetch`` is their own time.
+    """
+    parts = {name: seconds.get(name, 0.0) for name in SPENT}
+    if system == "sar":
+        parts["forward_backward"] = max(0.0, parts["forward_backward"] - parts["exchange"])
+    elif system != "retexo":
+        parts["exchange"] = 0.0
+    parts["other"] = max(0.0, seconds.get("total", 0.0) - sum(s for name, s in parts.items() if name != "other"))
+    return parts
+
+
+def _difference(recent: deque[tuple[float, dict[str, float]]]) -> dict[str, float]:
+    """Seconds that went by in the recent past, by stage."""
+    if len(recent) < 2:
+        return {}
+    (_, a), (_, b) = _ends(recent)
+    return {name: max(0.0, s - a.get(name, 0.0)) for name, s in b.items()}
+
+
+def _ends(recent: deque[tuple[float, Any]]) -> tuple[tuple[float, Any], tuple[float, Any]]:
+    """The last point, and the latest one that is `WINDOW_S` older, or else the oldest."""
+    last = recent[-1]
+    return next((p for p in reversed(recent) if last[0] - p[0] >= WINDOW_S), recent[0]), last
+
+
+def _share(parts: dict[str, float]) -> dict[str, float]:
+    total = sum(parts.values())
+    return {name: _ratio(s, total) for name, s in parts.items()} if total > 0 else {}
+
+
+def _ratio(a: float, b: float) -> float:
+    return min(1.0, a / b) if b > 0 else 0.0
+
+
+def _rates(recent: deque[tuple[float, Sums]]) -> dict[str, Any]:
+    """Per second, over the last while."""
+    if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
+        return {"over_s": 0.0, "steps": 0.0, "edges": 0.0, "bulks": 0.0, "sample_s": 0.0, "bytes": {}}
+    (t0, a), (t1, b) = _ends(recent)
+    return {"over_s": t1 - t0, **_per_second(a, b, t1 - t0), "bytes": _by_channel(_bytes_per_second(a, b, t1 - t0))}
+
+
+def _per_second(a: Sums, b: Sums, seconds: float) -> dict[str, float]:
+    gone = {"steps": b.steps - a.steps, "edges": b.edges - a.edges, "bulks": b.sampled - a.sampled, "sample_s": b.sample_s - a.sample_s}
+    return {name: max(0.0, n / seconds) for name, n in gone.items()}
+
+
+def _bytes_per_second(a: Sums, b: Sums, seconds: float) -> tuple[float, ...]:
+    return tuple(max(0.0, (y - x) / seconds) for x, y in zip(a.bytes or (0,) * len(BYTES), b.bytes or (0,) * len(BYTES)))
+
+
+def _by_channel(values: Any) -> dict[str, dict[str, Any]]:
+    """Kinds of which there were none are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for (channel, kind), value in zip(BYTES, values):
+        if value:
+            found.setdefault(channel, {})[kind] = value
+    return found
+
+
+def _queue(run: RunSeen, sums: Sums) -> dict[str, Any] | None:
+    """Of sampling tasks, or all that ranks fill by themselves; None where there is none."""
+    own = [seen.pulse["queue"] for seen in run.ranks.values() if seen.pulse.get("queue")]
+    if not run.level and not own:
+        return None
+    bound = run.level["bound"] if run.level else sum(q["bound"] for q in own)
+    return {"bulks": sums.queue_bulks, "bytes": sums.queue_bytes, "bound": bound, "filled_by": "tasks" if run.level else "ranks"}
+
+
+def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """How fast each stage is, and which share of its time it waits; over the last while."""
+    live = [r for r in ranks if r["share"]["recent"]]
+    stages: dict[str, Any] = {}
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values) if values else 0.0
+
+    if run.level:
+        busy = _ratio(rates["sample_s"], run.about.get("producers") or 1)
+        stages["sample"] = {"by": "tasks", "bulks_per_s": rates["bulks"], "waits": 1 - busy if rates["over_s"] else None}
+    elif any(r["seconds"].get("sample") for r in ranks):
+        stages["sample"] = {"by": "ranks", "bulks_per_s": None, "waits": 1 - mean([r["busy"]["sample"] for r in live]) if live else None}
+    if run.about.get("system") == "bulk" and any(r["seconds"].get("exchange") for r in ranks):
+        stages["fetch"] = {"by": "ranks", "waits": 1 - mean([r["busy"]["exchange"] for r in live]) if live else None}
+    for_what = {name: mean([r["share"]["recent"].get(name, 0.0) for r in live]) for name in WAITS}
+    stages["train"] = {
+        "by": "ranks",
+        "steps_per_s": rates["steps"],
+        "edges_per_s": rates["edges"],
+        "waits": sum(for_what.values()) if live else None,
+        "for": for_what,
+    }
+    return stages
+
+
+def _hot(told: list[dict[str, int]]) -> dict[str, Any] | None:
+    """Over all ranks."""
+    if not told:
+        return None
+    asked, hits = sum(h["asked"] for h in told), sum(h["hits"] for h in told)
+    return {"rows": sum(h["rows"] for h in told), "asked": asked, "hits": hits, "rate": _ratio(hits, asked)}
+
+
+def _curves(run: RunSeen) -> dict[str, Any]:
+    """Over the life of the run: levels at each moment, and rates since the moment before."""
+    points = [(t, sums) for t, sums in run.sums.points]
+    if run.recent:
+        latest = run.recent[-1][0] - run.began, run.recent[-1][1]
+        points += [latest] if not points or latest[0] > points[-1][0] else []
+    names = [f"{channel} {kind}" for channel, kind in BYTES]
+    rates: dict[str, list[Any]] = {name: [] for name in ("rate_time_s", "steps", "edges", "bulks", *names)}
+    before = points[0] if points else None
+    for t, sums in points[1:]:
+        assert before is not None
+        if (seconds := t - before[0]) < SMOOTH_S:
+            continue
+        found = _per_second(before[1], sums, seconds) | dict(zip(names, _bytes_per_second(before[1], sums, seconds)))
+        for name, values in rates.items():
+            values.append(t if name == "rate_time_s" else found[name])
+        before = t, sums
+    return {
+        "time_s": [t for t, _ in points],
+        "loss": [_finite(s.loss) for _, s in points],
+        "queue_bulks": [s.queue_bulks for _, s in points],
+        "queue_bytes": [s.queue_bytes for _, s in points],
+        "rates": {name: values for name, values in rates.items() if name not in names or any(values)},
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""From the arrays of a reader to a checked dataset."""

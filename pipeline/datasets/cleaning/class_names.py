@@ -1,0 +1,39 @@
+"""Classes that an input calls by text."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.errors import InputError
+
+
+def numbered(labels: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Class numbers int64 [V], -1 where the text is empty or null, and the name of each class.
+
+    Names are in order, those that are whole numbers by value and before all others.
+
+    Args:
+        labels: [V] text: a pyarrow array or chunked array, or a sequence of strings and None.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column: Any = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(list(labels), pa.large_string())
+    column = column.cast(pa.large_string())
+    seen = (name.as_py() for name in pc.unique(column))  # pyright: ignore[reportAttributeAccessIssue]
+    names = sorted((n for n in seen if n), key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n))
+    at: Any = pc.index_in(column, value_set=pa.array(names, pa.large_string()))  # pyright: ignore[reportAttributeAccessIssue]
+    return at.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), tuple(names)
+
+
+def numbered_text(labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """`numbered` of a NumPy array of text, or of objects that are all text or None. Raises InputError otherwise."""
+    if labels.dtype.kind == "O" and not any(isinstance(v, str | bytes) for v in labels.flat):
+        raise InputError("labels are Python objects; expected class numbers, or text for every class")
+    values = labels.reshape(-1).tolist()
+    values = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]
+    other = next((v for v in values if not (v is None or isinstance(v, str))), None)
+    if other is not None:
+        raise InputError(f"labels are text and {type(other).__name__} mixed; expected class numbers, or text for every class")
+    return numbered(values)

@@ -1,0 +1,80 @@
+"""From what a reader found to a checked `Dataset`."""
+
+import numpy as np
+
+from ....storage.dataset import Dataset
+from ....storage.errors import InputError
+from ....storage.features import MemoryFeatures
+from ....storage.node_names import NodeNames
+from ....storage.plural import counted, were
+from .class_names import numbered_text
+from .columns import clean_features, clean_labels
+from .components import in_largest_component, restricted, restricted_split
+from .edges import clean_edges, clean_ordered
+from .options import ReadOptions
+from .raw import AnyArray, Raw
+from .splits import make_split
+
+
+def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
+    """Check and mend `raw`. V is the number of labels.
+
+    Args:
+        raw: what a reader found.
+        options: what to do about each defect.
+        split: see `make_split`.
+        seed: decides a random split, nothing else.
+
+    Raises:
+        InputError: starts with the name of the input and names what is wrong and what to change.
+    """
+    try:
+        return _clean(raw, options, split, seed)
+    except InputError as e:
+        raise InputError(f"{raw.name}: {e}") from e
+
+
+def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
+    notes = list(raw.notes)
+    labels, class_names = np.asarray(raw.labels), raw.class_names
+    if labels.ndim == 0 or len(labels) == 0:
+        raise InputError("there are no nodes (no labels); expected one label for each node")
+    if raw.ordered is not None:
+        graph = clean_ordered(raw.ordered, len(labels), options, raw.hint, notes)
+    else:
+        graph = clean_edges(np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes)
+    if labels.dtype.kind in "USO" and labels.size == len(labels):
+        labels, class_names = numbered_text(labels)
+    y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None)
+    if options.label_gaps == "compact" and task == "multiclass" and class_names is None:
+        class_names = _numbers_of_classes(labels, num_classes)
+    x = clean_features(raw.features, graph, options, notes)
+    names = raw.node_names
+    stored = raw.split if names is None else {part: _by_name(part, np.asarray(ids), names) for part, ids in raw.split.items()}
+    if options.components == "largest":
+        keep = in_largest_component(graph)
+        if not keep.all():
+            outside = int((~keep).sum())
+            notes.append(
+                f"{counted(outside, 'node')} outside the largest connected component {were(outside)} left out (components=largest)."
+            )
+            graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
+            names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
+    parts = make_split(y, stored, split, seed, options, notes)
+    return Dataset(raw.name, graph, MemoryFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names).check()
+
+
+def _numbers_of_classes(labels: AnyArray, num_classes: int) -> tuple[str, ...] | None:
+    """The names of classes that have been renumbered, or None where they have not been."""
+    used = np.unique(labels[labels >= 0]).astype(np.int64)
+    return tuple(map(str, used.tolist())) if len(used) == num_classes and used[-1] >= num_classes else None
+
+
+def _by_name(part: str, ids: AnyArray, names: NodeNames) -> AnyArray:
+    """A stored set whose nodes may be given by name, as numbers or a mask."""
+    if ids.dtype.kind not in "UO":
+        return ids
+    try:
+        return names.find(ids.tolist())
+    except InputError as e:
+        raise InputError(f"the {part} split: {e}") from e

@@ -1,0 +1,182 @@
+"""From labels and features as found to the arrays of a `Dataset`."""
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.errors import InputError
+from ....storage.graph import Graph
+from ....storage.plural import are, counted, were
+from .options import ReadOptions
+from .raw import AnyArray
+
+Task = Literal["multiclass", "multilabel"]
+LARGE_BYTES, SPARSEST = 256 << 20, 100_000
+"""Sparse features that take more as rows, with fewer than one value in so many, are refused."""
+FEW_CLASSES = 1000
+LARGE_VALUE = 100
+"""Features beyond it make training diverge, or stand still."""
+CONSTANT = 1e-9
+"""Up to here, empty classes cost nothing worth an error."""
+
+
+def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str], *, named: bool = False) -> tuple[npt.NDArray[Any], int, Task]:
+    """Labels, number of classes and task.
+
+    Args:
+        labels: [V] or [V, 1] class numbers, -1 for unlabelled; or [V, C > 1] of 0 and 1, several of which may be set.
+        options: what to do about NaN and about empty classes.
+        notes: a sentence is appended for each thing that was mended.
+        named: classes have names in the input, so that no -1 there can be one.
+
+    Returns:
+        int64 [V], C, "multiclass"; or float32 [V, C], C, "multilabel".
+
+    Raises:
+        InputError: names what is wrong and, where there is one, the option that resolves it.
+    """
+    if labels.ndim not in (1, 2):
+        raise InputError(f"labels have shape {list(labels.shape)}; expected [V] class numbers or [V, C] of 0 and 1")
+    if labels.dtype == np.bool_:
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "biuf":
+        raise InputError(f"labels are {labels.dtype}; expected class numbers 0, 1, ...: number the classes")
+    if labels.ndim == 2 and labels.shape[1] != 1:
+        return _multilabel(labels), labels.shape[1], "multilabel"
+    y = _class_numbers(labels.reshape(-1), options, notes)
+    if len(y) and y.min() < -1:
+        raise InputError(f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the labels")
+    labelled = y >= 0
+    if not labelled.any():
+        raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
+    if bare := int((~labelled).sum()):
+        notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (-1).")
+        if len(only := np.unique(y[labelled])) == 1 and not named:
+            notes.append(
+                f"Beside -1, unlabelled, all labels are {only[0]}, so that one class is left: if -1 is a class, number the classes 0 and 1."
+            )
+    return *_label_gaps(y, labelled, options, notes), "multiclass"
+
+
+def _multilabel(labels: AnyArray) -> npt.NDArray[np.float32]:
+    if labels.shape[1] == 0:
+        raise InputError("labels have shape [V, 0]; expected at least one column")
+    if not np.isin(labels, (0, 1)).all():
+        raise InputError(
+            f"labels have {labels.shape[1]} columns with values other than 0 and 1; expected a multi-label matrix of 0 and 1, "
+            "or one column of class numbers"
+        )
+    return labels.astype(np.float32)
+
+
+def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.int64]:
+    if np.issubdtype(y.dtype, np.integer):
+        return y.astype(np.int64)
+    missing = np.isnan(y)
+    if count := int(missing.sum()):
+        if options.nan_labels == "error":
+            raise InputError(f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct them")
+        notes.append(f"{counted(count, 'NaN label')} {were(count)} read as unlabelled.")
+        y = np.where(missing, -1, y)
+    if (np.abs(y) > 2**53).any() or (y != np.floor(y)).any():
+        bad = y[(np.abs(y) > 2**53) | (y != np.floor(y))][0]
+        raise InputError(f"labels are non-integer (first: {bad}); expected class numbers: regression targets are not supported")
+    return y.astype(np.int64)
+
+
+def _label_gaps(
+    y: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_], options: ReadOptions, notes: list[str]
+) -> tuple[npt.NDArray[np.int64], int]:
+    used, compact = np.unique(y[labelled], return_inverse=True)
+    num_classes = int(used[-1]) + 1
+    empty = num_classes - len(used)
+    if not empty:
+        return y, num_classes
+    seen = (
+        f"labels go up to {used[-1]:,}, but {counted(empty, 'class', 'classes')} of {num_classes:,} "
+        f"{'has' if empty == 1 else 'have'} no labelled node"
+    )
+    if options.label_gaps == "compact":
+        y = y.copy()
+        y[labelled] = compact
+        notes.append(f"The {seen}; the classes were renumbered (label_gaps=compact).")
+        return y, len(used)
+    if options.label_gaps == "error" or num_classes > max(FEW_CLASSES, 2 * len(used)):
+        raise InputError(f"{seen}; set label_gaps=compact to renumber the classes{_keep(num_classes)}, or correct the labels")
+    notes.append(f"The {seen} (label_gaps=compact renumbers them).")
+    return y, num_classes
+
+
+def _keep(num_classes: int) -> str:
+    return " or label_gaps=keep" if num_classes <= FEW_CLASSES else ""
+
+
+def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
+    """Features float32 [V, F], C-contiguous.
+
+    Args:
+        features: [V, F] numbers, dense or SciPy sparse; None or F = 0 means absent.
+        graph: gives V, and the in-degrees that stand in for absent features.
+        options: what to do about NaN and absence, and how to normalise.
+        notes: a sentence is appended for each thing that was mended.
+
+    Raises:
+        InputError: names what is wrong and the option that resolves it.
+    """
+    if features is None or (len(features.shape) == 2 and features.shape[1] == 0):
+        return _degree_features(graph, options, notes)
+    if len(features.shape) != 2:
+        raise InputError(f"features have shape {list(features.shape)}; expected [V, F], one row for each node")
+    if features.shape[0] != graph.num_nodes:
+        raise InputError(
+            f"features have {features.shape[0]} rows; the labels have {graph.num_nodes}: expected one row of each for every node"
+        )
+    if features.dtype.kind not in "biuf":
+        raise InputError(f"features are {features.dtype}; expected numbers: encode them before saving")
+    dense = 4 * features.shape[0] * features.shape[1]
+    if hasattr(features, "todense") and dense > LARGE_BYTES and features.nnz * SPARSEST < features.shape[0] * features.shape[1]:
+        raise InputError(
+            f"features are {list(features.shape)} with {features.nnz} values, which take {dense >> 20:,} MiB as rows; keep fewer columns"
+        )
+    with np.errstate(over="ignore"):
+        if hasattr(features, "todense"):
+            x = np.ascontiguousarray(features.astype(np.float32).toarray())
+        else:
+            x = np.array(features, np.float32, order="C")
+    bad = ~np.isfinite(x)
+    if bad.any():
+        count, row = int(bad.sum()), int(np.flatnonzero(bad.any(axis=1))[0])
+        if options.nan_features == "error":
+            raise InputError(
+                f"{counted(count, 'feature value')} {are(count)} NaN or infinite (first: node {row}); set nan_features=zero, or correct it"
+            )
+        notes.append(f"{counted(count, 'NaN or infinite feature value')} {were(count)} set to zero.")
+        x[bad] = 0
+    return _normalized(x, options, notes)
+
+
+def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
+    if options.missing_features == "error":
+        raise InputError("the input has no features; give them, or set missing_features=degree to make two columns from the in-degree")
+    notes.append("The input has no features: each node got two columns, 1 and log(1 + in-degree). Expect little accuracy from them.")
+    return np.stack([np.ones(graph.num_nodes), np.log1p(graph.in_degree)], axis=1).astype(np.float32)
+
+
+def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
+    if options.normalize_features == "binary":
+        notes.append("Features were made binary (normalize_features=binary).")
+        return (x != 0).astype(np.float32)
+    if options.normalize_features == "row":
+        notes.append("Feature rows were divided by their absolute sums (normalize_features=row).")
+        # In double precision, so that a row of huge values does not sum to infinity.
+        total = np.abs(x).sum(axis=1, keepdims=True, dtype=np.float64)
+        return (x / np.where(total > 0, total, 1)).astype(np.float32)
+    if options.normalize_features == "standard":
+        notes.append("Feature columns were shifted and scaled to mean 0 and standard deviation 1 (normalize_features=standard).")
+        mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
+        # What is left of a constant column is the rounding of its mean.
+        return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
+    if x.size and (largest := max(float(x.max()), -float(x.min()))) > LARGE_VALUE:
+        notes.append(f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each column.")
+    return x

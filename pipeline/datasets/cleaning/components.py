@@ -1,0 +1,48 @@
+"""The largest connected component alone, as benchmarks of node classification often take it (Shchur et al., 2018)."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import scipy.sparse as sp
+
+from ....storage.graph import Graph, index_dtype
+from .raw import AnyArray
+
+
+def in_largest_component(graph: Graph) -> AnyArray:
+    """bool [V]: the nodes of the largest weakly connected component (of equals, the one that holds the smallest id)."""
+    n = graph.num_nodes
+    # Brings all of SciPy's linear algebra with it.
+    from scipy.sparse.csgraph import connected_components
+
+    adjacency = sp.csr_array((np.ones(graph.num_edges, np.int8), graph.indices, graph.indptr), shape=(n, n))
+    _, component = connected_components(adjacency, directed=True, connection="weak")
+    return component == np.argmax(np.bincount(component))
+
+
+def restricted(graph: Graph, keep: AnyArray) -> Graph:
+    """The graph of the nodes in `keep`, renumbered in order. No kept node may have an in-neighbour that is left out."""
+    number = np.cumsum(keep) - 1
+    edges = np.repeat(keep, graph.in_degree)
+    kept = int(keep.sum())
+    return Graph(
+        np.concatenate([[0], np.cumsum(graph.in_degree[keep])]).astype(np.int64),
+        number[graph.indices[edges]].astype(index_dtype(kept)),
+        None if graph.edge_weight is None else graph.edge_weight[edges],
+        None if graph.edge_id is None else graph.edge_id[edges],
+    )
+
+
+def restricted_split(split: Mapping[str, AnyArray], keep: AnyArray) -> dict[str, AnyArray]:
+    """Stored sets, as masks [V] or ids, for the nodes in `keep`, renumbered. What is out of range stays so, to be reported later."""
+    number = np.cumsum(keep) - 1
+    out = {}
+    for name, value in split.items():
+        ids = np.asarray(value)
+        if ids.dtype == bool and len(ids) == len(keep):
+            out[name] = ids[keep]
+        elif np.issubdtype(ids.dtype, np.integer) and (not len(ids) or (ids.min() >= 0 and ids.max() < len(keep))):
+            out[name] = number[ids[keep[ids]]]
+        else:
+            out[name] = value
+    return out

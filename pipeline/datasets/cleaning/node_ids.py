@@ -1,0 +1,108 @@
+"""From what a table calls its nodes, numbers or names, to the numbers 0 to V - 1."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ....storage.errors import InputError
+from ....storage.node_names import NodeNames
+from .options import ReadOptions
+from .raw import AnyArray
+
+Columns = dict[str, pa.ChunkedArray]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """True for the type of a column that holds text."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def settled(columns: Columns, from_csv: set[str]) -> Columns:
+    """Columns of ids in one kind: numbers where all are, of those that CSV holds as text too; else text.
+
+    Raises:
+        InputError: some are numbers and some are text, or a column is neither, or has nulls.
+    """
+    for what, column in columns.items():
+        if not (pa.types.is_integer(column.type) or is_text(column.type)):
+            raise InputError(f"column {what} is {column.type}; expected ids: whole numbers or text")
+        if column.null_count:
+            quoted = " (NA and null are nulls in CSV unless quoted)" if what in from_csv else ""
+            raise InputError(f"column {what} holds {column.null_count} nulls{quoted}; expected an id in every row: drop those rows")
+    numbers = {what: _as_numbers(column) if what in from_csv else column for what, column in columns.items()}
+    if all(c is not None and pa.types.is_integer(c.type) for c in numbers.values()):
+        return {what: c for what, c in numbers.items() if c is not None}
+    kinds = {what: is_text(column.type) for what, column in columns.items()}
+    if not all(kinds.values()):
+        text = next(what for what, is_ in kinds.items() if is_)
+        number = next(what for what, is_ in kinds.items() if not is_)
+        raise InputError(f"column {text} is text and column {number} is {columns[number].type}; expected one kind: convert one of them")
+    return columns
+
+
+def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """A column of text as int64, if that says the same: 007 and 1.0 are no whole numbers here."""
+    try:
+        numbers = column.cast(pa.int64())
+    except pa.ArrowException:
+        return None
+    return numbers if numbers.cast(column.type).equals(column) else None
+
+
+def named(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, dict[str, AnyArray]]:
+    """Nodes that are called by text, in the order of their rows, and the ends of edges as their numbers.
+
+    Raises:
+        InputError: a name stands for two nodes, or for none.
+    """
+    known: Any = ids.cast(pa.large_string())
+    counted = pc.value_counts(known)  # pyright: ignore[reportAttributeAccessIssue]
+    if len(counted) < len(known):
+        again = next(c["values"].as_py() for c in counted if c["counts"].as_py() > 1)
+        raise InputError(f"column nodes.id holds '{again}' more than once; expected one row for each node")
+    known = NodeNames.of_arrow(known)
+    found = {}
+    for what, column in ends.items():
+        at: Any = pc.index_in(column.cast(pa.large_string()), value_set=known.as_arrow())  # pyright: ignore[reportAttributeAccessIssue]
+        if at.null_count:
+            first = column.filter(at.is_null())[0]
+            raise unknown(at.null_count, what, f"'{first}'")
+        found[what] = at.to_numpy()
+    return known, found
+
+
+def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str]) -> AnyArray | None:
+    """The ascending `ids` if edges must be renumbered; None if they are 0 to V - 1."""
+    if (ids[1:] == ids[:-1]).any():
+        again = ids[1:][ids[1:] == ids[:-1]][0]
+        raise InputError(f"column nodes.id holds {again} more than once; expected one row for each node")
+    if not len(ids) or (ids[0] == 0 and ids[-1] == len(ids) - 1):
+        return None
+    if options.missing_ids == "error":
+        raise InputError(
+            f"column nodes.id has gaps: {len(ids)} ids between {ids[0]} and {ids[-1]}; expected 0 to {len(ids) - 1}: "
+            "set missing_ids=compact to renumber the nodes"
+        )
+    notes.append(f"Node ids had gaps: {len(ids)} nodes were renumbered from 0 in ascending order of id.")
+    return ids
+
+
+def renumbered(ids: AnyArray, ends: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    """Edge ends as positions in the ascending `ids`."""
+    found = {}
+    for what, column in ends.items():
+        at = np.minimum(np.searchsorted(ids, column), len(ids) - 1)
+        absent = ids[at] != column
+        if absent.any():
+            raise unknown(int(absent.sum()), what, str(column[absent][0]))
+        found[what] = at
+    return found
+
+
+def unknown(count: int, what: str, first: str) -> InputError:
+    """What to raise where ends of edges are no nodes."""
+    return InputError(
+        f"{count} values of {what} (first: {str(first)[:80]}) are not the id of any node; give those nodes a row, or drop the edges"
+    )

@@ -1,0 +1,66 @@
+"""What a reader hands to the cleaner: arrays as they were found, checked by nobody yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.node_names import NodeNames
+from .options import Direction
+
+AnyArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What a source says about the direction of its edges."""
+
+    direction: Direction
+    reason: str
+    """A clause for the notes, e.g. ``the file's meta says "stored once"``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ordered:
+    """E edges that a reader has checked, turned round and sorted as `edges.clean_edges` does it: by (dst, src), equal ones as found."""
+
+    in_degree: npt.NDArray[np.int64]
+    """int64 [V]."""
+    src: npt.NDArray[np.integer]
+    """int32 or int64 [E]."""
+    weight: npt.NDArray[np.float32] | None
+    """float32 [E], or None."""
+    loops: int
+    """Self loops that were found; dropped ones are not among the E."""
+    repeated: bool
+    """Whether an edge is there more than once."""
+    has_weights: bool
+    """Whether the source has weights, be they read or not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """One graph as a source stores it."""
+
+    name: str
+    src: AnyArray
+    """[E] integers; messages flow src -> dst unless an option says otherwise."""
+    dst: AnyArray
+    labels: AnyArray
+    """[V], [V, 1] or [V, C]. Its length decides V."""
+    features: Any = None
+    """[V, F] numbers, dense or a SciPy sparse matrix, or None."""
+    edge_weight: AnyArray | None = None
+    """[E] or None."""
+    split: Mapping[str, AnyArray] = field(default_factory=dict)
+    """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
+    hint: Hint | None = None
+    notes: tuple[str, ...] = ()
+    ordered: Ordered | None = None
+    """In place of `src`, `dst` and `edge_weight`, which are then empty."""
+    node_names: NodeNames | None = None
+    """What the source calls node v, where it is not v."""
+    class_names: tuple[str, ...] | None = None
+    """What the source calls class c, where it is not c."""

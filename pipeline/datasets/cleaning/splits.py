@@ -1,0 +1,199 @@
+"""Train, validation and test nodes: the stored split, or one drawn from the seed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....stages.random import Purpose, permutation, stream
+from ....storage.dataset import SPLITS, IdArray, Split
+from ....storage.errors import InputError, nearest
+from ....storage.plural import are, counted, were
+from .options import ReadOptions
+from .raw import AnyArray
+
+KINDS = ("public", "random", "fraction")
+FORMS = "expected public, random:20,30 (per class for train and val) or fraction:0.6,0.2"
+ENOUGH_PER_CLASS = 60
+"""With so many labelled nodes in every class, the default is random:20,30, else fraction:0.6,0.2."""
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """A parsed ``--split``."""
+
+    kind: str
+    """public, random or fraction."""
+    train: float = 0
+    """random: nodes per class; fraction: share of the labelled nodes."""
+    val: float = 0
+
+
+def parse_split(text: str) -> SplitSpec:
+    """Parse ``public``, ``random:T,V`` or ``fraction:T,V``.
+
+    Raises:
+        InputError: none of the three, or numbers out of range.
+    """
+    kind, _, rest = text.strip().partition(":")
+    if kind not in KINDS:
+        raise InputError(f"split is '{text}'; {FORMS}{nearest(kind, KINDS)}")
+    if kind == "public":
+        if rest:
+            raise InputError(f"split is '{text}'; public takes no numbers")
+        return SplitSpec("public")
+    try:
+        train, val = (int(v) if kind == "random" else float(v) for v in rest.split(","))
+    except ValueError:
+        raise InputError(
+            f"split is '{text}'; expected two {'whole ' if kind == 'random' else ''}numbers after '{kind}:'; {FORMS}"
+        ) from None
+    if kind == "random" and (train < 1 or val < 0):
+        raise InputError(f"split is '{text}'; expected at least 1 train node and 0 val nodes per class")
+    if kind == "fraction" and not (0 < train <= 1 and val >= 0 and train + val <= 1 + 1e-9):
+        raise InputError(f"split is '{text}'; expected fractions above 0 that sum to at most 1")
+    return SplitSpec(kind, train, val)
+
+
+def make_split(
+    labels: npt.NDArray[Any],
+    stored: Mapping[str, AnyArray] | Split | None,
+    text: str | None,
+    seed: int,
+    options: ReadOptions,
+    notes: list[str],
+) -> Split:
+    """The split that `text` asks for; a pure function of the labels, the text and the seed.
+
+    Args:
+        labels: int64 [V] with -1 for unlabelled, or float32 [V, C].
+        stored: what the source stores: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None for nothing.
+        text: see `parse_split`; None: the stored split, else random:20,30 where every class has 60 labelled nodes, else
+            fraction:0.6,0.2.
+        seed: decides a drawn split.
+        options: what to do about overlaps and unlabelled nodes of the stored split.
+        notes: a sentence is appended for each thing that was mended or chosen.
+
+    Raises:
+        InputError: the text is malformed, the stored split is absent or unusable, or a class has too few nodes.
+    """
+    spec = None if text is None else parse_split(text)
+    if spec is None:
+        if stored:
+            spec = SplitSpec("public")
+        elif labels.ndim == 1 and np.bincount(labels[labels >= 0]).min() >= ENOUGH_PER_CLASS:
+            spec = SplitSpec("random", 20, 30)
+            notes.append("The input stores no split: 20 nodes per class train, 30 validate, the rest test (split=random:20,30).")
+        else:
+            spec = SplitSpec("fraction", 0.6, 0.2)
+            notes.append(
+                "The input stores no split: 60 % of the labelled nodes train, 20 % validate, the rest test (split=fraction:0.6,0.2)."
+            )
+    if spec.kind == "public":
+        if not stored:
+            raise InputError("split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2")
+        return stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes)
+    split = _random(labels, int(spec.train), int(spec.val), seed) if spec.kind == "random" else _fraction(labels, spec, seed)
+    _require_train(split)
+    return split
+
+
+def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
+    if labels.ndim == 2:
+        raise InputError("split=random counts nodes per class, but the labels are multi-label; use split=fraction:0.6,0.2")
+    key = stream(seed, Purpose.SPLIT)
+    parts: dict[str, list[IdArray]] = {name: [np.empty(0, np.int64)] for name in SPLITS}
+    for c in np.unique(labels[labels >= 0]).tolist():
+        ids = permutation(key, np.flatnonzero(labels == c))
+        if len(ids) < train + val:
+            raise InputError(
+                f"class {c} has {len(ids)} labelled nodes; split=random:{train},{val} needs {train + val}: ask for fewer, "
+                "or use split=fraction:0.6,0.2"
+            )
+        for name, part in zip(SPLITS, np.split(ids, [train, train + val])):
+            parts[name].append(part)
+    return Split(*(np.sort(np.concatenate(parts[name])) for name in SPLITS))
+
+
+def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
+    labelled = np.flatnonzero(labels >= 0) if labels.ndim == 1 else np.arange(len(labels))
+    ids = permutation(stream(seed, Purpose.SPLIT), labelled)
+    train = max(1, round(spec.train * len(ids)))
+    val = min(len(ids) - train, round(spec.val * len(ids)))
+    return Split(*(np.sort(part) for part in np.split(ids, [train, train + val])))
+
+
+def clean_split(stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]) -> Split:
+    """The stored split, mended as `options` allow.
+
+    Raises:
+        InputError: names what is wrong and the option that resolves it.
+    """
+    num_nodes = len(labels)
+    ids = {name: _ids(name, np.asarray(stored.get(name, np.empty(0, np.int64))), num_nodes, notes) for name in SPLITS}
+    taken = np.zeros(num_nodes, bool)
+    for name in SPLITS:
+        again = ids[name][taken[ids[name]]]
+        if len(again):
+            if options.overlapping_splits == "error":
+                raise InputError(
+                    f"{counted(len(again), 'node')} of the {name} split (first: {again[0]}) {are(len(again))} in an earlier split too; "
+                    "make the splits disjoint, "
+                    "or set overlapping_splits=first"
+                )
+            notes.append(f"{counted(len(again), 'node')} of the {name} split {were(len(again))} in an earlier split too and stayed there.")
+            ids[name] = ids[name][~taken[ids[name]]]
+        taken[ids[name]] = True
+        if labels.ndim == 1:
+            ids[name] = _labelled(name, ids[name], labels, options, notes)
+    split = Split(*(ids[name] for name in SPLITS))
+    _require_train(split)
+    for name in SPLITS[1:]:
+        if not len(ids[name]):
+            notes.append(f"The stored split has no {name} nodes.")
+    return split
+
+
+def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArray:
+    if values.dtype == np.bool_:
+        if values.shape != (num_nodes,):
+            raise InputError(
+                f"the {name} mask has shape {list(values.shape)}; expected [{num_nodes}], one flag for each node "
+                "(of several splits, pass one)"
+            )
+        return np.flatnonzero(values)
+    if values.ndim != 1:
+        raise InputError(f"the {name} split has shape {list(values.shape)}; expected a vector of node ids or a boolean mask")
+    if not len(values):
+        return np.empty(0, np.int64)
+    if values.dtype.kind not in "iu":
+        raise InputError(f"the {name} split is {values.dtype}; expected integer node ids or a boolean mask")
+    if values.min() < 0 or values.max() >= num_nodes:
+        raise InputError(
+            f"the {name} split holds ids in [{values.min()}, {values.max()}], out of range: expected [0, {num_nodes}); correct it"
+        )
+    distinct = np.unique(values).astype(np.int64)
+    if len(distinct) < len(values):
+        again = len(values) - len(distinct)
+        notes.append(f"{counted(again, 'repeated id')} of the {name} split {were(again)} dropped.")
+    return distinct
+
+
+def _labelled(name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]) -> IdArray:
+    bare = ids[labels[ids] < 0]
+    if not len(bare):
+        return ids
+    if options.unlabelled_in_split == "error":
+        raise InputError(
+            f"{counted(len(bare), 'node')} of the {name} split (first: {bare[0]}) {are(len(bare))} unlabelled; "
+            "set unlabelled_in_split=drop, or give labels"
+        )
+    notes.append(f"{counted(len(bare), 'unlabelled node')} of the {name} split {were(len(bare))} dropped.")
+    return ids[labels[ids] >= 0]
+
+
+def _require_train(split: Split) -> None:
+    if not len(split.train):
+        raise InputError("the train split is empty; there is nothing to learn from: use split=random:20,30 or split=fraction:0.6,0.2")

@@ -1,0 +1,1 @@
+"""Readers: one module for each kind of input."""

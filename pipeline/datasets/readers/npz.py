@@ -1,0 +1,117 @@
+"""One ``.npz`` file.
+
+Keys (`allow_pickle=False`; others are ignored):
+
+=====================  ==========================================================================================
+edge_index             int [2, E]; row 0 the sources, row 1 the destinations
+y                      [V] class numbers, -1 for unlabelled; or [V, C] of 0 and 1 for multi-label
+x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indices``, ``x_data``, ``x_shape`` (V, F); or absent
+train_idx, ...         optional stored split: ``{train,val,test}_idx`` int, or ``{train,val,test}_mask`` [V]
+edge_weight            optional [E]
+meta                   optional JSON object. ``direction``: directed, undirected or reverse; or a sentence under ``edges``, of which
+                       "symmetrise before use", "stored once" and "add reverse" read as undirected and a leading "directed" as
+                       directed. Either decides only where the edges are not symmetric and `ReadOptions.direction` is None.
+=====================  ==========================================================================================
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import scipy.sparse as sp
+
+from ....storage.dataset import SPLITS
+from ....storage.errors import InputError, nearest
+from ..cleaning.options import Direction
+from ..cleaning.raw import AnyArray, Hint, Raw
+from .npz_members import load_members
+
+KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "meta")
+SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
+_UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
+
+
+def read_npz(path: Path, name: str | None = None) -> Raw:
+    """Read the file. See the module for its keys.
+
+    Raises:
+        InputError: it is no ``.npz``, holds pickled objects, or lacks a key.
+    """
+    arrays, held = load_members(path, (*KNOWN, *(f"{part}_{form}" for part in SPLITS for form in ("idx", "mask"))))
+    edges, labels = (_required(arrays, key, path, held) for key in ("edge_index", "y"))
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        fix = ": transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else ""
+        raise InputError(f"{path}: edge_index has shape {list(edges.shape)}; expected [2, E]{fix}")
+    hint, notes = _hint(arrays.get("meta"))
+    return Raw(
+        name=name or path.stem,
+        src=edges[0],
+        dst=edges[1],
+        labels=labels,
+        features=_features(arrays, path, held),
+        edge_weight=arrays.get("edge_weight"),
+        split=_split(arrays, path),
+        hint=hint,
+        notes=notes,
+    )
+
+
+def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: list[str]) -> AnyArray:
+    if key not in arrays:
+        hint = nearest(key, [name for name in held if name not in KNOWN])
+        shown = ", ".join(name[:SHOWN_CHARACTERS] for name in held[:SHOWN_KEYS]) or "nothing"
+        more = f" and {len(held) - SHOWN_KEYS} more" if len(held) > SHOWN_KEYS else ""
+        raise InputError(f"{path} has no key '{key}'; it holds {shown}{more}{hint}")
+    return arrays[key]
+
+
+def _features(arrays: Mapping[str, AnyArray], path: Path, held: list[str]) -> Any:
+    if "x" in arrays:
+        return arrays["x"]
+    if not any(key.startswith("x_") and key in KNOWN for key in arrays):
+        return None
+    indptr, indices, data, shape = (_required(arrays, f"x_{part}", path, held) for part in ("indptr", "indices", "data", "shape"))
+    for part, array, kinds in (("indptr", indptr, "iu"), ("indices", indices, "iu"), ("data", data, "biuf"), ("shape", shape, "iu")):
+        if array.dtype.kind not in kinds:
+            raise InputError(f"{path}: x_{part} holds {array.dtype}; expected {'integers' if kinds == 'iu' else 'numbers'}")
+    try:
+        rows, columns = (int(n) for n in shape)
+        x = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
+        x.check_format(full_check=True)
+    except (ValueError, TypeError, OverflowError, IndexError) as e:
+        raise InputError(f"{path}: x_indptr, x_indices, x_data and x_shape are not a CSR matrix ({e}); save the features again") from e
+    return x
+
+
+def _split(arrays: Mapping[str, AnyArray], path: Path) -> dict[str, AnyArray]:
+    split = {}
+    for part in SPLITS:
+        if f"{part}_idx" in arrays:
+            split[part] = arrays[f"{part}_idx"]
+        elif f"{part}_mask" in arrays:
+            mask = arrays[f"{part}_mask"]
+            if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
+                raise InputError(f"{path}: {part}_mask holds values other than 0 and 1; save node ids as {part}_idx")
+            split[part] = mask.astype(bool)
+    return split
+
+
+def _hint(meta: AnyArray | None) -> tuple[Hint | None, tuple[str, ...]]:
+    if meta is None:
+        return None, ()
+    try:
+        record = json.loads(str(meta))
+    except (ValueError, RecursionError):
+        return None, ("The key meta is no JSON and was ignored.",)
+    if not isinstance(record, dict):
+        return None, ("The key meta is no JSON object and was ignored.",)
+    if record.get("direction") in get_args(Direction):
+        return Hint(record["direction"], f"the file's meta says direction '{record['direction']}'"), ()
+    text = str(record.get("edges", ""))
+    if any(phrase in text.lower() for phrase in _UNDIRECTED):
+        return Hint("undirected", f'the file\'s meta says "{text}"'), ()
+    if text.lower().startswith("directed"):
+        return Hint("directed", f'the file\'s meta says "{text}"'), ()
+    return None, ()

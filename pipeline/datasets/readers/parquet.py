@@ -1,0 +1,232 @@
+"""Tables of edges and nodes: ``edges*`` and ``nodes*`` of a folder, in the order of their names, or one file of edges.
+
+=========  ==========================================================================================================
+edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional ``weight``
+nodes      ``label`` class number or text (null, empty or -1: unlabelled), or a list of 0 and 1; optional ``id``, integers or text
+           (without it, row number); optional ``split``: "train", "val", "test" or null; features as `feature_columns` names them, or
+           as one list column ``features`` or ``x``, or as numeric columns ``feature_0, feature_1, ...`` or ``x0, x1, ...``, in the
+           order of their numbers; null is NaN
+=========  ==========================================================================================================
+
+All of it may be Parquet or CSV with a header. Nodes with text for ids keep the order of their rows, and classes with text for labels
+are numbered in the order of their names.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ....storage.dataset import SPLITS
+from ....storage.errors import InputError, nearest
+from ....storage.node_names import NodeNames
+from ..cleaning.class_names import numbered
+from ..cleaning.node_ids import Columns, is_text, named, renumbered, settled, with_gaps
+from ..cleaning.options import ReadOptions
+from ..cleaning.raw import AnyArray, Raw
+from .csv_file import is_csv
+from .parquet_rapids import ordered_edges
+from .tables import files_of, nodes_beside, read_table
+
+_FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
+SHOWN_COLUMNS = 8
+"""So many columns are named in a note."""
+
+
+def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = None) -> Raw:
+    """Read the tables of a folder. See the module for their columns.
+
+    Raises:
+        InputError: a file or a column is missing, a column has the wrong type, or ids are unknown or have gaps (`missing_ids`).
+    """
+    if options.nodes_file is not None:
+        raise InputError(f"nodes_file is given, but {folder} is a folder, whose nodes* are read; leave it out")
+    return _read(files_of(folder, "edges"), files_of(folder, "nodes"), folder, options, name or folder.name)
+
+
+def read_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> Raw:
+    """Read one file of edges, and the file of their nodes (see `tables.nodes_beside`). Raises InputError like `read_parquet_folder`."""
+    nodes = nodes_beside(path, options)
+    stem = path.name.partition(".")[0]
+    raw = _read([path], [nodes], path, options, name or (path.resolve().parent.name if stem == "edges" else stem))
+    return replace(raw, notes=(f"The nodes were read from {nodes}.", *raw.notes))
+
+
+def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, options: ReadOptions, name: str) -> Raw:
+    nodes = read_table(node_files, "nodes")
+    if not nodes.num_rows:
+        raise InputError(f"{source}: there are no nodes; expected a row for each node in {node_files[0].name}")
+    by_name = "id" in nodes.column_names and is_text(nodes["id"].type)
+    edges = None if options.edges_on == "gpu" and not by_name else read_table(edge_files, "edges")
+    notes: list[str] = []
+    labels, class_names = _labels(_column(nodes, "label", "nodes", source))
+    features = _features(nodes, source, options, notes)
+    split = _split(nodes)
+    if edges is None:
+        ids, order = _by_number(nodes["id"], options, notes) if "id" in nodes.column_names else (None, None)
+        ordered = ordered_edges(edge_files, len(labels), ids, options)
+        if ordered is not None:
+            none = np.empty(0, np.int64)
+            found = Raw(name, none, none, labels, features, split=split, ordered=ordered)
+            return _finished(found, order, None if ids is None else _numbers_as_names(ids), class_names, notes)
+        # The processor's way says what is not clean.
+        edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
+    _tell_of_edge_columns(edges, notes)
+    columns: Columns = {f"edges.{key}": _column(edges, key, "edges", source) for key in ("src", "dst")}
+    from_csv = set(columns) if is_csv(edge_files[0]) else set()
+    if "id" in nodes.column_names:
+        columns["nodes.id"] = nodes["id"]
+        from_csv |= {"nodes.id"} if is_csv(node_files[0]) else set()
+    columns = settled(columns, from_csv)
+    ids, order, names = columns.pop("nodes.id", None), None, None
+    if ids is not None and is_text(ids.type):
+        names, ends = named(ids, columns)
+    elif is_text(columns["edges.src"].type):
+        raise InputError(f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges call it by")
+    else:
+        ends = {what: column.to_numpy() for what, column in columns.items()}
+        if ids is not None:
+            sorted_ids, order = _by_number(ids, options, notes)
+            if sorted_ids is not None:
+                names, ends = _numbers_as_names(sorted_ids), renumbered(sorted_ids, ends)
+    weight = _numbers(edges["weight"], "edges.weight") if "weight" in edges.column_names else None
+    raw = Raw(name, ends["edges.src"], ends["edges.dst"], labels, features, weight, split)
+    return _finished(raw, order, names, class_names, notes)
+
+
+def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) -> tuple[AnyArray | None, AnyArray]:
+    """The ascending ids, where they have gaps, and the order of the rows by id."""
+    if not pa.types.is_integer(column.type) or column.null_count:
+        settled({"nodes.id": column}, set())
+    ids = column.to_numpy()
+    order = np.argsort(ids, kind="stable")
+    return with_gaps(ids[order], options, notes), order
+
+
+def _numbers_as_names(ids: AnyArray) -> NodeNames:
+    return NodeNames.of_arrow(pa.array(ids).cast(pa.large_string()))
+
+
+def _finished(raw: Raw, order: AnyArray | None, names: NodeNames | None, classes: tuple[str, ...] | None, notes: list[str]) -> Raw:
+    """With the rows of nodes in `order`, their names and what was found."""
+    if order is not None:
+        features = None if raw.features is None else raw.features[order]
+        split = {part: mask[order] for part, mask in raw.split.items()}
+        raw = replace(raw, labels=raw.labels[order], features=features, split=split)
+    return replace(raw, node_names=names, class_names=classes, notes=tuple(notes))
+
+
+def _tell_of_edge_columns(edges: pa.Table, notes: list[str]) -> None:
+    if others := [c for c in edges.column_names if c and c not in ("src", "dst", "weight")]:
+        notes.append(f"Columns of edges were not read: {_listed(others)}.")
+
+
+def _listed(columns: Sequence[str]) -> str:
+    more = len(columns) - SHOWN_COLUMNS
+    return ", ".join(columns[:SHOWN_COLUMNS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _column(table: pa.Table, key: str, stem: str, source: Path) -> pa.ChunkedArray:
+    if key not in table.column_names:
+        raise InputError(
+            f"{source}: {stem} has no column '{key}'; it holds {', '.join(table.column_names) or 'nothing'}"
+            f"{nearest(key, table.column_names)}"
+        )
+    return table[key]
+
+
+def _numbers(column: pa.ChunkedArray, what: str) -> AnyArray:
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
+        raise InputError(f"column {what} is {column.type}; expected numbers")
+    # Nulls become NaN through float64; the cleaner decides about NaN.
+    return column.cast(pa.float64()).to_numpy() if column.null_count or pa.types.is_boolean(column.type) else column.to_numpy()
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _matrix(column: pa.ChunkedArray, what: str) -> AnyArray:
+    """[V, F] of a list column whose lists have one length."""
+    if column.null_count:
+        raise InputError(f"column {what} holds {column.null_count} nulls; expected a list in every row")
+    # `flatten` alone would hide ragged rows, so lengths are compared first.
+    lengths = np.concatenate([_lengths(chunk) for chunk in column.chunks] or [np.empty(0, np.int64)])
+    if len(lengths) and (lengths != lengths[0]).any():
+        bad = int(np.flatnonzero(lengths != lengths[0])[0])
+        raise InputError(f"column {what} has lists of {lengths[0]} and of {lengths[bad]} values (row {bad}); expected one length")
+    flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
+    return _numbers(flat, what).reshape(len(column), -1 if len(flat) else 0)
+
+
+def _lengths(lists: Any) -> npt.NDArray[np.integer]:
+    return np.full(len(lists), lists.type.list_size) if pa.types.is_fixed_size_list(lists.type) else np.diff(lists.offsets.to_numpy())
+
+
+def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
+    """Class numbers, and the names of the classes where they are text."""
+    if _is_list(column.type):
+        return _matrix(column, "nodes.label"), None
+    if is_text(column.type):
+        return numbered(column)
+    if pa.types.is_null(column.type) or (column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))):
+        column = column.cast(pa.int64()).fill_null(-1)
+    elif column.null_count and pa.types.is_floating(column.type):
+        column = column.fill_null(-1.0)
+    return _numbers(column, "nodes.label"), None
+
+
+def _features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[str]) -> AnyArray | None:
+    others = [c for c in nodes.column_names if c and c not in ("id", "label", "split")]
+    wanted = options.named_features
+    if wanted == ("*",):
+        wanted = tuple(c for c in others if _is_feature(nodes[c].type))
+    for key in wanted or ():
+        _ = _column(nodes, key, "nodes", source)
+    if wanted is None:
+        wanted = _customary(nodes, source)
+        takable = [c for c in others if c not in wanted and _is_feature(nodes[c].type)]
+        if takable:
+            both = [*wanted, *takable]
+            value = ",".join(both) if len(both) <= SHOWN_COLUMNS else "*"
+            notes.append(f"Columns of nodes were not read: {_listed(takable)} (feature_columns={value} takes them as features).")
+    if text := [c for c in others if c not in wanted and not _is_feature(nodes[c].type)]:
+        notes.append(f"Columns of nodes that are no numbers were not read: {_listed(text)}.")
+    if not wanted:
+        return None
+    if len(wanted) == 1 and _is_list(nodes[wanted[0]].type):
+        return _matrix(nodes[wanted[0]], f"nodes.{wanted[0]}")
+    parts = [(_matrix if _is_list(nodes[c].type) else _numbers)(nodes[c], f"nodes.{c}").astype(np.float32) for c in wanted]
+    return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
+
+
+def _is_feature(kind: pa.DataType) -> bool:
+    kind = kind.value_type if _is_list(kind) else kind
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _customary(nodes: pa.Table, source: Path) -> tuple[str, ...]:
+    """The columns that are features by their names: one of lists, or numbered ones."""
+    for key in ("features", "x"):
+        if key in nodes.column_names:
+            if not _is_list(nodes[key].type):
+                raise InputError(f"{source}: column nodes.{key} is {nodes[key].type}; expected a list of numbers in every row")
+            return (key,)
+    of_number = {int(m[1]): key for key in nodes.column_names if (m := _FEATURE.fullmatch(key))}
+    return tuple(of_number[i] for i in sorted(of_number))
+
+
+def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
+    if "split" not in nodes.column_names:
+        return {}
+    values: list[Any] = nodes["split"].to_pylist()
+    strange = sorted({str(v) for v in values if v is not None} - set(SPLITS))
+    if strange:
+        raise InputError(f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}")
+    column = np.array([v or "" for v in values])
+    return {part: column == part for part in SPLITS}

@@ -1,0 +1,193 @@
+"""The edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on the GPUs of this machine.
+
+Which functions are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py` checks that. It
+has not been run on a GPU yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ....stages.rapids import TO_READ, count_gpus, gpu_cluster
+from ....storage.errors import RunError
+from ....storage.graph import index_dtype
+from ..cleaning.options import ReadOptions
+from ..cleaning.raw import AnyArray, Ordered
+
+ORDER = ["dst", "src", "row"]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A row group of a file, which one task reads."""
+
+    file: str
+    group: int
+    first_row: int
+    """Of the rows of all files."""
+
+
+def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
+    """Edges as `edges.clean_edges` would sort them, bit for bit. The GPUs are used by processes that end with the call, one for each.
+
+    Args:
+        files: with columns ``src``, ``dst`` and, perhaps, ``weight``, in order.
+        num_nodes: V.
+        ids: [V] ascending, the ids that edges name their ends by; None where these are 0 to V - 1.
+        options: what to do about direction, loops and weights.
+
+    Returns:
+        None where anything is not clean, or there is no edge: the processor's way says what is wrong.
+
+    Raises:
+        InputError: RAPIDS is not installed, or there is no GPU.
+        RunError: cuDF failed, as where edges do not fit into the GPUs' memory, or returned edges out of order.
+    """
+    gpus = count_gpus("edges_on=gpu", "edges_on=cpu", TO_READ)
+    try:
+        schemas, groups = [pq.read_schema(f) for f in files], [pq.read_metadata(f) for f in files]
+    except (pa.ArrowException, OSError):
+        return None
+    weighted = "weight" in schemas[0].names and options.edge_weights == "use"
+    columns = ["src", "dst", *(["weight"] if weighted else [])]
+    if not all(_is_clean(s, columns) and ("weight" in s.names) == ("weight" in schemas[0].names) for s in schemas):
+        return None
+    pieces, first_row = [], 0
+    for file, metadata in zip(files, groups):
+        for group in range(metadata.num_row_groups):
+            if rows := metadata.row_group(group).num_rows:
+                pieces.append(_Piece(str(file.resolve()), group, first_row))
+                first_row += rows
+    if not pieces or (ids is not None and ids[-1] > np.iinfo(np.int64).max):
+        return None
+    try:
+        with gpu_cluster(gpus) as client:
+            found = _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus)
+    except Exception as e:
+        # Most of all: it does not fit.
+        raise RunError(f'reading edges by cuDF failed: {type(e).__name__}: {e}; use read.edges_on = "cpu"') from e
+    return None if found is None else _joined(*found, num_nodes, weighted, "weight" in schemas[0].names)
+
+
+def _by_tasks(
+    client: Any, pieces: list[_Piece], columns: list[str], num_nodes: int, ids: AnyArray | None, options: ReadOptions, gpus: int
+) -> tuple[list[Any], int] | None:
+    """Stretches of sorted edges as `_on_host` gives them, and how many self loops were found; None where anything is not clean."""
+    known = None if ids is None else client.scatter(ids.astype(np.int64), broadcast=True, hash=False)
+    read = [client.submit(_read, p, columns, num_nodes, known, options, pure=False) for p in pieces]
+    loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
+    if None in loops or (options.self_loops == "error" and sum(loops)):
+        return None
+    frames = [client.submit(_frame, r, pure=False) for r in read]
+    del read
+    if gpus == 1:
+        stretches = [client.submit(_all_in_order, frames, num_nodes, pure=False)]
+    else:
+        stretches = _spread(client, frames, "weight" in columns, num_nodes)
+    del frames
+    return [s for s in client.gather(stretches) if s is not None], sum(loops)
+
+
+def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
+    """Whether cuDF reads these columns as PyArrow does: integer ends, and numbers for weights."""
+    kinds = [schema.field(c).type if c in schema.names else pa.null() for c in columns]
+    return all(pa.types.is_integer(k) for k in kinds[:2]) and all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds[2:])
+
+
+def _read(piece: _Piece, columns: list[str], num_nodes: int, ids: npt.NDArray[np.int64] | None, options: ReadOptions) -> Any:
+    """(frame of ``dst``, ``src`` as numbers of nodes, with weights their ``weight`` and ``row``; self loops in it), or None: not clean."""
+    import cudf  # pyright: ignore[reportMissingImports]
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    table = cudf.read_parquet(piece.file, columns=columns, row_groups=[[piece.group]])
+    if any(table[c].null_count for c in columns):
+        return None
+    src, dst = (cupy.asarray(table[c]).astype("int64") for c in ("src", "dst"))
+    if ids is None:
+        if not all(bool((x >= 0).all()) and bool((x < num_nodes).all()) for x in (src, dst)):
+            return None
+    else:
+        on_device = cupy.asarray(ids)
+        ends = [(cupy.searchsorted(on_device, x), cupy.searchsorted(on_device, x, side="right")) for x in (src, dst)]
+        if not all(bool((after > at).all()) for at, after in ends):
+            return None
+        src, dst = (at for at, _ in ends)
+    if options.direction == "reverse":
+        src, dst = dst, src
+    made = {"dst": dst, "src": src}
+    if "weight" in columns:
+        weight = cupy.asarray(table["weight"]).astype("float32")
+        if not bool(((weight >= 0) & (weight < np.inf)).all()):
+            return None
+        # Equal edges keep the order of the files, as a stable sort leaves them.
+        made |= {"row": cupy.arange(piece.first_row, piece.first_row + len(src), dtype="int64"), "weight": weight}
+    loops = src == dst
+    count = int(loops.sum())
+    if count and options.self_loops == "drop":
+        made = {name: column[~loops] for name, column in made.items()}
+    return cudf.DataFrame(made), count
+
+
+def _loops(read: Any) -> int | None:
+    return None if read is None else read[1]
+
+
+def _frame(read: Any) -> Any:
+    return read[0]
+
+
+def _in_order(frame: Any, **_: Any) -> Any:
+    return frame.sort_values([c for c in ORDER if c in frame.columns], ignore_index=True)
+
+
+def _all_in_order(frames: list[Any], num_nodes: int) -> Any:
+    import cudf  # pyright: ignore[reportMissingImports]
+
+    return _on_host(_in_order(cudf.concat(frames, ignore_index=True)), num_nodes)
+
+
+def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> list[Any]:
+    """Stretches of destinations in ascending order, each in the memory of one GPU while it is sorted there."""
+    # After the cluster: these set up the first GPU for this process, which workers must not find done.
+    import cudf  # pyright: ignore[reportMissingImports]
+    import dask_cudf  # pyright: ignore[reportMissingImports]
+    from dask.delayed import delayed
+
+    empty = {"dst": np.empty(0, np.int64), "src": np.empty(0, np.int64)}
+    if weighted:
+        empty |= {"row": np.empty(0, np.int64), "weight": np.empty(0, np.float32)}
+    edges = dask_cudf.from_delayed(frames, meta=cudf.DataFrame(empty), verify_meta=False)
+    # Tasks, not p2p, which goes through Arrow in host memory. All edges of a destination meet in one partition.
+    parts = edges.sort_values("dst", sort_function=_in_order, shuffle_method="tasks").to_delayed()
+    return client.compute([delayed(_on_host)(p, num_nodes) for p in parts])
+
+
+def _on_host(frame: Any, num_nodes: int) -> Any:
+    """(first destination, edges of it and of each after it, sources, weights, whether an edge is repeated) of sorted edges; None: none."""
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    if not len(frame):
+        return None
+    dst, src = (cupy.asarray(frame[c]) for c in ("dst", "src"))
+    first = int(dst[0])
+    again = bool(((dst[1:] == dst[:-1]) & (src[1:] == src[:-1])).any())
+    weight = cupy.asarray(frame["weight"]).get() if "weight" in frame.columns else None
+    return first, cupy.bincount(dst - first).get(), src.astype(index_dtype(num_nodes)).get(), weight, again
+
+
+def _joined(found: list[Any], loops: int, num_nodes: int, weighted: bool, has_weights: bool) -> Ordered:
+    in_degree, end = np.zeros(num_nodes, np.int64), 0
+    for first, counts, src, *_ in found:
+        if first < end or counts.sum() != len(src):
+            raise RunError('dask-cuDF returned edges that are not in the order of their destinations; use read.edges_on = "cpu"')
+        end = first + len(counts)
+        in_degree[first:end] = counts
+    src = np.concatenate([np.empty(0, index_dtype(num_nodes)), *(s for _, _, s, _, _ in found)])
+    weight = np.concatenate([np.empty(0, np.float32), *(w for _, _, _, w, _ in found)]) if weighted else None
+    return Ordered(in_degree, src, weight, loops, any(again for *_, again in found), has_weights)

@@ -1,0 +1,269 @@
+"""Graphs that are already in this process: SciPy, NetworkX, PyTorch Geometric. None of the three is imported here but SciPy."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from ....storage.dataset import SPLITS, Dataset
+from ....storage.errors import InputError
+from ....storage.node_names import NodeNames
+from ..cleaning.class_names import numbered
+from ..cleaning.clean import clean
+from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
+from ..cleaning.raw import AnyArray, Hint, Raw
+
+TYPED = (
+    "and typed graphs are not supported; expected a Data of one node type and one edge type, "
+    "such as Data(x=data['paper'].x, y=data['paper'].y, edge_index=data['paper', 'cites', 'paper'].edge_index)"
+)
+"""What is said of graphs whose nodes or edges have types."""
+
+
+def from_scipy(
+    adjacency: Any,
+    features: Any,
+    labels: npt.ArrayLike,
+    *,
+    train: npt.ArrayLike | None = None,
+    val: npt.ArrayLike | None = None,
+    test: npt.ArrayLike | None = None,
+    node_names: Sequence[str] | None = None,
+    name: str = "scipy",
+    options: ReadOptions = DEFAULT_OPTIONS,
+    split: str | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A dataset from a SciPy sparse adjacency.
+
+    Args:
+        adjacency: [V, V]; A[i, j] != 0 is an edge i -> j. Values other than 1 become edge weights. Entries that a COO matrix
+            repeats are duplicate edges.
+        features: [V, F], dense or SciPy sparse, or None.
+        labels: [V] class numbers with -1 for unlabelled, or text with "" or None for unlabelled; or [V, C] of 0 and 1.
+        train: node ids, names or a boolean mask [V]; all three None means no stored split.
+        val: likewise.
+        test: likewise.
+        node_names: [V] distinct names of the nodes, kept for predictions.
+        name: what to call it.
+        options: what to do about each defect.
+        split: see `open_dataset`.
+        seed: decides a random split.
+
+    Raises:
+        InputError: see `clean`.
+    """
+    if not sp.issparse(adjacency):
+        raise InputError(f"adjacency is {type(adjacency).__name__}; expected a SciPy sparse matrix [V, V]")
+    y = np.asarray(labels)
+    if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1] or adjacency.shape[0] != len(np.atleast_1d(y)):
+        raise InputError(f"adjacency has shape {list(adjacency.shape)} and there are {len(np.atleast_1d(y))} labels; expected [V, V] and V")
+    coo = adjacency.tocoo()
+    present = coo.data != 0
+    values = coo.data[present]
+    raw = Raw(
+        name=name,
+        src=coo.row[present],
+        dst=coo.col[present],
+        labels=y,
+        features=features if features is None or sp.issparse(features) else np.asarray(features),
+        edge_weight=None if (values == 1).all() else values,
+        split={part: np.asarray(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None},
+        node_names=None if node_names is None else _distinct(node_names, len(np.atleast_1d(y))),
+    )
+    return clean(raw, options, split, seed)
+
+
+def _distinct(names: Sequence[Any], num_nodes: int) -> NodeNames:
+    texts = [str(n) for n in names]
+    if len(texts) != num_nodes:
+        raise InputError(f"there are {len(texts)} node names for {num_nodes} nodes; expected one for each")
+    if len(set(texts)) < num_nodes:
+        again = next(t for t, count in Counter(texts).items() if count > 1)
+        raise InputError(f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one of them")
+    return NodeNames.of(texts)
+
+
+def from_networkx(
+    graph: Any,
+    *,
+    label: str = "y",
+    features: str = "x",
+    weight: str = "weight",
+    split_attribute: str = "split",
+    train: Iterable[Any] | None = None,
+    val: Iterable[Any] | None = None,
+    test: Iterable[Any] | None = None,
+    name: str = "networkx",
+    options: ReadOptions = DEFAULT_OPTIONS,
+    split: str | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """A dataset from a NetworkX graph.
+
+    Nodes are numbered in their order in the graph, and keep what they are called as `Dataset.node_names`; or by their own numbers
+    where those are 0 to V-1. Without
+    `options.direction`, a DiGraph is read as directed (messages flow u -> v) and a Graph has both directions.
+
+    Args:
+        graph: Graph, DiGraph, MultiGraph or MultiDiGraph.
+        label: node attribute with the class, a number or text, or a vector of 0 and 1; nodes without it are unlabelled.
+        features: node attribute with F numbers; on every node or on none.
+        weight: edge attribute; on every edge or on none.
+        split_attribute: node attribute with "train", "val" or "test".
+        train: in place of the attribute: nodes of the graph.
+        val: likewise.
+        test: likewise.
+        name: what to call it.
+        options: what to do about each defect.
+        split: see `open_dataset`.
+        seed: decides a random split.
+
+    Raises:
+        InputError: an attribute is missing or ragged; see also `clean`.
+    """
+    nodes, notes, names = list(graph.nodes), (), None
+    if set(nodes) == set(range(len(nodes))):
+        nodes = list(range(len(nodes)))
+    else:
+        notes, names = ("Nodes were numbered in their order in the graph.",), _distinct(nodes, len(nodes))
+    number = {node: i for i, node in enumerate(nodes)}
+    edges = list(graph.edges(data=weight))
+    src = np.array([number[u] for u, _, _ in edges], np.int64)
+    dst = np.array([number[v] for _, v, _ in edges], np.int64)
+    weights = _edge_weights([w for _, _, w in edges], weight)
+    if not graph.is_directed():
+        back = src != dst
+        src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
+        weights = None if weights is None else np.concatenate([weights, weights[back]])
+    parts = [graph.nodes[n].get(split_attribute) for n in nodes]
+    strange = sorted({str(p) for p in parts if p is not None} - set(SPLITS))
+    if strange:
+        raise InputError(f"node attribute '{split_attribute}' holds '{strange[0]}'; expected train, val or test")
+    named = np.array([p or "" for p in parts])
+    stored = {part: named == part for part in SPLITS} if any(parts) else {}
+    if any(given is not None for given in (train, val, test)):
+        stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
+    labels, class_names = _node_labels(graph, nodes, label)
+    raw = Raw(
+        name=name,
+        src=src,
+        dst=dst,
+        labels=labels,
+        features=_node_features(graph, nodes, features),
+        edge_weight=weights,
+        split=stored,
+        hint=Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None,
+        notes=notes,
+        node_names=names,
+        class_names=class_names,
+    )
+    return clean(raw, options, split, seed)
+
+
+def _edge_weights(values: list[Any], attribute: str) -> AnyArray | None:
+    absent = sum(v is None for v in values)
+    if absent == len(values):
+        return None
+    if absent:
+        raise InputError(f"{absent} of {len(values)} edges have no attribute '{attribute}'; give it to every edge or to none")
+    return _rectangular(values, f"edge attribute '{attribute}'")
+
+
+def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyArray:
+    given = list(nodes)
+    if absent := [n for n in given if n not in number]:
+        raise InputError(f"{len(absent)} nodes of the {part} split (first: {absent[0]!r}) are not in the graph; correct the split")
+    return np.array([number[n] for n in given], np.int64)
+
+
+def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray, tuple[str, ...] | None]:
+    """Class numbers or vectors, and the names of the classes where they are text."""
+    values = [graph.nodes[n].get(attribute) for n in nodes]
+    given = [v for v in values if v is not None]
+    if nodes and not given:
+        raise InputError(f"no node has the attribute '{attribute}'; name the attribute that holds the class with label=...")
+    if given and np.ndim(given[0]) > 0 and len(given) < len(values):
+        raise InputError(f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on every node")
+    if any(isinstance(v, str) for v in given):
+        if other := next((type(v).__name__ for v in given if not isinstance(v, str)), None):
+            raise InputError(f"node attribute '{attribute}' is text on some nodes and {other} on others; expected one of them on all")
+        return numbered(values)
+    return _rectangular([-1 if v is None else v for v in values], f"node attribute '{attribute}'"), None
+
+
+def _node_features(graph: Any, nodes: list[Any], attribute: str) -> AnyArray | None:
+    values = [graph.nodes[n].get(attribute) for n in nodes]
+    absent = sum(v is None for v in values)
+    if absent == len(values):
+        return None
+    if absent:
+        raise InputError(f"{absent} of {len(values)} nodes have no attribute '{attribute}'; give features to every node or to none")
+    x = _rectangular(values, f"node attribute '{attribute}'")
+    return x[:, None] if x.ndim == 1 else x
+
+
+def _rectangular(values: list[Any], what: str) -> AnyArray:
+    try:
+        return np.asarray([np.asarray(v) for v in values])
+    except ValueError as e:
+        raise InputError(f"{what} holds vectors of different lengths ({e}); expected one length") from e
+
+
+def from_pyg(data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPTIONS, split: str | None = None, seed: int = 0) -> Dataset:
+    """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y``, and optionally ``x``, ``edge_weight``, ``train_mask``,
+    ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, and a note says so.
+
+    Args:
+        data: a homogeneous `Data`.
+        name: what to call it.
+        options: what to do about each defect.
+        split: see `open_dataset`.
+        seed: decides a random split.
+
+    Raises:
+        InputError: heterogeneous, or an attribute is missing; see also `clean`.
+    """
+    if hasattr(data, "node_types"):
+        raise InputError(f"the PyG data is heterogeneous, {TYPED}")
+    edges, y = getattr(data, "edge_index", None), getattr(data, "y", None)
+    if edges is None:
+        raise InputError("the PyG data has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)")
+    if y is None:
+        raise InputError("the PyG data has no y; expected [V] class numbers or [V, C] of 0 and 1")
+    ends = _host(edges)
+    if ends.ndim != 2 or ends.shape[0] != 2:
+        raise InputError(f"the PyG data's edge_index has shape {list(ends.shape)}; expected [2, E]")
+    if data.num_nodes is not None and len(y) != data.num_nodes:
+        raise InputError(f"the PyG data has {data.num_nodes} nodes and {len(y)} labels; expected one label for each node")
+    x, weight = getattr(data, "x", None), getattr(data, "edge_weight", None)
+    masks = {part: getattr(data, f"{part}_mask", None) for part in SPLITS}
+    raw = Raw(
+        name=name,
+        src=ends[0],
+        dst=ends[1],
+        labels=_host(y),
+        features=None if x is None else _host(x),
+        edge_weight=None if weight is None else _host(weight),
+        split={part: _host(mask) for part, mask in masks.items() if mask is not None},
+        notes=_left_out(data),
+    )
+    return clean(raw, options, split, seed)
+
+
+def _left_out(data: Any) -> tuple[str, ...]:
+    """Says that edge features are not read, where there are any."""
+    attr = getattr(data, "edge_attr", None)
+    if attr is None:
+        return ()
+    told = f"edge_attr {list(attr.shape)} was left out: graphs hold no edge features"
+    scalar = attr.ndim == 1 or (attr.ndim == 2 and attr.shape[1] == 1)
+    return (f"{told} (if these are weights, set data.edge_weight)." if scalar else f"{told}.",)
+
+
+def _host(tensor: Any) -> AnyArray:
+    tensor = tensor.detach().cpu()
+    return (tensor if str(tensor.layout) == "torch.strided" else tensor.to_dense()).numpy()

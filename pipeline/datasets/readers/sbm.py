@@ -1,0 +1,100 @@
+"""``sbm:...``: a planted-partition graph with class-mean features, generated in O(E) memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....stages.random import Purpose, stream
+from ....storage.dataset import Dataset
+from ....storage.features import MemoryFeatures
+from ..cleaning.edges import graph_of_keys
+from ..cleaning.options import DEFAULT_OPTIONS
+from ..cleaning.splits import make_split
+from .spec import number, parse_spec
+
+
+@dataclass(frozen=True)
+class Sbm:
+    """Parameters of the planted partition (Condon and Karp, 2001)."""
+
+    nodes: int = number(100_000, 2, 2**31 - 2)
+    """V."""
+    classes: int = number(16, 1, 100_000)
+    """C; sizes differ by at most one."""
+    degree: float = number(20, 0, 1e6)
+    """Mean in-degree before duplicates and self loops are removed."""
+    features: int = number(64, 1, 1e5)
+    """F."""
+    homophily: float = number(0.8, 0, 1)
+    """Share of the edges whose ends have one class."""
+    noise: float = number(1.0, 0, 1e6)
+    """Standard deviation of each feature about its class's mean; the means are random unit vectors, so that at 1 a single node says
+    little about its class and its neighbourhood says much."""
+    train: float = number(0.1, 1e-9, 1)
+    """Share of the nodes."""
+    val: float = number(0.1, 0, 1)
+    seed: int = number(0, 0, 2**63 - 1)
+
+
+def generate_sbm(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
+    """The graph that `text` describes: symmetric, without self loops or multi-edges. A pure function of `text`; `split` and `seed`
+    only choose another split than the stored one.
+
+    Raises:
+        InputError: see `parse_spec` and `make_split`.
+    """
+    p = parse_spec(text, Sbm)
+    notes: list[str] = []
+    labels = _rng(p, 0).permutation(np.arange(p.nodes, dtype=np.int64) % p.classes)
+    keys = _edges(p, labels)
+    notes.append(f"Generated: {len(keys)} edges (both directions) after duplicates and self loops were removed.")
+    stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
+    return Dataset(
+        name=name or text,
+        graph=graph_of_keys(keys, p.nodes),
+        features=MemoryFeatures(_features(p, labels)),
+        labels=labels,
+        split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
+        num_classes=p.classes,
+        notes=tuple(notes),
+    ).check()
+
+
+def _rng(p: Sbm, part: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, part)))
+
+
+def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
+    """Ascending keys dst * V + src, int64 [E]: each drawn edge picks one end uniformly, then a class for the other, then a member."""
+    rng = _rng(p, 1)
+    drawn = round(p.nodes * p.degree / 2)
+    member = np.argsort(labels, kind="stable").astype(np.int32)
+    size = np.bincount(labels, minlength=p.classes)
+    start = np.cumsum(size) - size
+    u = rng.integers(0, p.nodes, drawn, dtype=np.int32)
+    c = labels[u].astype(np.int32)
+    if p.classes > 1:
+        other = rng.random(drawn, np.float32) >= p.homophily
+        c[other] = (c[other] + rng.integers(1, p.classes, int(other.sum()), dtype=np.int32)) % p.classes
+    # A class is empty only where there are more classes than nodes.
+    keep = size[c] > 0
+    u, c = u[keep], c[keep]
+    v = member[start[c] + rng.integers(0, size[c])]
+    u, v = u[u != v].astype(np.int64), v[u != v].astype(np.int64)
+    keys = np.concatenate([v * p.nodes + u, u * p.nodes + v])
+    keys.sort()
+    first = np.ones(len(keys), bool)
+    np.not_equal(keys[1:], keys[:-1], out=first[1:])
+    return keys[first]
+
+
+def _features(p: Sbm, labels: np.ndarray) -> np.ndarray:
+    rng = _rng(p, 2)
+    means = rng.standard_normal((p.classes, p.features), np.float32)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    x = rng.standard_normal((p.nodes, p.features), np.float32)
+    x *= np.float32(p.noise)
+    # By slices, so that the gathered means need no second [V, F].
+    for low in range(0, p.nodes, 1 << 16):
+        x[low : low + (1 << 16)] += means[labels[low : low + (1 << 16)]]
+    return x

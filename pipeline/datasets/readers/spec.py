@@ -1,0 +1,55 @@
+"""``kind:key=value,key=value``: the text form of a generated graph."""
+
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, TypeVar
+
+from ....storage.errors import InputError, nearest
+
+T = TypeVar("T")
+
+
+def number(default: float, low: float, high: float) -> Any:
+    """A dataclass field that `parse_spec` reads and checks to lie in [low, high]."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def parse_spec(text: str, kind: type[T]) -> T:
+    """The `kind` that ``name:key=value,...`` describes; keys that are not given keep their defaults.
+
+    Args:
+        text: e.g. ``sbm:nodes=1000,degree=5``; ``sbm`` alone is all defaults.
+        kind: a dataclass whose fields are `number`s of type int, float or bool.
+
+    Raises:
+        InputError: an unknown, repeated or malformed key, or a value of the wrong type or out of range.
+    """
+    name, _, rest = text.partition(":")
+    known = {f.name: f for f in fields(kind)}  # pyright: ignore[reportArgumentType]
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise InputError(f"'{item}' in '{text}' is not key=value; expected e.g. {name}:{_example(known)}")
+        if key not in known:
+            raise InputError(f"'{text}': unknown key '{key}'; {name} knows {', '.join(known)}{nearest(key, list(known))}")
+        if key in values:
+            raise InputError(f"'{text}': the key '{key}' is given twice; give it once")
+        values[key] = _value(text, known[key], value)
+    return kind(**values)
+
+
+def _example(known: dict[str, "Field[Any]"]) -> str:
+    return ",".join(f"{f.name}={f.default}" for f in list(known.values())[:2] if f.default is not MISSING)
+
+
+def _value(text: str, f: "Field[Any]", value: str) -> Any:
+    try:
+        parsed = float(value)
+    except ValueError:
+        raise InputError(f"'{text}': {f.name} is '{value}'; expected a number") from None
+    if f.type is not float and not parsed.is_integer():
+        raise InputError(f"'{text}': {f.name} is {value}; expected a whole number")
+    low, high = f.metadata["low"], f.metadata["high"]
+    if not low <= parsed <= high:
+        raise InputError(f"'{text}': {f.name} is {value}, out of range; expected {low} to {high}")
+    return parsed if f.type is float else f.type(int(parsed))  # pyright: ignore[reportCallIssue]

@@ -1,0 +1,111 @@
+"""Tables of edges and of nodes, from Parquet or CSV files, with the column names that Millrace uses."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ....storage.errors import InputError
+from ..cleaning.options import ReadOptions
+from .csv_file import SUFFIXES, is_csv, read_csv
+from .npz_members import BOMB_BYTES
+
+ALIASES = {
+    "edges": {
+        "src": ("source", "from", "source_id", "src_id", "u"),
+        "dst": ("target", "to", "destination", "dest", "target_id", "dst_id", "v"),
+        "weight": ("edge_weight", "w"),
+    },
+    "nodes": {"id": ("node_id", "node"), "label": ("y", "class"), "split": ()},
+}
+"""Other names, of either case, under which a column is taken where there is none of its own name."""
+AS_TEXT = {
+    stem: {name for key in keys for name in (key, *ALIASES[stem][key])}
+    for stem, keys in {"edges": ("src", "dst"), "nodes": ("id", "split")}.items()
+}
+"""Columns of CSV that are read as text first: 007 is no number, and one name among numbers makes all of them names."""
+EXAMPLES = {"edges": "src,dst", "nodes": "id,label"}
+BOMB_RATIO = 2000
+"""Parquet packs a column of one value into next to nothing, but never all columns."""
+KINDS = (".parquet", *SUFFIXES)
+
+
+def tables_in(folder: Path, stem: str) -> list[Path]:
+    """The files of a folder whose names begin with `stem`, in order: those of Parquet, or where there is none, of CSV."""
+    files = sorted(folder.glob(f"{stem}*.parquet"))
+    return files or sorted(f for f in folder.glob(f"{stem}*") if is_csv(f))
+
+
+def files_of(folder: Path, stem: str) -> list[Path]:
+    """`tables_in` that are there. Raises InputError otherwise."""
+    if not (files := tables_in(folder, stem)):
+        raise InputError(
+            f"{folder} holds no {stem}*.parquet or {stem}*.csv; expected edges* (columns src, dst) and nodes* (columns id, label, features)"
+        )
+    return files
+
+
+def nodes_beside(edges: Path, options: ReadOptions) -> Path:
+    """The file of the nodes of a file of edges: `nodes_file`, or nodes.csv or nodes.parquet in its folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    if edges.name.startswith("nodes") and (others := tables_in(edges.parent, "edges")):
+        raise InputError(f"{edges} is a file of nodes; give the file of edges, {others[0]}, or the folder")
+    if options.nodes_file is not None:
+        path = edges.parent / Path(options.nodes_file).expanduser()
+        if not path.is_file():
+            raise InputError(f"nodes_file={options.nodes_file}: {path} is no file; expected a path from the folder of {edges.name}")
+        return path
+    found = [p for kind in KINDS if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
+    if not found:
+        raise InputError(
+            f"{edges} is read as a list of edges, and nothing says the labels of its nodes: put nodes.csv (columns id, label, features) "
+            "beside it, or set nodes_file=FILE"
+        )
+    return found[0]
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """The rows of a file of Parquet; the checksums of its pages are verified, where its writer left any.
+
+    Raises:
+        InputError: it unpacks to far more than numbers of a graph can.
+    """
+    file = pq.ParquetFile(path, page_checksum_verification=True)
+    unpacked, size = file.metadata.num_rows * file.metadata.num_columns * 4, path.stat().st_size
+    if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * size:
+        raise InputError(f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file again")
+    return file.read()
+
+
+def read_table(files: Sequence[Path], stem: str) -> pa.Table:
+    """The rows of all files, one after the other.
+
+    Raises:
+        InputError: a file cannot be read, or their columns differ in type.
+    """
+    try:
+        tables = [read_csv(f, AS_TEXT[stem], EXAMPLES[stem]) if is_csv(f) else read_parquet(f) for f in files]
+        table = pa.concat_tables([_renamed(t, stem) for t in tables], promote_options="permissive" if is_csv(files[0]) else "default")
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
+        if isinstance(e, InputError):
+            raise
+        told = files[0] if len(files) == 1 else f"{files[0].parent}: {stem}*{''.join(files[0].suffixes)}"
+        raise InputError(f"{told} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema") from e
+    for at, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(at, field.name, table[field.name].cast(field.type.value_type))
+    return table
+
+
+def _renamed(table: pa.Table, stem: str) -> pa.Table:
+    names, lower = list(table.column_names), [n.strip().lower() for n in table.column_names]
+    for key, others in ALIASES[stem].items():
+        if key not in names:
+            at = next((lower.index(name) for name in (key, *others) if name in lower), None)
+            if at is not None:
+                names[at] = key
+    return table.rename_columns(names)

@@ -1,0 +1,153 @@
+"""Minibatches as other libraries see them: PyTorch Geometric's `Data` and DGL's blocks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.errors import InputError, MissingExtraError
+from ...storage.features import FeatureStore
+from ...storage.minibatch import MiniBatch
+
+
+@dataclass(frozen=True, eq=False)
+class SampledGraph:
+    """A minibatch as PyG's samplers describe one: a single edge list, by hop and then by destination. All tensors are its own."""
+
+    node: Tensor
+    """int64 [n], global ids: the seeds, then each hop's new nodes."""
+    row: Tensor
+    """int64 [e], positions of the edges' sources in `node`."""
+    col: Tensor
+    """int64 [e], positions of their destinations; rises."""
+    edge: Tensor | None
+    """int64 [e], positions in the edge arrays that the minibatch's edge ids count in, or None where it has none."""
+    num_sampled_nodes: list[int] | None
+    """L+1 numbers: the seeds, then each hop's new nodes; None where edges are not by hop."""
+    num_sampled_edges: list[int] | None
+    """L numbers: the edges of each hop, or None."""
+    batch: Tensor | None = None
+    """int64 [n], which seed's tree each node is in, where every seed has one of its own."""
+
+
+def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = None) -> SampledGraph:
+    """The one edge list of a minibatch.
+
+    Args:
+        minibatch: nested, or of one layer.
+        edge_id: int64 [E], what to call each edge of the graph; None keeps the minibatch's own numbers.
+
+    Raises:
+        InputError: the layers have edge lists of their own.
+    """
+    whole = minibatch.blocks[0]
+    if not minibatch.nested and len(minibatch.blocks) > 1:
+        raise InputError(
+            f"the minibatch holds {len(minibatch.blocks)} edge lists, one for each layer, and PyG's Data holds one: "
+            "sample with expand='new', or use to_dgl_blocks"
+        )
+    edge = whole.edge_id if whole.edge_id is None or edge_id is None else edge_id[whole.edge_id]
+    nodes = [len(minibatch.seeds), *(b.num_src for b in reversed(minibatch.blocks))]
+    edges = [0, *(b.num_edges for b in reversed(minibatch.blocks))]
+    kept = torch.from_numpy(np.diff(whole.indptr))
+    return SampledGraph(
+        node=_owned(whole.src),
+        row=_owned(whole.indices),
+        col=torch.repeat_interleave(kept, output_size=whole.num_edges),
+        edge=None if edge is None else _owned(edge),
+        num_sampled_nodes=[nodes[0], *(b - a for a, b in zip(nodes, nodes[1:]))],
+        num_sampled_edges=[b - a for a, b in zip(edges, edges[1:])],
+    )
+
+
+def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> Any:
+    """A minibatch as a `torch_geometric.data.Data`, with the attributes that PyG's `NeighborLoader` gives its own.
+
+    ``edge_index`` is int64 [2, e], source and destination as positions in ``n_id``; the first ``batch_size`` nodes are the seeds,
+    whose global ids are also ``input_id``. ``e_id``, where the minibatch has edge ids, counts in the graph's edge arrays (which
+    are ordered by destination; `Graph.edge_id` leads back to the input). ``edge_weight``, where it has weights, is
+    `Block.weight`. ``num_sampled_nodes`` and ``num_sampled_edges`` are lists for `torch_geometric.utils.trim_to_layer`.
+
+    Args:
+        minibatch: nested (only newly found nodes were expanded), or of one layer.
+        features: `FeatureStore`, tensor or array [V, F]; the minibatch's rows become ``x``.
+        labels: tensor or array [V] or [V, C]; the minibatch's rows become ``y``.
+
+    Raises:
+        InputError: the layers have edge lists of their own, or features or labels have too few rows.
+        MissingExtraError: PyTorch Geometric is not installed.
+    """
+    require_pyg("to_pyg")
+    from torch_geometric.data import Data
+
+    graph = sampled_graph(minibatch)
+    out = Data(edge_index=torch.stack([graph.row, graph.col]), num_nodes=len(graph.node))
+    out.n_id, out.num_sampled_nodes, out.num_sampled_edges = graph.node, graph.num_sampled_nodes, graph.num_sampled_edges
+    out.input_id, out.batch_size = _owned(minibatch.seeds), len(minibatch.seeds)
+    if graph.edge is not None:
+        out.e_id = graph.edge
+    weight = minibatch.blocks[0].weight
+    if weight is not None:
+        out.edge_weight = torch.from_numpy(weight.copy())
+    if features is not None:
+        out.x = _rows(features, graph.node, "features")
+    if labels is not None:
+        out.y = _rows(labels, graph.node, "labels")
+    return out
+
+
+def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
+    """A minibatch as DGL's blocks, outermost first: what a DGL model's layers take in turn.
+
+    Each block has ``srcdata[dgl.NID]`` and ``dstdata[dgl.NID]``, int64 global ids; ``edata[dgl.EID]``, where the minibatch has
+    edge ids, as positions in the graph's edge arrays; ``edata["weight"]`` where it has weights (`Block.weight`). The seeds are
+    ``blocks[-1].dstdata[dgl.NID]``. Memory is not shared with the minibatch.
+
+    Raises:
+        MissingExtraError: DGL is not installed.
+    """
+    try:
+        import dgl  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtraError("to_dgl_blocks needs DGL, which is not installed: see https://www.dgl.ai/pages/start.html") from None
+    blocks = []
+    for b in minibatch.blocks:
+        csc = (_owned(b.indptr), _owned(b.indices), torch.empty(0, dtype=torch.int64))
+        block = dgl.create_block(("csc", csc), num_src_nodes=b.num_src, num_dst_nodes=b.num_dst)
+        src = _owned(b.src)
+        block.srcdata[dgl.NID], block.dstdata[dgl.NID] = src, src[: b.num_dst]
+        if b.edge_id is not None:
+            block.edata[dgl.EID] = _owned(b.edge_id)
+        if b.weight is not None:
+            block.edata["weight"] = torch.from_numpy(b.weight.copy())
+        blocks.append(block)
+    return blocks
+
+
+def require_pyg(what: str) -> None:
+    """Raise MissingExtraError, naming `what` needs it, unless PyTorch Geometric can be imported."""
+    try:
+        import torch_geometric  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        raise MissingExtraError(f"{what} needs PyTorch Geometric, which is not installed: pip install 'millrace-gnn[pyg]'") from None
+
+
+def _owned(array: npt.NDArray[np.integer]) -> Tensor:
+    """A copy, int64: a view would keep the whole bulk's buffer."""
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _rows(table: Any, node: Tensor, what: str) -> Tensor:
+    """table[node], copied."""
+    rows = table.num_rows if isinstance(table, FeatureStore) else len(table)
+    largest = int(node.max()) if len(node) else -1
+    if largest >= rows:
+        raise InputError(f"{what} has {rows} rows and the minibatch names node {largest}; expected a row for each node of the graph")
+    if isinstance(table, Tensor):
+        return table.index_select(0, node.to(table.device))
+    if isinstance(table, FeatureStore):
+        return torch.from_numpy(table.gather(node.numpy()))
+    return torch.from_numpy(np.asarray(table)[node.numpy()])

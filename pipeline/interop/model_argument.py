@@ -1,0 +1,72 @@
+"""What a Python caller may pass as ``model``."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from ...stages.models.base import ModelConfig, as_model, refuse_uninitialised
+from ...stages.models.pyg import PyGModel
+from ...stages.models.pyg_checks import forward_parameters
+from ...storage.errors import InputError
+from ..config.aliases import SHORTHANDS
+
+
+def taken(model: Any) -> Any:
+    """The record or module that `model` stands for: PyG convolutions, one or a list of them, are taken as a `PyGModel`.
+
+    Raises:
+        InputError: it is neither, nor a convolution.
+    """
+    if model is None or isinstance(model, ModelConfig):
+        return model
+    if isinstance(model, list | tuple | nn.ModuleList):
+        return PyGModel(list(model))
+    if isinstance(model, type):
+        raise InputError(f"the model is the class {model.__name__}; expected an object of it: {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}; expected a record such as GraphSAGE(hidden=128), a list of PyG convolutions, or an "
+            "nn.Module with num_layers and layer(i, hood, h) -> h"
+        )
+    if not callable(getattr(model, "layer", None)) and _is_convolution(model):
+        return PyGModel([model])
+    return as_model(model)
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return any(c.__name__ == "MessagePassing" for c in type(module).__mro__) and {"x", "edge_index"} <= forward_parameters(module).keys()
+
+
+def refuse_beside(model: Any, options: Mapping[str, Any]) -> None:
+    """Refuse options of a model beside a model that has its own.
+
+    Raises:
+        InputError: it names them.
+    """
+    given = [f"{name}={options[name]!r}" for name in options if SHORTHANDS.get(name, ("",))[0] == "model"]
+    if given:
+        raise InputError(f"{', '.join(given)} would not reach the model, which is a {type(model).__name__} already; set it there")
+
+
+def refuse_misfit(module: nn.Module, num_features: int, num_classes: int, task: Literal["multiclass", "multilabel"], seed: int) -> None:
+    """Refuse a module that a dataset does not fit; lazy parameters of a `PyGModel` get their shapes.
+
+    Args:
+        module: a module of the user's own, or a `PyGModel`.
+        num_features: F.
+        num_classes: C.
+        task: of the dataset; multi-label targets need C outputs exactly.
+        seed: what lazy parameters are drawn by.
+
+    Raises:
+        InputError: widths that do not fit, lazy parameters in a module of the user's own, or nothing to train.
+    """
+    if isinstance(module, PyGModel):
+        width = module.fit(num_features, seed)
+        if width < num_classes or (task == "multilabel" and width != num_classes):
+            told = f"the last convolution gives {width} columns, but the dataset has {num_classes} classes"
+            raise InputError(f"{told}; make it {type(module.convs[-1]).__name__}(..., {num_classes})")
+    refuse_uninitialised(module)
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InputError(f"{type(module).__name__} has no parameters to train; give it at least one layer with weights")

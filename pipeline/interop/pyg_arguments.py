@@ -1,0 +1,199 @@
+"""What the arguments of `NeighborLoader` mean: checked, refused by name, and turned into Millrace's own messages."""
+
+import warnings
+from collections.abc import Iterable
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...stages.sample.neighbor import NeighborSampler
+from ...storage.errors import InputError, nearest
+from ...storage.graph import Graph, from_edges
+from ..datasets.readers.python import TYPED
+from .pyg_subgraphs import SUBGRAPH_TYPES
+
+DATALOADER = {
+    "sampler": None,
+    "batch_sampler": None,
+    "pin_memory": False,
+    "pin_memory_device": "",
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "timeout": 0,
+    "in_order": True,
+}
+"""Arguments of torch's DataLoader that `NeighborLoader` has not among its own, and the values that ask for nothing."""
+DROPPED = {"collate_fn": None, "dataset": None}
+"""Arguments of torch's DataLoader that PyG's loader drops."""
+EFFECTIVE = ("sampler", "batch_sampler", "pin_memory")
+"""Of `DATALOADER`, what does what it does in a DataLoader. The others are for worker processes."""
+REFUSED = {"custom_cls": "it belongs to remote feature stores"}
+"""Arguments of PyG's loaders that would change what is sampled, and why they are refused."""
+
+
+class UnknownArgumentError(InputError, TypeError):
+    """An argument that `NeighborLoader` does not have."""
+
+
+def check_data(data: Any) -> None:
+    """`data` must be a homogeneous PyG `Data` with an edge_index."""
+    from torch_geometric.data import Data, HeteroData
+
+    if isinstance(data, HeteroData):
+        raise InputError(f"data is a HeteroData, {TYPED}")
+    if isinstance(data, (tuple, list)):
+        raise InputError("a pair of FeatureStore and GraphStore is not supported; expected a torch_geometric.data.Data")
+    if not isinstance(data, Data):
+        raise InputError(f"data is {type(data).__name__}; expected a torch_geometric.data.Data")
+    for name in ("adj", "adj_t"):
+        if name in data:
+            raise InputError(f"data has {name}, which is not supported; expected edge_index [2, E]: do not apply ToSparseTensor")
+    if data.edge_index is not None and (data.edge_index.ndim != 2 or data.edge_index.shape[0] != 2):
+        raise InputError(f"data.edge_index has shape {list(data.edge_index.shape)}; expected [2, E]")
+    if data.num_nodes is None:
+        raise InputError("data has neither node attributes nor edges; expected x, edge_index or num_nodes")
+
+
+def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> dict[str, Any]:
+    """The arguments of `given` that torch's DataLoader takes. What has nothing to act on is named in a warning; `own` are the loader's
+    named arguments, for hints."""
+    for name in given:
+        if name not in DATALOADER and name not in DROPPED and name not in REFUSED:
+            known = [*own, *DATALOADER, *DROPPED, *REFUSED]
+            raise UnknownArgumentError(f"NeighborLoader has no argument '{name}'{nearest(name, known)}")
+    for name, why in REFUSED.items():
+        if given.get(name) is not None:
+            raise InputError(f"{name} is not supported: {why}")
+    for name in ("sampler", "batch_sampler"):
+        if given.get(name) is not None and not (hasattr(given[name], "__iter__") and hasattr(given[name], "__len__")):
+            raise InputError(f"{name} is {type(given[name]).__name__}; expected an iterable with a length, such as a torch Sampler")
+    idle = {**DATALOADER, **DROPPED}
+    ignored = [n for n, nothing in idle.items() if n not in EFFECTIVE and given.get(n) is not None and given[n] != nothing]
+    if filter_per_worker is not None:
+        ignored.append("filter_per_worker")
+    if ignored:
+        text = f"NeighborLoader ignores {', '.join(ignored)}: it has no worker processes, a thread samples ahead"
+        warnings.warn(text, UserWarning, stacklevel=3)
+    return {n: v for n, v in given.items() if n in DATALOADER}
+
+
+def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
+    """The word for PyG's `subgraph_type`, to which the deprecated ``directed=False`` says "induced"."""
+    if not directed:
+        warnings.warn("directed=False is deprecated: use subgraph_type='induced'", UserWarning, stacklevel=3)
+        given = "induced"
+    word = getattr(given, "value", given)
+    if word not in SUBGRAPH_TYPES:
+        hint = nearest(word, SUBGRAPH_TYPES) if isinstance(word, str) else ""
+        raise InputError(f"subgraph_type is {word!r}; expected one of {', '.join(SUBGRAPH_TYPES)}{hint}")
+    if disjoint and word == "induced":
+        raise InputError("disjoint is not supported with subgraph_type 'induced', as in PyG; set one of them")
+    return word
+
+
+def positions(given: Any, size: int, what: str) -> npt.NDArray[np.int64]:
+    """Positions among `size` input nodes, int64 [B], from a tensor, an array or anything that holds whole numbers."""
+    try:
+        values = given.tolist() if hasattr(given, "tolist") else given
+        found = np.fromiter((_whole(i) for i in values), np.int64)
+    except TypeError:
+        raise InputError(f"{what} is {given!r}; expected positions in input_nodes, whole numbers [B]") from None
+    if len(found) and (found.min() < 0 or found.max() >= size):
+        raise InputError(f"{what} holds positions in [{found.min()}, {found.max()}]; expected [0, {size}), positions in input_nodes")
+    return found
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a mask is no list of positions")
+    return index(value)
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{name} is {value!r}; expected a whole number, {least} or more")
+    return int(value)
+
+
+def sampler(num_neighbors: Any, replace: bool, weighted: bool) -> NeighborSampler:
+    """The sampler that PyG's arguments describe."""
+    from torch_geometric.sampler import NumNeighbors
+
+    values = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
+    if isinstance(values, dict):
+        raise InputError("num_neighbors for each edge type is not supported; expected one number for each hop, such as [15, 10, 5]")
+    try:
+        fanout = tuple(index(n) for n in values)
+    except TypeError:
+        raise InputError(f"num_neighbors is {num_neighbors!r}; expected one number for each hop, such as [15, 10, 5]") from None
+    try:
+        return NeighborSampler(fanout, replace=bool(replace), weighted=weighted, edge_ids=True)
+    except InputError as e:
+        raise InputError(f"num_neighbors: {e}") from None
+
+
+def graph(data: Any, weight_attr: str | None) -> Graph:
+    """In-neighbour lists of `data`, with the columns of ``edge_index`` as edge ids."""
+    edges = np.empty((2, 0), np.int64) if data.edge_index is None else tensor("data.edge_index", data.edge_index).numpy()
+    num_edges = edges.shape[1]
+    weight = None
+    if weight_attr is not None:
+        if not isinstance(weight_attr, str):
+            raise InputError(f"weight_attr is {weight_attr!r}; expected the name of an edge attribute")
+        if weight_attr not in data:
+            raise InputError(f"weight_attr is '{weight_attr}', but data has no such attribute{nearest(weight_attr, list(data.keys()))}")
+        weight = tensor(f"data.{weight_attr}", data[weight_attr]).numpy()
+        if weight.shape != (num_edges,):
+            raise InputError(f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each edge")
+        weight = weight.astype(np.float32)
+        if not np.isfinite(weight).all() or (weight < 0).any():
+            raise InputError(f"weight_attr: data.{weight_attr} holds negative, NaN or infinite values; expected finite values >= 0")
+    return from_edges(edges[0], edges[1], data.num_nodes, edge_weight=weight, keep_edge_id=True)
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """The argument `name` as a tensor in the host's memory."""
+    try:
+        return torch.as_tensor(value.as_tensor() if hasattr(value, "as_tensor") else value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} is {type(value).__name__}; expected a tensor, an array or a list of numbers") from None
+
+
+def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
+    """Refuse a `seed`, a `generator` and `functions` that are none."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
+        raise InputError(f"seed is {seed!r}; expected a whole number")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(f"generator is {type(generator).__name__}; expected a torch.Generator")
+    if seed is not None and generator is not None:
+        raise InputError("both seed and generator are given; expected one of them")
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise InputError(f"{name} is {type(function).__name__}; expected a function")
+
+
+def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tensor]:
+    """The seeds int64 [N], and what `input_id` reports for each of them, int64 [N]."""
+    if given is None:
+        return np.arange(num_nodes), torch.arange(num_nodes)
+    if isinstance(given, str) or (isinstance(given, (tuple, list)) and given and isinstance(given[0], str)):
+        raise InputError("input_nodes names a node type, which is not supported; expected node ids or a boolean mask")
+    nodes = tensor("input_nodes", given).numpy()
+    if nodes.dtype == np.bool_:
+        if nodes.shape != (num_nodes,):
+            raise InputError(f"input_nodes is a mask of shape {list(nodes.shape)}; expected [{num_nodes}]")
+        seeds = np.flatnonzero(nodes)
+        return seeds, torch.from_numpy(seeds.copy())
+    if nodes.ndim != 1 or (len(nodes) and not np.issubdtype(nodes.dtype, np.integer)):
+        raise InputError(f"input_nodes is {nodes.dtype}{list(nodes.shape)}; expected integer node ids [N] or a boolean mask [{num_nodes}]")
+    seeds = nodes.astype(np.int64)
+    if len(seeds) and (seeds.min() < 0 or seeds.max() >= num_nodes):
+        raise InputError(f"input_nodes lie in [{seeds.min()}, {seeds.max()}]; expected [0, {num_nodes})")
+    return seeds, torch.arange(len(seeds))

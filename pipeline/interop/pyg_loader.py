@@ -1,0 +1,270 @@
+"""`NeighborLoader`: PyG's loader of that name on Millrace's sampler. Only the import of a training script changes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from ...stages.kernels.sampling.cpu import backend as cpu
+from ...stages.random import Purpose, permutation, stream
+from ...stages.sample.base import BulkRequest
+from ...storage.errors import InputError
+from . import pyg_arguments as arguments
+from .export import SampledGraph, require_pyg
+from .pyg_prefetch import Ahead, SamplingThreads
+from .pyg_subgraphs import as_pyg, sample
+
+CALLS = -1
+"""The epoch of what is sampled by calling a loader."""
+
+
+class NeighborLoader(SamplingThreads, DataLoader[Any]):
+    """Iterates over sampled minibatches of a homogeneous `torch_geometric.data.Data`, as PyG's `NeighborLoader` does.
+
+    Each minibatch is a `Data` that owns its memory, with every node-level and edge-level attribute of `data` filtered (by PyG's
+    own rules and code) and
+
+    * ``edge_index`` int64 [2, e]: source and destination as positions in ``n_id``; by hop, then by destination;
+    * ``n_id`` int64 [n]: global ids, the ``batch_size`` seeds first, then hop by hop (within a hop ascending, where PyG's are in
+      order of discovery);
+    * ``e_id`` int64 [e]: columns of ``data.edge_index``;
+    * ``input_id`` int64 [B]: node ids where `input_nodes` is a mask or None, else positions in `input_nodes`;
+    * ``num_sampled_nodes`` (L+1 numbers) and ``num_sampled_edges`` (L numbers): what `torch_geometric.utils.trim_to_layer` needs;
+      not there, as in PyG, where `subgraph_type` is not "directional";
+    * ``batch`` int64 [n]: the position of the seed whose tree a node is in, where `disjoint`, else None.
+
+    Only newly found nodes are expanded in the next hop, as in PyG. A node without in-edges gets none, with `replace` too. A node that
+    is a seed twice draws in-edges for each position of its own; edges out of it leave its first position. A thread samples ahead, in
+    bulks; features are gathered and `transform` runs in the caller's thread. The thread ends with the iteration, also when it is left
+    early. Each ``iter()`` is a new epoch: another order and other samples. They are a function of the seed, the epoch and the order of
+    the seeds alone: bulks, threads and `num_workers` do not show. ``loader(index)`` samples the input nodes at these positions at once.
+
+    The loader is a `torch.utils.data.DataLoader`, of which it uses no process and no iterator. What cannot be honoured is refused by
+    name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`, `custom_cls`, `disjoint` with "induced".
+    Source of the semantics: PyG 2.8, `loader.NodeLoader`.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Sequence[int],
+        input_nodes: Any = None,
+        input_time: Any = None,
+        replace: bool = False,
+        subgraph_type: Any = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Any = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: Any = None,
+        directed: bool = True,
+        *,
+        batch_size: int | None = 1,
+        shuffle: bool | None = False,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        input_id: Any = None,
+        bulk_size: int = 8,
+        prefetch_bulks: int = 1,
+        **dataloader: Any,
+    ) -> None:
+        """
+        Args:
+            data: `Data` with ``edge_index`` [2, E], source in row 0 and destination in row 1, or without edges. Changing its edges
+                later does not show.
+            num_neighbors: in-neighbours per node and hop, nearest the seeds first; -1 takes all.
+            input_nodes: the seeds, as node ids [N], which may repeat, or a boolean mask [V]; None means every node.
+            input_time: refused, as are all arguments of temporal sampling.
+            replace: draw with replacement.
+            subgraph_type: "directional": the sampled edges; "bidirectional": these and their reverses, each pair of nodes once;
+                "induced": all edges among the sampled nodes (takes memory for all in-edges of these nodes). Or PyG's `SubgraphType`.
+            disjoint: each seed grows a tree of its own, and a node is in each tree that finds it.
+            temporal_strategy: "uniform".
+            time_attr: None.
+            weight_attr: name of an edge attribute [E], finite and non-negative: edges are drawn in proportion to it.
+            transform: called with each minibatch, in the caller's thread; what it returns is yielded.
+            transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` (whose ``edge`` holds columns
+                of ``data.edge_index``), in the caller's thread; attributes are filtered by what it returns.
+            is_sorted: accepted; the edges are indexed once, sorted or not, and ``e_id`` always counts columns of ``edge_index``.
+            filter_per_worker: says what `collate_fn` returns, and is True unless `data` is on a GPU; iterations ignore it, with a
+                warning.
+            neighbor_sampler: None.
+            directed: deprecated; False means "induced".
+            batch_size: seeds per minibatch.
+            shuffle: a new permutation of the seeds every epoch.
+            drop_last: leave out a last minibatch that is smaller.
+            num_workers: accepted; there are no worker processes, a thread samples ahead.
+            generator: gives every epoch its seed; without it and without `seed`, torch's default generator does, so
+                ``torch.manual_seed`` decides as it does for a DataLoader.
+            seed: fixes the samples of epoch 0, 1, ... whatever else draws random numbers.
+            input_id: [N], what to report as ``input_id``.
+            bulk_size: minibatches that are sampled together.
+            prefetch_bulks: bulks that may be sampled ahead; one takes about 24 bytes an edge.
+            dataloader: other arguments of torch's DataLoader. `sampler` and `batch_sampler` give positions in `input_nodes`, all of an
+                epoch's when it begins, and need a length; `pin_memory` pins minibatches where there is CUDA. `collate_fn`, which PyG
+                drops too, and what is for worker processes is ignored with one warning.
+
+        Raises:
+            InputError: something is not usable or not supported; the message names it.
+            UnknownArgumentError: no such argument (also a TypeError).
+            MissingExtraError: PyTorch Geometric is not installed.
+        """
+        require_pyg("NeighborLoader")
+        arguments.check_data(data)
+        unsupported = {
+            "input_time": input_time is not None,
+            "temporal_strategy": temporal_strategy != "uniform",
+            "time_attr": time_attr is not None,
+            "neighbor_sampler": neighbor_sampler is not None,
+        }
+        for name in (n for n, asked in unsupported.items() if asked):
+            raise InputError(f"{name} is not supported: leave it out, or use torch_geometric.loader.NeighborLoader for it")
+        given = arguments.dataloader(dataloader, filter_per_worker, signature(NeighborLoader).parameters)
+        self._kind, self._disjoint = arguments.subgraph_type(subgraph_type, directed, disjoint), bool(disjoint)
+        size, workers = arguments.count("batch_size", batch_size), arguments.count("num_workers", num_workers, 0)
+        self.bulk_size, self._room = arguments.count("bulk_size", bulk_size), arguments.count("prefetch_bulks", prefetch_bulks)
+        arguments.check_kinds(seed, generator, transform=transform, transform_sampler_output=transform_sampler_output)
+        self.data, self.transform, self.transform_sampler_output = data, transform, transform_sampler_output
+        self.input_nodes, self.input_id = input_nodes, input_id
+        self.filter_per_worker = not data.is_cuda if filter_per_worker is None else bool(filter_per_worker)
+        self.epoch = 0
+        """The epoch that the next ``iter()`` begins; set it to resume a run that has a `seed`."""
+        self._calls, self._seed = 0, seed
+        self._sampler = arguments.sampler(num_neighbors, replace, weight_attr is not None)
+        self._graph = arguments.graph(data, weight_attr)
+        self._seeds, self._ids = arguments.input_nodes(input_nodes, self._graph.num_nodes)
+        if input_id is not None:
+            self._ids = arguments.tensor("input_id", input_id)
+            if self._ids.shape != (len(self._seeds),):
+                raise InputError(f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input node")
+        self._shuffle = bool(shuffle)
+        self._own_order = given.get("sampler") is None and given.get("batch_sampler") is None
+        self._workspaces: list[cpu.Workspace] = []
+        try:
+            super().__init__(
+                range(len(self._seeds)),  # pyright: ignore[reportArgumentType]
+                batch_size=size,
+                shuffle=self._shuffle,
+                num_workers=workers,
+                collate_fn=self.collate_fn,
+                drop_last=bool(drop_last),
+                generator=generator,
+                **given,
+            )
+        except (TypeError, ValueError) as e:
+            raise InputError(f"torch's DataLoader refuses the arguments: {e}") from None
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Begin the next epoch."""
+        seed, epoch = self._epoch_seed(), self.epoch
+        self.epoch += 1
+        return self._minibatches(seed, epoch, self._cuts(seed, epoch))
+
+    def _get_iterator(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # A DataLoader's own would sample in worker processes.
+        return iter(self)
+
+    def __call__(self, index: Any) -> Any:
+        """The minibatch of the input nodes at the positions `index` [B], sampled at once. Each call draws other samples.
+
+        Raises:
+            InputError: `index` holds something else than positions.
+        """
+        out = self.collate_fn(index)
+        return out if self.filter_per_worker else self.filter_fn(out)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def check_worker_number_rationality(self) -> None:
+        """Nothing: there are no worker processes that could be too many."""
+
+    def collate_fn(self, index: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What `__call__` returns; where `filter_per_worker` is False, PyG's `SamplerOutput`, which `filter_fn` takes."""
+        cut = arguments.positions(index, len(self._seeds), "index")
+        (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], cpu.Workspace())
+        self._calls += 1
+        out = as_pyg(found, self._ids[torch.from_numpy(cut)])
+        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def filter_fn(self, out: Any) -> Any:
+        """Join a `torch_geometric.sampler.SamplerOutput` with the attributes of `data`.
+
+        Raises:
+            InputError: `transform_sampler_output` returned something else.
+        """
+        from torch_geometric.loader.utils import filter_data
+        from torch_geometric.sampler import SamplerOutput
+
+        metadata: Any = out.metadata
+        if self.transform_sampler_output is not None:
+            out = self.transform_sampler_output(out)
+            if not isinstance(out, SamplerOutput):
+                raise InputError(f"transform_sampler_output returned {type(out).__name__}; expected PyG's SamplerOutput")
+        batch = filter_data(self.data, out.node, out.row, out.col, out.edge)
+        # The user's own n_id and e_id were filtered with the rest and stay, as PyG has it.
+        if "n_id" not in batch:
+            batch.n_id = out.node
+        if out.edge is not None and "e_id" not in batch:
+            batch.e_id = out.edge
+        batch.batch = out.batch
+        batch.num_sampled_nodes, batch.num_sampled_edges = out.num_sampled_nodes, out.num_sampled_edges
+        input_id, batch.seed_time = metadata if out.metadata is None else out.metadata
+        batch.input_id, batch.batch_size = input_id, len(input_id)
+        return batch if self.transform is None else self.transform(batch)
+
+    def _epoch_seed(self) -> int:
+        if self._seed is not None:
+            return self._seed
+        return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+
+    def _cuts(self, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """Positions in `input_nodes` that make each minibatch of the epoch."""
+        if not self._own_order:
+            assert self.batch_sampler is not None
+            name = "sampler" if self.batch_size is not None else "batch_sampler"
+            return [arguments.positions(batch, len(self._seeds), name) for batch in self.batch_sampler]
+        assert self.batch_size is not None
+        order = np.arange(len(self._seeds))
+        if self._shuffle:
+            order = permutation(stream(seed, Purpose.SHUFFLE, epoch), order)
+        return [order[j * self.batch_size : (j + 1) * self.batch_size] for j in range(len(self))]
+
+    def _sample(
+        self, seed: int, epoch: int, number: int, first: int, cuts: Sequence[npt.NDArray[np.int64]], workspace: cpu.Workspace
+    ) -> list[SampledGraph]:
+        request = BulkRequest(seed, epoch, number, first, tuple(self._seeds[cut] for cut in cuts))
+        return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint)
+
+    def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
+        try:
+            workspace = self._workspaces.pop()
+        except IndexError:
+            workspace = cpu.Workspace()
+
+        def make(number: int) -> list[SampledGraph]:
+            first = number * self.bulk_size
+            return self._sample(seed, epoch, number, first, cuts[first : first + self.bulk_size], workspace)
+
+        done = self._workspaces.append
+        ahead = Ahead(make, -(-len(cuts) // self.bulk_size), self._room, lambda: done(workspace), self._settle())
+        try:
+            for first in range(0, len(cuts), self.bulk_size):
+                bulk = ahead.get()
+                for i in range(len(bulk)):
+                    graph, bulk[i] = bulk[i], None
+                    batch = self.filter_fn(as_pyg(graph, self._ids[torch.from_numpy(cuts[first + i])]))
+                    yield pin_memory(batch) if self.pin_memory and torch.cuda.is_available() else batch
+        finally:
+            ahead.stop()

@@ -1,0 +1,52 @@
+"""A module of the user's own by the name that a command is given: MODULE:NAME."""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from ...storage.errors import InputError
+from .model_argument import taken
+
+FORM = "MODULE:NAME, such as my.models:Own, with a class or function that makes the model without arguments"
+
+
+def own_module(spec: str) -> nn.Module:
+    """The module that a class or function makes, as ``python -m`` finds it: from this folder or what is installed.
+
+    Raises:
+        InputError: nothing of that name, it fails, or it makes no model.
+    """
+    module, colon, name = spec.partition(":")
+    if not (module and colon and name):
+        raise InputError(f"--model is '{spec}'; expected {FORM}")
+    sys.path.insert(0, "")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        made = found if isinstance(found, nn.Module) else found()
+    except Exception as e:
+        reason = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        raise InputError(f"--model {spec} cannot be made ({reason}); expected {FORM}") from e
+    finally:
+        sys.path.remove("")
+    module = taken(made)
+    if not isinstance(module, nn.Module):
+        raise InputError(f"--model {spec} makes a {type(made).__name__}, one of Millrace's models; give its name, such as --model sage")
+    return module
+
+
+def from_flags(flags: dict[str, Any], resume: bool) -> tuple[nn.Module | None, dict[str, Any]]:
+    """The module that ``--model MODULE:NAME`` makes, None for a model's name, and the flags of a run that trains it.
+
+    Raises:
+        InputError: see `own_module`.
+    """
+    if ":" not in (flags.get("model") or ""):
+        return None, flags
+    module = own_module(flags["model"])
+    # The layers of a run that goes on are in its folder.
+    layers = {} if resume or flags.get("layers") is not None else {"layers": module.num_layers}
+    return module, {**flags, "model": None, **layers}

@@ -1,0 +1,1 @@
+"""Facts about the machine: GPUs, compilers, limits and memory allocator."""

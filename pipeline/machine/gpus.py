@@ -1,0 +1,216 @@
+"""Which GPU each rank has, and what is missing where ranks are to have one.
+
+Nothing is imported that a worker does not need: workers are asked for their GPUs by a function of this file.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from ...storage.errors import InputError, MissingExtraError
+from ..config.load import Job
+from ..config.schema import Cuda
+
+if TYPE_CHECKING:
+    import torch
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+INSTALL = "pip install 'millrace-gnn[gpu]'"
+
+
+def backend(job: Job) -> Literal["nccl", "gloo"]:
+    """What the ranks of a job talk over.
+
+    Ranks that are to go on when one is lost must see which sum it broke, and NCCL does not say.
+    """
+    on_gpus = job.device == "cuda" and job.cluster.on_rank_loss != "continue"
+    return job.cluster.backend or ("nccl" if on_gpus else "gloo")
+
+
+def own_device() -> "torch.device":
+    """What ``device = "cuda"`` is in this process: its first GPU, or, in Triton's interpreter, the host.
+
+    Raises:
+        MissingExtraError: Triton is not installed.
+        InputError: torch is built without CUDA, or sees no GPU.
+    """
+    import torch
+
+    told = 'device is "cuda", but'
+    has_triton = find_spec("triton") is not None
+    if has_triton:
+        from ...stages.kernels.runtime import triton_rng
+
+        if triton_rng.INTERPRETED:
+            return torch.device("cpu")
+    if not torch.backends.cuda.is_built():
+        raise InputError(f'{told} this torch ({torch.__version__}) is built without CUDA; install one with it, or use device = "cpu"')
+    if not torch.cuda.is_available():
+        raise InputError(
+            f"{told} torch sees no GPU here ({_why_none()}); `millrace doctor` says what there is: run on a machine with a GPU and its "
+            'driver, or use device = "cpu"'
+        )
+    if not has_triton:
+        raise MissingExtraError(f'{told} Triton is not installed, which its kernels are written in; install triton, or use device = "cpu"')
+    return torch.device("cuda", 0)
+
+
+def _why_none() -> str:
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as e:
+        return str(e).split(". ")[0].split("\n")[0].rstrip(".")
+    return "they are hidden or busy"
+
+
+def refuse_without_gpu(job: Job) -> None:
+    """Refuse a job for GPUs where its ranks cannot have any. Ranks of a cluster that runs elsewhere look for themselves (`take`).
+
+    Raises:
+        InputError: torch is built without CUDA or without NCCL, or sees no GPU.
+        MissingExtraError: Triton is not installed, or dask-cuda, where a cluster is to be started.
+    """
+    on_cluster = job.executor == "dask"
+    if on_cluster and job.cluster.scheduler is not None:
+        return
+    own_device()
+    if on_cluster and find_spec("dask_cuda") is None:
+        raise MissingExtraError(
+            'device is "cuda" and executor is "dask", but dask-cuda is not installed, which starts a worker for each GPU; '
+            f'{INSTALL}, or train one rank with executor = "inline"'
+        )
+    if on_cluster and backend(job) == "nccl":
+        from ...stages.comm.nccl import refuse_without_nccl
+
+        refuse_without_nccl()
+
+
+def check_cluster(job: Job) -> None:
+    """Refuse, before anything is written, options of a cluster that do not fit the device of its ranks, or each other.
+
+    Raises:
+        InputError: they do not, or there are fewer GPUs here than ranks that want one each.
+        MissingExtraError: RMM or UCX is asked for and not installed.
+    """
+    c, options = job.cluster, job.cluster.cuda.model_dump(exclude_defaults=True)
+    given = ", ".join(f"cluster.cuda.{name}" for name in options)
+    if c.backend == "nccl" and job.device != "cuda":
+        raise InputError(f'cluster.backend is "nccl", but device is "{job.device}", whose ranks talk over gloo; leave cluster.backend out')
+    if c.backend == "nccl" and c.on_rank_loss == "continue":
+        raise InputError(
+            'cluster.backend is "nccl" and cluster.on_rank_loss is "continue", but ranks that go on without another must see which sum it '
+            'broke, and NCCL does not say; use cluster.backend = "gloo" or on_rank_loss = "restart"'
+        )
+    if options and job.device != "cuda":
+        raise InputError(f'{given} is given, but device is "{job.device}"; leave it out, or use device = "cuda"')
+    if options and c.scheduler is not None:
+        raise InputError(f"{given} is given, but the workers of {c.scheduler} run already; give such options where they are started")
+    if job.device != "cuda" or c.scheduler is not None:
+        return
+    wants_ucx = uses_ucx(c.cuda)
+    if c.cuda.rmm_maximum_pool_size is not None and c.cuda.rmm_pool_size is None and not c.cuda.rmm_async:
+        # dask-cuda would start workers without any pool.
+        raise InputError(
+            "cluster.cuda.rmm_maximum_pool_size is given without a pool that it could bound (rmm_pool_size, or rmm_async); add "
+            "cluster.cuda.rmm_pool_size, or leave it out"
+        )
+    if wants_ucx and c.cuda.protocol == "tcp":
+        raise InputError(f'{given} is given, but cluster.cuda.protocol is "tcp", and the others are ways of UCX; leave protocol out')
+    if wants_ucx and c.tls_ca is not None:
+        raise InputError("cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one of them out")
+    if wants_ucx and not c.insecure:
+        raise InputError(
+            "cluster.cuda asks for UCX, which knows no TLS: every user of this machine could run code as you; leave it out, or set "
+            "cluster.insecure = true where you trust them all"
+        )
+    for asked, module, what in ((wants_ucx, "distributed_ucxx", "UCX"), (_uses_rmm(c.cuda), "rmm", "RMM")):
+        if asked and find_spec(module) is None:
+            raise MissingExtraError(f"{given} needs {what}, but {module} is not installed; {INSTALL}, or leave it out")
+    gpus = len(visible())
+    if not gpus:
+        raise InputError(f'device is "cuda", but {VISIBLE} names no GPU; correct it, or use device = "cpu"')
+    if job.ranks > gpus and backend(job) == "nccl":
+        raise InputError(_too_many(job.ranks, gpus, "this machine"))
+
+
+def uses_ucx(options: Cuda) -> bool:
+    """Whether Dask's own messages are to travel by UCX."""
+    return options.protocol == "ucx" or bool(
+        options.enable_tcp_over_ucx or options.enable_nvlink or options.enable_infiniband or options.enable_rdmacm
+    )
+
+
+def _uses_rmm(options: Cuda) -> bool:
+    return options.rmm_managed_memory or options.rmm_async or options.rmm_pool_size is not None
+
+
+def _too_many(ranks: int, gpus: int, where: str) -> str:
+    return (
+        f"{ranks} ranks want a GPU each under NCCL, but {where} has {gpus}; use ranks = {gpus}, or more GPUs, or let ranks share them with "
+        'cluster.backend = "gloo"'
+    )
+
+
+def visible() -> list[str]:
+    """The GPUs that a process started here would see, in its order: what `VISIBLE` says, or numbers of all."""
+    given = os.environ.get(VISIBLE)
+    if given is not None:
+        # What comes after a GPU that is none does not count.
+        return list(takewhile(lambda gpu: gpu not in ("", "-1"), map(str.strip, given.split(","))))
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]
+
+
+def dealt(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[tuple[str, str]]:
+    """The worker of each rank, and its GPU as `VISIBLE` is to name it.
+
+    Workers take turns. A rank gets, of those GPUs that its worker sees, the first that fewest ranks of its host have: a worker of dask-cuda
+    names its own GPU first and then all others; workers that were started without it may all see all.
+
+    Args:
+        ranks: P.
+        seen: what `visible` says on each worker, by address, in the order of turns.
+        shared: whether ranks may share a GPU.
+
+    Raises:
+        InputError: no worker sees a GPU, or there are too few for ranks that may not share them.
+    """
+    taken: Counter[tuple[str, str]] = Counter()
+    places: list[tuple[str, str]] = []
+    least = 0
+    while len(places) < ranks:
+        before = len(places)
+        for address, gpus in seen.items():
+            host = urlsplit(address).hostname or ""
+            gpu = min(gpus, key=lambda g: taken[host, g], default=None)
+            if gpu is not None and taken[host, gpu] <= least and len(places) < ranks:
+                taken[host, gpu] += 1
+                places.append((address, gpu))
+        if len(places) == before:
+            if places and shared:
+                least += 1
+                continue
+            if not places:
+                raise InputError(
+                    f'device is "cuda", but none of the {len(seen)} workers sees a GPU; start them by dask-cuda (`dask cuda worker`) where '
+                    f'there are GPUs, or use device = "cpu"'
+                )
+            raise InputError(_too_many(ranks, len(places), f"the cluster (by host, what its workers name in {VISIBLE})"))
+    return places
+
+
+def take() -> "torch.device":
+    """Make this process's first GPU, the only one that a rank sees, torch's own, and return it. Raises what `own_device` raises."""
+    import torch
+
+    device = own_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

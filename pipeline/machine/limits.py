@@ -1,0 +1,52 @@
+"""What a run needs of the system before it starts processes, and what to do where there is too little of it."""
+
+import errno
+from pathlib import Path
+
+from ...storage.errors import InputError
+
+FILES = 128
+"""Open files of a driver: modules, sockets, the run's own."""
+FILES_PER_PROCESS = 16
+"""More of them for each worker and rank: pipes and connections."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def check_open_files(processes: int) -> None:
+    """Raise this process's limit of open files as far as it may, where it is too low for so many children.
+
+    Raises:
+        InputError: it may not be raised far enough.
+    """
+    try:
+        import resource
+    except ImportError:  # no such limit there
+        return
+    needed = FILES + FILES_PER_PROCESS * processes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"a process may open {hard} files here, but {processes} workers and ranks need {needed}; raise the limit (ulimit -n)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def cause_in_system(error: BaseException | None) -> OSError | None:
+    """The first error of the system's in a chain of errors."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def cannot_start_cluster(error: OSError, host: str) -> InputError:
+    """The error for a cluster on `host` that the system refuses to start."""
+    said = error.strerror or str(error)
+    if error.errno == errno.ENOSPC:
+        return InputError(f"cannot start processes: no space is left on {SHARED_MEMORY}, where their semaphores lie; free some there")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return InputError(f"cannot start processes: {said.lower()}; raise the limit (ulimit -n)")
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return InputError(f"cannot start processes: {said.lower()}; ask for fewer ranks, or raise the limits of processes and memory")
+    return InputError(f"cannot start a cluster on {host}: {said}; choose an address of this machine as cluster.host")

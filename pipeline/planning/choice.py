@@ -1,0 +1,52 @@
+"""Which system to choose, by what one is after."""
+
+from collections.abc import Sequence
+
+from .forecast import Forecast
+
+FOR_SLOW_LINKS = ("grappa", "retexo")
+"""Systems that send less and learn otherwise for it: worth choosing where links are slow, or nothing else fits."""
+
+
+def whole_seconds(f: Forecast, epochs: int) -> float:
+    """Of a pass over all train labels that trains every layer: an epoch, or one of each layer that is trained by itself."""
+    assert f.seconds_per_epoch is not None, "what fits was rehearsed"
+    return f.seconds_per_epoch * f.epochs / epochs
+
+
+def steps_per_hour(f: Forecast, epochs: int) -> float:
+    """Optimiser steps of the whole model."""
+    return 3600 * f.steps_per_epoch / max(1e-9, whole_seconds(f, epochs))
+
+
+def network_bytes(f: Forecast) -> int:
+    """That ranks send each other in the whole run."""
+    return sum(f.bytes.get("network", {}).values())
+
+
+def choice(forecasts: Sequence[Forecast], epochs: int, linked: bool) -> tuple[str | None, str, dict[str, str]]:
+    """The system that takes most steps an hour of those that fit, why, and the best one for each other goal.
+
+    Args:
+        forecasts: of all systems.
+        epochs: that were asked for.
+        linked: whether ranks are connected by a link that was described; else they are on this machine.
+    """
+    fitting = [f for f in forecasts if f.fits]
+    if not fitting:
+        frugal = min(forecasts, key=lambda f: f.memory_bytes)
+        return None, f"nothing fits: {frugal.label} takes least, {frugal.arithmetic}", {}
+    usual = [f for f in fitting if linked or f.system not in FOR_SLOW_LINKS]
+    best = max(usual or fitting, key=lambda f: steps_per_hour(f, epochs))
+    steps = float(f"{steps_per_hour(best, epochs):.3g}")
+    why = f"it takes the most optimiser steps an hour, {steps:,.0f}, of those that fit"
+    if usual and len(usual) < len(fitting):
+        spare = " and ".join(dict.fromkeys(f.system for f in fitting if f not in usual))
+        why += f" ({spare}: for slow links)"
+    goals = {
+        "shortest pass over all labels": min(fitting, key=lambda f: whole_seconds(f, epochs)).label,
+        "least memory": min(fitting, key=lambda f: f.memory_bytes).label,
+    }
+    if any(network_bytes(f) for f in fitting):
+        goals["fewest bytes between ranks"] = min(fitting, key=network_bytes).label
+    return best.label, why, goals

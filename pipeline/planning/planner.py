@@ -1,0 +1,134 @@
+"""Before a run: what each system would take in memory, bytes and time, whether that fits, and which one to choose.
+
+Every system is rehearsed for a few steps on this machine (`trial_setup`, `rehearsal`); laws make a whole run on the cluster of that
+(`forecast`, `traffic`).
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...stages.models.base import ModelConfig
+from ...storage.dataset import Dataset
+from ..config.aliases import with_options
+from ..telemetry.console import heard
+from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
+from .choice import choice
+from .forecast import Forecast
+from .inputs import Cluster, Numbers, candidates
+from .trial_setup import Stage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was predicted."""
+
+    dataset: str
+    numbers: Numbers
+    ranks: int
+    epochs: int
+    """That were asked for."""
+    cluster: Cluster
+    memory_bytes: int
+    """What a rank may take."""
+    systems: tuple[Forecast, ...]
+    recommended: str | None
+    """The label of the system that takes most optimiser steps an hour; None where nothing fits."""
+    why: str
+    goals: Mapping[str, str]
+    """By another goal, the label of the system that is best for it."""
+    notes: tuple[str, ...]
+    """What does not compare."""
+    seconds: float
+    """That planning took."""
+    rehearsed: Mapping[str, Any] = field(default_factory=dict)
+    """By label, what was seen in the rehearsal."""
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"schema_version": 1, **asdict(self)}
+
+
+def plan(
+    dataset: Dataset | str | Path | object | None = None,
+    *,
+    numbers: Numbers | None = None,
+    cluster: Cluster | None = None,
+    verbose: bool = True,
+    emit: Emit | None = None,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Plan:
+    """Predict memory, bytes and time of a job under every system.
+
+    Args:
+        dataset: what `run` takes.
+        numbers: in place of a dataset: a generated graph of that density stands for it.
+        cluster: where the job is to run; by default on this machine.
+        verbose: print progress as the command line does.
+        emit: called with events; nothing is printed then.
+        config: tables of the configuration.
+        options: configuration keys and their shorthands, as for `run`, ``model`` among them (a name or a record such as
+            ``GraphSAGE(hidden=128)``); ``system`` and ``executor`` say nothing here.
+
+    Raises:
+        InputError: something does not fit, or there is no such cluster.
+        RunError: a rehearsal failed.
+    """
+    started = time.perf_counter()
+    table = dict(config or {})
+    if isinstance(model := options.pop("model", None), ModelConfig):
+        table["model"] = {"name": model.name, **vars(model)}
+    elif model is not None:
+        options["model"] = model
+    jobs = candidates(with_options(table, options))
+    first = next(iter(jobs.values()))
+    where = (cluster or Cluster()).check(first.ranks)
+    with heard(emit, verbose) as told, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
+        stage = Stage(first, dataset, numbers, where, Path(scratch), told)
+        forecasts, seen = [], {}
+        told(StageStarted("plan", f"rehearsing {stage.dataset.name}", len(jobs)))
+        with stage:
+            for done, (label, job) in enumerate(jobs.items()):
+                forecast, rehearsed = stage.forecast(label, job)
+                forecasts.append(forecast)
+                if rehearsed is not None:
+                    seen[label] = asdict(rehearsed)
+                told(StageAdvanced("plan", done + 1, len(jobs)))
+        seconds = time.perf_counter() - started
+        told(StageEnded("plan", seconds))
+    recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
+    return Plan(
+        dataset=stage.name,
+        numbers=stage.numbers,
+        ranks=first.ranks,
+        epochs=first.epochs,
+        cluster=where,
+        memory_bytes=stage.room,
+        systems=tuple(forecasts),
+        recommended=recommended,
+        why=why,
+        goals=goals,
+        notes=_notes(stage, forecasts),
+        seconds=seconds,
+        rehearsed=seen,
+    )
+
+
+def _notes(stage: Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
+    notes = []
+    fast = [f for f in forecasts if f.fits]
+    if len({f.steps_per_epoch > 1 for f in fast}) > 1:
+        whole = [f.label for f in forecasts if f.system in ("sar", "retexo")]
+        notes.append(
+            f"An epoch of {' or '.join(whole)} is one step over all train nodes, and runs take hundreds; the others take many in one."
+        )
+    if any(f.system == "retexo" for f in forecasts):
+        notes.append("retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer.")
+    notes.append("Accuracy is not predicted.")
+    if stage.stands_in:
+        notes.append(f"An estimate: rehearsed on {stage.dataset.name}, which stands for the graph.")
+    return tuple(notes)

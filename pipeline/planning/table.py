@@ -1,0 +1,76 @@
+"""A plan as its reader sees it on a terminal."""
+
+from collections.abc import Mapping
+
+from ...storage.plural import counted
+from .choice import network_bytes, whole_seconds
+from .forecast import Forecast
+from .planner import Plan
+
+ROW = "{:<21} {:>10} {:>4} {:>10} {:>10} {:>10} {:>7} {:>9} {:>9}"
+HEAD = ("system", "memory", "fits", "network", "rows+ids", "from store", "steps", "epoch", "evaluation")
+UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def told(plan: Plan) -> str:
+    """A table of the systems, and what to make of it."""
+    cluster, link = plan.cluster, plan.cluster.link
+    between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link is not None else ""
+    where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
+    n = plan.numbers
+    lines = [
+        f"{plan.dataset}: {n.nodes:,} nodes, {n.edges:,} edges, {n.features} features, {n.classes} classes, {n.train:.1%} to train on",
+        f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
+        "",
+        ROW.format(*HEAD),
+        *(_row(f) for f in plan.systems),
+        "",
+        "memory: of the largest rank. Bytes: of all ranks, one epoch (in brackets: once in a run). epoch, evaluation: seconds.",
+        *(f"{f.label} does not fit: {f.arithmetic}" for f in plan.systems if not f.fits),
+        f"Choose {plan.recommended}: {plan.why}." if plan.recommended else f"Nothing to choose: {plan.why}.",
+        *_goals(plan),
+        *plan.notes,
+    ]
+    return "\n".join(lines)
+
+
+def _goals(plan: Plan) -> list[str]:
+    """The best system for each other goal, a line each."""
+    by_label, epochs = {f.label: f for f in plan.systems}, plan.epochs
+    figures = {
+        "shortest pass over all labels": lambda f: f"{whole_seconds(f, epochs):.3g} s",
+        "least memory": lambda f: size(f.memory_bytes),
+        "fewest bytes between ranks": lambda f: f"{size(network_bytes(f))} a run",
+    }
+    told = [f"{goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
+    return ["Other goals:", *(f"  {line}" for line in told)] if told else []
+
+
+def _row(f: Forecast) -> str:
+    network, store = f.bytes_per_epoch.get("network", {}), f.bytes_per_epoch.get("store", {})
+    rows = sum(count for kind, count in network.items() if kind not in ("gradients", "control"))
+    seconds = "" if f.seconds_per_epoch is None else f"{f.seconds_per_epoch:.3g}"
+    evaluation = f"{f.evaluate_seconds:.2g}" if f.evaluate_seconds else ""
+    if f.seconds_per_epoch is None:
+        return ROW.format(f.label, size(f.memory_bytes), "no", *[""] * 3, f.steps_per_epoch, "", "")
+    cells = (_bytes(f, "network", sum(network.values())), _rows(f, rows), _bytes(f, "store", sum(store.values())))
+    return ROW.format(f.label, size(f.memory_bytes), "yes" if f.fits else "no", *cells, f.steps_per_epoch, seconds, evaluation)
+
+
+def _bytes(f: Forecast, channel: str, per_epoch: float) -> str:
+    once = sum(f.bytes.get(channel, {}).values()) - f.epochs * per_epoch
+    return size(per_epoch) if per_epoch else f"({size(once)})" if once >= 1 else "0"
+
+
+def _rows(f: Forecast, per_epoch: float) -> str:
+    kinds: Mapping[str, int] = f.bytes.get("network", {})
+    once = sum(count for kind, count in kinds.items() if kind not in ("gradients", "control")) - f.epochs * per_epoch
+    return size(per_epoch) if per_epoch else f"({size(once)})" if once >= 1 else "0"
+
+
+def size(count: float) -> str:
+    """Bytes in three digits."""
+    power = 0
+    while abs(count) >= 999.5 and power < len(UNITS) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {UNITS[power]}"

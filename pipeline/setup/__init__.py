@@ -1,0 +1,1 @@
+"""Everything decided before training starts, and the run folder that records it."""

@@ -1,0 +1,66 @@
+"""What changes where a rank trains on a GPU: whose memory tensors lie in, and how minibatches come there."""
+
+from dataclasses import replace
+
+import torch
+
+from ...stages.base import RankJob
+from ...stages.fetch.exchange import Exchanged
+from ...stages.fetch.gather import Gathered
+from ...storage.errors import InputError
+from ..config.load import Job
+from ..config.systems import System
+from ..machine.gpus import own_device, refuse_without_gpu
+
+
+def refuse_off_device(job: Job) -> None:
+    """Refuse what no GPU can do in this version, before anything slow is done for it.
+
+    Raises:
+        InputError: a system without minibatches, or see `refuse_without_gpu`, likewise for the next.
+        MissingExtraError: a package is not installed.
+    """
+    if job.system in ("sar", "retexo"):
+        raise InputError(
+            f"device is 'cuda', but system '{job.system}' trains on CPUs only in this version; use bulk or grappa, or device = \"cpu\""
+        )
+    refuse_without_gpu(job)
+
+
+def ready_device(job: Job) -> torch.device | None:
+    """The device of this rank, chosen for everything that follows; None: it trains in the memory of the host.
+
+    Raises:
+        InputError: see `own_device`.
+    """
+    if job.device == "cpu":
+        return None
+    to = own_device()
+    if to.type == "cuda":
+        # Before it is used for the first time it has no statistics.
+        torch.cuda.init()
+        torch.cuda.set_device(to)
+        torch.cuda.reset_peak_memory_stats(to)
+    return to
+
+
+def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, RankJob]:
+    """The system with what its minibatches need to be trained on a device, and this rank's job.
+
+    Args:
+        system: of the run.
+        rank_job: of this rank, with its device.
+        job: the configuration.
+    """
+    # Needs Triton.
+    from ...stages.fetch.exchange_cuda import ExchangedOnDevice
+    from ...stages.fetch.gather_cuda import GatheredOnDevice, MovedToDevice
+
+    inner, gpu = system.neighbourhood, job.gpu
+    if isinstance(inner, Gathered):
+        policy = GatheredOnDevice(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
+    elif isinstance(inner, Exchanged):
+        policy = ExchangedOnDevice(inner, gpu.features, gpu.cache_bytes, gpu.topology)
+    else:
+        return replace(system, neighbourhood=MovedToDevice(inner)), rank_job
+    return replace(system, neighbourhood=policy), replace(rank_job, resident=job.kernel == "cuda")

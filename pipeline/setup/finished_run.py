@@ -1,0 +1,147 @@
+"""Finished runs: their models, with the best parameters, and their data."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...storage.dataset import Dataset
+from ...storage.dataset_store import features_place
+from ...storage.errors import InputError, StoreError
+from ...storage.store import MANIFEST
+from ..config.load import Job, read_toml, resolve
+from ..datasets import GENERATED, ReadOptions
+from ..interop.model_argument import taken
+from ..telemetry.events import Emit, silent
+from .prepare import Outline, make_system, model_of, open_data, placed
+from .python_inputs import at_home, refuse_other_data, refuse_without_module
+from .result import Result, read_result
+from .run_folder import JOB, MODEL, RESULT
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainedRun:
+    """A finished run."""
+
+    folder: Path
+    """Of the run."""
+    model: nn.Module
+    """With the parameters of the best validation epoch, in evaluation mode; on a GPU if it was trained there and there is one."""
+    config: Job
+    """Its configuration."""
+    result: Result
+    """What it left in ``result.json``."""
+
+    def open_dataset(self, source: Any = None, *, emit: Emit = silent) -> Dataset:
+        """The dataset that the run was trained on, or another one, read as the run's configuration says.
+
+        Args:
+            source: whatever `millrace.open_dataset` takes; by default the run's own.
+            emit: called with every event.
+
+        Raises:
+            InputError: it cannot be opened, or has features of another width than the model reads.
+        """
+        data = source if isinstance(source, Dataset) else self._own(emit) if source is None else _other(self.config, source, emit)
+        seen, wanted = data.features.num_features, self.result.num_features
+        if seen != wanted:
+            told = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
+            raise InputError(f"{told}; give a dataset with as many")
+        return data
+
+    def _own(self, emit: Emit) -> Dataset:
+        name = self.config.dataset
+        try:
+            data = open_data(self.config, None, emit)
+        except InputError:
+            refuse_other_data(self.folder, name, None)
+            raise
+        refuse_other_data(self.folder, name, data)
+        return data
+
+    def __repr__(self) -> str:
+        result = self.result
+        accuracy = "" if result.test_accuracy is None else f", test accuracy {result.test_accuracy:.4f}"
+        return f"TrainedRun({str(self.folder)!r}: {result.model} on {result.dataset}{accuracy})"
+
+
+def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
+    """Open a finished run.
+
+    Args:
+        run: its folder, or what `millrace.run` returned.
+        model: for a run of a module of your own, such a module, or PyG convolutions as `millrace.run` takes them: it gets the parameters.
+
+    Raises:
+        InputError: no finished run there, or its model is a module that was not passed.
+        StoreError: something in the folder is damaged, or the parameters do not fit the model.
+    """
+    if not isinstance(run, str | Path | Result):
+        raise InputError(f"run is a {type(run).__name__}; expected the folder of a finished run, or what run() returned")
+    folder = Path(run.out if isinstance(run, Result) else run).expanduser()
+    job = job_of(folder)
+    record = read_result(folder)
+    if record is None or not (folder / MODEL).is_file():
+        missing = MODEL if record is not None else RESULT
+        again = f"resume it with `millrace run --resume --out {folder}`"
+        raise InputError(f"{folder} holds a run that has not finished (no {missing}); {again}")
+    model = taken(model)
+    if model is None:
+        refuse_without_module(folder, f'mr.load("{folder}", model=...)')
+    result = _as_result(record, folder)
+    # The parameters are in the run's own folder; the one that training began from may be gone. Nothing is sampled.
+    device = job.device if torch.cuda.is_available() else "cpu"
+    job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
+    outline = Outline(result.dataset, result.num_features, result.num_classes, result.task, {})  # pyright: ignore[reportArgumentType]
+    make, _, name = model_of(job, outline, make_system(placed(job)), model)
+    return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
+
+
+def job_of(folder: Path) -> Job:
+    """The configuration in a run's folder.
+
+    Raises:
+        InputError: there is none, or it is none of this version.
+    """
+    if not (folder / JOB).is_file():
+        raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a finished run")
+    return at_home(resolve(read_toml(folder / JOB)), folder)
+
+
+def _as_result(record: dict[str, Any], folder: Path) -> Result:
+    known = {f.name for f in fields(Result)}
+    if known - record.keys() or not _sound(**{name: record[name] for name in ("num_features", "num_classes", "task", "class_names")}):
+        again = f"write it again by `millrace run --resume --out {folder}`"
+        raise StoreError(f"{folder / RESULT} is of another version, or damaged; {again}")
+    return Result(**{name: value for name, value in record.items() if name in known})
+
+
+def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> bool:
+    """Whether a model can be built, and what it says be named, by these."""
+    named = isinstance(class_names, list) and len(class_names) == num_classes and all(isinstance(name, str) for name in class_names)
+    widths = all(type(n) is int and n > 0 for n in (num_features, num_classes))
+    return widths and task in ("multiclass", "multilabel") and (class_names is None or named)
+
+
+def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) -> nn.Module:
+    try:
+        model.load_state_dict(torch.load(path, weights_only=True))
+    except Exception as e:
+        shapes = f"{result.num_features} features and {result.num_classes} classes"
+        reason = " ".join(str(e).split())[:300]
+        raise StoreError(f"{path} does not fit {name} on {result.dataset} with {shapes} ({reason})") from None
+    return model
+
+
+def _other(job: Job, source: Any, emit: Emit) -> Dataset:
+    """Another dataset, as the job reads its own. What is clean takes no options; what is no store is read into memory."""
+    update: dict[str, Any] = {}
+    path = Path(source).expanduser() if isinstance(source, str | Path) else None
+    store = path if path is not None and (path / MANIFEST).is_file() else None
+    if store is not None or str(source).partition(":")[0] in GENERATED:
+        update["read"] = ReadOptions()
+    if job.features != "memory":
+        update["features"] = "memory" if store is None else features_place(store)
+    return open_data(job.model_copy(update=update), source, emit)

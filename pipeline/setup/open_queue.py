@@ -1,0 +1,210 @@
+"""The queue of a run, as its producers, its ranks and its driver open it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...stages.feed.collective_feed import SampledByOwners
+from ...storage.errors import InputError, StoreError
+from ...storage.minibatch import Bulk, Expected, MiniBatch
+from ...storage.plural import counted
+from ...storage.queue.base import MemoryQueue, MinibatchQueue
+from ...storage.queue.cycle import Cycled
+from ...storage.queue.object_store import queue_at
+from ...storage.queue.zarr import KIND, ZarrQueue
+from ...storage.store import read_manifest, remove_tree
+from ...storage.urls import is_url
+from .prepare import Prepared
+from .run_folder import held, is_held
+
+FOLDER = "queue"
+
+
+def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
+    """Open a store of sampled minibatches to read it, at a path or a URL. Iterating over it gives every minibatch in order.
+
+    Args:
+        location: its folder, or an object store's URL such as ``s3://bucket/prefix``.
+        options: see `ZarrQueue.open`.
+
+    Raises:
+        StoreError: absent or damaged.
+    """
+    return queue_at(location).open(location, **options)
+
+
+def is_sampled_live(samples: str | Path) -> bool:
+    """Whether a live process still adds to a store of samples. One on an object store has no lock: it must be finished."""
+    return not is_url(samples) and is_held(Path(samples))
+
+
+def of_samples(prepared: Prepared) -> dict[str, str]:
+    """What decides the minibatches."""
+    return {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
+
+
+def minibatches_per_epoch(prepared: Prepared) -> int:
+    """Over all ranks."""
+    return -(-len(prepared.dataset.split.train) // prepared.job.train.batch_size)
+
+
+def expected(prepared: Prepared) -> Expected:
+    """What its minibatches are like, wherever they come from."""
+    is_seed = np.zeros(prepared.dataset.num_nodes, bool)
+    is_seed[prepared.dataset.split.train] = True
+    return Expected(is_seed, prepared.system.sample.num_layers)
+
+
+def location(prepared: Prepared, out: Path) -> str:
+    """Where the run's Zarr queue lies."""
+    return prepared.job.queue.location or str(out / FOLDER)
+
+
+def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
+    """The stored minibatches that a job trains from: all there, or still being written by a live process.
+
+    Raises:
+        StoreError: absent, damaged, or made from something else.
+        InputError: minibatches of the epochs to train are not there yet.
+    """
+    job = prepared.job
+    queue = open_queue(samples, fingerprint=of_samples(prepared), expected=expected(prepared))
+    if job.queue.reuse == "cycle":
+        return Cycled(queue)
+    bulks = -(-minibatches_per_epoch(prepared) // queue.bulk_size)
+    lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
+    # A live producer that stops short of these epochs says so when it ends, and the queue then refuses what is missing.
+    if lacking is None or is_sampled_live(samples):
+        return queue
+    if queue.complete and lacking not in queue.epochs():
+        raise InputError(
+            f"{samples} holds {counted(lacking, 'epoch')}, but epochs is {job.epochs}; lower epochs, sample more, or go round again through"
+            " what is there with --reuse cycle"
+        )
+    raise InputError(
+        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its `millrace sample`"
+        " command again, which samples what is missing"
+    )
+
+
+def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
+    """The queue that a rank fills for itself, by a thread: in memory, or in the run's folder. See `mended_queue`."""
+    q, per_epoch, ranks = prepared.job.queue, minibatches_per_epoch(prepared), prepared.job.ranks
+    if q.kind == "memory":
+        # A rank samples its own minibatches alone: k of them out of k P.
+        return MemoryQueue(bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch)
+    return mended_queue(prepared, out, tell or (lambda text: None), max_bytes=q.max_bytes, keep=q.keep)
+
+
+def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
+    """The run's queue, without what an earlier life left and cannot be read: that is sampled again, and `tell` hears of it.
+
+    On an object store, which keeps its own checksums, nothing is looked at beforehand.
+    """
+    where = location(prepared, out)
+    if is_url(where):
+        return shared_queue(prepared, where, **options)
+    if prepared.job.queue.location is None and Path(where).exists():
+        try:
+            read_manifest(Path(where), KIND)
+        except StoreError as e:
+            remove_tree(Path(where))
+            tell(f"the queue of the run was damaged, and is sampled again: {e}")
+    return shared_queue(prepared, where, mend=tell, **options)
+
+
+def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
+    """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`."""
+    meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
+    options |= {"fingerprint": of_samples(prepared), "bulk_size": prepared.job.queue.bulk_size, "expected": expected(prepared)}
+    return queue_at(where).create(where, meta=meta, **options)
+
+
+@contextmanager
+def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
+    """Hold the folder that the configuration names for the run's queue, against other runs. One on an object store cannot be held.
+
+    Raises:
+        InputError: another process holds it.
+        StoreError: it holds something else, or minibatches made from something else.
+    """
+    q = prepared.job.queue
+    if samples is not None or q.kind != "zarr" or q.location is None or is_url(q.location) or not prepared.has_minibatches:
+        yield
+        return
+    # Made first: a folder that holds nothing but a lock is no queue.
+    shared_queue(prepared, q.location, max_bytes=q.max_bytes, keep="all", sweep=False).close()
+    with held(Path(q.location)):
+        yield
+
+
+def refuse_samples(prepared: Prepared, samples: str | Path | None) -> None:
+    """Refuse sampled minibatches for a system that trains on none."""
+    if samples is not None and isinstance(prepared.system.sample, SampledByOwners):
+        told = f'--samples is {samples}, but bulk.topology is "partitioned", which is for ranks that sample'
+        raise InputError(f'{told}; use features = "owned" in its place')
+    if samples is not None and not prepared.has_minibatches:
+        raise InputError(f"--samples is {samples}, but system '{prepared.system.name}' trains on no minibatches; leave it out")
+
+
+def consumers_end(prepared: Prepared, where: str | None, samples: str | None) -> tuple[MinibatchQueue, Callable[[], bool]]:
+    """A rank's end of the queue at `where`, or of a store of samples, or else its own; and whether its producer lives."""
+    if samples is not None:
+        return open_samples(prepared, samples), lambda: is_sampled_live(samples)
+    if where is not None:
+        # Its producers are watched by the driver, which ends the ranks when sampling fails.
+        return open_queue(where, fingerprint=of_samples(prepared), expected=expected(prepared)), lambda: True
+    return own_queue(prepared, Path()), lambda: True
+
+
+class Told:
+    """A queue whose releases are told to whoever keeps account of them elsewhere."""
+
+    def __init__(self, queue: MinibatchQueue, tell: Callable[[int, int], None], per_epoch: int) -> None:
+        """
+        Args:
+            queue: a rank's end.
+            tell: called with what is released, (epoch, index).
+            per_epoch: minibatches in an epoch.
+        """
+        self._queue, self._tell, self._per_epoch = queue, tell, per_epoch
+        self._said = (-1, -1)
+        self.stored = queue.stored
+        self.bulk_size = queue.bulk_size
+
+    @property
+    def level(self) -> dict[str, int]:
+        """See `MinibatchQueue.level`."""
+        return self._queue.level
+
+    def release(self, epoch: int, index: int, consumer: int = 0) -> None:
+        """See `MinibatchQueue.release`. Told when it passes the end of a bulk: nothing less matters."""
+        self._queue.release(epoch, index, consumer)
+        # The last bulk of an epoch may be short.
+        passed = (epoch, self._per_epoch if index + 1 == self._per_epoch else (index + 1) // self.bulk_size)
+        if passed != self._said:
+            self._said = passed
+            self._tell(epoch, index)
+
+    def put(self, bulk: Bulk, timeout_s: float) -> None:
+        """See `MinibatchQueue.put`."""
+        self._queue.put(bulk, timeout_s)
+
+    def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
+        """See `MinibatchQueue.get`."""
+        return self._queue.get(epoch, index, timeout_s)
+
+    def committed(self, epoch: int) -> set[int]:
+        """See `MinibatchQueue.committed`."""
+        return self._queue.committed(epoch)
+
+    def fail(self, error: BaseException) -> None:
+        """See `MinibatchQueue.fail`."""
+        self._queue.fail(error)
+
+    def close(self) -> None:
+        """See `MinibatchQueue.close`."""
+        self._queue.close()

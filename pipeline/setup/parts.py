@@ -1,0 +1,45 @@
+"""The parts of a run as its ranks open them: each its own, and, under systems that look at others, those."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...stages.base import Part
+from ...stages.partition.stage import open_neighbours, open_shards
+from ...storage.array_checks import proving, require, require_within
+from ...storage.features import ConvertedFeatures, FeatureStore
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `stages.partition.stage.partition_dataset` wrote. See `Peers`."""
+
+    folder: Path
+    dtype: torch.dtype
+    """Of the run."""
+    multilabel: bool
+    num_classes: int | None = field(default=None, kw_only=True)
+    """C, if labels are to be checked."""
+
+    def part(self, number: int) -> Part:
+        """See `Peers.part`. Raises StoreError: it is damaged."""
+        shards, owned, rows = open_shards(self.folder, number)
+        with proving(self.folder):
+            if self.num_classes is not None and self.multilabel:
+                require(rows.labels.shape[1:] == (self.num_classes,), f"labels of part {number} are {list(rows.labels.shape)}")
+            elif self.num_classes is not None:
+                require_within(np.add(rows.labels, 1, dtype=np.int64), self.num_classes + 1, f"labels of part {number}, plus one,")
+        labels = torch.from_numpy(rows.labels)
+        return Part(shards, owned, self._converted(rows.features), labels.to(self.dtype) if self.multilabel else labels, rows.split, self)
+
+    def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+        """See `Peers.rows`. Raises StoreError: the part is damaged."""
+        features, degree = open_neighbours(self.folder, number)
+        return self._converted(features), degree
+
+    def _converted(self, features: FeatureStore) -> FeatureStore:
+        name = str(self.dtype).removeprefix("torch.")
+        return features if features.dtype == np.dtype(name) else ConvertedFeatures(features, name)

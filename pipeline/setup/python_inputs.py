@@ -1,0 +1,193 @@
+"""What a run was given from Python, and how its folder finds that again: a dataset as a store in it, a module of one's own by its name.
+
+Nothing of it is pickled: a folder may come from anyone, and what opens it imports and runs only what its user names.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ...storage.dataset import Dataset
+from ...storage.dataset_store import FEATURES_FILE, KIND, features_place, write_dataset
+from ...storage.errors import InputError, StoreError
+from ...storage.features import MappedFeatures, ZarrFeatures
+from ...storage.fingerprint import dataset_fingerprint, digest_arrays, graph_fingerprint
+from ...storage.node_names import NodeNames
+from ...storage.store import MANIFEST, Store, open_store
+from ..config.load import Job
+from ..datasets import ReadOptions
+from .prepare import features_digest
+from .result import write_json
+
+GIVEN = "given.json"
+KEPT = "dataset"
+"""The store of a dataset that was given from Python, in the run's folder."""
+KEPT_BYTES = 64 << 20
+"""A larger dataset is not written into the folder of a run in one process. Ranks on a cluster read it there, whatever its size."""
+DIGESTS = ("graph", "features", "labels")
+"""What of a run's fingerprint says whether a dataset is the one that it was trained on."""
+
+
+def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
+    """The job whose ``dataset`` finds a dataset that was given from Python: in the store that its features lie in, or in the run's
+    folder, where `keep` writes it; only by its name if it is too large for that."""
+    store = _store_of(dataset)
+    if store is None and job.executor != "dask" and _num_bytes(dataset) > KEPT_BYTES:
+        return job.model_copy(update={"dataset": dataset.name})
+    path = folder.resolve() / KEPT if store is None else store
+    features = job.features
+    if features != "owned":
+        # Ranks that map the rows share their pages; `keep` writes them so that they can be mapped.
+        features = features_place(store) if store is not None else "mapped" if job.executor == "dask" or features == "zarr" else features
+    # Whatever was read, cleaned and split has been.
+    return job.model_copy(update={"dataset": str(path), "features": features, "split": None, "read": ReadOptions()})
+
+
+def keep(folder: Path, job: Job, dataset: Dataset | None, module: nn.Module | None, fingerprint: dict[str, str]) -> None:
+    """Write what a run was given from Python into its folder.
+
+    Args:
+        folder: of the run.
+        job: by `job_of_given`, if a dataset was given.
+        dataset: that one.
+        module: the model, if it is a module of the user's own.
+        fingerprint: of the run.
+    """
+    # A run that goes on with what its folder finds has proved that it is the same.
+    before = read_given(folder) if dataset is None else {}
+    record: dict[str, Any] = {"dataset": before["dataset"]} if "dataset" in before else {}
+    if module is not None:
+        record["module"], record["class"] = type(module).__module__, type(module).__qualname__
+    if dataset is not None and job.dataset == str(folder.resolve() / KEPT):
+        _write(folder / KEPT, dataset)
+    elif dataset is not None and job.dataset == dataset.name:
+        record["dataset"] = {name: fingerprint[name] for name in DIGESTS}
+    if record:
+        write_json(folder / GIVEN, record)
+    else:
+        (folder / GIVEN).unlink(missing_ok=True)
+
+
+def at_home(job: Job, folder: Path) -> Job:
+    """A run's job with the dataset that its folder keeps, wherever that folder has been moved to."""
+    path = folder.resolve() / KEPT
+    kept = Path(job.dataset).name == KEPT and Path(job.dataset).is_absolute() and (path / MANIFEST).is_file()
+    return job.model_copy(update={"dataset": str(path)}) if kept else job
+
+
+def refuse_without_module(folder: Path, passed: str) -> None:
+    """Refuse to go on without the module of the user's own that a run trains.
+
+    Args:
+        folder: of the run.
+        passed: how it can be passed, such as ``mr.load(run, model=...)``.
+
+    Raises:
+        InputError: the run trains one.
+        StoreError: the record in its folder is damaged.
+    """
+    given = read_given(folder)
+    if "module" not in given:
+        return
+    module, name = given["module"], given["class"]
+    if name == "PyGModel" and module.partition(".")[0] == __name__.partition(".")[0]:
+        raise InputError(
+            f"the model of {folder} is a PyGModel, and no folder keeps its convolutions; pass them again: {passed}, or on the command line "
+            "--model MODULE:NAME of a function of yours that makes it"
+        )
+    told = f"the model of {folder} is a module of your own, {name} of {module}"
+    if module == "__main__" or "<locals>" in name:
+        raise InputError(f"{told}, which cannot be imported; pass it where it is defined: {passed}")
+    raise InputError(f"{told}; pass it: {passed}, or --model {module}:{name}, or a function that makes it")
+
+
+def refuse_other_data(folder: Path, name: str, found: Dataset | None) -> None:
+    """Refuse to take for a run's dataset what was found under its name alone, and is another one or nothing.
+
+    Args:
+        folder: of the run.
+        name: of the dataset.
+        found: what was found; None: nothing.
+
+    Raises:
+        InputError: the run was given its dataset from Python, it is too large to be kept, and that is not it.
+        StoreError: the record in its folder is damaged.
+    """
+    given = read_given(folder)
+    if "dataset" not in given or (found is not None and given["dataset"] == _digests(found)):
+        return
+    told = f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above {KEPT_BYTES >> 20} MiB)"
+    raise InputError(f"{told}; pass it, or give --dataset with its path")
+
+
+def read_given(folder: Path) -> dict[str, Any]:
+    """The record in a run's folder; empty where there is none.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    path = folder / GIVEN
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        texts = (record.get("module", ""), record.get("class", ""), *record.get("dataset", {}).values())
+        if ("module" in record) != ("class" in record) or not all(isinstance(text, str) and text.isprintable() for text in texts):
+            raise ValueError("expected names and digests")
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError, OSError, RecursionError) as e:
+        raise StoreError(f"{path} is damaged ({e}); go on with the run from Python with its dataset and model: resume=True") from None
+    return record
+
+
+def _digests(dataset: Dataset) -> dict[str, str]:
+    """By `DIGESTS`, as in the fingerprint of a run."""
+    labels = digest_arrays(labels=dataset.labels, val=dataset.split.val)
+    return {"graph": graph_fingerprint(dataset.graph), "features": features_digest(dataset.features), "labels": labels}
+
+
+def _store_of(dataset: Dataset) -> Path | None:
+    """The store that the dataset was opened from, if its features still lie there and the rest of it is the same."""
+    features = dataset.features
+    if isinstance(features, MappedFeatures) and features.path.name == FEATURES_FILE:
+        path = features.path.parent
+    elif isinstance(features, ZarrFeatures):
+        path = features.path
+    else:
+        return None
+    try:
+        store = open_store(path, KIND)
+    except StoreError:
+        return None
+    return path.resolve() if _holds(store, dataset) else None
+
+
+def _holds(store: Store, dataset: Dataset) -> bool:
+    """Whether a store holds this dataset, but for the numbers in its features."""
+    classes = None if dataset.class_names is None else list(dataset.class_names)
+    if store.meta.get("class_names") != classes or ("node_name_text" in store) != (dataset.node_names is not None):
+        return False
+    if dataset.node_names is not None:
+        names = NodeNames.of(dataset.node_names)
+        kept = (("node_name_text", names.text), ("node_name_starts", names.starts))
+        if not all(np.array_equal(store.read(name), array) for name, array in kept):
+            return False
+    return dict(store.fingerprint) == dataset_fingerprint(dataset, store.fingerprint.get("features", ""))
+
+
+def _write(path: Path, dataset: Dataset) -> None:
+    if path.exists():
+        # A run that goes on has proved that its graph, features and labels are the same; the test nodes may be others.
+        try:
+            if _holds(open_store(path, KIND), dataset):
+                return
+        except StoreError:
+            pass
+    write_dataset(path, dataset, overwrite=True, features_format="npy")
+
+
+def _num_bytes(dataset: Dataset) -> int:
+    rows = dataset.features.num_rows * dataset.features.num_features * dataset.features.dtype.itemsize
+    return dataset.graph.nbytes + rows + dataset.labels.nbytes

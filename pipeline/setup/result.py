@@ -1,0 +1,208 @@
+"""What a run leaves behind: ``result.json``, by the contract that users and checks rely on."""
+
+import json
+import platform
+import resource
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from ...storage.errors import StoreError
+from ...storage.plural import counted
+from ...storage.store import first_line
+from ..config.plain_values import shown
+from .run_folder import RESULT, write_whole
+
+SCHEMA_VERSION = 1
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
+STOPPED = "stopped"
+SECONDS = ("partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Millrace, Python and the packages that decide results."""
+    found = {"python": platform.python_version()}
+    for name in ("millrace-gnn", *REPORTED):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of this process so far."""
+    try:
+        # What getrusage tells outlives an exec: a child begins with what its parent had when it forked.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def peak_device_bytes() -> int:
+    """Most memory of a GPU that tensors of this process have taken so far; 0 where it has none."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
+
+
+def read_result(run: Path) -> dict[str, Any] | None:
+    """The result in a run's folder; None where the run has not finished.
+
+    Raises:
+        StoreError: it is damaged, or of another schema version.
+    """
+    path = run / RESULT
+    try:
+        result = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as e:
+        raise StoreError(f"{path} is damaged ({first_line(e)}); write it again by `millrace run --resume --out {run}`") from None
+    seen = result.get("schema_version") if isinstance(result, dict) else None
+    if seen != SCHEMA_VERSION:
+        raise StoreError(f"{path} has schema version {shown(seen)}; this Millrace reads {SCHEMA_VERSION}")
+    if (key := _misshapen(result)) is not None:
+        told = f"{path} holds {key} = {shown(result[key])}, which no run writes"
+        raise StoreError(f"{told}; write it again by `millrace run --resume --out {run}`")
+    return result
+
+
+class Lost(TypedDict):
+    """An entry of `Result.lost`."""
+
+    rank: int
+    phase: int
+    epoch: int
+    step: int
+    seeds: int
+    epochs: int
+
+
+def _misshapen(result: dict[str, Any]) -> str | None:
+    """The first key whose value is of another kind than a run writes; one that is lacking may be of a later version."""
+    hints = get_type_hints(Result) | {
+        "seconds": dict[str, FiniteFloat | list[FiniteFloat]],
+        "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
+        **dict.fromkeys(("num_nodes", "num_edges", "ranks", "epochs", "minibatches", "sampled_edges"), Count),
+        **dict.fromkeys(("train_loss", "val_accuracy", "test_accuracy"), FiniteFloat | None),
+        "best_epoch": Annotated[int, Field(ge=-1, lt=1 << 53)],
+        "peak_rss_bytes": list[Count],
+        "lost": list[Lost],
+    }
+    for key, kind in hints.items():
+        if key in result:
+            try:
+                TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(result[key])
+            except ValidationError:
+                return key
+    return None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None where a split is empty."""
+
+    status: str
+    """``done``; or ``stopped`` where the run was asked to end early: numbers are those of its last checkpoint, nothing was evaluated on the
+    test split, memory is not known (0), and `--resume` goes on."""
+    system: str
+    """``bulk``, ``grappa``, ``retexo`` or ``sar``."""
+    model: str
+    """Its name in the configuration, or the class of a module of your own."""
+    dataset: str
+    """Its name, such as ``digits``, or the path that was given."""
+    num_nodes: int
+    """V."""
+    num_edges: int
+    """E, as trained on: after `read` has had its way."""
+    num_features: int
+    """F."""
+    num_classes: int
+    """C."""
+    task: str
+    """``multiclass`` or ``multilabel``."""
+    class_names: list[str] | None
+    """What the dataset calls its classes; None where they are called by their numbers."""
+    device: str
+    """``cpu``."""
+    dtype: str
+    """``float32`` or ``float64``."""
+    ranks: int
+    """P."""
+    epochs: int
+    """Epochs trained (early stopping may end before those asked for)."""
+    seed: int
+    """The random seed."""
+    minibatches_per_step: int
+    """Over all ranks."""
+    train_loss: float | None
+    """Mean over the seeds of the last epoch; None where the run diverged, or was stopped in its first epoch."""
+    val_accuracy: float | None
+    """Of the best epoch."""
+    test_accuracy: float | None
+    """Of the parameters of the best epoch."""
+    best_epoch: int
+    """Counted from 0; -1 where nothing was validated (then the last parameters are the ones kept)."""
+    seconds: dict[str, Any]
+    """By stage, largest over ranks; parts that overlap need not add up. ``per_epoch`` is a list."""
+    bytes: dict[str, Any]
+    """Payload by kind (see `storage.ledger`)."""
+    waits: dict[str, dict[str, int]]
+    """Messages that the first rank waited for one after the other, likewise: what latency is paid for."""
+    peak_rss_bytes: list[int]
+    """Largest resident size of each rank's process."""
+    memory_bytes: list[dict[str, int]]
+    """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later steps reuse."""
+    hot_rows: list[dict[str, int]] | None
+    """For each rank, where rows of others travel: hot ``rows`` that it keeps, rows of others that minibatches ``asked`` for, the ``hits``
+    among them, and ``saved_bytes``. None where no rows travel."""
+    peak_device_bytes: list[int]
+    """For each rank: memory of its GPU; 0 on a CPU."""
+    minibatches: int
+    """Trained on; under `sar` and `retexo` a rank's share of a step counts as one."""
+    sampled_edges: int
+    """In these minibatches."""
+    phases: list[dict[str, Any]]
+    """Of systems that train a part of the model in each: what it read of other ranks, its epochs, its best one."""
+    lost: list[dict[str, int]]
+    """What is not in the parameters because the others went on without a lost rank: `rank`, `phase`, `epoch` and `step` of the first step
+    without it, its `seeds`, and the `epochs` that they were left out of, in whole or in part. Phases, epochs and steps count from 0."""
+    clients: dict[str, Any] | None
+    """What simulated clients would have sent and received, in bytes; None where the ranks are the clients."""
+    fingerprint: dict[str, str]
+    """Digests of everything that decides the parameters."""
+    parameters_sha256: str
+    """Of the parameters after the last step."""
+    out: str
+    """The run's folder."""
+    versions: dict[str, str] = field(default_factory=versions)
+    """Of Millrace, Python and the packages that decide results."""
+    schema_version: int = SCHEMA_VERSION
+    """Of this record."""
+
+    def __repr__(self) -> str:
+        told = {"validation accuracy": self.val_accuracy, "test accuracy": self.test_accuracy, "train loss": self.train_loss}
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in told.items() if value is not None)
+        trained = f"{self.model} on {self.dataset} by {self.system}: {counted(self.epochs, 'epoch')}"
+        return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain values, in the order of the contract."""
+        record = asdict(self)
+        return {"schema_version": record.pop("schema_version"), **record}

@@ -1,0 +1,157 @@
+"""The folder of a run: what lies in it, and who may write it."""
+
+import fcntl
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...stages.kernels import OTHER_BITS
+from ...storage.checkpoint import CheckpointStore
+from ...storage.errors import InputError, StoreError
+from ..config.load import Job, read_toml, resolve
+
+JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = "job.toml", "result.json", "metrics.jsonl", "model.pt", "checkpoints", "parts"
+LOCK = ".lock"
+TRIES = 5
+SHOWN_DIFFERENCES = 4
+FREE = (
+    "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.", "checkpoint.", "cluster.",
+    "gpu.", "sar.",
+)  # fmt: skip
+"""Settings that may change when a run goes on: they do not decide its parameters, but for a kernel of `OTHER_BITS`."""
+
+
+def local(out: str | Path) -> Path:
+    """The folder to write into.
+
+    Raises:
+        InputError: it is a URL: only a store of samples can lie on an object store.
+    """
+    # pathlib makes one slash of two.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
+        raise InputError(f"{out} is a URL, but this is written on a file system; give a folder (only `millrace sample` takes URLs)")
+    return Path(out)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+def check_run_folder(out: Path, resume: bool) -> None:
+    """Whether a run may start in `out`, or go on there. Nothing is written.
+
+    Raises:
+        InputError: it holds something and `resume` is false, or holds no run and `resume` is true.
+    """
+    if resume:
+        if not (out / JOB).is_file():
+            raise InputError(f"{out} holds no run to resume (no {JOB}); start it without --resume")
+    elif (out / JOB).exists():
+        raise InputError(f"{out} holds a run already; choose another --out, or resume it with --resume")
+    elif out.exists() and (not out.is_dir() or any(p.name != LOCK for p in out.iterdir())):
+        raise InputError(f"{out} exists and is not an empty folder; choose another --out")
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a live process holds the folder."""
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # no lock there, or a file system without locks
+    return False
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a folder, or hold the one that is there, against other processes. Whoever is killed lets go of it.
+
+    Raises:
+        InputError: another process holds it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as e:
+        raise InputError(f"cannot write the folder {folder}: {e.strerror}") from None
+    with lock:
+        for attempt in range(TRIES):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # A reader that asks `is_held` holds the lock for an instant.
+                if attempt + 1 == TRIES:
+                    raise InputError(f"another process is writing {folder}; wait until it has ended, or choose another --out") from None
+                time.sleep(0.02)
+            except OSError:
+                break  # a file system without locks: better unguarded than unusable
+        yield
+
+
+def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None:
+    """Refuse to go on with a run whose checkpoints are damaged, or under settings that would have given other parameters.
+
+    Args:
+        out: the folder of the run.
+        job: as it is to go on.
+        fingerprint: of everything that decides the parameters.
+
+    Raises:
+        StoreError: no checkpoint is intact; or names the settings that changed, or else the things that differ.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Whoever loads the checkpoint warns of those that it passes over.
+            warnings.simplefilter("ignore")
+            CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True).latest()
+    except StoreError as e:
+        try:
+            before = flat(resolve(read_toml(out / JOB)).model_dump(mode="json"))
+        except InputError:
+            raise e from None
+        now = flat(job.model_dump(mode="json"))
+        # Finished layers are not trained again, so there their epochs decide.
+        free = tuple(k for k in FREE if k != "epochs" or job.system != "retexo")
+        if {before.get("kernel"), now.get("kernel")} & set(OTHER_BITS):
+            free = tuple(k for k in free if k != "kernel")
+        if "parts" not in fingerprint:
+            free += ("ranks",)
+        differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(free)]
+        if differing == ["ranks"]:
+            raise StoreError(
+                f"{out} was started with ranks = {before['ranks']}, for which its data are cut into parts, and cannot go on with "
+                f"{now['ranks']}; resume with --ranks {before['ranks']}"
+            ) from None
+        for name in ("model.name", "sampler.name"):
+            if name in differing:  # then its options differ of course
+                differing = [k for k in differing if k == name or k.partition(".")[0] != name.partition(".")[0]]
+        changed = [f"{k} (was {before.get(k)}, now {now.get(k)})" for k in differing]
+        if not changed:
+            raise
+        more = f" and {len(changed) - SHOWN_DIFFERENCES} more" if len(changed) > SHOWN_DIFFERENCES else ""
+        raise StoreError(
+            f"{out} was started with other settings: {', '.join(changed[:SHOWN_DIFFERENCES])}{more};"
+            " go on with the same, or choose another --out"
+        ) from None
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested tables by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found.update(flat(value, f"{prefix}{key}."))
+        else:
+            found[prefix + key] = value
+    return found

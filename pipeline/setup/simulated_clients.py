@@ -1,0 +1,80 @@
+"""Simulated clients: who owns what, which rank simulates whom, and what each of them would have sent and received."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...stages.partition.clustered import Clustered
+from ...stages.partition.given import Given
+from ...stages.placement.clients import client_traffic, packed, read_traffic, write_clients
+from ...stages.placement.sharded import Sharded
+from ...storage.errors import InputError
+from .prepare import Prepared
+
+
+def refuse_owners(prepared: Prepared) -> None:
+    """Refuse clients or owners that do not fit the graph, before anything is written.
+
+    Raises:
+        InputError: more clients than nodes, owners that are no ranks or clients, or clients that could not be found again.
+    """
+    graph, clients, cut = prepared.placement.graph, prepared.system.clients, prepared.system.partition.partitioner
+    if isinstance(clients, int) and clients > graph.num_nodes:
+        raise InputError(f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each')
+    if isinstance(clients, int) and isinstance(cut, Clustered):
+        raise InputError(
+            f"retexo.clients is {clients}, whose owners are found again when the run is resumed, but '{cut.algorithm}' need not find the "
+            'same twice; use partition.method = "metis-work"'
+        )
+    if isinstance(cut, Given):
+        if clients == "nodes":
+            raise InputError('owners are given, but retexo.clients is "nodes", so that each node is its own; leave one of them out')
+        cut.assign(graph, prepared.job.ranks if clients == "ranks" else clients, prepared.job.seed)
+
+
+def with_clients(prepared: Prepared, folder: Path) -> Prepared:
+    """Decide on clients, write them down in the folder of the run, and give each rank whole clients."""
+    job, graph, partition = prepared.job, prepared.placement.graph, prepared.system.partition
+    assert isinstance(partition, Sharded)
+    clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
+    if isinstance(clients, int):
+        client = partition.partitioner.assign(graph, clients, job.seed).part(nodes)
+    else:
+        client, clients = nodes.astype(np.int32), graph.num_nodes
+    write_clients(folder, client, client_traffic(graph, client, clients), prepared.fingerprint)
+    owners = Given(packed(client, clients, job.ranks).part(nodes))
+    return replace(prepared, system=replace(prepared.system, partition=replace(partition, partitioner=owners)))
+
+
+def told_of_clients(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the clients of a finished run would have sent and received, in bytes: of all rows, and of parameters.
+
+    In every round a client that has train nodes (where a phase learns from the one before, any node of the training graph) sends what it
+    has to say to all parameters of the phase and is told the outcome; at the end of a phase each client is told the best ones.
+    """
+    client, traffic = read_traffic(folder)
+    dtype = np.dtype(prepared.job.dtype).itemsize
+    row_bytes = sum(p["row_bytes"] * (p["graphs"] if p["phase"] else 1) for p in phases)
+    split = prepared.dataset.split
+    trains, is_taught = np.zeros((2, len(traffic.rows_in)), bool)
+    trains[client[split.train]] = True
+    absent = np.concatenate([split.val, split.test]) if prepared.job.retexo.inductive else []
+    is_taught[np.delete(client, absent)] = True
+    best = sum(p["parameters"] for p in phases) * dtype
+    rounds = np.zeros(len(trains), np.int64)
+    for p in phases:
+        rounds[is_taught if p["taught_rows"] else trains] += p["parameters"] * p["epochs"] * dtype
+    return {
+        "count": len(traffic.rows_in),
+        "with_train_nodes": int(trains.sum()),
+        "rows_bytes_in": _spread(traffic.rows_in * row_bytes),
+        "rows_bytes_out": _spread(traffic.rows_out * row_bytes),
+        "parameter_bytes": _spread(best + 2 * rounds),
+    }
+
+
+def _spread(values: npt.NDArray[np.int64]) -> dict[str, float]:
+    return {"total": int(values.sum()), "median": float(np.median(values)), "max": int(values.max())}

@@ -1,0 +1,57 @@
+"""Training that begins with the parameters of a finished run, such as one by RETEXO that SAR is to tune end to end."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...stages.models.lazy import Lazy
+from ...storage.errors import InputError
+from ..config.load import Job, read_toml, resolve
+from .run_folder import JOB, MODEL
+
+SHAPELESS = ("name", "activation", "aggregator", "slope")
+"""Options of a model that change what it computes and leave the shapes of its parameters alone."""
+
+
+def begun(model: nn.Module, job: Job) -> nn.Module:
+    """The model with the parameters that the job wants it to begin with: its own, unless it names a run.
+
+    Raises:
+        InputError: no finished run there, or one of another model.
+    """
+    if job.start_from is None:
+        return model
+    folder = Path(job.start_from)
+    path, own = folder / MODEL, model.state_dict()
+    try:
+        given = torch.load(path, weights_only=True)
+    except Exception as e:
+        reason = "there is no such file" if isinstance(e, FileNotFoundError) else " ".join(str(e).split())[:200]
+        raise InputError(f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run") from None
+    _refuse_other_options(resolve(read_toml(folder / JOB)), job)
+    # The heads of a model that was trained layer after layer are not part of the network that they have trained.
+    beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
+    other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
+    if beyond or other:
+        k = (other or beyond)[0]
+        seen, wanted = (list(state[k].shape) if k in state else "nothing" for state in (given, own))
+        hint = ' (after retexo: model.norm = "layer")' if k.startswith("norms.") else ""
+        told = f"it has {seen} for '{k}', and the model here {wanted}"
+        raise InputError(f"start_from: {path} is of another model: {told}; give this run the same model options{hint}")
+    model.load_state_dict({k: given[k] for k in own})
+    if isinstance(model, Lazy):
+        model.begin_here()
+    return model
+
+
+def _refuse_other_options(before: Job, now: Job) -> None:
+    for key in SHAPELESS:
+        if key in before.model and key in now.model and before.model[key] != now.model[key]:
+            raise InputError(
+                f"start_from: that run has model.{key} = {before.model[key]!r}, this one {now.model[key]!r}; give both the same"
+            )
+    if before.system == "retexo" and before.retexo.residual and now.system != "retexo":
+        raise InputError(
+            f"start_from: that run adds what layers read to what they hand on (retexo.residual); '{now.system}' knows no such layers"
+        )

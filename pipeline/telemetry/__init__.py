@@ -1,0 +1,1 @@
+"""Events of a run, and how they are timed, printed and recorded."""

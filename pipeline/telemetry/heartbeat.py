@@ -1,0 +1,102 @@
+"""A rank's pulse: what it is doing and has used, told at intervals from a thread of its own."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import psutil
+
+from ...storage.ledger import Ledger
+from ...storage.queue.base import MinibatchQueue
+from .events import Emit, Event, Pulse, StepDone
+from .timers import Clock
+
+FIRST_S = 0.25
+"""Between the first beats."""
+STEADY_BEATS = 80
+"""After so many beats the interval doubles: short runs are told in detail, and the record of a long one stays small."""
+SHOWN_S = 1.0
+"""Between the beats of a pulse that somebody watches, at most."""
+
+
+class Heart:
+    """Beats while it is entered, and once more at the end. It is called with the rank's own events, which it passes on."""
+
+    def __init__(
+        self,
+        rank: int,
+        clock: Clock,
+        ledger: Ledger,
+        queue: MinibatchQueue | None,
+        emit: Emit,
+        show: Callable[[Pulse], None] | None = None,
+        *,
+        first_s: float = FIRST_S,
+    ) -> None:
+        """
+        Args:
+            rank: whose pulse it is.
+            clock: the rank's.
+            ledger: the rank's.
+            queue: that the rank fills itself, if it does.
+            emit: called from the thread too.
+            show: called, once the interval is longer than `SHOWN_S`, with the beats in between, which need not be kept.
+            first_s: seconds between the first beats.
+        """
+        self._rank, self._clock, self._ledger, self._emit = rank, clock, ledger, emit
+        self._queue, self._show = queue, show
+        self._process = psutil.Process()
+        self._interval_s, self._beats = first_s, 0
+        self._last: StepDone | None = None
+        self._steps = self._edges = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self._last, self._steps, self._edges = event, self._steps + 1, self._edges + event.edges
+        self._emit(event)
+
+    def __enter__(self) -> "Heart":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+        self._beat(self._emit)
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._interval_s
+        while not self._over.wait(max(0.0, min(due - time.monotonic(), SHOWN_S if self._show else math.inf))):
+            if self._show is not None and time.monotonic() < due:
+                self._beat(self._show)
+                continue
+            self._beat(self._emit)
+            self._beats += 1
+            if self._beats % STEADY_BEATS == 0:
+                self._interval_s *= 2
+            due = time.monotonic() + self._interval_s
+
+    def _beat(self, tell: Callable[[Pulse], None]) -> None:
+        seconds, stage = self._clock.look()
+        last, queue = self._last, self._queue
+        tell(
+            Pulse(
+                rank=self._rank,
+                stage=stage,
+                epoch=last.epoch if last else -1,
+                step=last.step if last else -1,
+                loss=last.loss if last and last.seeds else None,
+                steps=self._steps,
+                edges=self._edges,
+                seconds={name: round(value, 4) for name, value in seconds.items()},
+                bytes={c: {k: n for k, n in kinds.items() if n} for c, kinds in self._ledger.as_record().items()},
+                sent_to=self._ledger.sent_to(),
+                rss_bytes=self._process.memory_info().rss,
+                queue=queue.level if queue is not None else {},
+                hot=last.hot if last else {},
+            )
+        )

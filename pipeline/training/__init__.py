@@ -1,0 +1,1 @@
+"""One rank: its training loop, evaluation and result."""

@@ -1,0 +1,37 @@
+"""Exact evaluation by all ranks together: each computes its own rows, layer after layer, over full neighbourhoods.
+
+The same neighbourhoods that train full-batch: no rank holds more than its share of the graph, of the features and of any layer.
+"""
+
+import torch
+from torch import nn
+
+from ...stages.base import Group
+from ...stages.evaluate.layerwise import evaluating, quotient, tally
+from ...stages.fetch.visit import Visits
+from ...stages.memory.arena import Arena, give_back, reusing
+from ...stages.placement.sharded import Share
+
+
+def evaluate_together(module: nn.Module, share: Share, visits: Visits, split: str, num_layers: int, group: Group) -> float | None:
+    """`accuracy` over all ranks' rows of a split; None for a split without nodes. All ranks call this at the same time.
+
+    Args:
+        module: has `layer(i, hood, h)`; runs in evaluation mode, without gradients, and gets its mode back.
+        share: of this rank.
+        visits: of the same.
+        split: train, val or test.
+        num_layers: L.
+        group: the ranks. What they exchange is counted under ``evaluation``.
+    """
+    rows = share.splits[split]
+    with group.counting("evaluation"), evaluating(module):
+        hoods, h = visits.everything(share.graph, module, num_layers)
+        for i, hood in enumerate(hoods):
+            # Layers differ in width: what one has used would lie idle beside what the next one takes.
+            with reusing(Arena()):
+                h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+            give_back()
+        counts = torch.cat([tally(h[rows], share.labels[rows]).cpu(), torch.tensor([len(rows)], dtype=torch.float64)])
+        group.all_reduce(counts, "control")
+    return quotient(counts[:2]) if counts[2] else None

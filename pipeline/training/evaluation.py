@@ -1,0 +1,151 @@
+"""How the ranks of a run evaluate a model: validation after epochs, and the test split in the end."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...stages.base import KeepsRows, NeighbourhoodPolicy, Part, RankJob
+from ...stages.evaluate.layerwise import evaluate
+from ...stages.fetch.visit import AHEAD_BYTES, Visits
+from ...stages.models.base import Stack
+from ...stages.neighbourhood.full_batch import arrange
+from ...stages.partition.contiguous import Contiguous
+from ...stages.placement.merged import merged
+from ...stages.placement.row_blocks import Grid
+from ...stages.placement.sharded import Sharded, Share, share
+from ...storage.dataset import Split
+from ...storage.features import CountedFeatures, MemoryFeatures
+from ...storage.partition.edge_shards import shard_edges
+from ...storage.partition.partition import extract_partition
+from ..config.systems import System
+from ..setup.prepare import Prepared
+from ..telemetry.events import Emit, StageAdvanced
+from .evaluate_together import evaluate_together
+
+TOGETHER_BYTES = 1 << 30
+"""Ranks that have all data evaluate together as long as a rank's piece takes no more; beyond, the first one does it in bounded memory."""
+EVALUATION_EVENT_S = 2.0
+"""A long evaluation tells how far it is this often."""
+
+Score = Callable[[nn.Module, str], float | None]
+"""Accuracy on a split, None if it is empty. All ranks ask at the same time and get the same answer."""
+
+
+def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, out: Path, emit: Emit) -> Score:
+    """How a run's ranks evaluate: together, each its own rows, where they can; else the first one for all.
+
+    Args:
+        prepared: the run.
+        system: whose partition policy lays out each phase once (`trainer.PlacedOnce`), as this rank trains it.
+        model: what will be evaluated.
+        job: of this rank.
+        out: the run's folder, for temporary files.
+        emit: called with this rank's events.
+    """
+    data = prepared.data
+    if isinstance(data, Part):
+        trains_on_it = isinstance(prepared.system.partition, Sharded)
+        if prepared.system.replication > 1:
+            # Each grid column has all rows, and finds the same.
+            grid = Grid(job.group.size, prepared.system.replication)
+            job = replace(job, group=grid.among(job.group, "evaluation"))
+        return _together(prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job), job)
+    # Modules of the user's own may know blocks only; and rows that ranks tell each other lie on the host.
+    on_host = all(p.device.type == "cpu" for p in model.parameters())
+    if on_host and job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
+        return _together(prepared, lambda: _piece_of(prepared, job), job)
+    return _by_the_first(prepared, system.neighbourhood, job, out, emit)
+
+
+def _by_the_first(prepared: Prepared, policy: NeighbourhoodPolicy, job: RankJob, out: Path, emit: Emit) -> Score:
+    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told. Rows that `policy` keeps on the
+    device are read there."""
+    dataset, group = prepared.dataset, job.group
+    counted = replace(dataset, features=CountedFeatures(dataset.features, job.ledger, "evaluation"))
+
+    def score(module: nn.Module, split: str) -> float | None:
+        said = time.monotonic()
+
+        def advance(done: int, rows: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= EVALUATION_EVENT_S:
+                said = time.monotonic()
+                emit(StageAdvanced("evaluate", done, rows))
+
+        if not len(getattr(dataset.split, split)):
+            return None
+        accuracy = torch.zeros(1, dtype=torch.float64)
+        if group.rank == 0:
+            rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
+            seen = evaluate(module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance, base=rows)
+            accuracy[0] = seen[split] or 0.0
+        group.broadcast(accuracy, 0, "control")
+        return float(accuracy)
+
+    return score
+
+
+def _together(prepared: Prepared, placed: Callable[[], Share], job: RankJob) -> Score:
+    """Every rank evaluates its own rows."""
+
+    @cache
+    def visits() -> tuple[Share, Visits]:
+        held = placed()
+        return held, Visits(held, (), AHEAD_BYTES, job.group)
+
+    def score(module: nn.Module, split: str) -> float | None:
+        if not prepared.outline.splits[split]:
+            return None
+        return evaluate_together(module, *visits(), split, job.num_layers, job.group)
+
+    return score
+
+
+def _share_of(system: System, part: Part, model: nn.Module, job: RankJob) -> Share:
+    """The share that this rank trains on."""
+    placed = system.partition.place(part, system.schedule.phases(job.epochs, model)[0], job)
+    assert isinstance(placed, Share)
+    return placed
+
+
+def _all_of(part: Part, system: System, job: RankJob) -> Share:
+    """The rank's own part, or all parts that were made for it, where it trains on something else."""
+    with job.group.counting("evaluation"):
+        first, last = (system.parts_before(r) for r in (job.group.rank, job.group.rank + 1))
+        if last - first > 1:
+            assert part.peers is not None
+            parts = [part, *(part.peers.part(p) for p in range(first + 1, last))]
+            sizes = torch.zeros(system.parts_before(job.group.size), dtype=torch.float64)
+            sizes[first:last] = torch.tensor([len(p.owned) for p in parts])
+            job.group.all_reduce(sizes, "control")
+            part = merged(parts, sizes.numpy().astype(np.int64))
+        return share(part, arrange(part.shards, part.owned, part.split.train, job.num_layers, False, job.group))
+
+
+def _piece_of(prepared: Prepared, job: RankJob) -> Share:
+    """This rank's piece of data that every rank has."""
+    dataset, data, rank = prepared.dataset, prepared.placement, job.group.rank
+    book = Contiguous("edges").assign(data.graph, job.group.size, job.seed)
+    partition = extract_partition(data.graph, book, rank)
+    owned = partition.owned
+    first = int(owned[0]) if len(owned) else 0
+    local = {name: ids[(ids >= first) & (ids < first + len(owned))] - first for name, ids in vars(dataset.split).items()}
+    shards = shard_edges(partition, book, data.graph.indptr[owned], data.graph.num_edges)
+    features = MemoryFeatures(CountedFeatures(data.features, job.ledger, "evaluation").gather(owned))
+    part = Part(shards, owned, features, data.labels[torch.from_numpy(owned)], Split(**local))
+    with job.group.counting("evaluation"):
+        return share(part, arrange(shards, owned, part.split.train, job.num_layers, False, job.group))
+
+
+def _fits(prepared: Prepared, model: nn.Module, ranks: int) -> bool:
+    """Whether a rank's rows can be in memory for evaluation, with two layers' results and what is under way."""
+    widest = max(p.shape[0] for p in model.parameters() if p.ndim > 1)
+    width = prepared.outline.num_features + 4 * widest
+    graph = prepared.placement.graph
+    return (graph.num_nodes * width * np.dtype(prepared.job.dtype).itemsize + graph.num_edges * 16) // ranks <= TOGETHER_BYTES

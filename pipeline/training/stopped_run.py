@@ -1,0 +1,58 @@
+"""A run that was asked to end early, as its last checkpoint has it."""
+
+from pathlib import Path
+from typing import Any
+
+from ...storage.checkpoint import CheckpointStore
+from ...storage.ledger import Ledger
+from ..setup.prepare import Prepared
+from ..setup.run_folder import CHECKPOINTS, MODEL
+from .loop import Interrupted
+from .trainer import RankReport, parameters_sha256, save_model
+
+
+def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
+    """What each rank would have reported at the checkpoint that it wrote when it was stopped. Nothing is evaluated, and what only the
+    processes knew, their memory, is left out. The best parameters so far become the run's model.
+
+    Raises:
+        Interrupted: there is no checkpoint.
+    """
+    found = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, read_only=True).latest()
+    if found is None:
+        raise Interrupted(f"{out} was stopped before its first checkpoint; run the same command with --resume to begin again")
+    state: dict[str, Any] = found[1]
+    progress = state["progress"]
+    model = prepared.build_model()
+    model.load_state_dict(state["model"])
+    sha256 = parameters_sha256(model)
+    if progress["best_state"]:
+        model.load_state_dict(progress["best_state"])
+    save_model(out / MODEL, model)
+    reports = []
+    for rank, counts in enumerate(state["ledgers"]):
+        ledger = Ledger()
+        ledger.restore(counts)
+        reports.append(
+            RankReport(
+                rank=rank,
+                history=progress["history"],
+                best_accuracy=progress["best_accuracy"],
+                best_epoch=progress["best_epoch"],
+                # The checkpoint has those of all ranks.
+                minibatches=0 if rank else progress["minibatches"],
+                sampled_edges=0 if rank else progress["sampled_edges"],
+                seconds=state["seconds"],
+                bytes=ledger.as_record(),
+                waits=ledger.waits(),
+                peak_rss_bytes=0,
+                peak_device_bytes=0,
+                memory_bytes={},
+                fetched={},
+                parameters_sha256=sha256,
+                test_accuracy=None,
+                phases=progress["phases"],
+                lost=progress["lost"],
+            )
+        )
+    return reports

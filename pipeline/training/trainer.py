@@ -1,0 +1,218 @@
+"""One rank's part in a run: train, evaluate the test split, and, as the first rank, save the model.
+
+Every executor calls `take_part` once in each rank, with what differs between them: the group, the queue, and who fills it.
+"""
+
+import gc
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ...stages.base import Group, Held, Part, PartitionPolicy, Phase, Placement, RankJob
+from ...stages.kernels import sampling
+from ...stages.memory.arena import give_back
+from ...stages.partition.base import Partitioner
+from ...storage.checkpoint import CheckpointStore
+from ...storage.fingerprint import digest_record
+from ...storage.ledger import Ledger
+from ...storage.queue.base import MinibatchQueue
+from ..machine.compilers import refuse_without_compiler
+from ..setup.device_policies import on_device, ready_device
+from ..setup.prepare import TORCH_DTYPES, Prepared, refuse_slow_products
+from ..setup.result import peak_device_bytes, peak_rss_bytes
+from ..setup.run_folder import CHECKPOINTS, MODEL
+from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+from ..telemetry.timers import Clock
+from .evaluation import scores
+from .loop import Trainer, on_host, train_rank
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank says when it is done: plain values, so that it can come from another process."""
+
+    rank: int
+    history: list[dict[str, float]]
+    best_accuracy: float
+    best_epoch: int
+    minibatches: int
+    """Of this rank since the last checkpoint; those of all ranks up to it are the first rank's."""
+    sampled_edges: int
+    seconds: dict[str, float]
+    bytes: dict[str, dict[str, int]]
+    waits: dict[str, dict[str, int]]
+    """Messages that were waited for one after the other, by channel and kind."""
+    peak_rss_bytes: int
+    peak_device_bytes: int
+    memory_bytes: dict[str, int]
+    """See `loop.Progress.memory_bytes`."""
+    fetched: dict[str, int]
+    """See `loop.Progress.fetched`."""
+    parameters_sha256: str
+    """After the last step; the same on every rank."""
+    test_accuracy: float | None
+    """Of the best parameters."""
+    phases: list[dict[str, Any]]
+    """See `loop.Progress.phases`."""
+    lost: list[dict[str, int]]
+    """See `loop.Progress.lost`."""
+
+
+def parameters_sha256(module: nn.Module) -> str:
+    """Over every parameter and buffer, in the order of the module's state."""
+    digest = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def take_part(
+    prepared: Prepared,
+    out: Path,
+    queue: MinibatchQueue | None,
+    *,
+    group: Group,
+    ledger: Ledger,
+    produce: bool,
+    producer_alive: Callable[[], bool],
+    emit: Emit,
+    stop: Callable[[], bool],
+    clock: Clock,
+    save: Callable[[], bool] = lambda: False,
+    generation: int = 0,
+) -> RankReport:
+    """Train this rank's share, from the last checkpoint in `out` if there is one.
+
+    Args:
+        prepared: the job with its data; the same on every rank.
+        out: the run's folder, which every rank sees.
+        queue: where minibatches come from, for systems that train on any; closed in the end.
+        group: the ranks.
+        ledger: counts this rank's bytes; `group` counts in it too.
+        produce: sample into the queue from here.
+        producer_alive: see `RankJob.producer_alive`.
+        emit: called with this rank's events.
+        stop: asked between steps.
+        clock: counts this rank's seconds.
+        save: asked between steps; true writes a checkpoint.
+        generation: see `RankJob.generation`.
+
+    Raises:
+        InputError: this processor, or this machine, lacks what the job wants.
+        Interrupted: `stop` said so on some rank; the checkpoint is written.
+        ShortHandedError: ranks were lost, and the phase has ended without them; likewise.
+        RunError: a stage failed; the last checkpoint is intact.
+    """
+    job, outline = prepared.job, prepared.outline
+    refuse_slow_products(job)
+    refuse_without_compiler(job)
+    device = ready_device(job)
+    model = prepared.build_model()
+    if device is not None:
+        model = model.to(device)
+    rank_job = RankJob(
+        seed=job.seed,
+        batch_size=job.train.batch_size,
+        bulk_size=job.queue.bulk_size if queue is None else queue.bulk_size,
+        epochs=job.epochs,
+        dtype=TORCH_DTYPES[job.dtype],
+        kernel=sampling(job.kernel),
+        group=group,
+        ledger=ledger,
+        queue=queue,
+        produce=produce,
+        minibatches_per_step=job.train.minibatches_per_step or group.size,
+        producer_alive=producer_alive,
+        tell=lambda text: emit(Note(text)),
+        num_layers=int(model.num_layers),  # pyright: ignore[reportArgumentType]
+        folder=out,
+        generation=generation,
+        fingerprint=digest_record(prepared.fingerprint),
+        needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
+        device=device,
+    )
+    system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
+    if device is not None:
+        system, rank_job = on_device(system, rank_job, job)
+    score = scores(prepared, system, model, rank_job, out, emit)
+    validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
+    checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0)
+    trainer = Trainer(
+        system, rank_job, prepared.data, outline.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check, save
+    )
+    epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
+    emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))
+    try:
+        with clock.measure("train"):
+            progress = train_rank(trainer, clock)
+    finally:
+        if queue is not None:
+            queue.close()
+    emit(StageEnded("train", clock.seconds["train"]))
+    # The loop's arena is part of a cycle.
+    gc.collect()
+    give_back()
+    sha256 = parameters_sha256(model)
+    if progress.best_state:
+        model.load_state_dict(progress.best_state)
+    emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
+    before = time.perf_counter()
+    with clock.measure("evaluate"):
+        test = score(model, "test")
+    emit(StageEnded("evaluate", time.perf_counter() - before))
+    if group.rank == 0:
+        save_model(out / MODEL, model)
+    pooled = progress.pooled if group.rank == 0 else dict.fromkeys(progress.pooled, 0)
+    return RankReport(
+        rank=group.rank,
+        history=progress.history,
+        best_accuracy=progress.best_accuracy,
+        best_epoch=progress.best_epoch,
+        minibatches=progress.minibatches + pooled["minibatches"],
+        sampled_edges=progress.sampled_edges + pooled["sampled_edges"],
+        seconds=clock.snapshot(),
+        bytes=ledger.as_record(),
+        waits=ledger.waits(),
+        peak_rss_bytes=peak_rss_bytes(),
+        peak_device_bytes=peak_device_bytes(),
+        memory_bytes=progress.memory_bytes,
+        fetched=progress.fetched,
+        parameters_sha256=sha256,
+        test_accuracy=test,
+        phases=progress.phases,
+        lost=progress.lost,
+    )
+
+
+class PlacedOnce:
+    """A partition policy that lays out each phase's data once, for whoever asks."""
+
+    def __init__(self, policy: PartitionPolicy) -> None:
+        self._policy = policy
+        self._placed: tuple[int, Held] | None = None
+
+    @property
+    def partitioner(self) -> Partitioner | None:
+        """See `PartitionPolicy.partitioner`."""
+        return self._policy.partitioner
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Held | None = None) -> Held:
+        """See `PartitionPolicy.place`."""
+        if self._placed is None or self._placed[0] != phase.number:
+            self._placed = phase.number, self._policy.place(data, phase, job, self._placed and self._placed[1])
+        return self._placed[1]
+
+
+def save_model(path: Path, model: nn.Module) -> None:
+    """Write the parameters of a model, whole or not at all."""
+    aside = path.with_name(f".writing-{path.name}")
+    torch.save(on_host(model.state_dict()), aside)
+    aside.replace(path)

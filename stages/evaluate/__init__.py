@@ -1,0 +1,1 @@
+"""Exact evaluation over full neighbourhoods."""

@@ -1,0 +1,244 @@
+"""A layer over the whole graph in bounded memory: chunks of its rows, and where the rows come from and go to.
+
+Rows lie on the host, in memory or in files, and travel to where the model is chunk by chunk; or they lie there all the time.
+"""
+
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.errors import RunError
+from ...storage.features import FeatureStore
+from ...storage.graph import Graph, index_dtype
+from ...storage.minibatch import Block
+from ..neighbourhood.block import BlockNeighbourhood
+
+IdArray = npt.NDArray[np.int64]
+MAX_BYTES = 256 << 20
+EDGE_BYTES = 48
+"""What building a block takes for an edge: position, source and stamp in 64 bits each, twice."""
+
+
+class Source(Protocol):
+    """Rows of some of the nodes, by global id."""
+
+    count: int
+    """How many."""
+    width: int
+    """Columns."""
+    itemsize: int
+    """Bytes of a number, as it is kept."""
+    device: torch.device
+    """Where rows are wanted: where the model is."""
+    dtype: torch.dtype
+    """Of the model."""
+
+    def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+        """[n, width] of `dtype` on `device`; good until the next call."""
+        ...
+
+
+class HostRows:
+    """Rows in a store on the host."""
+
+    def __init__(self, store: FeatureStore, ids: IdArray | None, device: torch.device, dtype: torch.dtype) -> None:
+        """
+        Args:
+            store: the rows.
+            ids: whose rows these are, ascending; None: those of all nodes.
+            device: see `Source`.
+            dtype: see `Source`.
+        """
+        self.count, self.width, self.itemsize = store.num_rows, store.num_features, store.dtype.itemsize
+        self.device, self.dtype = device, dtype
+        self._store, self._ids = store, ids
+        # One buffer for all chunks of a layer: fresh pages would cost as much as the rows that are copied into them.
+        self._buffer = np.empty((0, self.width), store.dtype)
+
+    def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+        """See `Source.gather`."""
+        if len(nodes) > len(self._buffer):
+            self._buffer = np.empty((len(nodes), self.width), self._store.dtype)
+        at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
+        return torch.from_numpy(self._store.gather(at, self._buffer[: len(nodes)])).to(self.device, self.dtype)
+
+
+class DeviceRows:
+    """Rows in the memory of the model's device."""
+
+    def __init__(self, rows: Tensor, ids: IdArray | None, dtype: torch.dtype) -> None:
+        """
+        Args:
+            rows: [n, D].
+            ids: see `HostRows`.
+            dtype: see `Source`.
+        """
+        (self.count, self.width), self.itemsize = rows.shape, rows.itemsize
+        self.device, self.dtype = rows.device, dtype
+        self._rows, self._ids = rows, ids
+
+    def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+        """See `Source.gather`."""
+        at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
+        return self._rows.index_select(0, torch.from_numpy(at).to(self.device)).to(self.dtype)
+
+
+class DeviceSink:
+    """Takes the rows of a layer's result first to last, in the memory of the model's device."""
+
+    def __init__(self, rows: int) -> None:
+        self._count, self._filled = rows, 0
+        self._rows: Tensor | None = None
+
+    def append(self, chunk: Tensor) -> None:
+        """[n, D], the next rows."""
+        if self._rows is None:
+            self._rows = chunk.new_empty(self._count, chunk.shape[1])
+        self._rows[self._filled : self._filled + len(chunk)] = chunk
+        self._filled += len(chunk)
+
+    def finish(self) -> Tensor:
+        """All rows."""
+        assert self._rows is not None and self._filled == self._count
+        return self._rows
+
+
+class HostSink:
+    """Takes the rows of a layer's result first to last, on the host, in memory or in a nameless file."""
+
+    def __init__(self, rows: int, scratch: Path | None, max_bytes: int) -> None:
+        self.rows, self.scratch, self.max_bytes = rows, scratch, max_bytes
+        self.filled = 0
+        self.array: npt.NDArray[Any] | None = None
+        self.file: Any = None
+
+    def append(self, rows: Tensor) -> None:
+        """[n, D], the next rows."""
+        chunk = rows.numpy(force=True)
+        if self.array is None and self.file is None:
+            self._begin(chunk)
+        if self.file is not None:
+            try:
+                self.file.write(np.ascontiguousarray(chunk).data)
+            except OSError as e:
+                raise self._full(e) from e
+        else:
+            assert self.array is not None
+            self.array[self.filled : self.filled + len(chunk)] = chunk
+        self.filled += len(chunk)
+
+    def _begin(self, chunk: npt.NDArray[Any]) -> None:
+        self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
+        if self.scratch is not None and self.rows * chunk.shape[1] * chunk.itemsize > self.max_bytes:
+            try:
+                self.scratch.mkdir(parents=True, exist_ok=True)
+                # It has no name: a killed process leaves nothing behind.
+                self.file = tempfile.TemporaryFile(dir=self.scratch)  # noqa: SIM115
+            except OSError as e:
+                raise self._full(e) from e
+        else:
+            self.array = np.empty(self.shape, chunk.dtype)
+
+    def _full(self, e: OSError) -> RunError:
+        return RunError(f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another scratch folder")
+
+    def finish(self) -> npt.NDArray[Any]:
+        """All rows."""
+        assert self.filled == self.rows
+        if self.file is None:
+            assert self.array is not None
+            return self.array
+        with self.file as file:
+            try:
+                file.flush()
+            except OSError as e:
+                raise self._full(e) from e
+            return np.asarray(np.memmap(file, self.dtype, "r", shape=self.shape))
+
+
+def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[np.bool_]]:
+    """For each layer, first to last, [V] whether it must give a node's row: those of the next layer and their in-neighbours."""
+    mask = np.zeros(graph.num_nodes, np.bool_)
+    mask[wanted] = True
+    needed = [mask]
+    for _ in range(layers - 1):
+        mask = needed[0].copy()
+        rows = np.flatnonzero(mask)
+        if len(rows) < graph.num_nodes:
+            for piece in np.array_split(rows, 1 + int(graph.in_degree[rows].sum()) * EDGE_BYTES // MAX_BYTES):
+                mask[graph.indices[edges_of(graph, piece)]] = True
+        needed.insert(0, mask)
+    return needed
+
+
+def edges_of(graph: Graph, rows: IdArray) -> slice | IdArray:
+    """Positions of the in-edges of ascending `rows`, in their order; a slice where the rows are neighbours."""
+    if not len(rows):
+        return slice(0, 0)
+    starts = graph.indptr[rows]
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(int(starts[0]), int(graph.indptr[rows[-1] + 1]))
+    count = graph.indptr[rows + 1] - starts
+    ends = np.cumsum(count)
+    return np.arange(ends[-1]) + np.repeat(starts - (ends - count), count)
+
+
+class Chunks:
+    """Cuts rows into chunks under the bound, and builds their blocks."""
+
+    def __init__(self, graph: Graph, degree: Tensor, max_bytes: int, device: torch.device, kernels: ModuleType | None = None) -> None:
+        """
+        Args:
+            graph: V nodes.
+            degree: [V], in the dtype of the model, on the host.
+            max_bytes: see `layerwise.infer`.
+            device: where the model is.
+            kernels: see `BlockNeighbourhood`.
+        """
+        self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
+        self._device, self._kernels = device, kernels
+        self._table = np.empty(graph.num_nodes, index_dtype(graph.num_edges))
+
+    def cut(self, rows: IdArray, source: Source, widest: int) -> Iterator[IdArray]:
+        """Successive pieces of `rows`, as long as the bound allows; one empty piece for no rows, which tells the result's width."""
+        width = source.width
+        wide = max(width, widest)
+        itemsize = max(self.degree.element_size(), source.itemsize)
+        source_bytes, row_bytes = (width + 2 * wide) * itemsize, 2 * wide * itemsize
+        before = np.concatenate([[0], np.cumsum(self.graph.in_degree[rows])])
+
+        def cost(end: int) -> int:
+            edges = int(before[end] - before[start])
+            sources = min(end - start + edges, source.count)
+            return edges * EDGE_BYTES + sources * source_bytes + (end - start) * row_bytes
+
+        start, stop = 0, 0
+        while not stop or start < len(rows):
+            stop = start + max(1, bisect_right(range(start + 1, len(rows) + 1), self.max_bytes, key=cost))
+            yield rows[start:stop]
+            start = stop
+
+    def hood(self, dst: IdArray) -> BlockNeighbourhood:
+        """The block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in order."""
+        graph, table = self.graph, self._table
+        indptr = np.zeros(len(dst) + 1, np.int64)
+        np.cumsum(graph.in_degree[dst], out=indptr[1:])
+        edges = edges_of(graph, dst)
+        sources = graph.indices[edges]
+        # Of the edges that share a source one stamp stays, whichever: it finds the distinct sources without a sort or an O(V) scan.
+        stamp = np.arange(len(sources), dtype=table.dtype)
+        table[sources] = stamp
+        table[dst] = -1
+        src = np.concatenate([dst.astype(sources.dtype), np.sort(sources[table[sources] == stamp])])
+        table[src] = np.arange(len(src), dtype=table.dtype)
+        weight = None if graph.edge_weight is None else graph.edge_weight[edges]
+        block = Block(len(dst), src, indptr, table[sources].astype(np.int32), weight)
+        return BlockNeighbourhood(block, self.degree[torch.from_numpy(src)].to(self._device), self._kernels)

@@ -1,0 +1,172 @@
+"""Exact evaluation where all rows of a layer fit into a device's memory: each layer is one block, and no row ever leaves the device.
+
+Nodes are renamed so that those which more layers need come first. The rows of a layer are then the first of what the next one reads:
+nothing is gathered between two layers, and the blocks are those of a nested minibatch whose fanouts have no end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.features import FeatureStore
+from ...storage.graph import Graph, edges_of_rows
+from ...storage.minibatch import Block
+from ..neighbourhood.block import BlockNeighbourhood
+from .chunks import EDGE_BYTES, MAX_BYTES, IdArray, needed_rows
+
+LIST_BYTES = 8
+"""What a layer keeps of an edge on the device: its source in 32 bits, its weight."""
+CALL_BYTES = 24
+"""What aggregating takes for an edge meanwhile: its source's number in 64 bits, its coefficient and its factor in 64 bits each."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a model's layers are computed, and how much an evaluation may take there."""
+
+    device: torch.device
+    num_bytes: int
+    kernels: ModuleType | None = None
+    """See `BlockNeighbourhood`."""
+
+    @classmethod
+    def on(cls, device: torch.device) -> "Room":
+        """Half of what is free on a CUDA device: the allocator's pieces fit together only so well, and training goes on beside it."""
+        free, _ = torch.cuda.mem_get_info(device)
+        return cls(device, (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """What the layers of a model read for the outputs of some nodes."""
+
+    nodes: IdArray
+    """int64 [S], sources of the first layer. The first of them are the nodes in question, ascending."""
+    hoods: tuple[BlockNeighbourhood, ...]
+    """One for each layer, first to last."""
+    device: torch.device
+
+    @cached_property
+    def _nodes_there(self) -> Tensor:
+        return torch.from_numpy(self.nodes).to(self.device)
+
+    def rows(self, features: FeatureStore | Tensor, dtype: torch.dtype) -> Tensor:
+        """[S, F], what the first layer reads.
+
+        Args:
+            features: [V, F], in a store or on the device.
+            dtype: of the model.
+        """
+        if isinstance(features, Tensor):
+            return features.index_select(0, self._nodes_there).to(dtype)
+        rows = torch.empty(len(self.nodes), features.num_features, dtype=dtype, device=self.device)
+        step = max(1, MAX_BYTES // max(1, features.num_features * features.dtype.itemsize))
+        buffer = np.empty((min(step, len(self.nodes)), features.num_features), features.dtype)
+        for first in range(0, len(self.nodes), step):
+            nodes = self.nodes[first : first + step]
+            rows[first : first + len(nodes)] = torch.from_numpy(features.gather(nodes, buffer[: len(nodes)]))
+        return rows
+
+
+def rows_fit(needed: Sequence[npt.NDArray[np.bool_]], row_bytes: int, room: Room) -> bool:
+    """Whether the rows of two layers take half of the room at most, and chunks have the rest.
+
+    Args:
+        needed: L times [V], rows of each layer.
+        row_bytes: of the widest row.
+        room: how much there is.
+    """
+    return 2 * max(int(np.count_nonzero(mask)) for mask in needed) * row_bytes <= room.num_bytes // 2
+
+
+def fits(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], width: int, widest: int, itemsize: int, num_bytes: int) -> bool:
+    """Whether all layers fit, each as one block: lists of all, and of one its rows, its results and two working copies of each.
+
+    Args:
+        graph: V nodes.
+        needed: L+1 times [V], sources of the first layer and rows of each.
+        width: F.
+        widest: rows of the model's widest weight.
+        itemsize: bytes of a number.
+        num_bytes: the room.
+    """
+    rows = [int(np.count_nonzero(mask)) for mask in needed]
+    edges = [graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum()) for n, mask in zip(rows[1:], needed[1:])]
+    lists = sum(e * LIST_BYTES + 8 * n for e, n in zip(edges, rows[1:]))
+    wide, itemsizes = max(width, widest), [(a * itemsize, b * itemsize) for a, b in pairwise(rows)]
+    layer = [e * CALL_BYTES + 3 * wide * source + 2 * wide * own for e, (source, own) in zip(edges, itemsizes)]
+    return lists + max(layer) <= num_bytes
+
+
+def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Tensor, room: Room) -> Layers:
+    times = np.add.reduce(needed, dtype=np.int16)
+    nodes = np.flatnonzero(times)
+    nodes = nodes[np.argsort(-times[nodes], kind="stable")]
+    rows = [int(np.count_nonzero(mask)) for mask in needed]
+    place = np.empty(graph.num_nodes, np.int32)
+    place[nodes] = np.arange(len(nodes), dtype=np.int32)
+    dst = nodes[: rows[1]]
+    indptr = np.zeros(len(dst) + 1, np.int64)
+    np.cumsum(graph.in_degree[dst], out=indptr[1:])
+    indices = np.empty(indptr[-1], np.int32)
+    weight = None if graph.edge_weight is None else np.empty(indptr[-1], np.float32)
+    # In pieces: positions of all edges at once would take several times what the lists take.
+    cuts = np.searchsorted(indptr, np.arange(0, indptr[-1], max(1, MAX_BYTES // EDGE_BYTES)))
+    for first, last in pairwise([*cuts.tolist(), len(dst)]):
+        _, edges = edges_of_rows(graph.indptr[dst[first:last]], graph.in_degree[dst[first:last]])
+        here = slice(int(indptr[first]), int(indptr[last]))
+        indices[here] = place[graph.indices[edges]]
+        if weight is not None and graph.edge_weight is not None:
+            weight[here] = graph.edge_weight[edges]
+    degree = degree[torch.from_numpy(nodes)].to(room.device)
+    hoods: list[BlockNeighbourhood] = []
+    for before, own in pairwise(rows):
+        if hoods and (before, own) == (hoods[-1].num_src, hoods[-1].num_dst):
+            # Its lists are on the device once.
+            hoods.append(hoods[-1])
+            continue
+        e = int(indptr[own])
+        block = Block(own, nodes[:before], indptr[: own + 1], indices[:e], None if weight is None else weight[:e])
+        hoods.append(BlockNeighbourhood(block, degree[:before], room.kernels))
+    return Layers(nodes, tuple(hoods), room.device)
+
+
+_kept: WeakKeyDictionary[Graph, tuple[Tensor, tuple[Any, ...], IdArray, Layers]] = WeakKeyDictionary()
+"""Of each graph the last one: validation asks for the same nodes epoch after epoch, and neither makes nor moves their lists again."""
+
+
+def layers_for(
+    graph: Graph, degree: Tensor, wanted: IdArray, num_layers: int, width: int, widest: int, dtype: torch.dtype, room: Room
+) -> Layers | None:
+    """What the layers read for the outputs of `wanted`; None where that does not fit.
+
+    Args:
+        graph: V nodes.
+        degree: [V], see `layerwise.infer`; on the host.
+        wanted: int64, ascending, distinct.
+        num_layers: L.
+        width: F.
+        widest: rows of the model's widest weight.
+        dtype: of the model.
+        room: where, and how much there is.
+    """
+    known = _kept.get(graph)
+    key = num_layers, width, widest, dtype, room.device, room.kernels
+    if known is not None and known[0] is degree and known[1] == key and np.array_equal(known[2], wanted):
+        return known[3]
+    _kept.pop(graph, None)
+    needed = needed_rows(graph, wanted, num_layers + 1)
+    if not fits(graph, needed, width, widest, dtype.itemsize, room.num_bytes):
+        return None
+    layers = _laid_out(graph, needed, degree.to(dtype), room)
+    _kept[graph] = degree, key, wanted, layers
+    return layers

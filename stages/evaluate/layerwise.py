@@ -1,0 +1,314 @@
+"""Exact evaluation: layer after layer over full neighbourhoods, in bounded memory.
+
+Every node's layer is computed once, instead of once for each seed that reaches it as sampled evaluation would (layer-wise
+inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nodes).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ...storage.dataset import SPLITS, Dataset
+from ...storage.errors import InputError, nearest
+from ...storage.features import FeatureStore, MemoryFeatures
+from ...storage.graph import Graph
+from ..models.base import as_model, refuse_uninitialised
+from ..models.pyg import PyGModel
+from ..neighbourhood.block import BlockNeighbourhood
+from ..nodes import node_ids
+from .chunks import MAX_BYTES, Chunks, DeviceRows, DeviceSink, HostRows, HostSink, IdArray, Source, needed_rows
+from .cuda import Layers, Room, layers_for, rows_fit
+
+Progress = Callable[[int, int], None]
+
+
+def infer(
+    model: nn.Module,
+    graph: Graph | Dataset,
+    features: FeatureStore | npt.ArrayLike | Tensor | None = None,
+    degree: npt.ArrayLike | Tensor | None = None,
+    nodes: Any = None,
+    *,
+    max_bytes: int = MAX_BYTES,
+    scratch: Path | None = None,
+    on_progress: Progress | None = None,
+    base: Tensor | None = None,
+    room: Room | None = None,
+) -> Tensor:
+    """The model's outputs for `nodes`, each over all of its in-edges in every layer.
+
+    A layer is computed in chunks of destination rows; only rows on which `nodes` depend are computed. The model runs in
+    evaluation mode (no dropout, BatchNorm by its running statistics) without gradients, and gets its mode back.
+
+    Memory: a chunk takes at most `max_bytes` for its edges, its sources with two working copies as wide as the model's widest
+    weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is that of the
+    largest in-degree; and a layer that keeps a tensor per edge (`hood.apply`) takes that on top. Beyond the chunk there are the
+    results of two successive layers (in `scratch` where they are larger than `max_bytes`), those for `nodes`, and about
+    (40 + L) V bytes of tables.
+
+    A model whose parameters lie on a CUDA device is computed there. Where half of the device's free memory holds the layers, each is one
+    block and rows stay there; the graph's lists then stay there too, for the next time that the same nodes are asked for. Where it
+    holds two layers' rows and no more, chunks are gathered there, and are as large as that leaves room for; else chunks travel.
+
+    Args:
+        model: has `num_layers` and `layer(i, hood, h)`.
+        graph: a `Dataset`, or a graph of V nodes; edge weights are used if it has any.
+        features: [V, F], a store, an array or a tensor; converted to the dtype of the model's parameters. A dataset has its own.
+        degree: [V], in-degree of each node in the whole graph (weighted: the sum of its in-edges' weights); by default the graph's.
+        nodes: ids in [0, V) in any order, that may repeat (a list, an array, a tensor), or a mask [V]; of a dataset also ``"train"``,
+            ``"val"`` or ``"test"``. By default all.
+        max_bytes: see above.
+        scratch: folder for nameless temporary files; without one, all results stay in memory.
+        on_progress: called with (rows done, rows in all), over all layers.
+        base: [V, F], the features where they lie on the model's device already: then `features` is not read.
+        room: where to compute and how much memory that may take; by default what the parameters' device has.
+
+    Returns:
+        [n, C], in the order of `nodes`, on the device of the model.
+
+    Raises:
+        InputError: something of the above is not as described, or a layer's result has the wrong shape.
+        RunError: the scratch folder cannot be written.
+    """
+    refuse_uninitialised(as_model(model))
+    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
+    if isinstance(graph, Dataset):
+        dataset, graph = graph, graph.graph
+        if features is not None:
+            raise InputError("features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)")
+        _refuse_width(model, dataset.features)
+        return outputs(model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits)
+    if not isinstance(graph, Graph):
+        raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
+    if features is None:
+        raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
+    store = _store(features)
+    _refuse_width(model, store)
+    return outputs(model, graph, store, _degree(graph, degree), node_ids(nodes, graph.num_nodes), **limits)
+
+
+def _refuse_width(model: nn.Module, features: FeatureStore) -> None:
+    if isinstance(model, PyGModel):
+        model.fit(features.num_features, 0)
+
+
+def _store(features: Any) -> FeatureStore:
+    if isinstance(features, FeatureStore):
+        return features
+    rows = np.asarray(features.detach().cpu() if isinstance(features, Tensor) else features)
+    return MemoryFeatures(rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float32))
+
+
+def _degree(graph: Graph, degree: Any) -> Tensor:
+    return torch.as_tensor(graph.degree if degree is None else degree)
+
+
+def outputs(
+    model: nn.Module,
+    graph: Graph,
+    features: FeatureStore,
+    degree: Tensor,
+    nodes: IdArray,
+    *,
+    max_bytes: int = MAX_BYTES,
+    scratch: Path | None = None,
+    on_progress: Progress | None = None,
+    base: Tensor | None = None,
+    room: Room | None = None,
+) -> Tensor:
+    """`infer`, with its arguments as they are documented there: a graph, a feature store, a tensor, int64 ids."""
+    as_model(model)
+    _check(graph, features, degree, max_bytes)
+    wanted, order = np.unique(nodes, return_inverse=True)
+    num_layers = int(model.num_layers)  # pyright: ignore[reportArgumentType]
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    dtype = parameters[0].dtype if parameters else torch.from_numpy(np.empty(0, features.dtype)).dtype
+    widest = max((p.shape[0] for p in parameters if p.ndim > 1), default=0)
+    device = parameters[0].device if parameters else torch.device("cpu")
+    if room is None and device.type == "cuda":
+        room = Room.on(device)
+    layers = None
+    if room is not None:
+        layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, room)
+    with evaluating(model):
+        if layers is not None:
+            logits = _in_blocks(model, layers, layers.rows(features if base is None else base, dtype), on_progress)
+        else:
+            source = HostRows(features, None, device, dtype) if base is None else DeviceRows(base, None, dtype)
+            needed = needed_rows(graph, wanted, num_layers)
+            resident = room is not None and rows_fit(needed, max(features.num_features, widest) * dtype.itemsize, room)
+            if room is not None and resident:
+                max_bytes = max(max_bytes, room.num_bytes // 4)
+            chunks = Chunks(graph, degree.to(dtype), max_bytes, device, None if room is None else room.kernels)
+            logits = _in_chunks(model, chunks, needed, source, widest, resident, scratch, on_progress)
+    logits = logits.to(device)
+    return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(device)]
+
+
+def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress | None) -> Tensor:
+    """[n, C] for the n nodes that `layers` was made for, from the rows [S, F] that the first layer reads."""
+    done, total = 0, sum(hood.num_dst for hood in layers.hoods)
+    for i, hood in enumerate(layers.hoods):
+        h = _layer(model, i, hood, h)
+        done += hood.num_dst
+        if on_progress is not None:
+            on_progress(done, total)
+    return h
+
+
+def _in_chunks(
+    model: nn.Module,
+    chunks: Chunks,
+    needed: Sequence[npt.NDArray[np.bool_]],
+    source: Source,
+    widest: int,
+    resident: bool,
+    scratch: Path | None,
+    on_progress: Progress | None,
+) -> Tensor:
+    """The last layer's rows, ascending; those of all layers stay where the model is if they are `resident`, else on the host."""
+    total, done = sum(int(np.count_nonzero(mask)) for mask in needed), 0
+    for i, mask in enumerate(needed):
+        rows, last = np.flatnonzero(mask), i == len(needed) - 1
+        sink = DeviceSink(len(rows)) if resident else HostSink(len(rows), None if last else scratch, chunks.max_bytes)
+        for dst in chunks.cut(rows, source, widest):
+            hood = chunks.hood(dst)
+            sink.append(_layer(model, i, hood, source.gather(hood.block.src)))
+            done += len(dst)
+            if on_progress is not None:
+                on_progress(done, total)
+        result = sink.finish()
+        if last:
+            return result if isinstance(result, Tensor) else torch.from_numpy(result)
+        ids = None if len(rows) == len(mask) else rows
+        if isinstance(result, Tensor):
+            source = DeviceRows(result, ids, source.dtype)
+        else:
+            source = HostRows(MemoryFeatures(result), ids, source.device, source.dtype)
+    raise AssertionError("a model has a layer")
+
+
+def _layer(model: nn.Module, i: int, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
+    try:
+        out = model.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+    except RuntimeError as e:
+        # torch has no error of its own for this.
+        if i or "shapes cannot be multiplied" not in str(e):
+            raise
+        name, width = type(model).__name__, h.shape[1]
+        raise InputError(f"a node has {width} features; expected as many as the first layer of {name} multiplies ({e})") from e
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != hood.num_dst:
+        seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(f"layer {i} of {type(model).__name__} returned {seen}; expected [{hood.num_dst}, D], a row per destination")
+    return out
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: Dataset,
+    degree: Tensor,
+    splits: Sequence[str] = SPLITS,
+    *,
+    max_bytes: int = MAX_BYTES,
+    scratch: Path | None = None,
+    on_progress: Progress | None = None,
+    base: Tensor | None = None,
+    room: Room | None = None,
+) -> dict[str, float | None]:
+    """`accuracy` of every split of `splits`, in one pass over the layers; None for a split without nodes. Arguments as in `infer`.
+
+    Raises:
+        InputError: an unknown split, or see `infer`.
+    """
+    for name in splits:
+        if name not in SPLITS:
+            raise InputError(f"split is '{name}'; expected one of {', '.join(SPLITS)}{nearest(name, SPLITS)}")
+    ids = [getattr(dataset.split, name) for name in splits]
+    nodes = np.concatenate([np.empty(0, np.int64), *ids])
+    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
+    logits = outputs(model, dataset.graph, dataset.features, degree, nodes, **limits)
+    labels = torch.from_numpy(dataset.labels[nodes]).to(logits.device)
+    parts = [len(part) for part in ids]
+    found = {
+        name: _counted(own, y)
+        for name, own, y in zip(splits, torch.split(logits, parts), torch.split(labels, parts), strict=True)
+        if len(y)
+    }
+    # Of a device all are asked for at once.
+    scores = dict(zip(found, torch.stack(list(found.values())).cpu())) if found else {}
+    return {name: quotient(scores[name]) if name in scores else None for name in splits}
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """The share of rows whose largest logit is at the label; for multi-label targets, `micro_f1`.
+
+    Args:
+        logits: [n, C].
+        labels: integer [n], or [n, C] of 0 and 1.
+
+    Raises:
+        InputError: shapes do not fit, or there are no rows.
+    """
+    return quotient(_counted(logits, labels))
+
+
+def _counted(logits: Tensor, labels: Tensor) -> Tensor:
+    if not len(logits) or len(labels) != len(logits) or (labels.ndim != 1 and labels.shape != logits.shape):
+        raise InputError(f"logits are {list(logits.shape)} and labels {list(labels.shape)}; expected [n, C] and [n] or [n, C], n >= 1")
+    return tally(logits, labels)
+
+
+def micro_f1(logits: Tensor, labels: Tensor) -> float:
+    """F1 over all (row, class) pairs together, 2 TP / (2 TP + FP + FN), where a logit above 0 means yes; 0 where nothing is positive.
+
+    Args:
+        logits: [n, C].
+        labels: [n, C] of 0 and 1.
+    """
+    return quotient(tally(logits, labels))
+
+
+def tally(logits: Tensor, labels: Tensor) -> Tensor:
+    """What `accuracy` counts, float64 [2] on the device of the logits: those of several sets of rows may be added up."""
+    if not len(labels):
+        return torch.zeros(2, dtype=torch.float64, device=logits.device)
+    if labels.ndim == 1:
+        counts = torch.full((2,), len(labels), dtype=torch.float64, device=logits.device)
+        counts[0] = (logits.argmax(dim=1) == labels).sum()
+        return counts
+    said, true = logits > 0, labels > 0.5
+    return torch.stack([2 * (said & true).sum(), said.sum() + true.sum()]).double()
+
+
+def quotient(counts: Tensor) -> float:
+    """The accuracy that a `tally` amounts to."""
+    right, of = counts.tolist()
+    return right / of if of else 0.0
+
+
+def _check(graph: Graph, features: FeatureStore, degree: Tensor, max_bytes: int) -> None:
+    n = graph.num_nodes
+    if features.num_rows != n:
+        raise InputError(f"features have {features.num_rows} rows; the graph has {n} nodes")
+    if degree.shape != (n,):
+        raise InputError(f"degree has shape {list(degree.shape)}; expected [{n}], one for each node")
+    if max_bytes < 1:
+        raise InputError(f"max_bytes is {max_bytes}; expected at least 1")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

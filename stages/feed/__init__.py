@@ -1,0 +1,1 @@
+"""Feeds: from samples to the pieces of work that a rank trains on."""

@@ -1,0 +1,129 @@
+"""The sampling stage where no rank has the whole topology: a thread of each rank samples bulk after bulk together with the others."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...storage.minibatch import MiniBatch
+from ...storage.queue.base import MemoryQueue
+from ..base import Phase, RankJob
+from ..comm.lockstep import Lockstep
+from ..memory.arena import give_back
+from ..placement.row_blocks import BlockRows
+from ..sample.base import Sampler, SeedPlan
+from ..sample.remote_nodewise import Owners
+from .queue_feed import QueueFeed
+
+UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True)
+class SampledByOwners:
+    """Work is minibatches that a sampler draws in bulk over block rows: each rank its own, with the help of those that own the rows."""
+
+    sampler: Sampler
+    max_bytes: int = 512 << 20
+    """Sampled minibatches that may wait, in bytes of structure."""
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.sampler.num_layers
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`: the same minibatches as from the whole topology."""
+        return self.sampler.record()
+
+    def plan(self, placement: BlockRows, job: RankJob) -> SeedPlan:
+        """Which seeds make which minibatch; of each bulk of k P, this rank's."""
+        bulk = job.bulk_size * job.group.size
+        return SeedPlan(placement.seeds, job.batch_size, bulk, job.seed, takes=job.is_mine)
+
+    def num_minibatches(self, placement: BlockRows, job: RankJob) -> int:
+        """See `SamplePolicy.num_minibatches`."""
+        return self.plan(placement, job).num_minibatches
+
+    def preview(self, placement: BlockRows, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
+        """This rank's minibatches of an epoch, beside the feed. All ranks go through all of it."""
+        assert placement.column is not None
+        owners, plan = Owners(placement, placement.column), self.plan(placement, job)
+        for number in range(plan.num_bulks):
+            yield from self.sampler.sample_by_owners(owners, plan.request(epoch, number)).minibatches
+
+    def feed(self, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> "OwnersFeed":
+        """See `SamplePolicy.feed`. All ranks call this at the same time."""
+        return OwnersFeed(self, placement, phase, job, first)
+
+
+class OwnersFeed(QueueFeed):
+    """A rank's own minibatches, and the thread that samples them."""
+
+    def __init__(self, policy: SampledByOwners, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> None:
+        """See `SampledByOwners.feed`."""
+        self._plan, self._sampler, self._max_bytes = policy.plan(placement, job), policy.sampler, policy.max_bytes
+        self._sample_s = 0.0
+        self._expected = (-1, -1)
+        assert placement.column is not None
+        group = placement.column.sub("sample", range(placement.column.size))
+        self._owners = Owners(placement, group)
+        # What may wait is decided before sampling, which ranks must begin together.
+        per_epoch = max(1, self._plan.num_minibatches)
+        queue = MemoryQueue(bulk_size=self._plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
+        super().__init__(queue, None, job.ledger, lambda: True)
+
+        def bulks() -> Iterator[tuple[int, int]]:
+            for epoch in range(first[0], phase.last_epoch):
+                for number in range(first[1] // self._plan.bulk_size if epoch == first[0] else 0, self._plan.num_bulks):
+                    yield epoch, number
+
+        self._thread = Lockstep("sampling", group, bulks(), self._has_room, self._sample, self._wake)
+        self._thread.start()
+
+    def _has_room(self, bulk: tuple[int, int]) -> bool:
+        queue = self._queue
+        assert isinstance(queue, MemoryQueue)
+        epoch, number = bulk
+        return (epoch, number * self._plan.bulk_size) <= self._expected or queue.held_bytes <= self._max_bytes
+
+    def _sample(self, bulk: tuple[int, int]) -> None:
+        start = time.perf_counter()
+        request = self._plan.request(*bulk)
+        drawn = self._sampler.sample_by_owners(self._owners, request)
+        if drawn.minibatches:
+            self._queue.put(drawn, timeout_s=1.0)
+        del drawn
+        # A bulk in the making takes many times what is left of it, of this thread's part of the heap, where no other would find it.
+        give_back()
+        self._sample_s += time.perf_counter() - start
+
+    def _wake(self) -> None:
+        assert self._thread.error is not None
+        self._queue.fail(self._thread.error)
+
+    def expect(self, epoch: int, index: int) -> None:
+        """See `QueueFeed.expect`."""
+        self._expected = max(self._expected, (epoch, index))
+        self._thread.look()
+
+    @property
+    def sample_s(self) -> float:
+        """See `Feed.sample_s`."""
+        return self._sample_s
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+        try:
+            return super().get(epoch, index)
+        except Exception:
+            self._thread.check()
+            raise
+
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`."""
+        super().release(epoch, index)
+        self._thread.look()
+
+    def close(self) -> None:
+        """See `Feed.close`. All ranks do."""
+        self._thread.close()

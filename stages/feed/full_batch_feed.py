@@ -1,0 +1,56 @@
+"""No sampling: the work of an epoch is the whole graph, one share for each rank."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...storage.errors import InputError
+from ..base import Phase, RankJob
+from ..neighbourhood.full_batch import FullBatch
+from ..placement.sharded import Share
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Every rank takes its own share of the nodes; all shares together are one optimiser step, and one step is an epoch."""
+
+    num_layers: None = None
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`."""
+        return {"name": "whole"}
+
+    def num_minibatches(self, placement: Share, job: RankJob) -> int:
+        """See `SamplePolicy.num_minibatches`: one piece of work for each rank.
+
+        Raises:
+            InputError: a step is to be less or more than all of them.
+        """
+        if job.minibatches_per_step != job.group.size:
+            raise InputError(
+                f"train.minibatches_per_step is {job.minibatches_per_step}, but full-batch training takes one step an epoch, from all "
+                "ranks together; leave it out"
+            )
+        return job.group.size
+
+    def feed(self, placement: Share, phase: Phase, job: RankJob, first: tuple[int, int]) -> "WholeFeed":
+        """See `SamplePolicy.feed`."""
+        return WholeFeed(placement.graph)
+
+
+class WholeFeed:
+    """The same work every epoch. See `Feed`."""
+
+    sample_s = 0.0
+
+    def __init__(self, batch: FullBatch) -> None:
+        self._batch = batch
+
+    def get(self, epoch: int, index: int) -> FullBatch:
+        """This rank's share."""
+        return replace(self._batch, epoch=epoch)
+
+    def release(self, epoch: int, index: int) -> None:
+        """Nobody works ahead."""
+
+    def close(self) -> None:
+        """Nothing is open."""

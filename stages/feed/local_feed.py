@@ -1,0 +1,146 @@
+"""Any sampler, within what one rank sees: each rank draws minibatches from its own seeds and its own piece of the graph."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...storage.errors import InputError
+from ...storage.minibatch import Block, MiniBatch
+from ...storage.queue.base import MemoryQueue
+from ..base import Phase, Placement, RankJob
+from ..comm.survivors import Survivors
+from ..random import Purpose, stream
+from ..sample.base import Sampler, SeedPlan
+from .queue_feed import Producer, QueueFeed
+
+QUIET = ("features", "activations", "graph")
+"""Kinds that must not be on the network while a phase is trained."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """`sampler`, isolated. In every step each rank trains on one minibatch of its own; there are as many steps as the rank with the most
+    seeds needs, and the others make theirs smaller. One without seeds takes part with nothing."""
+
+    sampler: Sampler
+    max_bytes: int = 512 << 20
+    """Sampled minibatches that may wait, in bytes of structure."""
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.sampler.num_layers
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`."""
+        return {"local": True, **self.sampler.record()}
+
+    def num_minibatches(self, placement: Placement, job: RankJob) -> int:
+        """See `SamplePolicy.num_minibatches`: one for each rank and step. All ranks call this at the same time.
+
+        Raises:
+            InputError: a step is to be more or less than one minibatch of each rank.
+        """
+        if job.minibatches_per_step != job.group.size:
+            raise InputError(
+                f"train.minibatches_per_step is {job.minibatches_per_step}, but here each of the {job.group.size} ranks trains on one "
+                "minibatch of its own in every step; leave it out"
+            )
+        return self._steps(placement, job) * job.group.size
+
+    def _steps(self, placement: Placement, job: RankJob) -> int:
+        wanted = np.zeros(job.group.size)
+        wanted[job.group.rank] = -(-len(placement.seeds) // job.batch_size)
+        table = torch.from_numpy(wanted)
+        job.group.all_reduce(table, "control")
+        return int(table.max())
+
+    def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "LocalFeed":
+        """See `SamplePolicy.feed`. All ranks call this at the same time."""
+        steps, ranks = self._steps(placement, job), job.group.size
+        # Local ids are the same numbers on every rank: chunks must not share their draws.
+        seed = stream(job.seed, Purpose.SAMPLE, job.group.rank) if job.group.rank else job.seed
+        own = -(-len(placement.seeds) // job.batch_size)
+        size = job.batch_size if own == steps else max(1, -(-len(placement.seeds) // max(1, steps)))
+        plan = SeedPlan(placement.seeds, size, job.bulk_size, seed)
+        queue = MemoryQueue(
+            bulk_size=job.bulk_size, max_bytes=self.max_bytes, keep="none", minibatches_per_epoch=max(1, plan.num_minibatches)
+        )
+        producer = None
+        step = first[1] // ranks
+        if plan.num_minibatches:
+            # A short epoch may be over where others go on.
+            late = step >= plan.num_minibatches
+            producer = Producer(
+                queue,
+                graph=placement.graph,
+                sampler=self.sampler,
+                plan=plan,
+                kernel=job.kernel,
+                first_epoch=first[0] + late,
+                last_epoch=phase.last_epoch,
+                first_bulk=0 if late else step // job.bulk_size,
+            )
+        return LocalFeed(QueueFeed(queue, producer, job.ledger, lambda: True), plan.num_minibatches, self.num_layers, job)
+
+
+class LocalFeed:
+    """A rank's own minibatches. See `Feed`."""
+
+    def __init__(self, feed: QueueFeed, minibatches: int, layers: int, job: RankJob) -> None:
+        """
+        Args:
+            feed: of this rank's minibatches by their own numbers.
+            minibatches: of an epoch.
+            layers: L.
+            job: of this rank.
+        """
+        self._feed, self._minibatches, self._layers, self._job = feed, minibatches, layers, job
+        self._before = self._moved()
+        self._bear(True)
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`: nothing once the rank's own are used up."""
+        own = index // self._job.group.size
+        if own >= self._minibatches:
+            return nothing(epoch, index, self._layers)
+        return replace(self._feed.get(epoch, own), index=index)
+
+    def peek(self, epoch: int, index: int) -> MiniBatch | None:
+        """See `PeeksAhead.peek`: of the rank's own."""
+        own = index // self._job.group.size
+        work = self._feed.peek(epoch, own) if own < self._minibatches else None
+        return None if work is None else replace(work, index=index)
+
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`."""
+        own = index // self._job.group.size
+        if own < self._minibatches:
+            self._feed.release(epoch, own)
+
+    @property
+    def sample_s(self) -> float:
+        """See `Feed.sample_s`."""
+        return self._feed.sample_s
+
+    def close(self) -> None:
+        """See `Feed.close`. What a phase has moved was gradients and statistics."""
+        self._feed.close()
+        self._bear(False)
+        assert self._moved() == self._before, f"an isolated phase moved {QUIET} between ranks: {self._before} -> {self._moved()}"
+
+    def _bear(self, losses: bool) -> None:
+        """What ranks that see no more than this ask of each other makes sense without one of them."""
+        if isinstance(self._job.group, Survivors):
+            self._job.group.bears = losses
+
+    def _moved(self) -> list[int]:
+        return [self._job.ledger.get("network", kind) for kind in QUIET]
+
+
+def nothing(epoch: int, index: int, layers: int) -> MiniBatch:
+    """A minibatch without seeds."""
+    ids = np.empty(0, np.int64)
+    return MiniBatch(epoch, index, (Block(0, ids, np.zeros(1, np.int64), np.empty(0, np.int32)),) * layers, nested=False)

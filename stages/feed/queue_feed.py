@@ -1,0 +1,229 @@
+"""The sampling stage: fill a minibatch queue, from a thread of this process or from a task of its own."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...storage.errors import QueueTimeoutError, RunError
+from ...storage.graph import Graph
+from ...storage.ledger import Ledger
+from ...storage.minibatch import MiniBatch
+from ...storage.queue.base import MinibatchQueue
+from ..base import Phase, Placement, RankJob
+from ..kernels.runtime.threads import stand_back
+from ..sample.base import Sampler, SeedPlan
+
+WAIT_S = 1.0
+"""A producer looks up this often while the queue is full."""
+GIVE_UP_S = 600.0
+"""A consumer waits this long for a live producer before it calls the run failed."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a producer says about a bulk: never the bulk itself."""
+
+    epoch: int
+    number: int
+    minibatches: int
+    edges: int
+    seconds: float
+
+
+def sample_bulks(
+    graph: Graph,
+    sampler: Sampler,
+    plan: SeedPlan,
+    kernel: Any,
+    queue: MinibatchQueue,
+    *,
+    first_epoch: int,
+    last_epoch: int,
+    first_bulk: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+    on_receipt: Callable[[Receipt], None] | None = None,
+) -> None:
+    """Sample every bulk of epochs first_epoch..last_epoch-1 into the queue, in order, from `first_bulk` of the first one.
+
+    Bulks that the queue already holds are left alone. Blocks while the queue is full; once `stop` says true it ends within a second.
+
+    Raises:
+        RunError: the queue cannot be written.
+    """
+    workspace = kernel.Workspace() if hasattr(kernel, "Workspace") else None
+    for epoch in range(first_epoch, last_epoch):
+        present = queue.committed(epoch)
+        for number in range(first_bulk if epoch == first_epoch else 0, plan.num_bulks):
+            if stop():
+                return
+            if number in present:
+                continue
+            start = time.perf_counter()
+            request = plan.request(epoch, number)
+            if not request.seeds:
+                continue
+            bulk = sampler.sample(graph, request, kernel, workspace)
+            seconds = time.perf_counter() - start
+            while True:
+                try:
+                    queue.put(bulk, timeout_s=WAIT_S)
+                    break
+                except QueueTimeoutError:
+                    if stop():
+                        return
+            if on_receipt is not None:
+                edges = sum(m.num_edges for m in bulk.minibatches)
+                on_receipt(Receipt(epoch, number, len(bulk.minibatches), edges, seconds))
+
+
+class Producer:
+    """A thread that runs `sample_bulks` for the rank it lives in. Whatever goes wrong in it reaches the consumer at once."""
+
+    def __init__(self, queue: MinibatchQueue, **arguments: Any) -> None:
+        self._queue, self._arguments = queue, arguments
+        self._stop = threading.Event()
+        self.receipts: list[Receipt] = []
+        self._thread = threading.Thread(target=self._run, name="millrace-sample", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        # Between training and sampling ahead, cores go to training: a rank that waits for a minibatch leaves its own.
+        stand_back()
+        try:
+            sample_bulks(queue=self._queue, stop=self._stop.is_set, on_receipt=self.receipts.append, **self._arguments)
+        except BaseException as e:
+            self._queue.fail(e)
+
+    def close(self) -> None:
+        """End the thread and wait for it."""
+        self._stop.set()
+        self._thread.join(timeout=60)
+        if self._thread.is_alive():
+            raise RunError("the sampling thread did not stop within 60 s; it may hang in a file system")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Work is minibatches that a sampler draws in bulk and a queue hands over."""
+
+    sampler: Sampler
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return self.sampler.num_layers
+
+    def record(self) -> dict[str, Any]:
+        """See `SamplePolicy.record`."""
+        return self.sampler.record()
+
+    def plan(self, placement: Placement, job: RankJob) -> SeedPlan:
+        """Which seeds make which minibatch."""
+        return SeedPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed)
+
+    def num_minibatches(self, placement: Placement, job: RankJob) -> int:
+        """See `SamplePolicy.num_minibatches`."""
+        return self.plan(placement, job).num_minibatches
+
+    def preview(self, placement: Placement, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
+        """This rank's minibatches of an epoch, beside the feed."""
+        plan = replace(self.plan(placement, job), takes=job.is_mine)
+        for number in range(plan.num_bulks):
+            request = plan.request(epoch, number)
+            if request.seeds:
+                yield from self.sampler.sample(placement.graph, request, job.kernel).minibatches
+
+    def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "QueueFeed":
+        """See `SamplePolicy.feed`."""
+        plan = self.plan(placement, job)
+        producer = None
+        if job.produce and plan.num_minibatches:
+            producer = Producer(
+                job.queue,
+                graph=placement.graph,
+                sampler=_on_device(self.sampler, job),
+                plan=replace(plan, takes=job.is_mine) if job.group.size > 1 else plan,
+                kernel=job.kernel,
+                first_epoch=first[0],
+                last_epoch=phase.last_epoch,
+                first_bulk=first[1] // job.bulk_size,
+            )
+        return QueueFeed(job.queue, producer, job.ledger, job.producer_alive)
+
+
+def _on_device(sampler: Sampler, job: RankJob) -> Any:
+    """The sampler, or one whose bulks stay on the device."""
+    if not job.resident:
+        return sampler
+    # Needs Triton.
+    from ..sample.resident import LeftOnDevice
+
+    assert job.device is not None
+    return LeftOnDevice(sampler, job.device)
+
+
+class QueueFeed:
+    """The consumer's end of the queue, and the producer behind it if it lives here."""
+
+    def __init__(self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger, alive: Callable[[], bool]) -> None:
+        self._queue, self._producer, self._ledger, self._alive = queue, producer, ledger, alive
+        self._given_up = False
+
+    @property
+    def sample_s(self) -> float:
+        """See `Feed.sample_s`."""
+        return sum(r.seconds for r in self._producer.receipts) if self._producer else 0.0
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+        return self._counted(self._wait(epoch, index))
+
+    def peek(self, epoch: int, index: int) -> MiniBatch | None:
+        """See `PeeksAhead.peek`."""
+        try:
+            return self._counted(self._queue.get(epoch, index, timeout_s=0.0))
+        except QueueTimeoutError:
+            return None
+
+    def _counted(self, minibatch: MiniBatch) -> MiniBatch:
+        if self._queue.stored:
+            self._ledger.add("store", "minibatches", minibatch.nbytes)
+        return minibatch
+
+    def _wait(self, epoch: int, index: int) -> MiniBatch:
+        give_up = time.monotonic() + GIVE_UP_S
+        while True:
+            # Asked before the look, so that what a producer committed as its last act is found.
+            alive = self._alive()
+            try:
+                return self._queue.get(epoch, index, timeout_s=WAIT_S)
+            except QueueTimeoutError:
+                if not alive:
+                    raise RunError(
+                        f"minibatch {index} of epoch {epoch} is not there, and whoever was sampling has ended; sample on, then --resume"
+                    ) from None
+                if self._given_up or time.monotonic() >= give_up:
+                    raise
+
+    def give_up(self) -> None:
+        """Whoever waits in `get` need not any more: within a moment it raises QueueTimeoutError."""
+        self._given_up = True
+
+    def expect(self, epoch: int, index: int) -> None:
+        """Everything up to and including that minibatch will be asked for, here or on other ranks, before more is released."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether whoever samples keeps to a bound that knows nothing of what is expected."""
+        return self._queue.stored
+
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`."""
+        self._queue.release(epoch, index)
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        if self._producer is not None:
+            self._producer.close()

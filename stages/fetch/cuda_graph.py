@@ -1,0 +1,170 @@
+"""A training step that is recorded once and played again for every minibatch, without the host: CUDA graphs.
+
+On a GPU the host spends more time on launching a step than the device on computing it. A recording needs the same memory and the same
+sizes each time, which `kernels.frames_cuda` provides. What is played is what `train.forward_backward` does: the same numbers, but for
+how a product of more rows is cut into sums.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..base import StepRules, WorkDone
+from ..kernels.aggregation.cuda.lists import CHUNK
+from ..kernels.minibatch_cuda.bulk import ResidentBulk
+from ..kernels.minibatch_cuda.frames import Frame, Layout, NoListsBySourceError
+from ..models.base import Stack
+from ..nn.dropout import draw_key, keys_from
+from ..random import Purpose, stream, torch_seed
+from ..sample.resident import ResidentMiniBatch
+from ..train import loss_of
+
+if TYPE_CHECKING:
+    from .gather_cuda import DeviceGather
+
+FIRST = 2
+"""Steps that are taken as ever before one is recorded: a short run needs no recording."""
+MOST = 4
+"""Recordings, each with room for larger minibatches than the one before, until there are none any more."""
+
+
+def can_record(module: nn.Module) -> bool:
+    """Whether a step of this model depends on nothing but what a frame holds, and rows beyond a minibatch's own end do not show in it."""
+    if type(module) is not Stack or any(isinstance(m, _BatchNorm) for m in module.modules()):
+        return False
+    # Others' convolutions may look at every edge, and a frame has some that are none.
+    if not all(type(conv).__module__.startswith(Stack.__module__.rpartition(".")[0]) for conv in module.convs):
+        return False
+    return not any(getattr(m, "attention_dropout", 0.0) for m in module.modules())
+
+
+class StepGraph:
+    """Forward and backward of one minibatch, recorded. One thread uses it."""
+
+    def __init__(self, module: nn.Module, gather: "DeviceGather", rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> None:
+        """
+        Args:
+            module: see `can_record`; its parameters stay where they are.
+            gather: knows rows and labels.
+            rules: of the step.
+            parameters: whose gradients are wanted.
+            alone: whether a step has one minibatch, so that its gradients may be overwritten by the next.
+        """
+        self._module, self._gather, self._rules, self._parameters, self._alone = module, gather, rules, parameters, alone
+        self._seen = self._recorded = 0
+        self._hops: set[int] = set()
+        """Whose lists by source gradients need."""
+        self._layout: Layout | None = None
+        self._rows: tuple[ResidentBulk, Tensor] | None = None
+        self._seeds: int | None = None
+        """Of every minibatch that is played: those of the first."""
+        self._stale = False
+        """Whether the frame is new, and nothing recorded on it."""
+        self._draws = module.num_layers if isinstance(module, Stack) and module.dropout else 0
+        """Keys of dropout that a step takes."""
+        self._keys = torch.zeros(max(self._draws, 1), dtype=torch.int64, device=parameters[0].device)
+
+    def contribute(self, work: object) -> WorkDone | None:
+        """`ReducePolicy.contribute` of one minibatch; None: it is no matter for a recording, and to be trained on as ever."""
+        if not isinstance(work, ResidentMiniBatch) or not self._suits(work):
+            return None
+        if self._seen < FIRST:
+            self._seen += 1
+            return None
+        work.bulk.await_here()
+        while (rows := self._laid_out(work.bulk)) is not None:
+            self._frame.words.copy_(rows[work.q])
+            self._fill_keys(work)
+            if not self._stale or self._record():
+                break
+        else:
+            return None
+        self._play()
+        for p, grad in zip(self._parameters, self._grads):
+            if grad is None:
+                continue
+            if p.grad is None:
+                p.grad = grad if self._alone else grad.clone()
+            else:
+                p.grad.add_(grad)
+        return WorkDone(self._loss if self._loss.is_cuda else float(self._loss), int(work.bulk.node_ends[0][work.q]))
+
+    def _suits(self, work: ResidentMiniBatch) -> bool:
+        bulk = work.bulk
+        seeds = int(bulk.node_ends[0][work.q])
+        if self._seeds is None:
+            self._seeds = seeds
+        return bulk.longest <= CHUNK and bulk.nodes.dtype == torch.int32 and seeds == int(bulk.node_ends[0].max()) == self._seeds
+
+    def _laid_out(self, bulk: ResidentBulk) -> Tensor | None:
+        """The bulk's minibatches as rows; None: there is no room for them, and no recording is to be made once more."""
+        if self._rows is not None and self._rows[0] is bulk:
+            return self._rows[1]
+        if self._layout is None or not self._layout.holds(bulk):
+            if self._recorded >= MOST:
+                return None
+            self._lay_out(bulk)
+        assert self._layout is not None
+        self._rows = bulk, self._layout.rows(bulk)
+        return self._rows[1]
+
+    def _lay_out(self, bulk: ResidentBulk) -> None:
+        # The memory of the last recording goes first.
+        self._graph, self._grads, self._rows = None, [], None
+        self._layout = Layout.of(bulk, tuple(sorted(self._hops)), self._layout)
+        self._frame = Frame(self._layout, bulk.device)
+        self._stale = True
+
+    def _fill_keys(self, work: ResidentMiniBatch) -> None:
+        """What `forward_backward` would draw for this minibatch."""
+        if self._draws:
+            torch.default_generator.manual_seed(torch_seed(stream(self._rules.seed, Purpose.DROPOUT, work.epoch, work.index)))
+            keys = np.array([draw_key() for _ in range(self._draws)], np.uint64).view(np.int64)
+            # New memory each time: the last keys may still be on their way, and locked memory is not used again before they have come.
+            here = torch.from_numpy(keys)
+            self._keys.copy_(here.pin_memory() if self._keys.is_cuda else here, non_blocking=True)
+
+    def _compute(self) -> tuple[Tensor, list[Tensor | None]]:
+        taken = iter(self._keys.split(1))
+        on_gpu = self._keys.is_cuda
+        with keys_from(lambda: next(taken) if on_gpu else int(next(taken)) & 0xFFFF_FFFF_FFFF_FFFF):
+            fetched = self._gather.framed(self._frame)
+            loss, _ = loss_of(self._module, fetched, self._rules.task, self._rules.products)
+            grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            # Optimisers want them to lie as their parameters do; accumulating into `.grad` would see to that.
+            return loss.detach(), [None if g is None else g.contiguous() for g in grads]
+
+    def _record(self) -> bool:
+        """Record the step over the frame; False: the layout was short of something, and is another now."""
+        try:
+            self._compute()
+        except NoListsBySourceError as e:
+            self._hops.add(e.hop)
+            self._layout = self._rows = None
+            return False
+        self._recorded, self._stale = self._recorded + 1, False
+        if not self._frame.words.is_cuda:
+            return True
+        aside = torch.cuda.Stream(self._frame.words.device)
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            # Kernels for these shapes are chosen and compiled before: a recording may not wait.
+            for _ in range(2):
+                self._compute()
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads launch and allocate meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._loss, self._grads = self._compute()
+        return True
+
+    def _play(self) -> None:
+        if self._frame.words.is_cuda:
+            assert self._graph is not None
+            self._graph.replay()
+        else:
+            # There is nothing to record on, and so nothing that is recorded.
+            self._loss, self._grads = self._compute()

@@ -1,0 +1,206 @@
+"""`exchange` for ranks that train on GPUs: rows lie there, and go from GPU to GPU.
+
+NCCL wants every rank to begin the same messages in the same order, and messages of two threads have none. So it is the training's thread
+that begins them, at steps that are the same on all ranks of a grid column. A GPU works on while the host goes on to what comes next: rows
+still come ahead, on a stream of their own. Where ranks talk over gloo, whoever begins a message waits for it, and fetching and training
+take turns.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...storage.minibatch import MiniBatch
+from ..base import Fetched, Placement, RankJob
+from ..feed.queue_feed import QueueFeed
+from ..kernels.minibatch_cuda.bulk import ResidentBulk
+from ..kernels.sampling.cuda.graph import Place, place, settle
+from ..memory.lazy_rows import NamedRows
+from ..placement.row_blocks import BlockRows
+from .exchange import Exchange, Exchanged, Plan, Unit, Units
+from .gather_cuda import Leash, neighbourhoods, resident_there, upload
+from .owned_rows_cuda import CollectedThere, OwnedOnDevice
+
+
+@dataclass(frozen=True)
+class ExchangedOnDevice:
+    """`Exchanged` on a device."""
+
+    inner: Exchanged
+    features: Place = "auto"
+    """Where this rank's rows lie."""
+    cache_bytes: int = 1 << 30
+    """Of device memory for own rows that lie on the host: those with the most out-edges, of the edges that this rank knows."""
+    topology: Place = "auto"
+    """Where neighbour lists lie that are sampled from there."""
+
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "ExchangeOnDevice":
+        """See `NeighbourhoodPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
+        assert job.device is not None
+        if job.resident and job.produce:
+            place(placement.graph, self.topology)
+        features, first, book, group, degree = self.inner.held(placement, job, same_thread=True)
+        uploaded = upload(features, job.device, self.features, range(first, first + int(book.sizes()[group.rank])))
+        kept = uploaded.cache(placement, self.cache_bytes, job.device, int(book.offsets[group.rank]))
+        degree = None if degree is None else degree.to(job.device)
+        owned = OwnedOnDevice(uploaded.rows, kept, book, group, degree, job.device)
+        return ExchangeOnDevice(self.inner, placement, job, owned)
+
+
+class ExchangeOnDevice(Exchange):
+    """`Exchange` whose neighbourhoods are over lists on the device, as `DeviceGather`'s are."""
+
+    def __init__(self, policy: Exchanged, placement: Placement, job: RankJob, owned: OwnedOnDevice) -> None:
+        """See `ExchangedOnDevice.fetcher`."""
+        super().__init__(policy, placement, job, owned)
+        assert job.device is not None
+        self._device = job.device
+        # Of a block of rows: those of the train nodes are looked up on the host, by id.
+        self._labels = None if isinstance(placement, BlockRows) else placement.labels.to(self._device)
+        self._degree = cache(lambda: placement.degree.to(self._device))
+        settle(self._device)
+
+    def _begun(self, feed: QueueFeed, plan: Plan, ahead_bytes: int) -> "UnitsOnDevice":
+        assert isinstance(self._owned, OwnedOnDevice)
+        return UnitsOnDevice(feed, self._owned, plan, ahead_bytes, self._device)
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        """See `Fetcher.fetch`: begins what is due, and tells the device to wait for the rows of `work`."""
+        assert isinstance(self._ahead, UnitsOnDevice)
+        self._ahead.begin()
+        bulk, q, got = self._ahead.rows(work)
+        nodes = bulk.nodes_of(q)
+        hoods = neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree))
+        seeds = nodes[: int(bulk.node_ends[0][q])]
+        y = self._placement.labels_of(work.seeds).to(self._device, non_blocking=True) if self._labels is None else self._labels[seeds]
+        return Fetched(work.epoch, work.index, hoods, NamedRows(got.rows, got.place), y)
+
+    def idle(self) -> None:
+        """See `Fetcher.idle`: begins what is due, and answers what others ask for."""
+        assert isinstance(self._ahead, UnitsOnDevice)
+        self._ahead.begin()
+
+
+class _Unit(Unit):
+    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
+        super().__init__(epoch, first_step, last_step)
+        self.bulks: dict[int, tuple[ResidentBulk, int]] = {}
+        """By minibatch."""
+        self.places: dict[int, Tensor] = {}
+        """By minibatch, of its nodes among the ids of the unit; none for a unit of one minibatch."""
+        self.got: CollectedThere | None = None
+        self.done: torch.cuda.Event | None = None
+        """When the device has all of it."""
+
+
+class UnitsOnDevice(Units[_Unit]):
+    """A `Feed` whose minibatches have their rows on the way: those of the unit that is trained on, and, where there is room for two, of
+    the next.
+
+    Whoever trains begins a unit when the one before the last has been trained, having waited for its minibatches. Those of a queue on
+    disk may not come before others are released, so there a unit is begun when the last one has been trained.
+    """
+
+    _unit = _Unit
+
+    def __init__(self, feed: QueueFeed, owned: OwnedOnDevice, plan: Plan, ahead_bytes: int, device: torch.device) -> None:
+        """
+        Args:
+            feed: of this rank's minibatches.
+            owned: rows, and whom to ask for the others.
+            plan: what is to come.
+            ahead_bytes: see `Exchanged`.
+            device: where rows go.
+        """
+        super().__init__(feed, owned.group, plan, ahead_bytes)
+        self._owned, self._device = owned, device
+        self._coming = self._all()
+        self._is_ahead = False
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._trained_units = Leash(device, 1)
+
+    def begin(self) -> None:
+        """Begin to fetch what is due. All ranks of a column call this at the same steps."""
+        while True:
+            for unit in self._units:
+                if unit.got is None:
+                    self._load(unit)
+            # What the first unit takes decides whether there is to be another one.
+            if not self._take():
+                return
+
+    def _take(self) -> bool:
+        """Wait for the minibatches of the next unit, if there is one and there is to be one; whether that is so."""
+        unit = next(self._coming, None) if len(self._units) <= self._is_ahead else None
+        if unit is None:
+            return False
+        unit.minibatches = self._work(unit)
+        self._units.append(unit)
+        return True
+
+    def _load(self, unit: _Unit) -> None:
+        """Have the rows of its minibatches fetched."""
+        assert unit.minibatches is not None
+        start = time.perf_counter()
+        with torch.cuda.stream(self._stream):
+            unit.bulks = {i: resident_there(m, self._device) for i, m in unit.minibatches.items()}
+            unit.got = got = self._owned.collect(self._united(unit))
+            if self._stream is not None:
+                unit.done = torch.cuda.Event()
+                unit.done.record()
+        if not self._together:
+            self._is_ahead = self._agree(got.rows.nbytes) > 0 and not self._feed.stored
+        self.exchange_s += time.perf_counter() - start
+
+    def _united(self, unit: _Unit) -> Tensor:
+        """The nodes of its minibatches, each once."""
+        nodes = []
+        for bulk, q in unit.bulks.values():
+            bulk.await_here()
+            nodes.append(bulk.nodes_of(q))
+        if len(nodes) < 2:
+            return nodes[0] if nodes else torch.empty(0, dtype=torch.int64, device=self._device)
+        ids, place = torch.unique(torch.cat(nodes), return_inverse=True)
+        unit.places = dict(zip(unit.bulks, place.split([len(n) for n in nodes])))
+        return ids
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        """See `Feed.get`."""
+        # Here, and not when they are begun: this is where training tells how long it waits for samples.
+        while self._take():
+            pass
+        work: Any = self._units[0].minibatches
+        return work[index]
+
+    def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, CollectedThere]:
+        """A minibatch that `get` gave, as the device has it, with the row and the degree of each of its nodes, for this thread's stream."""
+        unit = self._units[0]
+        got, among = unit.got, unit.places.get(work.index)
+        assert got is not None
+        if unit.done is not None:
+            here = torch.cuda.current_stream(self._device)
+            here.wait_event(unit.done)
+            for t in (got.rows, got.place, got.degree, among):
+                if t is not None:
+                    t.record_stream(here)
+        bulk, q = unit.bulks[work.index]
+        bulk.await_here()
+        if among is not None:
+            got = CollectedThere(got.rows, got.place[among], None if got.degree is None else got.degree[among])
+        return bulk, q, got
+
+    def release(self, epoch: int, index: int) -> None:
+        """See `Feed.release`: `index` is the last of a step."""
+        before = len(self._units)
+        self._leave(epoch, index)
+        if len(self._units) < before:
+            self._trained_units.mark()
+        self._feed.release(epoch, index)
+
+    def close(self) -> None:
+        """See `Feed.close`. All ranks do, after the same step."""
+        self._feed.close()

@@ -1,0 +1,316 @@
+"""Fetch for ranks that train on a GPU: everything a step reads is there, or on its way, when the step is asked for."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ...storage.features import CountedFeatures, FeatureStore, in_place
+from ...storage.minibatch import MiniBatch
+from ..base import Feed, Fetched, Fetcher, FetchesAhead, NeighbourhoodPolicy, Phase, Placement, RankJob, SamplePolicy, StepRules
+from ..kernels.minibatch_cuda.bulk import ResidentBulk
+from ..kernels.minibatch_cuda.frames import Frame
+from ..kernels.minibatch_cuda.rows import Cache, gather_rows
+from ..kernels.sampling.cuda.draw import Rows
+from ..kernels.sampling.cuda.graph import Place, moved, near, place, reachable, settle
+from ..kernels.sampling.cuda.renumber import DeviceList
+from ..memory.lazy_rows import NamedRows, torch_dtype
+from ..neighbourhood.resident import ResidentNeighbourhood
+from ..sample.resident import ResidentMiniBatch
+from .cuda_graph import StepGraph, can_record
+
+UPLOAD_BYTES = 256 << 20
+"""Rows of a store that is not in memory travel in pieces of this size."""
+STEPS_AHEAD = 3
+"""Steps that the host may be ahead of the device where each has rows of its own."""
+
+
+@dataclass(frozen=True)
+class GatheredOnDevice:
+    """`Gathered` on a device: rows lie in its memory, or are read from the host's, each at most once per minibatch."""
+
+    features: Place = "auto"
+    """Where rows lie."""
+    cache_bytes: int = 1 << 30
+    """Of device memory for rows that lie on the host: those with the most out-edges."""
+    topology: Place = "auto"
+    """Where neighbour lists lie that are sampled from there."""
+    graphs: bool = True
+    """Whether to record steps where that can be done."""
+    _uploads: "WeakKeyDictionary[FeatureStore, Uploaded]" = field(default_factory=WeakKeyDictionary, init=False, repr=False, compare=False)
+
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
+        """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
+        assert job.device is not None
+        if job.resident and job.produce:
+            place(placement.graph, self.topology)
+        return DeviceGather(placement, self._uploaded(placement.features, job), job.device, self)
+
+    def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
+        """See `KeepsRows.rows_there`."""
+        uploaded = self._uploaded(features, job)
+        return uploaded.rows if uploaded.near else None
+
+    def _uploaded(self, features: FeatureStore, job: RankJob) -> "Uploaded":
+        """Once: fetchers and evaluation read the same rows."""
+        assert job.device is not None
+        if features not in self._uploads:
+            self._uploads[features] = upload(CountedFeatures(features, job.ledger, "store"), job.device, self.features)
+        return self._uploads[features]
+
+
+@dataclass(frozen=True, eq=False)
+class Uploaded:
+    """Rows, where kernels of a device can read them."""
+
+    rows: Tensor
+    """[n, F]."""
+    near: bool
+    """Whether that is the device's own memory."""
+
+    def cache(self, placement: Placement, cache_bytes: int, device: torch.device, first: int = 0) -> Cache | None:
+        """Those with the most out-edges, of those in the graph at hand, on the device; None where that has all of them anyway.
+
+        Args:
+            placement: knows the edges.
+            cache_bytes: of the device's memory, at most.
+            device: where to.
+            first: the node that the first row is of.
+        """
+        count = 0 if self.near else min(cache_bytes // max(self.rows[:1].nbytes, 1), len(self.rows))
+        if not count:
+            return None
+        end = first + len(self.rows)
+        out_degree = np.bincount(placement.graph.indices, minlength=end)[first:end]
+        return Cache(self.rows, _most_read(out_degree, count, device))
+
+
+class Leash:
+    """Keeps the host from running further ahead of a device than so many marks: what waits to be trained on takes memory."""
+
+    def __init__(self, device: torch.device, marks: int) -> None:
+        """
+        Args:
+            device: that works.
+            marks: how far it may be behind.
+        """
+        self._device, self._most = device, marks
+        self._marks: deque[torch.cuda.Event] = deque()
+
+    def mark(self) -> None:
+        """Here, on the stream of this thread."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+            self._marks.append(event)
+            if len(self._marks) > self._most:
+                self._marks.popleft().synchronize()
+
+
+class DeviceGather:
+    """Hands out neighbourhoods over lists that stay where they were drawn. Rows on the device are only named: the first layer reads
+    them where they lie. Rows on the host are gathered by a stream of their own, one minibatch ahead of the training as long as the next
+    one is of the same bulk."""
+
+    exchange_s = 0.0
+
+    def __init__(self, placement: Placement, uploaded: Uploaded, device: torch.device, policy: GatheredOnDevice) -> None:
+        """
+        Args:
+            placement: labels and degrees.
+            uploaded: where rows come from.
+            device: where to.
+            policy: see there.
+        """
+        self._device = device
+        self._base, self._near = uploaded.rows, uploaded.near
+        self._labels = placement.labels.to(device)
+        self._degree = cache(lambda: placement.degree.to(device))
+        self._graphs = policy.graphs
+        self._steps = Leash(device, STEPS_AHEAD)
+        self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
+        self._cache = uploaded.cache(placement, policy.cache_bytes, device)
+        settle(device)
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        """See `Fetcher.fetch`."""
+        bulk, q = resident_there(work, self._device)
+        bulk.await_here()
+        nodes = bulk.nodes_of(q)
+        h = NamedRows(self._base, nodes) if self._near else self._gathered(bulk, q)
+        hoods = neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]))
+        return Fetched(work.epoch, work.index, hoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
+
+    def framed(self, frame: Frame) -> Fetched:
+        """What `fetch` gives for whatever lies in the frame when the device reads it."""
+        nodes, sizes = frame.nodes, frame.layout.nodes
+        degree = cache(lambda: self._degree()[nodes])
+        hops = reversed(range(len(sizes) - 1))
+        hoods = tuple(ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n]) for h in hops)
+        return Fetched(0, 0, hoods, NamedRows(self._base, nodes), self._labels[nodes[: sizes[0]]])
+
+    def recorded(self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> StepGraph | None:
+        """See `RecordsSteps.recorded`."""
+        return StepGraph(module, self, rules, parameters, alone) if self._graphs and self._near and can_record(module) else None
+
+    def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
+        """The rows of minibatch q; those of the next one are begun."""
+        self._steps.mark()
+        here, self._ahead = self._ahead, None
+        if here is None or here[0] is not bulk or here[1] != q:
+            here = self._begin(bulk, q)
+        if q + 1 < bulk.size:
+            self._ahead = self._begin(bulk, q + 1)
+        rows, done = here[2], here[3]
+        if done is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(done)
+            rows.record_stream(stream)
+        return rows
+
+    def _begin(self, bulk: ResidentBulk, q: int) -> tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None]:
+        if self._stream is None:
+            return bulk, q, gather_rows(self._base, bulk.nodes_of(q), self._cache), None
+        with torch.cuda.stream(self._stream):
+            bulk.await_here()
+            rows, done = gather_rows(self._base, bulk.nodes_of(q), self._cache), torch.cuda.Event()
+            done.record()
+        return bulk, q, rows, done
+
+    def idle(self) -> None:
+        """See `Fetcher.idle`: ranks gather by themselves."""
+
+
+def upload(features: FeatureStore, device: torch.device, where: Place, rows: range | None = None) -> Uploaded:
+    """Put rows of a store where kernels of a device can read them.
+
+    Args:
+        features: the store; read once.
+        device: whose kernels.
+        where: in its memory, in the host's, or there if they fit.
+        rows: which, one after the other; None: all.
+
+    Raises:
+        StoreError: the store is damaged.
+    """
+    rows = range(features.num_rows) if rows is None else rows
+    wanted, F = np.arange(rows.start, rows.stop), features.num_features
+    # Asked once: what fits changes by what is put there.
+    there_fits = near(len(wanted) * F * features.dtype.itemsize, device, where)
+    base = in_place(features, wanted)
+    if base is not None:
+        return Uploaded(reachable(base[rows.start : rows.stop], device, "device" if there_fits else "pinned"), there_fits)
+    there: Any = {"device": device} if there_fits else {"pin_memory": device.type == "cuda"}
+    out = torch.empty((len(wanted), F), dtype=torch_dtype(features.dtype), **there)
+    step = max(1, UPLOAD_BYTES // max(F * features.dtype.itemsize, 1))
+    for first in range(0, len(wanted), step):
+        out[first : first + step] = torch.from_numpy(features.gather(wanted[first : first + step]))
+    return Uploaded(out, there_fits)
+
+
+def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device) -> Tensor:
+    """int64 [count], on the device: the nodes with the most out-edges, which are asked for most often in the long run."""
+    first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
+    return moved(first.astype(np.int64), to)
+
+
+def neighbourhoods(bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]) -> tuple[ResidentNeighbourhood, ...]:
+    """Of minibatch q, outermost first; `degree` gives that of each of its nodes, [n], on the device."""
+    hops = reversed(range(bulk.num_hops))
+    return tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in hops)
+
+
+def resident_there(work: MiniBatch, device: torch.device) -> tuple[ResidentBulk, int]:
+    """The minibatch as the device has it: a bulk, and its position there. What was sampled on the host is moved."""
+    return (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, device), 0)
+
+
+def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
+    """A minibatch that was sampled on the host, on the device: a bulk of one."""
+
+    def count(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.array([n], np.int64)
+
+    blocks = work.blocks[::-1]  # nearest the seeds first
+    held = blocks[-1:] if work.nested else blocks
+    lists = [
+        DeviceList(
+            moved(b.indptr.astype(np.int32, copy=False), device), moved(b.indices, device), None, count(b.num_dst), count(b.num_edges)
+        )
+        for b in held
+    ]
+    nodes = moved(work.nodes, device)
+    return ResidentBulk(
+        Rows(nodes, nodes),
+        [count(blocks[0].num_dst), *(count(b.num_src) for b in blocks)],
+        lists,
+        [count(b.num_edges) for b in blocks],
+        None if held[0].weight is None else [moved(b.weight, device) for b in held if b.weight is not None],
+        nested=work.nested,
+        bound=max(int(np.diff(b.indptr).max(initial=0)) for b in held),
+    )
+
+
+@dataclass(frozen=True)
+class MovedToDevice:
+    """Another policy's minibatches, fetched on the host: rows, labels and weights move to the device, and lists when a layer asks."""
+
+    inner: NeighbourhoodPolicy
+
+    def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "MovedFetcher":
+        """See `NeighbourhoodPolicy.fetcher`."""
+        assert job.device is not None
+        inner = self.inner.fetcher(placement, job, module)
+        return MovedAhead(inner, job.device) if isinstance(inner, FetchesAhead) else MovedFetcher(inner, job.device)
+
+
+class MovedFetcher:
+    """What the inner fetcher gives, on the device."""
+
+    def __init__(self, inner: Fetcher, device: torch.device) -> None:
+        """
+        Args:
+            inner: fetches on the host.
+            device: where its results go.
+        """
+        self._inner, self._device = inner, device
+
+    @property
+    def exchange_s(self) -> float:
+        """See `Fetcher.exchange_s`."""
+        return self._inner.exchange_s
+
+    def idle(self) -> None:
+        """See `Fetcher.idle`."""
+        self._inner.idle()
+
+    def fetch(self, work: Any) -> Fetched:
+        """See `Fetcher.fetch`."""
+        got = self._inner.fetch(work)
+        return replace(got, h=self._there(got.h), y=self._there(got.y), weight=None if got.weight is None else self._there(got.weight))
+
+    def _there(self, x: Tensor) -> Tensor:
+        return x.to(self._device, non_blocking=True)
+
+
+class MovedAhead(MovedFetcher):
+    """The same of a fetcher that works ahead."""
+
+    _inner: FetchesAhead
+
+    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
+        """See `FetchesAhead.ahead`."""
+        return self._inner.ahead(feed, sample, phase, first)
+
+    @property
+    def told(self) -> dict[str, int]:
+        """See `FetchesAhead.told`."""
+        return self._inner.told

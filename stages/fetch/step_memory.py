@@ -1,0 +1,265 @@
+"""What a training step over a full batch will take in memory, found by rehearsing it at a small scale.
+
+The step is run with the real model and the real neighbourhoods, on a graph of a few rows that has the same proportions: as many shards,
+and of rows, remote rows and edges one in so many. Whatever the model calls, the sizes of what it makes are those of the step to come,
+divided by the scale, but for what does not grow with the graph, such as the gradients of weights: two scales tell them apart, tensor
+by tensor. Then an arena is asked for tensors of the sizes to come, in the same order: which of them can share a buffer hangs on their
+sizes, and at a small scale a gradient of weights is as large as a layer's rows. Nobody is talked to.
+"""
+
+import copy
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..base import Meanwhile, Swap, nothing
+from ..kernels.aggregation.attention_args import EdgeNumbers
+from ..kernels.aggregation.lists import InLists
+from ..memory.arena import SMALL, Arena, reusing
+from ..memory.meter import TensorBytes
+from ..neighbourhood.base import Neighbourhood
+from ..neighbourhood.full_batch import FullBatch, Shard, View
+
+ROWS = (256, 512)
+"""Of the two rehearsals: few enough for one block of a product (`dense`), so that both have as many."""
+REPLAYED_BYTES = 1 << 20
+"""What the largest tensor is to an arena that only has to say how much it would take."""
+
+
+Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
+"""Makes the layers' neighbourhoods, from the scale, a full batch and a group."""
+
+
+def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods) -> int:
+    """Bytes of tensors at the peak of one forward and backward pass, beside the features, the graph and the model itself.
+
+    Args:
+        module: what will be trained; not changed.
+        batch: what it will be trained on.
+        size: P.
+        num_features: F.
+        dtype: of the features.
+        hoods: see `Hoods`.
+    """
+    rows = max(view.num_src for view in batch.layers)
+    state = torch.default_generator.get_state()
+    try:
+        few, many = (_rehearse(module, batch, max(1.0, rows / r), size, num_features, dtype, hoods) for r in ROWS)
+    finally:
+        torch.default_generator.set_state(state)
+    beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
+    if [number for number, _ in few] == [number for number, _ in many]:
+        return round(_peak([(number, a + beyond * (b - a)) for (number, a), (_, b) in zip(few, many)]))
+    # What is made depends on how many rows there are.
+    return max(0, round(_peak(few) + beyond * (_peak(many) - _peak(few))))
+
+
+Change = tuple[int, float]
+"""The number of a tensor and its bytes as they are taken, or negative as they are given back; or `ELSEWHERE` and by how much the bytes of
+all tensors that `arena.empty` did not make have changed."""
+ELSEWHERE = -1
+
+
+class _Log(Arena):
+    """Gives every tensor memory of its own, and writes down what changes."""
+
+    def __init__(self) -> None:
+        super().__init__(small=1)
+        self.changes: list[Change] = []
+        self._live: dict[int, tuple[int, int]] = {}
+        self._made = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Arena.empty`."""
+        raw = np.empty(prod(shape), torch.empty(0, dtype=dtype).numpy().dtype)
+        number, self._made = self._made, self._made + 1
+        self.changes.append((number, raw.nbytes))
+        self._live[number] = raw.ctypes.data, raw.nbytes
+        weakref.finalize(raw, self._free, number)
+        return torch.from_numpy(raw.reshape(tuple(shape)))
+
+    def _free(self, number: int) -> None:
+        self.changes.append((number, -self._live.pop(number)[1]))
+
+    def holds(self, address: int) -> bool:
+        """See `Arena.holds`."""
+        return any(first <= address < first + nbytes for first, nbytes in self._live.values())
+
+
+class _Elsewhere(TensorBytes):
+    """Writes into the same log."""
+
+    def __init__(self, log: _Log) -> None:
+        super().__init__(log)
+        self._log, self._known = log, 0
+
+    def _follow(self, x: Tensor, lent: bool) -> None:
+        super()._follow(x, lent)
+        self._log.changes.append((ELSEWHERE, self._bytes - self._known))
+        self._known = self._bytes
+
+
+def _peak(changes: list[Change]) -> float:
+    """Bytes of an `Arena` that is asked for these tensors, and of all others, at the peak of each."""
+    unit = max(1.0, max(n for _, n in changes) / REPLAYED_BYTES)
+    arena, held = Arena(int(SMALL / unit)), {}
+    elsewhere = most = 0.0
+    for number, n in changes:
+        if number == ELSEWHERE or abs(n) < SMALL:
+            elsewhere += n
+            most = max(most, elsewhere)
+        elif n > 0:
+            held[number] = arena.empty((math.ceil(n / unit / 4),), torch.int32)
+        else:
+            held.pop(number, None)
+    return arena.peak_bytes * unit + most
+
+
+def _rehearse(
+    module: nn.Module, batch: FullBatch, scale: float, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods
+) -> list[Change]:
+    small = _smaller(batch, scale)
+    group, log = _Absent(batch.rank, size), _Log()
+    module = copy.deepcopy(module).train()
+    h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
+    with reusing(log), _Elsewhere(log):
+        for i, hood in enumerate(hoods(max(1, int(scale)), small, group)):
+            h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+        seeds = h[: max(1, small.num_seeds)]
+        nn.functional.cross_entropy(seeds, torch.zeros(len(seeds), dtype=torch.int64), reduction="sum").backward()
+    return log.changes
+
+
+def _smaller(batch: FullBatch, scale: float) -> FullBatch:
+    views = {id(v): _smaller_view(v, batch.rank, scale) for v in (batch.whole, *batch.layers)}
+    whole = views[id(batch.whole)]
+    n = max([whole.num_src, *(v.num_src for v in views.values())])
+    numbers = EdgeNumbers(np.zeros(n, np.int64), np.zeros(n, np.int64), None)
+    layers = tuple(views[id(v)] for v in batch.layers)
+    return FullBatch(batch.rank, np.arange(n), np.arange(n), max(1, math.ceil(batch.num_seeds / scale)), numbers, whole, layers)
+
+
+def _smaller_view(view: View, rank: int, scale: float) -> View:
+    def count(n: int) -> int:
+        return math.ceil(n / scale)
+
+    num_dst, num_src = count(view.num_dst), count(view.num_src)
+    shards = []
+    for q, shard in enumerate(view.shards):
+        lists = num_dst if q == rank else min(count(shard.lists.num_dst), num_dst)
+        sources = num_src if q == rank else count(shard.lists.num_src)
+        edges = count(shard.lists.num_edges) if lists and sources else 0
+        indptr = np.linspace(0, edges, lists + 1).astype(np.int64)
+        indices = (np.arange(edges) % max(1, sources)).astype(np.int32)
+        weight = None if shard.weight is None else torch.ones(edges)
+        rows = None if q == rank else np.arange(lists, dtype=np.int32)
+        shards.append(Shard(InLists.of(indptr, indices, sources), rows, np.arange(edges, dtype=np.int32), weight))
+    wanted = tuple(np.arange(min(count(len(w)), num_src), dtype=np.int32) for w in view.wanted)
+    return View(num_dst, num_src, tuple(shards), wanted)
+
+
+class _Absent:
+    """A `Group` whose other ranks say nothing but zeros."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def counting(self, channel: str) -> nullcontext[None]:
+        return nullcontext()
+
+    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+        """Nobody adds anything."""
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        """Nobody sends anything."""
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        return [p.zero_() for p in into] if into is not None else [torch.zeros_like(p) for p in parts]
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
+        into.zero_()
+        return _Done(part)
+
+
+FEW, SENT, READ = 8, 2, 3
+"""Of the two ranks of `row_traffic`: rows, those that one sends and those that it reads, which tell apart what travels."""
+
+
+def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, hoods: Hoods) -> list[tuple[int, int]]:
+    """What travels for a row between ranks in a training step, layer by layer.
+
+    Each layer is rehearsed by itself on a handful of rows, by one of two ranks, of which the other says nothing but zeros.
+
+    Args:
+        module: what will be trained; not changed.
+        num_features: F.
+        dtype: of the features.
+        hoods: see `Hoods`.
+
+    Returns:
+        For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and bytes that come back.
+    """
+    ids = np.arange(FEW)
+    own = Shard(InLists.of(np.arange(FEW + 1), ids.astype(np.int32), FEW), None, ids.astype(np.int32), None)
+    far = np.arange(READ, dtype=np.int32)
+    remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + FEW, None)
+    view = View(FEW, FEW, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
+    group = _Counting(0, 2)
+    module = copy.deepcopy(module).train()
+    layers = int(module.num_layers)  # pyright: ignore[reportArgumentType]
+    batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers)
+    h, found = torch.zeros((FEW, num_features), dtype=dtype), []
+    state = torch.default_generator.get_state()
+    try:
+        for i, hood in enumerate(hoods(1, batch, group)):
+            group.bytes = {SENT: 0, READ: 0}
+            out = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+            out.sum().backward()
+            found.append((group.bytes[SENT], group.bytes[READ]))
+            h = out.detach().requires_grad_()
+    finally:
+        torch.default_generator.set_state(state)
+    return found
+
+
+class _Counting(_Absent):
+    """Adds up the bytes of a row, by how many rows travel."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self.bytes = {SENT: 0, READ: 0}
+
+    def _count(self, part: Tensor) -> None:
+        if len(part):
+            self.bytes[len(part)] += part.nbytes // len(part)
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        self._count(parts[1])
+        return super().all_to_all(parts, kind, into)
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
+        self._count(part)
+        return super().swap(part, to, into, source, tag, kind)
+
+
+class _Done:
+    def __init__(self, part: Tensor) -> None:
+        # Held until it has gone, as a real one does.
+        self._part: Tensor | None = part
+
+    def received(self, what: str) -> None:
+        """It has come."""
+
+    def sent(self, what: str) -> None:
+        """It has gone."""
+        self._part = None

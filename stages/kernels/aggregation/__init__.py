@@ -1,0 +1,1 @@
+"""Aggregation over neighbour lists: one reference, and a backend for each device."""

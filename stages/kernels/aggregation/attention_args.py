@@ -1,0 +1,63 @@
+"""What an aggregation kernel is told beside the arrays."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .lists import IntArray
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """Constants of one attention call; the backward pass replays them."""
+
+    slope: float
+    """Of the leaky ReLU below zero."""
+    dropout: float
+    """Probability of dropping a coefficient, in [0, 1)."""
+    key: int
+    """64-bit key of the dropout's stream (`stages.random`): edge e (the row's own edge: number of edges + row) and head h are
+    kept iff ``draw(node_words(key, e), h) >= threshold``. `EdgeNumbers` may give the edges other numbers."""
+
+    @property
+    def threshold(self) -> int:
+        """`dropout` as a 32-bit fixed-point number: the comparison is exact on every backend."""
+        return int(self.dropout * 2**32)
+
+    @property
+    def keep_scale(self) -> float:
+        """What a kept coefficient is multiplied by."""
+        return 1.0 / (1.0 - self.dropout)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeNumbers:
+    """What attention's dropout calls the edges that reach N rows, so that a coefficient is dropped alike however a graph is cut.
+
+    Edge q of the lists, at row v, has the number ``first[v] + edge[q]``; the row's own edge has ``own[v]``. Without an `EdgeNumbers` it is
+    q, and the number of edges + v.
+    """
+
+    first: npt.NDArray[np.int64]
+    """int64 [N]."""
+    own: npt.NDArray[np.int64]
+    """int64 [N]."""
+    edge: IntArray | None = None
+    """int32 or int64 [e], each edge's position among all edges of these rows; its position in the lists when absent."""
+
+    @cached_property
+    def _there(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
+        return {}
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`first`, `own` and `edge` in the memory of `device`: they travel once."""
+        from .cuda.lists import on_device
+
+        if device not in self._there:
+            edge = None if self.edge is None else on_device(self.edge, device)
+            self._there[device] = on_device(self.first, device), on_device(self.own, device), edge
+        return self._there[device]

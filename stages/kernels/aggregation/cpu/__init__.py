@@ -1,0 +1,1 @@
+"""Aggregation kernels compiled with numba."""

@@ -1,0 +1,328 @@
+"""Compiled softmax attention: nothing per edge is kept, the backward pass computes coefficients and dropout again.
+
+Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists, as in SAR (Mostafa,
+MLSys 2022). Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from ....memory.arena import empty
+from ...runtime.threads import parallel
+from ..attention_args import AttentionRule, EdgeNumbers
+from ..lists import InLists, IntArray
+from .lists import at
+from .prefetch import prefetch_rows
+from .row_ranges import even_parts, row_parts
+from .softmax import CHUNK_ROWS, JIT, constants, dots, keep, leaky, num_chunks, number, numbering
+
+_U = np.uint64
+
+
+@njit(**JIT)
+def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, before, out, log_sum, lo, hi):
+    """Lists lo..hi-1. `before`: None, or the logarithms of the denominators of what `out` holds already; it may be `log_sum` itself."""
+    H, D, E = z.shape[1], z.shape[2], len(indices)
+    slope, key, threshold, keep_scale = rule
+    flat, end = z.reshape(-1), indptr[hi]
+    top = np.empty(H, z.dtype)
+    total = np.empty(H, z.dtype)
+    p = np.empty(H, z.dtype)
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        last = e + 1 if own else e
+        if j == last:
+            continue
+        prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
+        v = at(rows, i)
+        here, o = logit_dst[v], out[v]
+        # The logits are scalars, so a pass over them for the maximum is cheaper than rescaling sums of D values.
+        start = logit_src[_U(indices[j]) if j < e else v]
+        for h in range(H):
+            top[h] = leaky(start[h] + here[h], slope)
+            if before is not None:
+                top[h] = max(top[h], before[v, h])
+        for q in range(j, last):
+            there = logit_src[_U(indices[q]) if q < e else v]
+            for h in range(H):
+                top[h] = max(top[h], leaky(there[h] + here[h], slope))
+        for h in range(H):
+            if before is None:
+                total[h] = 0
+                for k in range(D):
+                    o[h, k] = 0
+            else:
+                # exp(-inf) is 0: nothing was there. The old sum has its `keep_scale` already.
+                total[h] = math.exp(before[v, h] - top[h])
+                w = total[h] / keep_scale
+                for k in range(D):
+                    o[h, k] *= w
+        for q in range(j, last):
+            u = _U(indices[q]) if q < e else v
+            name = number(names, q, e, E, v)
+            there, row = logit_src[u], z[u]
+            for h in range(H):
+                p[h] = math.exp(leaky(there[h] + here[h], slope) - top[h])
+                total[h] += p[h]
+                if threshold > _U(0) and not keep(key, threshold, name, h):
+                    p[h] = 0
+            for h in range(H):
+                w, a, b = p[h], o[h], row[h]
+                for k in range(D):
+                    a[k] += w * b[k]
+        for h in range(H):
+            s = keep_scale / total[h]
+            a = o[h]
+            for k in range(D):
+                a[k] *= s
+            log_sum[v, h] = top[h] + math.log(total[h])
+
+
+@njit(**JIT)
+def _attend_backward_dst(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, lo, hi):
+    H, D, E = z.shape[1], z.shape[2], len(indices)
+    slope, key, threshold, keep_scale = rule
+    flat, end = z.reshape(-1), indptr[hi]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
+        v = at(rows, i)
+        here, g = logit_dst[v], grad[v]
+        for q in range(j, e + 1 if own else e):
+            u = _U(indices[q]) if q < e else v
+            name = number(names, q, e, E, v)
+            there, row = logit_src[u], z[u]
+            for h in range(H):
+                x = there[h] + here[h]
+                p = math.exp(leaky(x, slope) - log_sum[v, h])
+                inner = z.dtype.type(0)
+                if threshold == _U(0) or keep(key, threshold, name, h):
+                    a, b = g[h], row[h]
+                    for k in range(D):
+                        inner += a[k] * b[k]
+                    inner *= keep_scale
+                d = p * (inner - delta[v, h])
+                d_dst[v, h] += d if x > 0 else slope * d
+
+
+@njit(**JIT)
+def _attend_backward_src(
+    t_indptr, t_dst, t_edge, rows, own_rows, names, z, a_src, logit_src, logit_dst, rule, log_sum, grad, delta, dz, d_src, lo, hi
+):
+    H, D, E = z.shape[1], z.shape[2], len(t_dst)
+    slope, key, threshold, keep_scale = rule
+    flat, end = grad.reshape(-1), t_indptr[hi]
+    for u in range(lo, hi):
+        row, there, o = z[_U(u)], logit_src[_U(u)], dz[_U(u)]
+        for h in range(H):
+            d_src[u, h] = 0
+            for k in range(D):
+                o[h, k] = 0
+        # A destination is a source of its own row too: one more edge at the end of its list.
+        last = t_indptr[u + 1]
+        prefetch_rows(t_dst, rows, t_indptr[u], last, end, flat, H * D, H * D)
+        for q in range(t_indptr[u], last + 1 if u < own_rows else last):
+            v = at(rows, t_dst[q]) if q < last else _U(u)
+            name = number(names, np.int64(t_edge[q]) if q < last else np.int64(E), E, E, v)
+            here, g = logit_dst[v], grad[v]
+            for h in range(H):
+                x = there[h] + here[h]
+                p = math.exp(leaky(x, slope) - log_sum[v, h])
+                inner = z.dtype.type(0)
+                if threshold == _U(0) or keep(key, threshold, name, h):
+                    a, b, c = g[h], row[h], o[h]
+                    for k in range(D):
+                        inner += a[k] * b[k]
+                    inner *= keep_scale
+                    weight = p * keep_scale
+                    for k in range(D):
+                        c[k] += weight * a[k]
+                d = p * (inner - delta[v, h])
+                d_src[u, h] += d if x > 0 else slope * d
+        for h in range(H):
+            d, c, a = d_src[u, h], o[h], a_src[h]
+            for k in range(D):
+                c[k] += d * a[k]
+
+
+@njit(**JIT)
+def _weighted_chunks(weight, z, partial, lo, hi):
+    H, D = z.shape[1], z.shape[2]
+    for c in range(lo, hi):
+        for u in range(c * CHUNK_ROWS, min((c + 1) * CHUNK_ROWS, len(z))):
+            row, o = z[_U(u)], partial[_U(c)]
+            for h in range(H):
+                w, a, b = weight[u, h], o[h], row[h]
+                for k in range(D):
+                    a[k] += w * b[k]
+
+
+def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
+    """sum over u of weight[u, h] * z[u, h]: [S, H], [S, H, D] -> [H, D], always added in the same order."""
+    partial = np.zeros((num_chunks(len(z)), *z.shape[1:]), z.numpy().dtype)
+    args = (weight.numpy(), z.numpy(), partial)
+    parallel(_weighted_chunks, [(*args, a, b) for a, b in even_parts(len(partial), CHUNK_ROWS * z.shape[1] * z.shape[2])])
+    return torch.from_numpy(partial.sum(axis=0))
+
+
+@njit(**JIT)
+def _add_outer_rows(weight, a, out, lo, hi):
+    H, D = a.shape
+    for v in range(lo, hi):
+        o = out[_U(v)]
+        for h in range(H):
+            w, b, c = weight[v, h], a[h], o[h]
+            for k in range(D):
+                c[k] += w * b[k]
+
+
+def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
+    """``out[v, h] += weight[v, h] * a[h]``, in place: [N, H, D], [n, H] for the first n rows, [H, D]."""
+    assert out.is_contiguous() and weight.is_contiguous() and a.is_contiguous()
+    args = (weight.numpy(), a.numpy(), out.numpy())
+    parallel(_add_outer_rows, [(*args, lo, hi) for lo, hi in even_parts(len(weight), a.shape[0] * a.shape[1])])
+
+
+def attend(
+    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention over each row's edges and the row itself; no value per edge is kept.
+
+    Args:
+        lists: the edges.
+        z: [S, H, D]; rows [0, n) are the destinations.
+        a_src: [H, D]; the source logit is ``<a_src, z[u]>``.
+        logit_dst: [n, H].
+        rule: slope and dropout.
+        numbers: what dropout calls the edges.
+
+    Returns:
+        [n, H, D]; [n, H], the logarithm of each softmax's denominator, which the backward pass needs.
+    """
+    out, log_sum = (empty(shape, z.dtype) for shape in ((lists.num_dst, *z.shape[1:]), (lists.num_dst, z.shape[1])))
+    _attend(lists, None, numbers, z, a_src, logit_dst, rule, None, out, log_sum, True)
+    return out, log_sum
+
+
+def attend_into(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    own: bool,
+) -> None:
+    """`attend` over one edge shard of many, whose edges join the softmax of those seen before, in place.
+
+    Once all shards have been here, in any order, `out` and `log_sum` are those of `attend` over all edges. Rows that have seen no edge
+    stay (0, -inf).
+
+    Args:
+        lists: the shard's edges.
+        rows: the row of the result that each list belongs to, as in `cpu.shards`.
+        numbers: what dropout calls the edges.
+        z: [S, H, D], the shard's source rows.
+        a_src: [H, D].
+        logit_dst: [N, H].
+        rule: slope and dropout.
+        out: [N, H, D], normalised over the edges seen so far; 0 before the first shard.
+        log_sum: [N, H], the logarithm of the softmax's denominator so far; -inf before the first shard.
+        own: whether each row also attends to the source row of its number. List i must then belong to row i, so `rows` is None.
+    """
+    _attend(lists, rows, numbers, z, a_src, logit_dst, rule, log_sum, out, log_sum, own)
+
+
+def _attend(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    before: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    own: bool,
+) -> None:
+    assert not (own and rows is not None)
+    heads, width = z.shape[1:]
+    edges = (lists.indptr, lists.indices, rows, own, numbering(numbers), z.numpy())
+    logits = (dots(z, a_src[None]).numpy(), logit_dst.numpy(), constants(rule, z))
+    args = (*edges, *logits, None if before is None else before.numpy(), out.numpy(), log_sum.numpy())
+    parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
+
+
+def attend_backward(
+    lists: InLists,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    grad: Tensor,
+    numbers: EdgeNumbers | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attend` with respect to z, a_src and logit_dst; coefficients and dropout are computed again.
+
+    With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, z_u> - <grad_v, out_v>)``.
+    """
+    d_dst = empty(logit_dst.shape, z.dtype).zero_()
+    dz, da_src = attend_from(lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True)
+    return dz, da_src, d_dst
+
+
+def attend_from(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    log_sum: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    d_dst: Tensor,
+    own: bool,
+) -> tuple[Tensor, Tensor]:
+    """What the edges of one shard give to the gradients of `attend`: those of z [S, H, D] and a_src [H, D] are returned, that of logit_dst
+    is added to `d_dst` in place.
+
+    Args:
+        lists: the shard's edges.
+        rows: as in `attend_into`.
+        numbers: as in `attend_into`.
+        z: [S, H, D].
+        a_src: [H, D].
+        logit_dst: [N, H].
+        rule: as in `attend_into`.
+        log_sum: [N, H], after all shards.
+        grad: [N, H, D].
+        delta: [N, H], <grad, out>, of the result after all shards.
+        d_dst: [N, H].
+        own: as in `attend_into`.
+    """
+    assert not (own and rows is not None)
+    t = lists.transposed
+    heads, width = z.shape[1:]
+    logit_src = dots(z, a_src[None])
+    dz, d_src = empty(z.shape, z.dtype), empty(logit_src.shape, z.dtype)
+    logits = (logit_src.numpy(), logit_dst.numpy(), constants(rule, z), log_sum.numpy(), grad.numpy(), delta.numpy())
+    names = numbering(numbers)
+    args: tuple[Any, ...] = (lists.indptr, lists.indices, rows, own, names, z.numpy(), *logits, d_dst.numpy())
+    parallel(_attend_backward_dst, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
+    own_rows = lists.num_dst if own else 0
+    args = (t.indptr, t.dst, t.edge, rows, own_rows, names, z.numpy(), a_src.numpy(), *logits, dz.numpy(), d_src.numpy())
+    parallel(_attend_backward_src, [(*args, a, b) for a, b in row_parts(t.indptr, 2 * heads * (width + 8))])
+    return dz, weighted_sum(d_src, z)

@@ -1,0 +1,273 @@
+"""Compiled aggregation over in-neighbour lists: row-parallel, no atomics, the same bits for any number of threads.
+
+Each function cuts the rows of its result into parts of like work; a row is computed by one thread, its edges in their order.
+Gradients gather through the transposed lists. Functions named `_into` and `_from` visit one edge shard of many, and its gradient:
+`cpu.shards` says what a shard is. `reference` says the same in plain torch.
+Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from ....memory.arena import empty
+from ....memory.lazy_rows import NamedRows, base_and_ids
+from ...runtime.threads import parallel
+from ..lists import InLists, IntArray
+from .attention import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
+from .attention_shared import attend_shared, attend_shared_backward
+from .lists import at, factor, of_row, rows_array
+from .prefetch import prefetch_rows
+from .row_ranges import row_parts
+from .shards import add_rows, maximum_into, spmm_into, take_rows
+from .softmax import dots
+
+__all__ = [
+    "add_outer",
+    "add_rows",
+    "attend",
+    "attend_backward",
+    "attend_from",
+    "attend_into",
+    "attend_shared",
+    "attend_shared_backward",
+    "dots",
+    "maximum",
+    "maximum_backward",
+    "maximum_from",
+    "maximum_into",
+    "spmm",
+    "spmm_backward",
+    "spmm_beside",
+    "spmm_beside_backward",
+    "spmm_from",
+    "spmm_into",
+    "take_rows",
+    "weighted_sum",
+]
+# NaN and infinity keep their meaning; "contract" allows multiply-add.
+_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
+_U = np.uint64
+
+
+# What a row of the result gets beside its neighbours: nothing; its own row, times a factor; its own row, in columns [F, 2F); or, in the
+# gradient of that, columns [F, 2F) of its own row.
+_NOTHING, _ADDED, _BESIDE, _FROM_BESIDE = range(4)
+
+
+@njit(**_JIT)
+def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out, lo, hi):
+    flat = x.reshape(-1)
+    end = indptr[hi]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        prefetch_rows(indices, ids, j, e, end, flat, x.shape[1], F)
+        o = out[_U(i)]
+        if j == e:
+            for k in range(F):
+                o[k] = 0
+        else:
+            s = of_row(scale, i, x)
+            # The remainder comes first, so that the first group stores and the others add.
+            first = (e - j) & 3
+            w0 = s * factor(coef, j)
+            a = x[at(ids, indices[j])]
+            if first == 1:
+                for k in range(F):
+                    o[k] = w0 * a[k]
+            else:
+                w1 = s * factor(coef, j + 1)
+                b = x[at(ids, indices[j + 1])]
+                if first == 2:
+                    for k in range(F):
+                        o[k] = w0 * a[k] + w1 * b[k]
+                else:
+                    w2 = s * factor(coef, j + 2)
+                    c = x[at(ids, indices[j + 2])]
+                    if first == 3:
+                        for k in range(F):
+                            o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
+                    else:
+                        first = 4
+                        w3 = s * factor(coef, j + 3)
+                        d = x[at(ids, indices[j + 3])]
+                        for k in range(F):
+                            o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+            for q in range(j + first, e, 4):
+                w0, w1, w2, w3 = s * factor(coef, q), s * factor(coef, q + 1), s * factor(coef, q + 2), s * factor(coef, q + 3)
+                a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
+                c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
+                for k in range(F):
+                    o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+        if i < own_rows:
+            a = x[at(ids, i)]
+            if kind == _ADDED:
+                s = own[i]
+                for k in range(F):
+                    o[k] += s * a[k]
+            elif kind == _BESIDE:
+                for k in range(F):
+                    o[F + k] = a[k]
+            elif kind == _FROM_BESIDE:
+                for k in range(F):
+                    o[k] += a[F + k]
+
+
+def _spmm(
+    lists: InLists,
+    x: Tensor,
+    width: int,
+    coef: Tensor | None,
+    row_scale: Tensor | None,
+    kind: int,
+    own: Tensor | None,
+    own_rows: int,
+    columns: int,
+) -> Tensor:
+    out = empty((lists.num_dst, columns), x.dtype)
+    base, ids = base_and_ids(x)
+    w, s, o = None if coef is None else coef.numpy(), rows_array(row_scale, base), rows_array(own, base)
+    args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, own_rows, out.numpy())
+    parallel(_spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
+    return out
+
+
+def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    """``out[v] = row_scale[v] * sum over edges e of v of coef[e] * x[indices[e]]  +  own[v] * x[v]``; an empty sum is 0.
+
+    Args:
+        lists: the edges.
+        x: [S, D].
+        coef: [e], float32 or x's dtype; ones when absent.
+        row_scale: [n] of x's dtype; ones when absent.
+        own: [n] of x's dtype; zeros when absent.
+    """
+    kind = _NOTHING if own is None else _ADDED
+    return _spmm(lists, x, x.shape[1], coef, row_scale, kind, own, lists.num_dst, x.shape[1])
+
+
+def spmm_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
+    """Gradient of `spmm` with respect to x: [n, D] -> [S, D]."""
+    kind = _NOTHING if own is None else _ADDED
+    back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
+    return _spmm(back, grad, grad.shape[1], weight, None, kind, own, lists.num_dst, grad.shape[1])
+
+
+def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """`spmm`, and beside it in columns [D, 2D) the rows of the destinations themselves: [S, D] -> [n, 2D]."""
+    return _spmm(lists, x, x.shape[1], coef, row_scale, _BESIDE, None, lists.num_dst, 2 * x.shape[1])
+
+
+def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """Gradient of `spmm_beside` with respect to x: [n, 2D] -> [S, D]."""
+    width = grad.shape[1] // 2
+    back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
+    return _spmm(back, grad, width, weight, None, _FROM_BESIDE, None, lists.num_dst, width)
+
+
+def _towards_sources(lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype) -> tuple[InLists, Tensor | None]:
+    """The transposed lists, and what each of their edges counts."""
+    t = lists.transposed
+    weight = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)
+    if row_scale is not None:
+        scale = row_scale[torch.from_numpy(t.dst)]
+        weight = scale if weight is None else weight.mul_(scale)
+    return InLists(t.indptr, t.dst, lists.num_dst), weight
+
+
+def spmm_from(
+    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
+    """Gradient of `spmm_into` with respect to x: [N, >= width] -> [S, width].
+
+    Args:
+        lists: the shard's edges.
+        rows: see `cpu.shards`.
+        grad: [N, >= width]; columns from `width` on are not read.
+        width: columns of x.
+        coef: as in `spmm_into`.
+        row_scale: as in `spmm_into`.
+    """
+    of_list = row_scale if rows is None or row_scale is None else row_scale[torch.from_numpy(rows)]
+    back, weight = _towards_sources(lists, coef, of_list, grad.dtype)
+    # Destination i of the transposed lists is row rows[i] of the gradient, read where it lies.
+    of_lists = grad if rows is None else NamedRows(grad.numpy(), rows)
+    return _spmm(back, of_lists, width, weight, None, _NOTHING, None, 0, width)
+
+
+@njit(**_JIT)
+def _max_rows(indptr, indices, ids, x, out, arg, lo, hi):
+    F = x.shape[1]
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        o, g = out[_U(i)], arg[_U(i)]
+        if j == e:
+            for k in range(F):
+                o[k] = 0
+                g[k] = -1
+            continue
+        a = x[at(ids, indices[j])]
+        for k in range(F):
+            o[k] = a[k]
+            g[k] = j
+        for q in range(j + 1, e):
+            a = x[at(ids, indices[q])]
+            for k in range(F):
+                # The first NaN wins over numbers, as in torch.
+                better = (a[k] > o[k]) | ((a[k] != a[k]) & (o[k] == o[k]))
+                o[k] = a[k] if better else o[k]
+                g[k] = q if better else g[k]
+
+
+@njit(**_JIT)
+def _max_backward_rows(indptr, dst, edge, rows, positions, arg, grad, out, lo, hi):
+    F = grad.shape[1]
+    for u in range(lo, hi):
+        o = out[_U(u)]
+        for k in range(F):
+            o[k] = 0
+        for q in range(indptr[u], indptr[u + 1]):
+            v, e = at(rows, dst[q]), edge[q] if positions is None else positions[_U(edge[q])]
+            g, m = grad[v], arg[v]
+            for k in range(F):
+                o[k] += g[k] if m[k] == e else np.float32(0)
+
+
+def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value over each row's edges.
+
+    Returns:
+        [n, D] values, 0 for rows without an edge; [n, D] int32 or int64, the first edge that attains each, or -1.
+    """
+    shape = (lists.num_dst, x.shape[1])
+    out = empty(shape, x.dtype)
+    arg = empty(shape, torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
+    base, ids = base_and_ids(x)
+    args = (lists.indptr, lists.indices, ids, base, out.numpy(), arg.numpy())
+    parallel(_max_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
+    return out, arg
+
+
+def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of `maximum` with respect to x: [n, D] -> [S, D]."""
+    return maximum_from(lists, None, None, arg, grad)
+
+
+def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of `maximum_into` with respect to x, once all shards have been seen: [N, D] -> [S, D].
+
+    Args:
+        lists: the shard's edges.
+        rows: see `cpu.shards`.
+        edge: see `cpu.shards`.
+        arg: int64 [N, D], the positions of the winning edges.
+        grad: [N, D].
+    """
+    t = lists.transposed
+    out = empty((lists.num_src, grad.shape[1]), grad.dtype)
+    args = (t.indptr, t.dst, t.edge, rows, edge, arg.numpy(), grad.numpy(), out.numpy())
+    parallel(_max_backward_rows, [(*args, a, b) for a, b in row_parts(t.indptr, grad.shape[1])])
+    return out

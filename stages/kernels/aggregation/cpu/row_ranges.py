@@ -1,0 +1,37 @@
+"""Cuts the rows of a result into parts of like work for `threads.parallel`."""
+
+from bisect import bisect_left
+
+import numpy as np
+import numpy.typing as npt
+
+from ...runtime.threads import get_num_threads
+
+SERIAL = 1 << 15
+"""Additions below which threads cost more than they save."""
+PARTS_PER_THREAD = 16
+"""Hidden imbalance (caches, other processes) evens out when a thread takes many smaller parts."""
+PIECE = 1 << 18
+"""Additions of a part, at least, where there are more parts than threads: calling a kernel costs as much as some ten thousand."""
+
+
+def part_count(additions: int) -> int:
+    """Parts that work of so many additions is cut into."""
+    threads = get_num_threads()
+    return 1 if threads == 1 or additions < SERIAL else min(threads * PARTS_PER_THREAD, max(threads, additions // PIECE))
+
+
+def row_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, int]]:
+    """Ranges of rows, [begin, end), with like numbers of edges plus rows; `width` additions for each."""
+    n = len(indptr) - 1
+    total = int(indptr[-1]) + n
+    count = part_count(total * width)
+    cuts = [bisect_left(range(n), total * p // count, key=lambda m: int(indptr[m]) + m) for p in range(count)] + [n]
+    return [(a, b) for a, b in zip(cuts, cuts[1:]) if a < b]
+
+
+def even_parts(n: int, width: int) -> list[tuple[int, int]]:
+    """Ranges of like length of n rows; `width` additions for each."""
+    count = part_count(n * width)
+    cuts = [n * p // count for p in range(count + 1)]
+    return [(a, b) for a, b in zip(cuts, cuts[1:]) if a < b]

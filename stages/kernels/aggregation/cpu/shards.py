@@ -1,0 +1,162 @@
+"""Compiled updates of a result whose rows receive one edge shard after another, and rows taken from a matrix or added to it.
+
+An edge shard: ``lists: InLists`` over n lists, S source rows and e edges; ``rows``, int32 or int64 [n], ascending and distinct: the row
+of the result that each list belongs to (None: list i belongs to row i); ``edge``, int32 or int64 [e]: each edge's position among all
+edges of those rows (None: its position in the lists). The result has N >= n rows, and keeps what the shard says nothing about.
+
+Source: sequential aggregation, SAR (Mostafa, MLSys 2022, arXiv 2111.06483). A row of the result is computed by one thread, its edges in
+their order, so the number of threads does not change a bit. Matrices are contiguous float32 or float64 CPU tensors.
+"""
+
+import numpy as np
+from numba import njit
+from torch import Tensor
+
+from ....memory.arena import empty
+from ....memory.lazy_rows import base_and_ids
+from ...runtime.threads import parallel
+from ..lists import InLists, IntArray
+from .lists import at, factor, of_row, rows_array
+from .prefetch import prefetch_rows
+from .row_ranges import even_parts, row_parts
+
+_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
+_U = np.uint64
+
+
+@njit(**_JIT)
+def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
+    F, end = x.shape[1], indptr[hi]
+    flat = x.reshape(-1)
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        prefetch_rows(indices, ids, j, e, end, flat, F, F)
+        v = at(rows, i)
+        o, s = out[v], of_row(scale, v, x)
+        whole = e - ((e - j) & 3)
+        for q in range(j, whole, 4):
+            w0, w1, w2, w3 = s * factor(coef, q), s * factor(coef, q + 1), s * factor(coef, q + 2), s * factor(coef, q + 3)
+            a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
+            c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
+            for k in range(F):
+                o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
+        for q in range(whole, e):
+            w = s * factor(coef, q)
+            a = x[at(ids, indices[q])]
+            for k in range(F):
+                o[k] += w * a[k]
+
+
+def spmm_into(
+    lists: InLists, rows: IntArray | None, x: Tensor, out: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> None:
+    """``out[rows[i], :D] += row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e]]``, in place.
+
+    Args:
+        lists: the shard's edges.
+        rows: see the module.
+        x: [S, D], or rows that are only named (`stages.memory.lazy_rows`).
+        out: [N, >= D]; columns from D on are left alone.
+        coef: [e], float32 or x's dtype; ones when absent.
+        row_scale: [N] of x's dtype; ones when absent.
+    """
+    assert out.is_contiguous() and out.shape[1] >= x.shape[1]
+    base, ids = base_and_ids(x)
+    w, s = None if coef is None else coef.numpy(), rows_array(row_scale, base)
+    args = (lists.indptr, lists.indices, ids, w, base, rows, s, out.numpy())
+    parallel(_add_sums, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
+
+
+@njit(**_JIT)
+def _raise_maxima(indptr, indices, ids, edge, x, rows, out, arg, lo, hi):
+    F, end = x.shape[1], indptr[hi]
+    flat = x.reshape(-1)
+    for i in range(lo, hi):
+        j, e = indptr[i], indptr[i + 1]
+        prefetch_rows(indices, ids, j, e, end, flat, F, F)
+        v = at(rows, i)
+        o, g = out[v], arg[v]
+        for q in range(j, e):
+            a, position = x[at(ids, indices[q])], np.int64(at(edge, q))
+            for k in range(F):
+                # A NaN wins over numbers, as in torch.
+                better = (a[k] > o[k]) | ((a[k] != a[k]) & (o[k] == o[k]))
+                tie = (a[k] == o[k]) | ((a[k] != a[k]) & (o[k] != o[k]))
+                better |= (g[k] < 0) | (tie & (position < g[k]))
+                o[k] = a[k] if better else o[k]
+                g[k] = position if better else g[k]
+
+
+def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor) -> None:
+    """Raise the running maxima `out` to what the shard's edges bring, in place. A tie goes to the smallest position, whatever the
+    order of the shards; a NaN wins over numbers.
+
+    Args:
+        lists: the shard's edges.
+        rows: see the module.
+        edge: see the module.
+        x: [S, D], or rows that are only named (`stages.memory.lazy_rows`).
+        out: [N, D]; what it holds counts only where there was an edge before.
+        arg: int64 [N, D], the position of the winning edge; -1 where there was none yet.
+    """
+    assert out.is_contiguous() and arg.is_contiguous()
+    base, ids = base_and_ids(x)
+    args = (lists.indptr, lists.indices, ids, edge, base, rows, out.numpy(), arg.numpy())
+    parallel(_raise_maxima, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
+
+
+@njit(**_JIT)
+def _add_rows(out, ids, x, lo, hi):
+    F, flat = x.shape[1], out.reshape(-1)
+    for i in range(lo, hi):
+        prefetch_rows(ids, None, i, i + 1, hi, flat, F, F)
+        o, a = out[_U(ids[i])], x[_U(i)]
+        for k in range(F):
+            o[k] += a[k]
+
+
+def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
+    """``out[ids[i]] += x[i]``, in place.
+
+    Args:
+        out: [N, ...].
+        ids: int32 or int64 [n], distinct and in range.
+        x: [n, ...].
+    """
+    assert out.is_contiguous() and x.is_contiguous() and out.shape[1:] == x.shape[1:] and len(ids) == len(x)
+    width = x.shape[1:].numel()
+    args = (out.numpy().reshape(len(out), width), ids, x.numpy().reshape(len(x), width))
+    parallel(_add_rows, [(*args, a, b) for a, b in even_parts(len(ids), width)])
+
+
+@njit(**_JIT)
+def _take_rows(x, named, ids, scale, out, lo, hi):
+    F, flat = x.shape[1], x.reshape(-1)
+    for i in range(lo, hi):
+        prefetch_rows(ids, named, i, i + 1, hi, flat, F, F)
+        u = _U(ids[i])
+        o, a = out[_U(i)], x[at(named, u)]
+        if scale is None:
+            o[:] = a
+        else:
+            s = scale[u]
+            for k in range(F):
+                o[k] = s * a[k]
+
+
+def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
+    """``factor[ids[i]] * x[ids[i]]``, [n, ...].
+
+    Args:
+        x: [S, ...], or rows that are only named (`stages.memory.lazy_rows`).
+        ids: int32 or int64 [n], in range.
+        factor: [S] of x's dtype; ones when absent.
+    """
+    out = empty((len(ids), *x.shape[1:]), x.dtype)
+    base, named = base_and_ids(x)
+    assert base.flags.c_contiguous
+    width = x.shape[1:].numel()
+    scale = None if factor is None else factor.numpy()
+    args = (base.reshape(len(base), width), named, ids, scale, out.numpy().reshape(len(ids), width))
+    parallel(_take_rows, [(*args, a, b) for a, b in even_parts(len(ids), width)])
+    return out

@@ -1,0 +1,99 @@
+"""What the compiled attention kernels share: logits, dropout by counters, and fixed chunks of rows for sums over all of them."""
+
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from torch import Tensor
+
+from ....memory.arena import empty
+from ....random import GOLDEN as _GOLDEN
+from ....random import NODE as _NODE
+from ...runtime.threads import parallel
+from ..attention_args import AttentionRule, EdgeNumbers
+from .lists import at
+from .row_ranges import even_parts, part_count
+
+# "reassoc" lets dot products use vectors; NaN and infinity keep their meaning.
+JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
+CHUNK_ROWS = 1024
+"""Rows per partial sum of a reduction over all rows: fixed, so that the order of summation is too."""
+_U = np.uint64
+_M1, _M2 = _U(0xBF58476D1CE4E5B9), _U(0x94D049BB133111EB)
+
+
+@njit(inline="always")
+def _mix(z):
+    z = (z ^ (z >> _U(30))) * _M1
+    z = (z ^ (z >> _U(27))) * _M2
+    return z ^ (z >> _U(31))
+
+
+@njit(**JIT)
+def keep(key, threshold, e, h):
+    """Whether the coefficient of edge e and head h survives: see `AttentionRule.key`."""
+    return _mix(_mix(key + _U(e) * _NODE) + _U(h + 1) * _GOLDEN) >> _U(32) >= threshold
+
+
+@njit(**JIT)
+def number(names, q, e, E, v):
+    """The number by which dropout knows edge q of row v, whose list ends at e, where its own edge stands: see `EdgeNumbers`."""
+    if names is None:
+        return np.int64(q) if q < e else np.int64(E + v)
+    first, own, edge = names
+    return first[_U(v)] + np.int64(at(edge, q)) if q < e else own[_U(v)]
+
+
+def numbering(numbers: EdgeNumbers | None) -> tuple[Any, Any, Any] | None:
+    """`numbers` as the kernels take them."""
+    return None if numbers is None else (numbers.first, numbers.own, numbers.edge)
+
+
+@njit(**JIT)
+def leaky(x, slope):
+    """The leaky ReLU."""
+    return x if x > 0 else slope * x
+
+
+def constants(rule: AttentionRule, z: Tensor) -> tuple[Any, ...]:
+    """Slope, key, threshold and scale of kept coefficients as the kernels take them."""
+    real = z.numpy().dtype.type
+    return real(rule.slope), _U(rule.key), _U(rule.threshold), real(rule.keep_scale)
+
+
+@njit(**JIT)
+def _dot_rows(x, y, out, lo, hi):
+    H, D = x.shape[1], x.shape[2]
+    for i in range(lo, hi):
+        a, b = x[_U(i)], y[_U(i) if len(y) == len(x) else _U(0)]
+        for h in range(H):
+            p, q = a[h], b[h]
+            total = x.dtype.type(0)
+            for k in range(D):
+                total += p[k] * q[k]
+            out[i, h] = total
+
+
+def dots(x: Tensor, y: Tensor) -> Tensor:
+    """<x[i, h], y[i, h]>, [n, H]; y may have one row for all."""
+    out = empty(x.shape[:2], x.dtype)
+    args = (x.numpy(), y.numpy(), out.numpy())
+    parallel(_dot_rows, [(*args, a, b) for a, b in even_parts(len(x), x.shape[1] * x.shape[2])])
+    return out
+
+
+def num_chunks(rows: int) -> int:
+    """Chunks of `CHUNK_ROWS` rows."""
+    return -(-rows // CHUNK_ROWS)
+
+
+def chunk_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, int]]:
+    """Ranges of whole chunks, [begin, end), with like numbers of edges plus rows; `width` additions for each."""
+    ends = np.append(indptr[:-1:CHUNK_ROWS], indptr[-1]) if len(indptr) > 1 else indptr
+    ends = ends + np.minimum(np.arange(len(ends)) * CHUNK_ROWS, len(indptr) - 1)
+    n, total = len(ends) - 1, int(ends[-1])
+    count = part_count(total * width)
+    cuts = [bisect_left(ends, total * p // count) for p in range(count)] + [n]
+    return [(a, b) for a, b in zip(cuts, cuts[1:]) if a < b]

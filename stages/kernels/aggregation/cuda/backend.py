@@ -1,0 +1,267 @@
+"""Aggregation over in-neighbour lists in a device's memory: Triton kernels, no atomics, the same bits from run to run.
+
+Same names, arguments and results as `cpu.backend`; tensors lie on one CUDA device, or on the CPU under Triton's interpreter, which
+must be on (``TRITON_INTERPRET=1``) before this module is imported. Lists, `rows`, `edge` and `ids` are NumPy arrays on the host; the
+lists travel to the device once (`InLists.on`), the others in every call.
+
+Reading rows of x bounds all of these kernels: e rows of D numbers, against one row written for each list. So
+
+* a program has a tile of rows x columns: neighbouring threads read neighbouring columns of one source row, in whole sectors;
+* edges are walked `UNROLL` at a time: their reads do not wait for each other, and hide each other's latency;
+* sums live in registers; a row of the result is written once;
+* a list of thousands of edges is cut (`cuda.lists`), so that no program works long after the others are done;
+* gradients gather through the transposed lists, so no two programs ever add to the same number.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ....memory.lazy_rows import NamedRows, device_base_and_ids
+from ..lists import InLists, IntArray
+from .attention import add_outer, attend, attend_backward, attend_from, attend_into, dots, weighted_sum
+from .attention_shared import attend_shared, attend_shared_backward
+from .lists import DeviceLists, on_device
+from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile
+
+__all__ = [
+    "add_outer",
+    "add_rows",
+    "attend",
+    "attend_backward",
+    "attend_from",
+    "attend_into",
+    "attend_shared",
+    "attend_shared_backward",
+    "dots",
+    "maximum",
+    "maximum_backward",
+    "maximum_from",
+    "maximum_into",
+    "spmm",
+    "spmm_backward",
+    "spmm_beside",
+    "spmm_beside_backward",
+    "spmm_from",
+    "spmm_into",
+    "take_rows",
+    "weighted_sum",
+]
+
+
+def _towards_sources(lists: DeviceLists, rows: Tensor | None, coef: Tensor | None, dtype: torch.dtype) -> tuple[DeviceLists, Tensor | None]:
+    """The transposed lists, over rows of the result, and what each of their edges counts."""
+    back, edge = lists.transposed
+    if rows is not None:
+        back = back.over(rows[back.indices])
+    return back, None if coef is None else coef[edge].to(dtype)
+
+
+def _on(array: IntArray | None, like: Tensor) -> Tensor | None:
+    return None if array is None else on_device(array, like.device)
+
+
+def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    """See `cpu.backend.spmm`."""
+    base, ids = device_base_and_ids(x)
+    out = base.new_empty(lists.num_dst, x.shape[1])
+    kind = NOTHING if own is None else ADDED
+    add_lists(lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=kind, own=own, own_rows=lists.num_dst, ids=ids)
+    return out
+
+
+def spmm_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
+    """See `cpu.backend.spmm_backward`."""
+    out = grad.new_empty(lists.num_src, grad.shape[1])
+    back, weight = _towards_sources(lists.on(grad.device), None, coef, grad.dtype)
+    kind = NOTHING if own is None else ADDED
+    add_lists(back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst, source_scale=row_scale)
+    return out
+
+
+def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """See `cpu.backend.spmm_beside`."""
+    base, ids = device_base_and_ids(x)
+    out = base.new_empty(lists.num_dst, 2 * x.shape[1])
+    add_lists(lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=BESIDE, own_rows=lists.num_dst, ids=ids)
+    return out
+
+
+def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """See `cpu.backend.spmm_beside_backward`."""
+    width = grad.shape[1] // 2
+    out = grad.new_empty(lists.num_src, width)
+    back, weight = _towards_sources(lists.on(grad.device), None, coef, grad.dtype)
+    add_lists(back, None, grad, out, width, weight, kind=FROM_BESIDE, own_rows=lists.num_dst, source_scale=row_scale)
+    return out
+
+
+def spmm_into(
+    lists: InLists, rows: IntArray | None, x: Tensor, out: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> None:
+    """See `cpu.shards.spmm_into`."""
+    assert out.is_contiguous() and out.shape[1] >= x.shape[1]
+    add_lists(lists.on(x.device), _on(rows, x), x, out, x.shape[1], coef, row_scale, add=True)
+
+
+def spmm_from(
+    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
+    """See `cpu.backend.spmm_from`."""
+    out = grad.new_empty(lists.num_src, width)
+    back, weight = _towards_sources(lists.on(grad.device), _on(rows, grad), coef, grad.dtype)
+    add_lists(back, None, grad, out, width, weight, source_scale=row_scale)
+    return out
+
+
+# What an edge's position is: its place in the lists; given for each edge; given for each edge and column.
+_PLACE, _GIVEN, _GIVEN_BY_COLUMN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _max_rows(
+    begin, end, rows, indices, position, x, out, arg, n, F,
+    LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, INTO: tl.constexpr, POSITION: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BR + tl.arange(0, BR)
+    k = tl.program_id(1) * BF + tl.arange(0, BF)
+    inside, columns = i < n, k < F
+    both = inside[:, None] & columns[None, :]
+    start = tl.load(begin + i, inside, 0)
+    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    at = row_of(rows, i, inside) if TO_ROWS else i.to(tl.int64)
+    place = at[:, None] * F + k[None, :]
+    best, winner = tl.zeros([BR, BF], x.dtype.element_ty), tl.full([BR, BF], -1, tl.int64)
+    if INTO:
+        best, winner = tl.load(out + place, both, 0), tl.load(arg + place, both, -1).to(tl.int64)
+    for j in range(tl.max(stop - start, 0).to(tl.int32)):
+        q = start + j
+        here = q < stop
+        seen = here[:, None] & columns[None, :]
+        u = tl.load(indices + q, here, 0).to(tl.int64)
+        a = tl.load(x + u[:, None] * F + k[None, :], seen, 0)
+        if POSITION == _PLACE:
+            p = q[:, None] + tl.zeros_like(winner)
+        elif POSITION == _GIVEN:
+            p = tl.load(position + q, here, 0).to(tl.int64)[:, None] + tl.zeros_like(winner)
+        else:
+            p = tl.load(position + u[:, None] * F + k[None, :], seen, 0).to(tl.int64)
+        # The first NaN wins over numbers, and of equals the first edge.
+        tie = (a == best) | ((a != a) & (best != best))
+        better = (winner < 0) | (a > best) | ((a != a) & (best == best)) | (tie & (p < winner))
+        best = tl.where(seen & better, a, best)
+        winner = tl.where(seen & better, p, winner)
+    tl.store(out + place, best, both)
+    tl.store(arg + place, winner.to(arg.dtype.element_ty), both)
+
+
+def _maxima(lists: DeviceLists, rows: Tensor | None, position: Tensor | None, x: Tensor, out: Tensor, arg: Tensor, into: bool) -> None:
+    width = x.shape[1]
+    rows_per, columns = tile(width)
+
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, best: Tensor, winner: Tensor, whole: bool) -> None:
+        n, kind = len(begin), 0 if position is None else position.ndim
+        if n and width:
+            launched: Any = _max_rows[-(-n // rows_per), -(-width // columns)]
+            launched(
+                begin, end, rows, lists.indices, position, x, best, winner, n, width, LIMIT=lists.limit, TO_ROWS=whole,
+                INTO=into and whole, POSITION=kind, BR=rows_per, BF=columns,
+            )  # fmt: skip
+
+    launch(lists.begin, lists.end, rows, out, arg, True)
+    if (rest := lists.rest) is not None:
+        shape = len(rest.of), width
+        best, winner = out.new_empty(shape), arg.new_empty(shape)
+        launch(rest.begin, rest.end, None, best, winner, False)
+        _maxima(rest.pieces, rest.long if rows is None else rows[rest.long], winner, best, out, arg, True)
+
+
+def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
+    """See `cpu.backend.maximum`."""
+    x, _ = device_base_and_ids(x if not isinstance(x, NamedRows) else x.gathered())
+    out = x.new_empty(lists.num_dst, x.shape[1])
+    arg = torch.empty_like(out, dtype=torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
+    _maxima(lists.on(x.device), None, None, x, out, arg, False)
+    return out, arg
+
+
+def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor) -> None:
+    """See `cpu.shards.maximum_into`."""
+    assert out.is_contiguous() and arg.is_contiguous()
+    _maxima(lists.on(x.device), _on(rows, x), _on(edge, x), x, out, arg, True)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _max_backward_rows(
+    begin, end, dst, edge, position, arg, grad, out, n, F,
+    LIMIT: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BR + tl.arange(0, BR)
+    k = tl.program_id(1) * BF + tl.arange(0, BF)
+    inside, columns = i < n, k < F
+    start = tl.load(begin + i, inside, 0)
+    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    total = tl.zeros([BR, BF], grad.dtype.element_ty)
+    for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
+        for t in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
+            q = start + j + t
+            here = q < stop
+            seen = here[:, None] & columns[None, :]
+            v = tl.load(dst + q, here, 0).to(tl.int64)
+            p = tl.load(edge + q, here, 0).to(tl.int64)
+            if position is not None:
+                p = tl.load(position + p, here, 0).to(tl.int64)
+            place = v[:, None] * F + k[None, :]
+            won = seen & (tl.load(arg + place, seen, -1) == p[:, None])
+            # Only the rows that won are read.
+            total += tl.load(grad + place, won, 0)
+    tl.store(out + i.to(tl.int64)[:, None] * F + k[None, :], total, inside[:, None] & columns[None, :])
+
+
+def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
+    """See `cpu.backend.maximum_backward`."""
+    return maximum_from(lists, None, None, arg, grad)
+
+
+def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
+    """See `cpu.backend.maximum_from`."""
+    out, width = grad.new_empty(lists.num_src, grad.shape[1]), grad.shape[1]
+    back, positions = lists.on(grad.device).transposed
+    dst = back.indices if rows is None else on_device(rows, grad.device)[back.indices]
+    given = _on(edge, grad)
+    rows_per, columns = tile(width)
+
+    def launch(begin: Tensor, end: Tensor, result: Tensor) -> None:
+        n = len(begin)
+        if n and width:
+            launched: Any = _max_backward_rows[-(-n // rows_per), -(-width // columns)]
+            launched(
+                begin, end, dst, positions, given, arg, grad, result, n, width, LIMIT=back.limit, UNROLL=UNROLL, BR=rows_per, BF=columns
+            )
+
+    launch(back.begin, back.end, out)
+    if (rest := back.rest) is not None:
+        partial = out.new_empty(len(rest.of), width)
+        launch(rest.begin, rest.end, partial)
+        add_lists(rest.pieces, rest.long, partial, out, width, add=True)
+    return out
+
+
+def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
+    """See `cpu.shards.add_rows`."""
+    assert out.is_contiguous() and x.is_contiguous() and out.shape[1:] == x.shape[1:] and len(ids) == len(x)
+    # The ids are distinct, so the order of additions cannot show.
+    out.index_add_(0, on_device(ids, x.device), x)
+
+
+def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
+    """See `cpu.shards.take_rows`."""
+    assert x.is_contiguous()
+    at = on_device(ids, x.device)
+    taken = x.index_select(0, at)
+    return taken if factor is None else taken.mul_(factor.index_select(0, at).reshape(-1, *[1] * (x.ndim - 1)))

@@ -1,0 +1,140 @@
+"""Sums over in-neighbour lists in a device's memory: the kernel that every other one leaves its pieces to. See `cuda.backend`."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .lists import DeviceLists
+
+UNROLL = 4
+"""Edges of each row whose reads are under way together."""
+TILE = 512
+"""Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
+# What a row of the result gets beside its neighbours: see `cpu.backend`.
+NOTHING, ADDED, BESIDE, FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+
+def tile(width: int, most: int = 256) -> tuple[int, int]:
+    """Rows and columns of a program's tile, powers of two."""
+    columns = min(1 << (width - 1).bit_length(), most)
+    return max(TILE // columns, 1), columns
+
+
+@triton.jit
+def row_of(rows, i, inside):
+    """The row of the result that list i belongs to: ``rows[i]``, or i; int64."""
+    v = i.to(tl.int64)
+    if rows is not None:
+        v = tl.load(rows + i, inside, 0).to(tl.int64)
+    return v
+
+
+@triton.jit(do_not_specialize=["n", "own_rows"])
+def _sum_rows(
+    begin, end, rows, indices, coef, x, ids, scale, source_scale, own, out, n, F, x_stride, out_stride, own_rows,
+    LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, ADD: tl.constexpr, KIND: tl.constexpr, UNROLL: tl.constexpr,
+    BR: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BR + tl.arange(0, BR)
+    k = tl.program_id(1) * BF + tl.arange(0, BF)
+    inside, columns = i < n, k < F
+    both = inside[:, None] & columns[None, :]
+    start = tl.load(begin + i, inside, 0)
+    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    v = row_of(rows, i, inside)
+    if rows is not None:
+        # Lists of no row.
+        inside = inside & (v >= 0)
+        both = inside[:, None] & columns[None, :]
+    total = tl.zeros([BR, BF], x.dtype.element_ty)
+    if scale is not None:
+        s = tl.load(scale + v, inside, 0)
+    for j in range(0, tl.max(stop - start, 0).to(tl.int32), UNROLL):
+        for t in tl.static_range(UNROLL):  # pyright: ignore[reportGeneralTypeIssues]
+            q = start + j + t
+            here = q < stop
+            u = tl.load(indices + q, here, 0).to(tl.int64)
+            if source_scale is not None:
+                factor = tl.load(source_scale + u, here, 0)
+            if ids is not None:
+                u = tl.load(ids + u, here, 0).to(tl.int64)
+            a = tl.load(x + u[:, None] * x_stride + k[None, :], here[:, None] & columns[None, :], 0)
+            # Where there is no edge, `a` is 0 and its factor may be anything finite.
+            if coef is not None:
+                a *= tl.load(coef + q, here, 0).to(total.dtype)[:, None]
+            if source_scale is not None:
+                a *= factor[:, None]
+            if scale is not None:
+                a = tl.where(here[:, None], a * s[:, None], 0)
+            total += a
+    at = v if TO_ROWS else i.to(tl.int64)
+    place = out + at[:, None] * out_stride + k[None, :]
+    if ADD:
+        total += tl.load(place, both, 0)
+    mine = both & (i < own_rows)[:, None]
+    if KIND != NOTHING:
+        itself = i.to(tl.int64)
+        if ids is not None:
+            itself = tl.load(ids + i, i < own_rows, 0).to(tl.int64)
+        row = x + itself[:, None] * x_stride + k[None, :]
+        if KIND == ADDED:
+            total += tl.where(mine, tl.load(own + i, i < own_rows, 0)[:, None] * tl.load(row, mine, 0), 0)
+        if KIND == BESIDE:
+            tl.store(place + F, tl.load(row, mine, 0), mine)
+        if KIND == FROM_BESIDE:
+            total += tl.load(row + F, mine, 0)
+    tl.store(place, total, both)
+
+
+def add_lists(
+    lists: DeviceLists,
+    rows: Tensor | None,
+    x: Tensor,
+    out: Tensor,
+    width: int,
+    coef: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    add: bool = False,
+    kind: tl.constexpr = NOTHING,
+    own: Tensor | None = None,
+    own_rows: int = 0,
+    ids: Tensor | None = None,
+    source_scale: Tensor | None = None,
+) -> None:
+    """``out[rows[i], :width] (+)= row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e], :width]``.
+
+    Args:
+        lists: n lists over S rows.
+        rows: [n], distinct, or -1, whose lists are left out; list i belongs to row i when absent.
+        x: [S, >= width], with contiguous rows.
+        out: [N, >= width], with contiguous rows, of x's dtype.
+        width: columns.
+        coef: [e].
+        row_scale: [N] of x's dtype.
+        add: whether to add to what `out` holds, or to write over it.
+        kind: what the first `own_rows` rows get besides.
+        own: [own_rows] of x's dtype, where `kind` needs it.
+        own_rows: see `kind`.
+        ids: [S]; row u of x is then ``x[ids[u]]``, that of `own` and beside it too.
+        source_scale: [S] of x's dtype, beside `coef`: ``source_scale[indices[e]]``.
+    """
+    rows_per, columns = tile(width)
+
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        n = begin.shape[0]
+        if n and width:
+            grid = -(-n // rows_per), -(-width // columns)
+            launched: Any = _sum_rows[grid]
+            launched(
+                begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n, width,
+                x.stride(0), result.stride(0), own_rows if whole else 0, LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole,
+                KIND=kind if whole else NOTHING, UNROLL=UNROLL, BR=rows_per, BF=columns,
+            )  # fmt: skip
+
+    launch(lists.begin, lists.end, rows, out, True)
+    if (rest := lists.rest) is not None:
+        partial = out.new_empty(len(rest.of), width)
+        launch(rest.begin, rest.end, rest.of if rows is None else rows[rest.of], partial, False)
+        add_lists(rest.pieces, rest.long if rows is None else rows[rest.long], partial, out, width, add=True)

@@ -1,0 +1,275 @@
+"""The aggregation kernels in plain torch: every edge's message in memory, gradients by autograd. Slow, obvious, the tests' oracle.
+
+Same names, arguments and results as `cpu.backend`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...random import draw, node_words
+from .attention_args import AttentionRule, EdgeNumbers
+from .lists import InLists, IntArray
+
+
+def _edges(lists: InLists, rows: IntArray | None = None) -> tuple[Tensor, Tensor]:
+    """Source and destination row of each edge, int64 [e]; list i belongs to row i, or rows[i]."""
+    dst = lists.rows if rows is None else rows.astype(np.int64)[lists.rows]
+    return torch.from_numpy(lists.indices.astype(np.int64)), torch.from_numpy(dst)
+
+
+def _positions(lists: InLists, edge: IntArray | None) -> Tensor:
+    return torch.arange(lists.num_edges) if edge is None else torch.from_numpy(edge.astype(np.int64))
+
+
+def _gradients(fn: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Any, ...]:
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(fn(*leaves), leaves, grad)
+
+
+def dots(x: Tensor, y: Tensor) -> Tensor:
+    """See `cpu.softmax.dots`."""
+    return (x * y).sum(-1)
+
+
+def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
+    """See `cpu.attention.weighted_sum`."""
+    return (weight[..., None] * z).sum(0)
+
+
+def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
+    """See `cpu.attention.add_outer`."""
+    out[: len(weight)] += weight[..., None] * a
+
+
+def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    """See `cpu.backend.spmm`."""
+    src, dst = _edges(lists)
+    messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
+    result = x.new_zeros(lists.num_dst, x.shape[1]).index_add(0, dst, messages)
+    result = result if row_scale is None else result * row_scale[:, None]
+    return result if own is None else result + own[:, None] * x[: lists.num_dst]
+
+
+def spmm_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
+    """See `cpu.backend.spmm_backward`."""
+    x = grad.new_zeros(lists.num_src, grad.shape[1])
+    return _gradients(lambda x: spmm(lists, x, coef, row_scale, own), (x,), grad)[0]
+
+
+def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """See `cpu.backend.spmm_beside`."""
+    return torch.cat([spmm(lists, x, coef, row_scale), x[: lists.num_dst]], dim=1)
+
+
+def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+    """See `cpu.backend.spmm_beside_backward`."""
+    x = grad.new_zeros(lists.num_src, grad.shape[1] // 2)
+    return _gradients(lambda x: spmm_beside(lists, x, coef, row_scale), (x,), grad)[0]
+
+
+def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
+    """See `cpu.backend.maximum`."""
+    out = x.new_zeros(lists.num_dst, x.shape[1])
+    arg = torch.full(out.shape, -1, dtype=torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
+    for v, (begin, end) in enumerate(zip(lists.indptr[:-1].tolist(), lists.indptr[1:].tolist())):
+        if begin == end:
+            continue
+        rows = x[torch.from_numpy(lists.indices[begin:end].astype(np.int64))]
+        # A NaN is the largest; `argmax` promises the first of equals only in NumPy.
+        first = rows.detach().numpy().argmax(axis=0)
+        out[v] = rows.gather(0, torch.from_numpy(first)[None])[0]
+        arg[v] = torch.from_numpy(first + begin)
+    return out, arg
+
+
+def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
+    """See `cpu.backend.maximum_backward`."""
+    out = grad.new_zeros(lists.num_src, grad.shape[1])
+    row, column = torch.nonzero(arg >= 0, as_tuple=True)
+    src = _edges(lists)[0][arg[row, column].long()]
+    return out.index_put_((src, column), grad[row, column], accumulate=True)
+
+
+def spmm_into(
+    lists: InLists, rows: IntArray | None, x: Tensor, out: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> None:
+    """See `cpu.shards.spmm_into`."""
+    src, dst = _edges(lists, rows)
+    messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
+    out[:, : x.shape[1]].index_add_(0, dst, messages if row_scale is None else messages * row_scale[dst, None])
+
+
+def spmm_from(
+    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
+    """See `cpu.backend.spmm_from`."""
+    src, dst = _edges(lists, rows)
+    messages = grad[dst, :width] if coef is None else grad[dst, :width] * coef.to(grad.dtype)[:, None]
+    return grad.new_zeros(lists.num_src, width).index_add(0, src, messages if row_scale is None else messages * row_scale[dst, None])
+
+
+def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor) -> None:
+    """See `cpu.shards.maximum_into`."""
+    for u, v, position in zip(*(t.tolist() for t in (*_edges(lists, rows), _positions(lists, edge)))):
+        new, old = x[u], out[v]
+        tie = (new == old) | (new.isnan() & old.isnan())
+        better = (arg[v] < 0) | (new > old) | (new.isnan() & ~old.isnan()) | (tie & (position < arg[v]))
+        out[v], arg[v] = torch.where(better, new, old), torch.where(better, position, arg[v])
+
+
+def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
+    """See `cpu.backend.maximum_from`."""
+    src, dst = _edges(lists, rows)
+    won = arg[dst] == _positions(lists, edge)[:, None]
+    return grad.new_zeros(lists.num_src, grad.shape[1]).index_add(0, src, torch.where(won, grad[dst], 0))
+
+
+def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
+    """See `cpu.shards.add_rows`."""
+    out.index_add_(0, torch.from_numpy(ids), x)
+
+
+def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
+    """See `cpu.shards.take_rows`."""
+    taken = x[torch.from_numpy(ids)]
+    return taken if factor is None else taken * factor[torch.from_numpy(ids)].reshape(-1, *[1] * (x.ndim - 1))
+
+
+def dropout_factors(
+    lists: InLists, heads: int, rule: AttentionRule, numbers: EdgeNumbers | None = None, rows: IntArray | None = None
+) -> Tensor:
+    """What each coefficient is multiplied by, float64 [e + n, H]: 0 or `rule.keep_scale`; the rows' own edges come last."""
+    if numbers is None:
+        names = np.arange(lists.num_edges + lists.num_dst)
+    else:
+        names = numbers.first[_edges(lists, rows)[1].numpy()] + _positions(lists, numbers.edge).numpy()
+        names = np.concatenate([names, numbers.own[: lists.num_dst] if rows is None else numbers.own[rows]])
+    words = node_words(rule.key, names)
+    draws = np.stack([draw(words, h) for h in range(heads)], axis=1)
+    return torch.from_numpy(np.where(draws >= rule.threshold, rule.keep_scale, 0.0))
+
+
+def _logits(
+    lists: InLists, rows: IntArray | None, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, own: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Source, destination and logits [., H] of the edges, and after them, where `own`, of the rows' own edges."""
+    src, dst = _edges(lists, rows)
+    each = torch.arange(lists.num_dst if own else 0)
+    src, dst = torch.cat([src, each]), torch.cat([dst, each])
+    return src, dst, torch.nn.functional.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], slope)
+
+
+def attend(
+    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `cpu.backend.attend`."""
+    n, heads = logit_dst.shape
+    src, dst, logit = _logits(lists, None, z, a_src, logit_dst, rule.slope, True)
+    top = z.new_full((n, heads), -torch.inf).scatter_reduce(0, dst[:, None].expand(-1, heads), logit.detach(), "amax")
+    p = torch.exp(logit - top[dst])
+    total = p.new_zeros(n, heads).index_add(0, dst, p)
+    factor = dropout_factors(lists, heads, rule, numbers).to(z.dtype)
+    messages = (p / total[dst] * factor)[..., None] * z[src]
+    return z.new_zeros(n, *z.shape[1:]).index_add(0, dst, messages), top + total.log()
+
+
+def attend_into(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    own: bool,
+) -> None:
+    """See `cpu.attention.attend_into`."""
+    src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
+    top = log_sum.scatter_reduce(0, dst[:, None].expand(-1, logit.shape[1]), logit, "amax")
+    seen = top > -torch.inf
+    p = torch.exp(logit - top[dst])
+    before = torch.where(seen, torch.exp(log_sum - top), 0)
+    total = before.index_add(0, dst, p)
+    factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
+    sums = (out * before[..., None]).index_add(0, dst, (p * factor)[..., None] * z[src])
+    out.copy_(torch.where(seen[..., None], sums / total[..., None], out))
+    log_sum.copy_(torch.where(seen, top + total.log(), log_sum))
+
+
+def attend_from(
+    lists: InLists,
+    rows: IntArray | None,
+    numbers: EdgeNumbers | None,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    log_sum: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    d_dst: Tensor,
+    own: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `cpu.attention.attend_from`."""
+
+    def whole(z: Tensor, a_src: Tensor, logit_dst: Tensor) -> Tensor:
+        """What has the shard's gradients: the softmax's denominator is a constant here, and `delta` stands for what it would give."""
+        src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
+        factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
+        return (torch.exp(logit - log_sum[dst]) * (factor * (grad[dst] * z[src]).sum(-1) - delta[dst])).sum()
+
+    dz, da_src, d_logit = _gradients(whole, (z, a_src, logit_dst), grad.new_ones(()))
+    d_dst += d_logit
+    return dz, da_src
+
+
+def attend_backward(
+    lists: InLists,
+    z: Tensor,
+    a_src: Tensor,
+    logit_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    log_sum: Tensor,
+    grad: Tensor,
+    numbers: EdgeNumbers | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `cpu.backend.attend_backward`; `out` and `log_sum` are not needed here."""
+    dz, da, dl = _gradients(lambda z, a, logit: attend(lists, z, a, logit, rule, numbers)[0], (z, a_src, logit_dst), grad)
+    return dz, da, dl
+
+
+def attend_shared(
+    lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `cpu.attention_shared.attend_shared`."""
+    logit_dst = x[: lists.num_dst] @ a_dst.T
+    out, log_sum = attend(lists, x[:, None].expand(-1, len(a_src), -1), a_src, logit_dst, rule, numbers)
+    return out, logit_dst, log_sum
+
+
+def attend_shared_backward(
+    lists: InLists,
+    x: Tensor,
+    a_src: Tensor,
+    a_dst: Tensor,
+    rule: AttentionRule,
+    out: Tensor,
+    logit_dst: Tensor,
+    log_sum: Tensor,
+    grad: Tensor,
+    needs_x: bool,
+    numbers: EdgeNumbers | None = None,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """See `cpu.attention_shared.attend_shared_backward`; what the forward pass left is not needed here."""
+    dx, d_src, d_dst = _gradients(lambda x, a, b: attend_shared(lists, x, a, b, rule, numbers)[0], (x, a_src, a_dst), grad)
+    return dx if needs_x else None, d_src, d_dst

@@ -1,0 +1,1 @@
+"""Bulks of minibatches in the memory of a GPU."""

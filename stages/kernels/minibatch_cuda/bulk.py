@@ -1,0 +1,257 @@
+"""The minibatches of a bulk where they were drawn: neighbour lists on the device, one for each minibatch and hop, that a layer reads.
+
+Sizes are the host's, numbers the device's. What takes several launches or a wait is done once for all minibatches of a bulk, when the
+first of them asks: above all the transposed lists, along which gradients go. So a training step waits for nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..aggregation.cuda.lists import CHUNK, DeviceLists, Rest
+from ..sampling.cuda.draw import Rows
+from ..sampling.cuda.graph import moved
+from ..sampling.cuda.renumber import Counts, DeviceList, before
+
+
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """Edge lists of k minibatches, by hop; see `ResidentBulk`."""
+
+    list: DeviceList
+    rows: Counts
+    """int64 [k], leading rows of the list that belong to the hop."""
+    edges: Counts
+    """int64 [k], their edges."""
+    sources: Counts
+    """int64 [k], nodes after the hop."""
+
+
+class ResidentBulk:
+    """k sampled minibatches on the device. Hop h = 0 is nearest the seeds."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        node_ends: Sequence[Counts],
+        lists: Sequence[DeviceList],
+        edge_ends: Sequence[Counts],
+        weight: Sequence[Tensor] | None,
+        *,
+        nested: bool,
+        bound: int | None,
+    ) -> None:
+        """
+        Args:
+            rows: all nodes of all minibatches.
+            node_ends: L+1 times int64 [k].
+            lists: one list whose leading rows are those of each hop, if `nested`, or L lists.
+            edge_ends: L times int64 [k], edges of each hop's rows.
+            weight: of the edges of each list, float32; None: all alike.
+            nested: whether hops share one list.
+            bound: no row has more edges; None: not known, and the host waits to hear it.
+        """
+        self.nodes, self.node_ends, self.lists, self.edge_ends, self.weight = rows.nodes, node_ends, lists, edge_ends, weight
+        self.nested = nested
+        """Whether all hops are leading rows of one list."""
+        self.device = rows.nodes.device
+        self.longest = bound if bound is not None and bound <= CHUNK else max(_longest(x) for x in lists)
+        """No row has more edges."""
+        self._node_at = before(node_ends[-1])
+        self._row_at = [before(x.rows + 1) for x in lists]
+        self._edge_at = [before(x.edges) for x in lists]
+        self._there: dict[int, Transposed] = {}
+        self._inverse: dict[torch.dtype, list[Tensor]] = {}
+        self._ready: torch.cuda.Event | None = None
+        """When the device has made all this; None: it has."""
+        self._waiting: set[int] = set()
+        """Streams that wait for that."""
+        if self.device.type == "cuda":
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    @property
+    def size(self) -> int:
+        """k."""
+        return len(self.node_ends[0])
+
+    @property
+    def num_hops(self) -> int:
+        """L."""
+        return len(self.edge_ends)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that lies on the device, but for what is made later."""
+        parts = [self.nodes, *(t for x in self.lists for t in (x.indptr, x.indices, x.positions) if t is not None), *(self.weight or ())]
+        return parts
+
+    def nbytes(self, q: int) -> int:
+        """Bytes of minibatch q."""
+        size = int(self.node_ends[-1][q]) * self.nodes.itemsize
+        for i, x in enumerate(self.lists):
+            e = 4 + (8 if x.positions is not None else 0) + (0 if self.weight is None else self.weight[i].itemsize)
+            size += 4 * int(x.rows[q] + 1) + e * int(x.edges[q])
+        return size
+
+    def await_here(self) -> None:
+        """The stream of this thread waits until the bulk is made, and its memory lasts until that stream is done with it."""
+        if self._ready is None:
+            return
+        here = torch.cuda.current_stream(self.device)
+        if here.cuda_stream not in self._waiting:
+            self._waiting.add(here.cuda_stream)
+            here.wait_event(self._ready)
+            for t in self.tensors:
+                t.record_stream(here)
+
+    def nodes_of(self, q: int) -> Tensor:
+        """[n] ids of the nodes of minibatch q, in the dtype of the graph's."""
+        return self.nodes[self._node_at[q] : self._node_at[q + 1]]
+
+    def _at(self, h: int) -> int:
+        return 0 if self.nested else h
+
+    def _slices(self, q: int, h: int) -> tuple[slice, slice]:
+        i = self._at(h)
+        row, edge = int(self._row_at[i][q]), int(self._edge_at[i][q])
+        return slice(row, row + int(self.node_ends[h][q]) + 1), slice(edge, edge + int(self.edge_ends[h][q]))
+
+    def block(self, q: int, h: int) -> "ResidentLists":
+        """The edges of hop h of minibatch q."""
+        rows, edges = self._slices(q, h)
+        x = self.lists[self._at(h)]
+        num_src = int(self.node_ends[h + 1][q])
+        return ResidentLists(x.indptr[rows], x.indices[edges], num_src, self.longest, CHUNK, self, q, h)
+
+    def weight_of(self, q: int, h: int) -> Tensor | None:
+        """float32 [e], what the edges of hop h of minibatch q count, or None."""
+        return None if self.weight is None else self.weight[self._at(h)][self._slices(q, h)[1]]
+
+    def positions_of(self, q: int, h: int) -> Tensor | None:
+        """int64 [e], where they lie in the graph's edge arrays, if known."""
+        positions = self.lists[self._at(h)].positions
+        return None if positions is None else positions[self._slices(q, h)[1]]
+
+    def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
+        """[num_dst] of `dtype`, 1 / max(kept edges, 1); made once for every row of every list, as `indptr` lies."""
+        if dtype not in self._inverse:
+            kept = (torch.diff(x.indptr, append=x.indptr[-1:]).clamp_(min=1) for x in self.lists)
+            self._inverse[dtype] = [x.to(dtype).reciprocal_() for x in kept]
+        rows = self._slices(q, h)[0]
+        return self._inverse[dtype][self._at(h)][rows.start : rows.stop - 1]
+
+    def arrays(self, h: int) -> tuple[DeviceList, Tensor | None]:
+        """The list that hop h lies in, of all minibatches, and what its edges count."""
+        i = self._at(h)
+        return self.lists[i], None if self.weight is None else self.weight[i]
+
+    def back(self, h: int) -> "Transposed":
+        """The lists by source of hop h of all minibatches, made once."""
+        if h not in self._there:
+            self._there[h] = Transposed(_Edges(self.arrays(h)[0], self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1]))
+        return self._there[h]
+
+    def long_lists(self, h: int) -> tuple[int, int, int]:
+        """Of the minibatch with the most: pieces of long lists by source, and these lists; and edges of the longest."""
+        back = self.back(h)
+        return max(len(x[2]) for x in back.long_of_each), max(len(x[3]) for x in back.long_of_each), max(back.longest)
+
+    def transposed(self, q: int, h: int) -> tuple[DeviceLists, Tensor]:
+        """See `DeviceLists.transposed`."""
+        return self.back(h).of(q)
+
+
+def _longest(x: DeviceList) -> int:
+    return int(torch.diff(x.indptr).max()) if len(x.indptr) > 1 else 0
+
+
+@dataclass(frozen=True, eq=False)
+class ResidentLists(DeviceLists):
+    """The lists of one minibatch and hop, which its bulk transposes together with the others'."""
+
+    bulk: ResidentBulk
+    q: int
+    h: int
+
+    @cached_property
+    def transposed(self) -> tuple[DeviceLists, Tensor]:
+        """See `DeviceLists.transposed`."""
+        return self.bulk.transposed(self.q, self.h)
+
+
+def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
+    """int64 [sum of counts] each: the minibatch of each of its elements, and which of them it is."""
+    total = int(counts.sum())
+    per = moved(counts, device)
+    owner = torch.repeat_interleave(torch.arange(len(counts), device=device), per, output_size=total)
+    return owner, torch.arange(total, device=device) - moved(before(counts)[:-1], device)[owner]
+
+
+class Transposed:
+    """The transposed lists of one hop of all minibatches: one sort by (minibatch, source), which keeps the order of destinations."""
+
+    def __init__(self, x: _Edges) -> None:
+        to, k = x.list.indices.device, len(x.rows)
+        self._source_at, self._edge_at, self._num_dst = before(x.sources + 1), before(x.edges), x.rows
+        row_at, list_at, num_sources = before(x.list.rows + 1), before(x.list.edges), before(x.sources)
+        owner, row = leading(x.rows, to)
+        at = moved(row_at[:-1], to)[owner] + row
+        begin = x.list.indptr[at].long()
+        kept = x.list.indptr[at + 1].long() - begin
+        total = int(x.edges.sum())
+        # Of every edge: its minibatch, its row, and where in the minibatch's list it lies.
+        which, edge = leading(x.edges, to)
+        dst = torch.repeat_interleave(row, kept, output_size=total)
+        source = x.list.indices[moved(list_at[:-1], to)[which] + edge].long() + moved(num_sources[:-1], to)[which]
+        source, order = torch.sort(source.int() if num_sources[-1] < 2**31 else source, stable=True)
+        self.dst, self.edge = dst[order].int(), edge[order].int()
+        # One entry more than sources for each minibatch: where the last one's edges end.
+        owner, entry = leading(x.sources + 1, to)
+        ends = torch.searchsorted(source, (moved(num_sources[:-1], to)[owner] + entry).to(source.dtype))
+        self.indptr = (ends - moved(self._edge_at[:-1], to)[owner]).int()
+        length = torch.diff(self.indptr, append=self.indptr[-1:])
+        # The last entry of each minibatch is followed by the first of the next, which is 0.
+        long = torch.nonzero(length > CHUNK)[:, 0]
+        told = torch.stack([long, self.indptr[long].long(), length[long].long()]).cpu().numpy()
+        self._cut(told, k, to)
+
+    def _cut(self, told: np.ndarray, k: int, to: torch.device) -> None:
+        """Pieces of long lists, made on the host, where there are few: see `cuda.lists.Rest`."""
+        entry, begin, length = told
+        q = np.searchsorted(self._source_at, entry, side="right") - 1
+        count = (length - 1) // CHUNK
+        of = np.repeat(np.arange(len(entry)), count)
+        place = np.arange(len(of)) - np.repeat(before(count)[:-1], count)
+        first = begin[of] + (place + 1) * CHUNK
+        source = entry - self._source_at[q]
+        self._long_at = np.searchsorted(q, np.arange(k + 1))
+        self._piece_at = before(count)[self._long_at]
+        # Of each minibatch, where its lists' pieces begin, counted from its own first one.
+        own = [before(count[a:b]) for a, b in zip(self._long_at, self._long_at[1:])]
+        parts = first, np.minimum(first + CHUNK, (begin + length)[of]), source[of], source, np.concatenate(own)
+        by_piece, by_list = (list(zip(at, at[1:])) for at in (self._piece_at, self._long_at))
+        self.long_of_each = [(*(p[a:b] for p in parts[:3]), source[c:d], o) for (a, b), (c, d), o in zip(by_piece, by_list, own)]
+        """Of each minibatch, on the host: begin, end and list of its pieces, its long lists, and where their pieces begin."""
+        sizes = [len(p) for p in parts]
+        self._begin, self._end, self._of, self._long, self._own = moved(np.concatenate(parts), to).split(sizes)
+        self.longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
+        self._each = torch.arange(int(np.diff(self._piece_at).max(initial=0)), device=to)
+
+    def of(self, q: int) -> tuple[DeviceLists, Tensor]:
+        """Of minibatch q."""
+        entries = slice(int(self._source_at[q]), int(self._source_at[q + 1]))
+        edges = slice(int(self._edge_at[q]), int(self._edge_at[q + 1]))
+        longest = self.longest[q]
+        lists = DeviceLists(self.indptr[entries], self.dst[edges], int(self._num_dst[q]), max(longest, 1), CHUNK)
+        if longest:
+            a, b = int(self._long_at[q]), int(self._long_at[q + 1])
+            first, last = int(self._piece_at[q]), int(self._piece_at[q + 1])
+            pieces = DeviceLists(self._own[a + q : b + q + 1], self._each[: last - first], last - first, (longest - 1) // CHUNK, CHUNK)
+            parts = self._begin[first:last], self._end[first:last], self._of[first:last], self._long[a:b]
+            lists.__dict__["rest"] = Rest(*parts, pieces)
+        return lists, self.edge[edges]

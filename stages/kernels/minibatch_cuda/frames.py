@@ -1,0 +1,249 @@
+"""Minibatches of one shape: what a recorded training step reads lies at the same place, and is as long, for every minibatch.
+
+A CUDA graph plays a step's launches again without the host, but only over the same memory and the same sizes. So the minibatches of a
+bulk are laid out as the rows of one matrix, each array with room for the longest; the recorded step reads a row of it that is copied
+into place. What is beyond a minibatch's own end does no harm: a row without edges, whose result nobody reads and whose gradient is 0.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..aggregation.cuda.lists import CHUNK, DeviceLists, Rest
+from ..runtime.triton_rng import launch, programs
+from ..sampling.cuda.graph import moved
+from ..sampling.cuda.renumber import Counts, before
+from .bulk import ResidentBulk
+
+ALIGN = 32
+"""Words between beginnings of arrays: 128 bytes."""
+SLACK = 1.04
+"""Room for minibatches that are larger than those seen so far."""
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["at", "width", "row"])
+def _spread(source, starts, last, out, at, width, row, BLOCK: tl.constexpr):
+    """out[q, at + j] = source[starts[q] + min(j, last[q])]; 0 where there is nothing at all."""
+    q = tl.program_id(1).to(tl.int64)
+    j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    end = tl.load(last + q)
+    x = tl.load(source + tl.load(starts + q) + tl.minimum(j, end), mask=(j < width) & (end >= 0), other=0)
+    tl.store(out + q * row + at + j, x, mask=j < width)
+
+
+@triton.jit(do_not_specialize=["at", "onto", "width", "row"])
+def _inverse(out, at, onto, width, row, BLOCK: tl.constexpr):
+    """From the ends of lists in a row, at `at`, the bits of 1 / max(length, 1) of each, at `onto`."""
+    q = tl.program_id(1).to(tl.int64)
+    j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    some = j < width
+    kept = tl.load(out + q * row + at + j + 1, mask=some, other=1) - tl.load(out + q * row + at + j, mask=some, other=0)
+    share = 1.0 / tl.maximum(kept, 1).to(tl.float32)
+    tl.store(out + q * row + onto + j, share.to(tl.int32, bitcast=True), mask=some)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How long each array is, the same for all minibatches. Hop 0 is nearest the seeds."""
+
+    nodes: tuple[int, ...]
+    """L+1: rows before and after each hop."""
+    edges: tuple[int, ...]
+    """L."""
+    pieces: tuple[tuple[int, int, int] | None, ...]
+    """L: where lists by source are wanted, (pieces of long lists, long lists, edges of the longest)."""
+    weighted: bool
+
+    @classmethod
+    def of(cls, bulk: ResidentBulk, hops: tuple[int, ...], at_least: "Layout | None" = None) -> "Layout":
+        """With room for the minibatches of `bulk`, and some more.
+
+        Args:
+            bulk: minibatches with as many seeds each.
+            hops: whose lists by source are wanted.
+            at_least: what there must be room for too.
+        """
+
+        def room(seen: int, known: int) -> int:
+            return max(-(-int(seen * SLACK) // ALIGN) * ALIGN, known)
+
+        def most(counts: Counts) -> int:
+            return int(counts.max(initial=0))
+
+        old = at_least
+        nodes = [most(bulk.node_ends[0])]
+        nodes += [room(most(n), 0 if old is None else old.nodes[h + 1]) for h, n in enumerate(bulk.node_ends[1:])]
+        edges = [room(most(e), 0 if old is None else old.edges[h]) for h, e in enumerate(bulk.edge_ends)]
+        pieces: list[tuple[int, int, int] | None] = []
+        for h in range(bulk.num_hops):
+            if h not in hops:
+                pieces.append(None)
+                continue
+            seen = bulk.long_lists(h)
+            known = (0, 0, 0) if old is None else old.pieces[h] or (0, 0, 0)
+            pieces.append((room(seen[0], known[0]), room(seen[1], known[1]), max(seen[2], known[2])))
+        return cls(tuple(nodes), tuple(edges), tuple(pieces), bulk.weight is not None)
+
+    def holds(self, bulk: ResidentBulk) -> bool:
+        """Whether there is room for the minibatches of `bulk`."""
+        fits = all(int(n.max()) <= have for n, have in zip(bulk.node_ends, self.nodes))
+        fits = fits and all(int(e.max()) <= have for e, have in zip(bulk.edge_ends, self.edges))
+        for h, have in enumerate(self.pieces):
+            fits = fits and (have is None or all(a <= b for a, b in zip(bulk.long_lists(h), have)))
+        return fits
+
+    @cached_property
+    def places(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Of each array, by name and hop: where it begins in a row, and its length in words."""
+        found: dict[tuple[str, int], tuple[int, int]] = {}
+        at = 0
+
+        def add(name: str, h: int, words: int) -> None:
+            nonlocal at
+            found[name, h] = at, words
+            at += -(-max(words, 1) // ALIGN) * ALIGN
+
+        add("nodes", 0, self.nodes[-1])
+        for h, (rows, sources, edges, pieces) in enumerate(zip(self.nodes, self.nodes[1:], self.edges, self.pieces)):
+            add("indptr", h, rows + 1)
+            add("inverse", h, rows)
+            # Of each hop its own, also where hops share a list: what is beyond a hop's end then names rows that the hop has.
+            add("indices", h, edges)
+            if self.weighted:
+                add("weight", h, edges)
+            if pieces is not None:
+                add("t_indptr", h, sources + 1)
+                add("t_dst", h, edges)
+                add("t_edge", h, edges)
+                for name, words in (("begin", pieces[0]), ("end", pieces[0]), ("of", pieces[0]), ("long", pieces[1])):
+                    add(name, h, words)
+                add("own", h, pieces[1] + 1)
+        found["end of row", 0] = at, 0
+        return found
+
+    @property
+    def words(self) -> int:
+        """Of a row."""
+        return self.places["end of row", 0][0]
+
+    def rows(self, bulk: ResidentBulk) -> Tensor:
+        """int32 [k, words], the minibatches of `bulk`, which this holds."""
+        k, to = bulk.size, bulk.device
+        out = torch.empty(k, self.words, dtype=torch.int32, device=to)
+
+        def spread(source: Tensor, starts: Counts, ends: Counts, name: str, h: int) -> None:
+            at, width = self.places[name, h]
+            if width:
+                of = moved(np.stack([starts, ends]), to)
+                launch(_spread, programs(width, BLOCK), k)(source, of[0], of[1], out, at, width, self.words, BLOCK=BLOCK)
+
+        nodes = before(bulk.node_ends[-1])
+        spread(bulk.nodes, nodes[:-1], np.diff(nodes) - 1, "nodes", 0)
+        for h, (rows, sources, edges) in enumerate(zip(bulk.node_ends, bulk.node_ends[1:], bulk.edge_ends)):
+            x, weight = bulk.arrays(h)
+            row_at, edge_at = before(x.rows + 1)[:-1], before(x.edges)[:-1]
+            spread(x.indptr, row_at, rows, "indptr", h)
+            (ends, _), (inverse, width) = self.places["indptr", h], self.places["inverse", h]
+            launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.words, BLOCK=BLOCK)
+            spread(x.indices, edge_at, edges - 1, "indices", h)
+            if weight is not None:
+                spread(weight.view(torch.int32), edge_at, edges - 1, "weight", h)
+            if self.pieces[h] is not None:
+                back = bulk.back(h)
+                of_sources, of_edges = before(sources + 1)[:-1], before(edges)[:-1]
+                spread(back.indptr, of_sources, sources, "t_indptr", h)
+                spread(back.dst, of_edges, edges - 1, "t_dst", h)
+                spread(back.edge, of_edges, edges - 1, "t_edge", h)
+                self._long_lists(bulk, h, out)
+        return out
+
+    def _long_lists(self, bulk: ResidentBulk, h: int, out: Tensor) -> None:
+        """Pieces that there are not are empty, and long lists that there are not are none: -1."""
+        first = self.places["begin", h][0]
+        stop = self.places["own", h][0] + self.places["own", h][1]
+        table = np.zeros((bulk.size, stop - first), np.int32)
+
+        def part(name: str) -> npt.NDArray[np.int32]:
+            at, words = self.places[name, h]
+            return table[:, at - first : at - first + words]
+
+        part("long")[:] = -1
+        for q, (begin, end, of, long, own) in enumerate(bulk.back(h).long_of_each):
+            for name, values in (("begin", begin), ("end", end), ("of", of), ("long", long)):
+                part(name)[q, : len(values)] = values
+            part("own")[q, : len(own)] = own
+            part("own")[q, len(own) :] = own[-1]
+        out[:, first:stop] = moved(table, out.device)
+
+
+class NoListsBySourceError(Exception):
+    """A gradient needs lists by source of a hop for which the layout has none."""
+
+    def __init__(self, hop: int) -> None:
+        super().__init__(hop)
+        self.hop = hop
+
+
+@dataclass(frozen=True, eq=False)
+class _FramedLists(DeviceLists):
+    hop: int
+
+    @cached_property
+    def transposed(self) -> tuple[DeviceLists, Tensor]:
+        raise NoListsBySourceError(self.hop)
+
+
+class Frame:
+    """One minibatch at a place that stays: answers as a `ResidentBulk` does, of whatever was last put there."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        """
+        Args:
+            layout: of the minibatches to come.
+            device: where.
+        """
+        self.layout = layout
+        self.words = torch.zeros(layout.words, dtype=torch.int32, device=device)
+        most = max((p[0] for p in layout.pieces if p is not None), default=0)
+        self._each = torch.arange(most, device=device)
+
+    def _part(self, name: str, h: int) -> Tensor:
+        at, words = self.layout.places[name, h]
+        return self.words[at : at + words]
+
+    @property
+    def nodes(self) -> Tensor:
+        """int32 [n], ids."""
+        return self._part("nodes", 0)
+
+    def block(self, q: int, h: int) -> DeviceLists:
+        """See `ResidentBulk.block`; there is but one minibatch."""
+        layout = self.layout
+        lists = _FramedLists(self._part("indptr", h), self._part("indices", h), layout.nodes[h + 1], CHUNK, CHUNK, h)
+        pieces = layout.pieces[h]
+        if pieces is None:
+            return lists
+        back = DeviceLists(self._part("t_indptr", h), self._part("t_dst", h), layout.nodes[h], max(pieces[2], 1), CHUNK)
+        if pieces[2]:
+            parts = [self._part(name, h) for name in ("begin", "end", "of", "long")]
+            inner = DeviceLists(self._part("own", h), self._each[: pieces[0]], pieces[0], min((pieces[2] - 1) // CHUNK, CHUNK), CHUNK)
+            back.__dict__["rest"] = Rest(parts[0], parts[1], parts[2], parts[3], inner)
+        lists.__dict__["transposed"] = back, self._part("t_edge", h)
+        return lists
+
+    def weight_of(self, q: int, h: int) -> Tensor | None:
+        """See `ResidentBulk.weight_of`."""
+        return self._part("weight", h).view(torch.float32) if self.layout.weighted else None
+
+    def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
+        """See `ResidentBulk.inverse_kept`."""
+        if dtype == torch.float32:
+            return self._part("inverse", h).view(torch.float32)
+        return torch.diff(self._part("indptr", h)).clamp_(min=1).to(dtype).reciprocal_()

@@ -1,0 +1,1 @@
+"""What kernels run on: threads, intrinsics, random words on a GPU."""

@@ -1,0 +1,155 @@
+"""The one mechanism of parallelism for compiled kernels: GIL-free functions on a shared pool of threads.
+
+Numba's own `prange` is not used: its portable threading layer aborts the process when two Python threads enter it at once,
+and producers and trainers do.
+"""
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Lock
+from typing import Any
+
+from ....storage.errors import InputError
+
+LEAST_PRIORITY = 19
+_lock = Lock()
+_asked: int | None = None
+_pools: dict[tuple[bool, frozenset[int]], tuple[tuple[int, int], ThreadPoolExecutor]] = {}
+"""By whether it helps threads that stand back, and the cores that it keeps to, if any: its threads have the priority and the cores of who
+made them. Each with the process and the number of threads that it was made for."""
+_here = threading.local()
+
+
+def get_num_threads() -> int:
+    """Threads that one call of `parallel` may use: what `set_num_threads` said, else `torch.get_num_threads()`; what this thread was told
+    by `keep_to`, if that is less."""
+    most = getattr(_here, "most", None)
+    return _of_process() if most is None else min(most, _of_process())
+
+
+def _of_process() -> int:
+    if _asked is not None:
+        return _asked
+    import torch
+
+    return torch.get_num_threads()
+
+
+def set_num_threads(n: int | None) -> None:
+    """Fix the number of threads for the whole process; None goes back to following torch.
+
+    Raises:
+        InputError: n is below 1.
+    """
+    global _asked
+    if n is not None and n < 1:
+        raise InputError(f"{n} kernel threads asked for; expected at least 1")
+    _asked = n
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Within, operations of torch itself take one thread, where this one calls them; `parallel` takes as many as before.
+
+    For work that leaves little to torch's own operations. Of its threads the idle ones spin for a while after each operation, on a
+    processor that a kernel or a sampling thread wants.
+    """
+    import torch
+
+    torchs = torch.get_num_threads()
+    told = _asked
+    if told is None:
+        set_num_threads(torchs)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(torchs)
+        if told is None:
+            set_num_threads(None)
+
+
+def stand_back() -> None:
+    """From now on this thread, and those that help it in `parallel`, take what others of the process leave of the processors.
+
+    For work that is done ahead: who waits for its result leaves it a processor. On Linux; elsewhere nothing changes.
+    """
+    if sys.platform != "linux":
+        return  # priorities are of processes there
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+        _here.stands_back = True
+
+
+def keep_to(threads: int | None, cores: frozenset[int] = frozenset()) -> None:
+    """From now on this thread and those that help it in `parallel` are no more than `threads`, and run on `cores` alone, if any are given
+    (on Linux; elsewhere cores are not chosen).
+
+    Raises:
+        InputError: none of the cores is there.
+    """
+    _here.most = threads
+    if cores and sys.platform == "linux":
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError:
+            raise InputError(f"cores {sorted(cores)} cannot be used; expected some of {sorted(os.sched_getaffinity(0))}") from None
+        _here.cores = cores
+
+
+def _submit(task: Callable[[], None], copies: int) -> list[Future[None]]:
+    # A forked child inherits the pool object but not its threads.
+    threads = _of_process()
+    key, aside = (os.getpid(), threads), (getattr(_here, "stands_back", False), getattr(_here, "cores", frozenset()))
+    with _lock:
+        found, pool = _pools.get(aside, (None, None))
+        if pool is None or found != key:
+            if pool is not None and found is not None and found[0] == key[0]:
+                pool.shutdown(wait=False)
+            pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="millrace-kernel")
+            _pools[aside] = key, pool
+        return [pool.submit(task) for _ in range(copies)]
+
+
+def parallel(fn: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> None:
+    """Call ``fn(*part)`` for every part, and return when all are done.
+
+    The parts must be independent, and their cut must not show in the results. The calling thread works too and takes back what
+    no pool thread has begun, so calls from many threads, and from within `fn`, cannot wait for each other in a ring.
+
+    Raises:
+        Exception: the first that a part raised; parts not yet begun are skipped.
+    """
+    threads = get_num_threads()
+    if len(parts) < 2 or threads < 2:
+        for part in parts:
+            fn(*part)
+        return
+    waiting = deque(parts)
+
+    def drain() -> None:
+        while True:
+            try:
+                part = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                fn(*part)
+            except BaseException:
+                waiting.clear()
+                raise
+
+    others = _submit(drain, min(threads, len(parts)) - 1)
+    try:
+        drain()
+    finally:
+        # Also when this thread fails: the others may still be writing into the caller's arrays.
+        started = [f for f in others if not f.cancel()]
+        errors = [e for f in started if (e := f.exception()) is not None]
+    if errors:
+        raise errors[0]

@@ -1,0 +1,73 @@
+"""The random words of `stages.random` in Triton, the device that Triton's kernels run on, and how large their programs are."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ....storage.errors import InputError
+
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+NODE = tl.constexpr(0xD1342543DE82EF95)
+_M1, _M2 = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
+
+
+@triton.jit
+def mixed(z):
+    """See `random.mix`; uint64."""
+    z = (z ^ (z >> 30)) * _M1
+    z = (z ^ (z >> 27)) * _M2
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def node_word(key, v):
+    """See `random.node_words`; the key int64 as torch holds it."""
+    return mixed(key.to(tl.uint64) + v.to(tl.uint64) * NODE)
+
+
+@triton.jit
+def draw_word(word, i):
+    """See `random.draw_word`."""
+    return mixed(word + (i + 1).to(tl.uint64) * GOLDEN)
+
+
+@triton.jit
+def row_of(ends, num_rows, e, steps):
+    """The row of edge e where row f's edges end at ends[f + 1]: int64; `steps` are the bits of `num_rows`."""
+    low, high = e * 0, e * 0 + num_rows
+    for _ in range(steps):
+        middle = (low + high) >> 1
+        here = tl.load(ends + middle) <= e
+        low, high = tl.where(here, middle, low), tl.where(here, high, middle)
+    return low
+
+
+INTERPRETED = not isinstance(mixed, triton.JITFunction)
+"""Whether Triton's interpreter runs the kernels, on the host's memory: decided by TRITON_INTERPRET when Triton was imported."""
+TILE = 1 << 11 if INTERPRETED else 1 << 10
+"""Elements of one program. The interpreter's time goes by programs, up to some thousand elements."""
+
+
+def device() -> torch.device:
+    """Where the kernels run.
+
+    Raises:
+        InputError: there is no GPU, and Triton's interpreter is not on.
+    """
+    if INTERPRETED:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError('kernel is "cuda", but torch sees no GPU here; run on a machine with one and its driver, or leave kernel out')
+    return torch.device("cuda")
+
+
+def programs(n: int, block: int) -> int:
+    """Programs of `block` elements that cover n; at least one, for an empty grid cannot be launched."""
+    return max(1, -(-n // block))
+
+
+def launch(kernel: Any, *grid: int) -> Any:
+    """``kernel[grid]``, to be called: type checkers take a kernel for the Python function that it looks like."""
+    return kernel[grid]

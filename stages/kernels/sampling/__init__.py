@@ -1,0 +1,1 @@
+"""Bulk sampling: literal matrix products as the reference, and a backend for each device."""

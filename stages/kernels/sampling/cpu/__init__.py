@@ -1,0 +1,1 @@
+"""Sampling kernels compiled with numba."""

@@ -1,0 +1,27 @@
+"""Room for the edges of one minibatch, whose number is only known once they are found."""
+
+from typing import Any
+
+import numpy.typing as npt
+
+from .....storage.errors import RunError
+from .workspace import Workspace
+
+LIMIT = 2**31 - 1
+"""Edges of a minibatch stay below this: its blocks are indexed by int32."""
+
+
+def room(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
+    """The vector `name` of the workspace, with at least `size` entries, of which the first `keep` survive.
+
+    Raises:
+        RunError: `size` is beyond what a minibatch may hold.
+    """
+    if size >= LIMIT:
+        raise RunError(f"a minibatch would hold {size} edges; at most {LIMIT - 1} fit: use a smaller batch_size, fanout or sizes")
+    return space.rows(name, (1, size), dtype, keep)[0]
+
+
+def doubled(have: int, need: int) -> int:
+    """The next size of a vector of `have` entries that needs `need`."""
+    return max(need, min(2 * have, LIMIT - 1))

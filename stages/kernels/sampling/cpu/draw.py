@@ -1,0 +1,253 @@
+"""Drawing in-edges of frontier rows, compiled: uniform or weighted, with or without replacement, or all.
+
+All minibatches that one thread holds walk the same stretch of rows of the graph together, so that rows which several of them
+share are read from memory once. Random draws are looked up by (stream, node, draw), so neither the walk nor the number of
+threads can change a sample. Distinct uniform picks: Floyd's algorithm (Bentley, CACM 30(9), 1987), for 64 rows at a time.
+"""
+
+import numpy as np
+from numba import njit
+
+from ....random import GOLDEN as _GOLDEN
+from ....random import NODE as _NODE
+from ...runtime.intrinsics import prefetch
+from .race import exponential
+
+JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+_U = np.uint64
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+LANES = 64
+"""Frontier nodes that are drawn for together: wide enough for vector instructions, small enough for the first cache."""
+BLOCK_ROWS = 1 << 11
+"""Rows of the graph that a thread's minibatches walk together: their edges fit the second cache."""
+LINE = 64
+"""Bytes of a cache line."""
+STREAM = 8
+"""Cache lines per draw up to which all edges of a block are fetched, in order, before any is drawn. (Measured: at 16 it costs.)"""
+LINES, ASK = 32, 4
+"""A processor drops prefetches when too many are under way: so many lines at a time are asked for, that often."""
+
+
+@njit(inline="always")
+def _mix(z):
+    z = (z ^ (z >> _U(30))) * _M1
+    z = (z ^ (z >> _U(27))) * _M2
+    return z ^ (z >> _U(31))
+
+
+@njit(**JIT)
+def _draw(words, degree, fanout, replace, candidate, repeated, picks):
+    """picks[:fanout, lane] are positions below degree[lane]: independent with `replace`, else distinct by Floyd's algorithm."""
+    if replace:
+        for i in range(fanout):
+            step = _U(i + 1) * _GOLDEN
+            for lane in range(LANES):
+                picks[i, lane] = np.uint32(((_mix(words[lane] + step) >> _U(32)) * _U(degree[lane])) >> _U(32))
+        return
+    for i in range(fanout):
+        step = _U(i + 1) * _GOLDEN
+        below, last = np.uint32(fanout - i - 1), np.uint32(fanout - i)
+        for lane in range(LANES):
+            bits = _mix(words[lane] + step) >> _U(32)
+            candidate[lane] = np.uint32((bits * _U(np.uint32(degree[lane] - below))) >> _U(32))
+            repeated[lane] = np.uint32(0)
+        for j in range(i):
+            for lane in range(LANES):
+                repeated[lane] |= np.uint32(1) if picks[j, lane] == candidate[lane] else np.uint32(0)
+        for lane in range(LANES):
+            pick = np.uint32(degree[lane] - last) if repeated[lane] != 0 else candidate[lane]
+            picks[i, lane] = np.uint32(i) if degree[lane] <= fanout else pick
+
+
+@njit(inline="always")
+def _kept(degree, fanout, replace):
+    if replace:
+        return fanout if degree > 0 else 0
+    return min(np.int64(degree), fanout)
+
+
+@njit(**JIT)
+def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_positions, e):
+    for f in range(lo, hi):
+        for at in range(indptr[nodes[f]], indptr[nodes[f] + 1]):
+            edges[e] = sources[at]
+            if keep_positions:
+                positions[e] = at
+            e += 1
+        row_ends[f + 1] = e
+    return e
+
+
+@njit(**JIT)
+def _take_weighted(
+    indptr, sources, weight, nodes, lo, hi, fanout, replace, key, row_ends, edges, positions, keep_positions, e, table, best, place, sums
+):
+    """Sample rows nodes[lo:hi] in proportion to `weight`: an exponential race, or independent draws with `replace`."""
+    for f in range(lo, hi):
+        v = nodes[f]
+        s, degree = indptr[v], indptr[v + 1] - indptr[v]
+        word = _mix(key + _U(v) * _NODE)
+        if replace:
+            total = np.int64(0)
+            for i in range(degree):
+                total += weight[s + i]
+                sums[i] = total
+            for i in range(fanout if total > 0 else 0):
+                dart = np.int64(_mix(word + _U(i + 1) * _GOLDEN) % _U(total))
+                a, b = np.int64(0), degree - 1
+                while a < b:
+                    m = (a + b) >> 1
+                    if sums[m] > dart:
+                        b = m
+                    else:
+                        a = m + 1
+                edges[e] = sources[s + a]
+                if keep_positions:
+                    positions[e] = s + a
+                e += 1
+        else:
+            n = 0
+            for i in range(degree):
+                w = weight[s + i]
+                if w == 0:
+                    continue
+                bits = _mix(word + _U(i + 1) * _GOLDEN) >> _U(32)
+                finish = np.float64(exponential(bits, table)) / np.float64(w)
+                if n == fanout and finish >= best[n - 1]:
+                    continue
+                j = n if n < fanout else n - 1
+                while j > 0 and best[j - 1] > finish:
+                    best[j] = best[j - 1]
+                    place[j] = place[j - 1]
+                    j -= 1
+                best[j] = finish
+                place[j] = s + i
+                n = min(n + 1, fanout)
+            for i in range(n):
+                edges[e] = sources[place[i]]
+                if keep_positions:
+                    positions[e] = place[i]
+                e += 1
+        row_ends[f + 1] = e
+    return e
+
+
+@njit(**JIT)
+def _fetch(sources, begin, end):
+    line = LINE // sources.itemsize
+    for chunk in range(begin, end, LINES * line):
+        for _ in range(ASK):
+            for i in range(chunk, min(chunk + LINES * line, end), line):
+                prefetch(sources, i)
+
+
+@njit(**JIT)
+def sample_uniform(
+    first, last, indptr, sources, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions, keep_positions, edge_end,
+    sorted_rows
+):  # fmt: skip
+    """Sample up to `fanout` edges of each row nodes[q, begin[q]:end[q]] of minibatches first..last-1.
+
+    Rows go by in tiles of LANES, whatever minibatch they are of, and three tiles are in flight to hide memory latency.
+    """
+    num_rows = len(indptr) - 1
+    minibatch = np.empty((4, LANES), np.int64)
+    place = np.empty((4, LANES), np.int64)
+    ids = np.empty((4, LANES), np.int64)
+    degree = np.empty((4, LANES), np.uint32)
+    start = np.empty((4, LANES), np.int64)
+    filled = np.zeros(4, np.int64)
+    words = np.empty(LANES, np.uint64)
+    candidate, repeated = np.empty(LANES, np.uint32), np.empty(LANES, np.uint32)
+    picks = np.empty((4, max(fanout, 1), LANES), np.uint32)
+
+    at = begin[first:last].copy()
+    stride = BLOCK_ROWS if sorted_rows else num_rows
+    draws = (end[first:last].sum() - begin[first:last].sum()) * fanout
+    stream = sorted_rows and draws * STREAM >= len(sources) * sources.itemsize // LINE
+    q, row = last, np.int64(0)
+    idle = 0
+    x = -1
+    while idle < 3:
+        x += 1
+        a = x & 3
+        n = 0
+        while n < LANES:
+            if q == last:
+                if row == num_rows:
+                    break
+                low, q, row = row, first, min(num_rows, row + stride)
+                if stream:
+                    _fetch(sources, indptr[low], indptr[row])
+            f = at[q - first]
+            while n < LANES and f < end[q] and nodes[q, f] < row:
+                v = np.int64(nodes[q, f])
+                prefetch(indptr, v)
+                ids[a, n], minibatch[a, n], place[a, n] = v, q, f
+                n += 1
+                f += 1
+            at[q - first] = f
+            if n < LANES:
+                q += 1
+        filled[a] = n
+        idle = idle + 1 if n == 0 else 0
+
+        a = (x - 1) & 3
+        if filled[a] > 0:
+            for lane in range(filled[a], LANES):
+                ids[a, lane], minibatch[a, lane] = ids[a, 0], minibatch[a, 0]
+            for lane in range(LANES):
+                s = indptr[ids[a, lane]]
+                start[a, lane] = s
+                degree[a, lane] = np.uint32(indptr[ids[a, lane] + 1] - s)
+                words[lane] = _mix(keys[minibatch[a, lane]] + _U(ids[a, lane]) * _NODE)
+            _draw(words, degree[a], fanout, replace, candidate, repeated, picks[a])
+            for lane in range(filled[a]):
+                for i in range(_kept(degree[a, lane], fanout, replace)):
+                    prefetch(sources, start[a, lane] + np.int64(picks[a, i, lane]))
+
+        a = (x - 2) & 3
+        for lane in range(filled[a]):
+            m, s = minibatch[a, lane], start[a, lane]
+            e = edge_end[m]
+            for i in range(_kept(degree[a, lane], fanout, replace)):
+                edge = s + np.int64(picks[a, i, lane])
+                edges[m, e] = sources[edge]
+                if keep_positions:
+                    positions[m, e] = edge
+                e += 1
+            row_ends[m, place[a, lane] + 1] = e
+            edge_end[m] = e
+
+
+@njit(**JIT)
+def sample_rows(
+    first, last, indptr, sources, weight, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions, keep_positions, edge_end,
+    sorted_rows, table, max_degree
+):  # fmt: skip
+    """Like `sample_uniform`, in proportion to `weight`; or all edges of each row if `fanout` is negative."""
+    num_rows = len(indptr) - 1
+    width = max(fanout, 1)
+    best, place = np.empty(width, np.float64), np.empty(width, np.int64)
+    sums = np.empty(max_degree if replace else 0, np.int64)
+    at = begin[first:last].copy()
+    stride = BLOCK_ROWS if sorted_rows else num_rows
+    row = 0
+    while row < num_rows:
+        row = min(num_rows, row + stride)
+        for q in range(first, last):
+            lo = hi = at[q - first]
+            while hi < end[q] and nodes[q, hi] < row:
+                hi += 1
+            at[q - first] = hi
+            if hi == lo:
+                continue
+            if fanout < 0:
+                edge_end[q] = _take_all(
+                    indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions, edge_end[q]
+                )  # fmt: skip
+            else:
+                edge_end[q] = _take_weighted(
+                    indptr, sources, weight, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q], edges[q], positions[q],
+                    keep_positions, edge_end[q], table, best, place, sums
+                )  # fmt: skip

@@ -1,0 +1,263 @@
+"""Compiled layer-wise sampling: one pass over the rows' in-edges per hop, GIL-free, the same bits as `reference.layerwise`.
+
+P is not formed (`cpu.terms`): darts find the columns, and the pass that extracts the block adds P up at those columns, all of whose
+edges it keeps. Only when the darts hit too few distinct columns is P accumulated and the rest drawn by a race.
+Membership of the columns is a bitmap over V that is cleaned bit by bit, so nothing but its first clearing costs O(V).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from .....storage.graph import Graph
+from ...runtime.intrinsics import prefetch
+from ...runtime.threads import get_num_threads, parallel
+from ..layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
+from .buffers import doubled, room
+from .terms import JIT, add_terms, flip, has, integer, rates, row_prefix, square, throw_darts
+from .workspace import Workspace
+
+_U = np.uint64
+
+
+@njit(**JIT)
+def _unite(nodes, n, drawn, seen, local):
+    """Append the drawn ids (ascending) that are not among nodes[:n]; `seen` and `local` learn them."""
+    m = n
+    for i in range(len(drawn)):
+        u = drawn[i]
+        if has(seen, u) == _U(0):
+            flip(seen, u)
+            nodes[m] = u
+            local[u] = m
+            m += 1
+    return m
+
+
+@njit(**JIT)
+def _extract(indptr, sources, weight, nodes, first, n, seen, row_ends, edges, values, e):
+    """Append the in-edges of rows nodes[first:n] whose source is in `seen`. Stops before a row that might not fit."""
+    for i in range(first, n):
+        v = nodes[i]
+        lo, hi = indptr[v], indptr[v + 1]
+        if i + 4 < n:
+            prefetch(indptr, np.int64(nodes[i + 4]))
+        if i + 2 < n:
+            ahead = indptr[nodes[i + 2]]
+            prefetch(sources, ahead)
+            prefetch(sources, ahead + 16)
+        if e + hi - lo > len(edges):
+            return i, e
+        for at in range(lo, hi):
+            u = sources[at]
+            # Always written, kept if it is one: no branch that the processor would have to guess.
+            edges[e] = u
+            if weight is not None:
+                values[e] = weight[at]
+            e += np.int64(has(seen, u))
+        row_ends[i + 1] = e
+    return n, e
+
+
+@njit(**JIT)
+def _renumber(edges, local, out):
+    for e in range(len(out)):
+        out[e] = local[edges[e]]
+
+
+@njit(**JIT)
+def add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass):
+    """P at the sources of a block, from its edges and the loops of its rows."""
+    own = np.int64(1) if weight is None else integer(1.0, scale)
+    mass[:] = 0
+    for i in range(n):
+        v = nodes[i]
+        whole = indptr[v + 1] - indptr[v] + 1 if weight is None else degree[v]
+        w = square(own, whole, one)
+        mass[i] += w
+        for e in range(row_ends[i], row_ends[i + 1]):
+            mass[indices[e]] += w if weight is None else square(integer(values[e], scale), whole, one)
+
+
+@njit(**JIT)
+def weigh(indptr, sums, nodes, n, row_ends, indices, weighted, values, factor, scaled, out):
+    for i in range(n):
+        total = 0.0
+        for e in range(row_ends[i], row_ends[i + 1]):
+            total += np.float64(values[e]) * factor[indices[e]] if weighted else factor[indices[e]]
+        by = 1.0
+        if scaled:
+            whole = np.float64(indptr[nodes[i] + 1] - indptr[nodes[i]]) if sums is None else sums[nodes[i]]
+            by = whole / total if total > 0 else 0.0
+        for e in range(row_ends[i], row_ends[i + 1]):
+            c = np.float64(values[e]) * factor[indices[e]] if weighted else factor[indices[e]]
+            out[e] = np.float32(c * by)
+
+
+class _Scratch:
+    """One thread's part of the workspace. Bitmaps are clear between minibatches."""
+
+    def __init__(self, space: Workspace, thread: int, graph: Graph) -> None:
+        self._space, self._thread = space, thread
+        V = graph.num_nodes
+        self.ids = graph.indices.dtype
+        self.seen, self.drawn = self.take("seen", (V + 63) // 64, np.uint64), self.take("drawn", (V + 63) // 64, np.uint64)
+        self.seen[:] = 0
+        self.drawn[:] = 0
+        self.local = self.take("local", V, np.int32)
+
+    def take(self, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
+        return room(self._space, f"layers.{name}.{self._thread}", max(size, 1), dtype, keep)
+
+
+class _Layers:
+    """Draws minibatches of one graph, one after the other, in the buffers of one thread."""
+
+    def __init__(self, graph: Graph, sizes: Sequence[int], debias: str, every_row: bool, scratch: _Scratch) -> None:
+        self.graph, self.sizes, self.debias, self.every_row, self.scratch = graph, sizes, debias, every_row, scratch
+        self.rates = rates(graph)
+
+    def sample(self, seeds: npt.NDArray[np.integer], keys: npt.NDArray[np.uint64]) -> LayerSample:
+        """One minibatch; keys is uint64 [L]."""
+        scratch, V = self.scratch, self.graph.num_nodes
+        nodes = scratch.take("nodes", min(len(seeds) + sum(self.sizes), V), scratch.ids)
+        n = _unite(nodes, 0, seeds, scratch.seen, scratch.local)
+        ends, blocks = [n], []
+        for s, key in zip(self.sizes, keys):
+            drawn, total = self._draw(nodes, n, int(key), s)
+            m = _unite(nodes, n, np.sort(drawn.nodes), scratch.seen, scratch.local)
+            blocks.append(self._block(nodes, n, m, drawn, total))
+            n = m
+            ends.append(n)
+        out = nodes[:n].copy()
+        _clear(scratch.seen, out)
+        weighted = self.debias != "none" or self.graph.edge_weight is not None
+        return LayerSample(
+            out,
+            tuple(ends),
+            tuple(b[0] for b in blocks),
+            tuple(b[1] for b in blocks),
+            tuple(b[2] for b in blocks) if weighted else None,
+        )
+
+    def _draw(self, nodes: npt.NDArray[Any], n: int, key: int, s: int) -> tuple[Drawn, int]:
+        scratch, common = self.scratch, self.rates.common
+        indptr, one = common[0], common[-1]
+        if self.every_row:
+            _, prefix = self.rates.everywhere
+            rows, count = None, len(prefix) - 1
+        else:
+            prefix = scratch.take("prefix", n + 1, np.int64)
+            row_prefix(indptr, self.rates.mass, one, nodes, n, prefix)
+            rows, count = nodes, n
+        total = int(prefix[count])
+        if not total:
+            return Drawn(np.empty(0, np.int64), None, np.inf), total
+        repeats = self.debias == "with_replacement"
+        want, limit = (s, s) if repeats else (s + (self.debias == "bottom_k"), budget(s))
+        out = scratch.take("out", want, np.int64)
+        found, darts = throw_darts(*common, rows, count, prefix, dart_word(key), want, limit, repeats, scratch.drawn, out)
+        if repeats:
+            return with_replacement(out[:found]), total
+        if found == want:
+            return Drawn(out[:s].copy(), None, clock(key, darts) if want > s else np.nan), total
+        if self.every_row:
+            columns, mass = np.arange(count), self.rates.everywhere[0]
+        else:
+            V = self.graph.num_nodes
+            columns, mass, place = (scratch.take(x, V, t) for x, t in (("columns", np.int64), ("mass", np.int64), ("place", np.int32)))
+            m = add_terms(*common, nodes, n, columns, mass, place, scratch.drawn)
+            columns, mass = columns[:m], mass[:m]
+        return complete(key, s, out[: min(found, s)].copy(), darts, total, columns, mass), total
+
+    def _block(
+        self, nodes: npt.NDArray[Any], n: int, m: int, drawn: Drawn, total: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Extract and debias: indptr, indices, weight (empty where no weight is needed)."""
+        graph, scratch = self.graph, self.scratch
+        indptr, sources, weight, degree, scale, one = self.rates.common
+        row_ends = np.zeros(n + 1, np.int32)
+        size, row, e = 1 << 14, 0, 0
+        while True:
+            edges = scratch.take("edges", size, scratch.ids, keep=e)
+            values = scratch.take("values", size if weight is not None else 1, np.float32, keep=e if weight is not None else 0)
+            row, e = _extract(indptr, sources, weight, nodes, row, n, scratch.seen, row_ends, edges, values, e)
+            if row == n:
+                break
+            size = doubled(len(edges), e + int(graph.in_degree[nodes[row]]))
+        indices = np.empty(e, np.int32)
+        _renumber(edges, scratch.local, indices)
+        if self.debias == "none" and weight is None:
+            return row_ends, indices, np.empty(0, np.float32)
+        mass = np.empty(m, np.int64)
+        if self.every_row:
+            mass = self.rates.everywhere[0][nodes[:m]]
+        else:
+            add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass)
+        # `normalise` of the reference multiplies by the inverse, and so does this.
+        factor = factors(self.debias, mass.astype(np.float64) * (1.0 / total), nodes[:m], n, drawn)
+        out = np.empty(e, np.float32)
+        weigh(indptr, self.rates.sums, nodes, n, row_ends, indices, weight is not None, values, factor, same_scale(self.debias), out)
+        return row_ends, indices, out
+
+
+@njit(**JIT)
+def _clear(bitmap, nodes):
+    for i in range(len(nodes)):
+        bitmap[_U(nodes[i]) >> _U(6)] = _U(0)
+
+
+def _bulk(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    debias: str,
+    workspace: Workspace | None,
+    every_row: bool,
+) -> list[LayerSample]:
+    k = len(seeds)
+    space = workspace if workspace is not None else Workspace()
+    threads = max(1, min(k, get_num_threads()))
+    bounds = [k * t // threads for t in range(threads + 1)]
+    samples: list[LayerSample] = [None] * k  # pyright: ignore[reportAssignmentType]
+    if every_row:
+        # Before the threads start: it is made once.
+        _ = rates(graph).everywhere
+
+    def span(t: int) -> None:
+        layers = _Layers(graph, sizes, debias, every_row, _Scratch(space, t, graph))
+        for q in range(bounds[t], bounds[t + 1]):
+            samples[q] = layers.sample(np.asarray(seeds[q], np.int64), keys[q])
+
+    parallel(span, [(t,) for t in range(threads)])
+    return samples
+
+
+def ladies(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    *,
+    debias: str = "ratio",
+    workspace: Workspace | None = None,
+) -> list[LayerSample]:
+    """See `reference.layerwise.ladies`: the same arguments, the same bits."""
+    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=False)
+
+
+def fastgcn(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    *,
+    debias: str = "ratio",
+    workspace: Workspace | None = None,
+) -> list[LayerSample]:
+    """See `reference.layerwise.fastgcn`: the same arguments, the same bits."""
+    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=True)

@@ -1,0 +1,1 @@
+"""Sampling kernels in Triton and torch."""

@@ -1,0 +1,167 @@
+"""The sampling kernels of a GPU, in Triton and torch, under the names that every backend exports.
+
+Here NumPy's arrays become tensors and come back, or stay on the device (`*_pieces`); `cuda.neighbor` and `cuda.layerwise` say how a bulk
+is drawn. Nothing else imports Triton, and nothing here needs numba: the machine with the GPU may lack it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from .....storage.graph import Graph
+from ...runtime.triton_rng import device
+from ..layerwise import LayerSample
+from ..samples import EdgeList, NeighborSample
+from . import labor as labor_cuda
+from . import layerwise as layerwise_cuda
+from . import neighbor as sample_cuda
+from .graph import TABLE_BYTES, DeviceGraph, Workspace, moved, on_device, stride
+from .renumber import before
+from .terms import terms
+
+__all__ = ["Workspace", "device", "fastgcn", "labor", "labor_pieces", "ladies", "layer_pieces", "neighbor", "neighbor_pieces"]
+
+
+def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
+    """Minibatches whose tables fit together."""
+    step = max(1, TABLE_BYTES // (5 * stride(graph.num_nodes)))
+    for at in range(0, k, step):
+        yield slice(at, min(k, at + step))
+
+
+def _flat(graph: DeviceGraph, seeds: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    """All seeds, and how many of them each minibatch has."""
+    flat = np.concatenate([np.asarray(s, np.int64) for s in seeds])
+    return moved(flat, graph.device).to(graph.indices.dtype), np.array([len(s) for s in seeds], np.int64)
+
+
+def _cut(values: Tensor | None, counts: npt.NDArray[np.int64]) -> list[Any]:
+    """Each minibatch's part, on the host, which waits for it."""
+    if values is None:
+        return [None] * len(counts)
+    return np.split(values.cpu().numpy(), before(counts)[1:-1])
+
+
+def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
+    nodes = _cut(made.rows.nodes, made.node_ends[-1])
+    ends = np.stack(made.node_ends, axis=1).tolist()
+    lists = [
+        [EdgeList(*parts) for parts in zip(_cut(x.indptr, x.rows + 1), _cut(x.indices, x.edges), _cut(x.positions, x.edges))]
+        for x in made.lists
+    ]
+    return [NeighborSample(nodes[q], tuple(ends[q]), tuple(x[q] for x in lists)) for q in range(len(nodes))]
+
+
+def neighbor_pieces(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    fanout: Sequence[int],
+    *,
+    replace: bool = False,
+    probability: npt.NDArray[np.int64] | None = None,
+    expand: str = "new",
+    keep_positions: bool = False,
+    workspace: Workspace | None = None,
+) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+    """`neighbor` with its result on the device, in pieces: which minibatches, and these."""
+    on, space = on_device(graph), workspace if workspace is not None else Workspace()
+    weights = None if probability is None else on.weighted(probability)
+    for piece in _pieces(on, len(seeds)):
+        flat, counts = _flat(on, seeds[piece])
+        streams = moved(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
+        yield (
+            piece,
+            sample_cuda.neighbor(
+                on, flat, counts, streams, fanout,
+                replace=replace, weights=weights, again=expand == "all", keep=keep_positions, workspace=space,
+            ),
+        )  # fmt: skip
+
+
+def neighbor(
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], fanout: Sequence[int], **options: Any
+) -> list[NeighborSample]:
+    """See `reference.neighbor.neighbor`: the same arguments, the same bits.
+
+    Raises:
+        InputError: there is no GPU.
+        RunError: a minibatch has more edges than its lists can index.
+    """
+    return [s for _, made in neighbor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
+
+
+def labor_pieces(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    fanout: Sequence[int],
+    *,
+    poisson: bool = False,
+    workspace: Workspace | None = None,
+) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+    """`labor` with its result on the device; see `neighbor_pieces`."""
+    on, space = on_device(graph), workspace if workspace is not None else Workspace()
+    for piece in _pieces(on, len(seeds)):
+        flat, counts = _flat(on, seeds[piece])
+        streams = moved(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
+        yield piece, labor_cuda.labor(on, flat, counts, streams, fanout, poisson=poisson, workspace=space)
+
+
+def labor(
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], fanout: Sequence[int], **options: Any
+) -> list[NeighborSample]:
+    """See `reference.labor.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    return [s for _, made in labor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
+
+
+def _layers(made: layerwise_cuda.DeviceLayers) -> list[LayerSample]:
+    nodes = _cut(made.rows.nodes, made.node_ends[-1])
+    ends = np.stack(made.node_ends, axis=1).tolist()
+    indptr = [_cut(x.indptr, x.rows + 1) for x in made.lists]
+    indices = [_cut(x.indices, x.edges) for x in made.lists]
+    weight = None if made.weight is None else [_cut(w, x.edges) for w, x in zip(made.weight, made.lists)]
+    return [
+        LayerSample(
+            nodes[q],
+            tuple(ends[q]),
+            tuple(x[q] for x in indptr),
+            tuple(x[q] for x in indices),
+            None if weight is None else tuple(x[q] for x in weight),
+        )
+        for q in range(len(nodes))
+    ]
+
+
+def layer_pieces(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    *,
+    debias: str = "ratio",
+    every_row: bool,
+    workspace: Workspace | None = None,
+) -> Iterator[tuple[slice, layerwise_cuda.DeviceLayers]]:
+    """`ladies`, or with `every_row` `fastgcn`, with its result on the device; see `neighbor_pieces`."""
+    known, space = terms(graph), workspace if workspace is not None else Workspace()
+    for piece in _pieces(known.graph, len(seeds)):
+        flat, counts = _flat(known.graph, seeds[piece])
+        yield piece, layerwise_cuda.layers(known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space)
+
+
+def ladies(
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], sizes: Sequence[int], **options: Any
+) -> list[LayerSample]:
+    """See `reference.layerwise.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=False, **options) for s in _layers(made)]
+
+
+def fastgcn(
+    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], sizes: Sequence[int], **options: Any
+) -> list[LayerSample]:
+    """See `reference.layerwise.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=True, **options) for s in _layers(made)]

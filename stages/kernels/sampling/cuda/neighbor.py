@@ -1,0 +1,126 @@
+"""Bulk sampling, node by node, on the device: the minibatches of a bulk are drawn together, with the same bits as `reference.neighbor`.
+
+What is here takes and returns tensors on the device and is the host's only in sizes: one wait a hop, for how much was found (and
+one before it where not even a bound is known: all in-edges, or races). `cuda` turns it to and from NumPy.
+
+Why tables of k V entries, and not sorted keys (minibatch, node): sorting an edge's 64-bit key takes some eight passes over it,
+200 bytes or more; a table takes one mark and one look, two cache lines, most of them in the second-level cache, as programs go by
+in the order of minibatches and few minibatches' tables are in use at a time (5 V bytes each). Why bytes and not bits: marking a
+bit needs an atomic operation, a byte a plain store that many may do at once; looking through V bytes a hop and minibatch costs
+1 ms per 3 GB. Bulks whose tables would pass `TABLE_BYTES` are drawn in pieces, which changes no bit: a minibatch does not depend on
+its bulk.
+
+Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes written and read, a mark, a look into the table and
+4 bytes written: 80 to 150 bytes. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from .....storage.errors import RunError
+from ..cpu import buffers as room
+from .draw import Drawn, Rows, draw
+from .graph import DeviceGraph, Tables, Weights, Workspace
+from .renumber import Counts, DeviceList, Group, Hop, forget, joined, merged, number, start
+
+Draw = Callable[[Group, int, int, Tables], Drawn]
+"""(rows, hop, fanout, tables) to the edges that are drawn for them, marked in the tables."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSample:
+    """k minibatches of node-wise sampling, one after the other, on the device."""
+
+    rows: Rows
+    """All nodes: of each minibatch the seeds, then each hop's new nodes ascending."""
+    node_ends: tuple[Counts, ...]
+    """L+1 times int64 [k], on the host."""
+    lists: tuple[DeviceList, ...]
+    """See `NeighborSample.lists`."""
+    edge_ends: tuple[Counts, ...]
+    """L times int64 [k], on the host: edges of the rows that were known before each hop."""
+
+
+def expand(
+    graph: DeviceGraph, seeds: Tensor, counts: Counts, fanout: Sequence[int], draw_hop: Draw, *, again: bool, workspace: Workspace
+) -> DeviceSample:
+    """Hop after hop: draw, number what is new; after the last, translate.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: [sum of counts], minibatch after minibatch, in the dtype of the graph's ids.
+        counts: seeds of each of the k minibatches, k > 0.
+        fanout: L numbers, nearest the seeds first.
+        draw_hop: draws.
+        again: draw for every node so far at each hop, not only for new ones.
+        workspace: keeps the tables.
+
+    Raises:
+        RunError: a minibatch has more edges than its lists can index.
+    """
+    tables = workspace.take(len(counts), graph)
+    group = start(seeds, counts, tables)
+    groups, known, node_ends = [group], counts, [counts]
+    edges, edge_ends = np.zeros(len(counts), np.int64), []
+    hops: list[Hop] = []
+    for h, s in enumerate(fanout):
+        hop, new = number(group, draw_hop(group, h, s, tables), known, tables)
+        edges = edges + hop.counts
+        edge_ends.append(hop.counts if again else edges)
+        refuse_beyond_int32(int(edges.max()))
+        known = known + new.counts
+        groups = [merged([*groups, new])] if again else [*groups, new]
+        group = groups[-1]
+        hops.append(hop)
+        node_ends.append(known)
+    nodes = merged(groups)
+    lists = tuple(joined([h], tables) for h in hops) if again else (joined(hops, tables),)
+    forget(nodes.rows, tables)
+    workspace.put_back(tables)
+    return DeviceSample(nodes.rows, tuple(node_ends), lists, tuple(edge_ends))
+
+
+def refuse_beyond_int32(edges: int) -> None:
+    """Raises RunError if one minibatch cannot have so many edges."""
+    if edges >= room.LIMIT:
+        raise RunError(f"a minibatch would hold {edges} edges; at most {room.LIMIT - 1} fit: use a smaller batch_size, fanout or sizes")
+
+
+def neighbor(
+    graph: DeviceGraph,
+    seeds: Tensor,
+    counts: Counts,
+    keys: Tensor,
+    fanout: Sequence[int],
+    *,
+    replace: bool,
+    weights: Weights | None,
+    again: bool,
+    keep: bool,
+    workspace: Workspace,
+) -> DeviceSample:
+    """See `reference.neighbor.neighbor`.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: see `expand`, as `counts`, `again` and `workspace`.
+        counts: int64 [k].
+        keys: int64 [L, k], the bits of the streams.
+        fanout: L numbers.
+        replace: draw independently.
+        weights: draw in proportion to these, or None.
+        again: draw for every node so far at each hop.
+        keep: also give positions.
+        workspace: keeps the tables.
+    """
+
+    def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+        if replace:
+            # Before room is made for them.
+            refuse_beyond_int32(s * int(group.counts.max()))
+        return draw(graph, group.rows, keys[h], s, tables, replace=replace, weights=weights, keep=keep)
+
+    return expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace)

@@ -1,0 +1,209 @@
+"""New nodes of a bulk in ascending order, their numbers, and what a bulk's hops give when they are put together, on the device.
+
+A minibatch's table says of each of the V nodes whether it was found, in a byte, and which number it has, in four. Programs count
+what is found but has no number, and, once the host knows how many there are, write it out: the table's order is the ascending one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...runtime.triton_rng import TILE, launch, programs
+from .draw import Drawn, Rows, cumulated
+from .graph import SCAN, Tables, moved
+
+Counts = npt.NDArray[np.int64]
+"""int64 [k], on the host: of each minibatch."""
+BLOCK = TILE
+
+
+def before(counts: Counts) -> Counts:
+    """int64 [k+1]: sums of all counts before each."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+@triton.jit
+def _is_new(found, local, at):
+    mark = tl.load(found + at) != 0
+    # A node without a mark costs a byte.
+    return mark & (tl.load(local + at, mask=mark, other=0) < 0)
+
+
+@triton.jit
+def _count(found, local, counts, BLOCK: tl.constexpr):
+    p = tl.program_id(0).to(tl.int64)
+    tl.store(counts + p, tl.sum(_is_new(found, local, p * BLOCK + tl.arange(0, BLOCK)).to(tl.int32)))
+
+
+@triton.jit(do_not_specialize=["per_minibatch"])
+def _name(found, local, offsets, first, nodes, owner, per_minibatch, BLOCK: tl.constexpr):
+    p = tl.program_id(0).to(tl.int64)
+    at = p * BLOCK + tl.arange(0, BLOCK)
+    new = _is_new(found, local, at)
+    rank = tl.cumsum(new.to(tl.int32), axis=0) - 1
+    q = p // per_minibatch
+    out = tl.load(offsets + p) + rank
+    tl.store(nodes + out, (p % per_minibatch) * BLOCK + tl.arange(0, BLOCK), mask=new)
+    tl.store(owner + out, tl.zeros_like(rank) + q.to(tl.int32), mask=new)
+    tl.store(local + at, (tl.load(first + q) + out - tl.load(offsets + q * per_minibatch)).to(tl.int32), mask=new)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _place(values, owner, shift, add, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    some = i < n
+    q = tl.load(owner + i, mask=some, other=0)
+    x = tl.load(values + i, mask=some, other=0) + tl.load(add + q, mask=some, other=0)
+    tl.store(out + i + tl.load(shift + q, mask=some, other=0), x, mask=some)
+
+
+@triton.jit
+def _translate(sources, positions, bounds, shift, local, stride, indices, kept, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+    q = tl.program_id(1).to(tl.int64)
+    e = tl.load(bounds + q) + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    some = e < tl.load(bounds + q + 1)
+    out = e + tl.load(shift + q)
+    u = tl.load(sources + e, mask=some, other=0).to(tl.int64)
+    tl.store(indices + out, tl.load(local + q * stride + u, mask=some, other=0), mask=some)
+    if KEEP:
+        tl.store(kept + out, tl.load(positions + e, mask=some, other=0), mask=some)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Rows, and how many of them each minibatch has."""
+
+    rows: Rows
+    counts: Counts
+
+
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """The rows of a hop, what was drawn for them, and how many edges each minibatch has."""
+
+    group: Group
+    drawn: Drawn
+    counts: Counts
+
+
+def start(flat: Tensor, counts: Counts, tables: Tables) -> Group:
+    """The seeds: numbered from 0 in each minibatch, in their order.
+
+    Args:
+        flat: [sum of counts], of all minibatches, distinct within each.
+        counts: seeds of each.
+        tables: clear ones.
+    """
+    k = len(counts)
+    owner = moved(np.repeat(np.arange(k, dtype=np.int32), counts), flat.device)
+    number = moved((np.arange(counts.sum()) - np.repeat(before(counts)[:-1], counts)).astype(np.int32), flat.device)
+    tables.local[owner.long() * tables.stride + flat.long()] = number
+    return Group(Rows(flat, owner), counts)
+
+
+def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> tuple[Group, Counts]:
+    """Number the nodes that are marked but have no number, in ascending order, from `known` on in each minibatch.
+
+    Args:
+        known: nodes that each minibatch has.
+        tables: of the bulk.
+        dtype: of ids.
+        beside: int64, what else the host wants to hear in the one wait.
+
+    Returns:
+        The new nodes, and `beside` on the host.
+    """
+    k, device = len(known), tables.local.device
+    counts = torch.empty(k * tables.programs, dtype=torch.int64, device=device)
+    launch(_count, len(counts))(tables.found, tables.local, counts, BLOCK=SCAN)
+    offsets = cumulated(counts)
+    # The host must wait: the next hop's memory is as large as what was found.
+    told = torch.cat([beside, offsets[:: tables.programs]]).cpu().numpy()
+    new = np.diff(told[len(beside) :])
+    nodes = torch.empty(int(new.sum()), dtype=dtype, device=device)
+    rows = Rows(nodes, torch.empty(len(nodes), dtype=torch.int32, device=device))
+    if len(nodes):
+        launch(_name, len(counts))(
+            tables.found, tables.local, offsets, moved(known, device), rows.nodes, rows.owner, tables.programs, BLOCK=SCAN
+        )
+    return Group(rows, new), told[: len(beside)]
+
+
+def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[Hop, Group]:
+    """Number the nodes that a hop has found; see `named`. The one wait of a hop.
+
+    Returns:
+        The hop and its new nodes.
+    """
+    ends = drawn.ends[moved(before(group.counts), tables.local.device)]
+    new, told = named(known, tables, drawn.sources.dtype, ends)
+    return Hop(group, drawn, np.diff(told)), new
+
+
+def _put(values: Tensor, group: Group, shift: Counts, add: Counts, out: Tensor) -> None:
+    """out[i + shift[q]] = values[i] + add[q] for row i of minibatch q."""
+    n, device = len(group.rows.owner), out.device
+    if n:
+        launch(_place, programs(n, BLOCK))(values, group.rows.owner, moved(shift, device), moved(add, device), out, n, BLOCK=BLOCK)
+
+
+def merged(groups: list[Group]) -> Group:
+    """The rows of all groups, each minibatch's side by side, in the order of the groups."""
+    counts = np.sum([g.counts for g in groups], axis=0)
+    like = groups[0].rows
+    rows = Rows(like.nodes.new_empty(int(counts.sum())), like.owner.new_empty(int(counts.sum())))
+    at, none = before(counts)[:-1], np.zeros(len(counts), np.int64)
+    for g in groups:
+        shift = at - before(g.counts)[:-1]
+        _put(g.rows.nodes, g, shift, none, rows.nodes)
+        _put(g.rows.owner, g, shift, none, rows.owner)
+        at = at + g.counts
+    return Group(rows, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceList:
+    """Edges by destination of k minibatches, one after the other, on the device; how many, on the host."""
+
+    indptr: Tensor
+    """int32 [sum of (rows + 1)]: each minibatch's begins with 0."""
+    indices: Tensor
+    """int32 [sum of edges]."""
+    positions: Tensor | None
+    """int64 [sum of edges], if asked for."""
+    rows: Counts
+    edges: Counts
+
+
+def joined(hops: list[Hop], tables: Tables) -> DeviceList:
+    """The edges of these hops as one list, their sources translated to numbers."""
+    rows, edges = np.sum([h.group.counts for h in hops], axis=0), np.sum([h.counts for h in hops], axis=0)
+    k, device, first = len(rows), tables.local.device, hops[0].drawn
+    indptr = torch.zeros(int(rows.sum()) + k, dtype=torch.int32, device=device)
+    indices = torch.empty(int(edges.sum()), dtype=torch.int32, device=device)
+    positions = None if first.positions is None else torch.empty(len(indices), dtype=torch.int64, device=device)
+    row_at, edge_at, seen = before(rows + 1)[:-1] + 1, before(edges)[:-1], np.zeros(k, np.int64)
+    for h in hops:
+        bounds = before(h.counts)
+        _put(h.drawn.ends[1:], h.group, row_at - before(h.group.counts)[:-1], seen - bounds[:-1], indptr)
+        longest = int(h.counts.max(initial=0))
+        if longest:
+            launch(_translate, programs(longest, BLOCK), k)(
+                h.drawn.sources, h.drawn.sources if h.drawn.positions is None else h.drawn.positions, moved(bounds, device),
+                moved(edge_at - bounds[:-1], device), tables.local, tables.stride, indices, indices if positions is None else positions,
+                KEEP=positions is not None, BLOCK=BLOCK,
+            )  # fmt: skip
+        row_at, edge_at, seen = row_at + h.group.counts, edge_at + h.counts, seen + h.counts
+    return DeviceList(indptr, indices, positions, rows, edges)
+
+
+def forget(rows: Rows, tables: Tables) -> None:
+    """Clear the tables of a bulk's nodes: nothing else is in them."""
+    at = rows.owner.long() * tables.stride + rows.nodes.long()
+    tables.local.index_fill_(0, at, -1)
+    tables.found.index_fill_(0, at, 0)

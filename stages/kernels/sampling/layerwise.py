@@ -1,0 +1,171 @@
+"""What the layer-wise kernels share: exact probabilities, the parts of a draw that need no speed, debiasing, and what they return.
+
+W = D^-1 (A + I) is the row-normalised adjacency with self loops, taken edge by edge (parallel edges are entries of their own, and
+so is the added loop beside a loop of the graph). Entries of W o W are integers with `fraction_bits` fractional bits, so that sums
+of them do not depend on any order.
+"""
+
+from dataclasses import dataclass
+from math import inf, log
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.minibatch import Block
+from ...random import GOLDEN, draw, mix, node_words
+from . import exponential_race
+
+DEBIAS = ("ratio", "bottom_k", "with_replacement", "none")
+"""How sampled columns stand for the others; see `LadiesSampler`."""
+_DARTS, _CLOCK = -1, -2
+"""The streams of darts and of their times: those of nodes that no graph has."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSample:
+    """One minibatch of layer-wise sampling: L blocks, each between all nodes known before a hop and all known after it."""
+
+    nodes: npt.NDArray[np.integer]
+    """[n] global ids: the seeds in their order, then each hop's new nodes ascending."""
+    node_ends: tuple[int, ...]
+    """L+1 numbers: nodes[:node_ends[h]] are known after h hops."""
+    indptr: tuple[npt.NDArray[np.int32], ...]
+    """L vectors, nearest the seeds first: int32 [node_ends[h] + 1]."""
+    indices: tuple[npt.NDArray[np.int32], ...]
+    """L vectors: int32 [e_h], positions in `nodes`, rows in the graph's own order."""
+    weight: tuple[npt.NDArray[np.float32], ...] | None
+    """L vectors float32 [e_h], see `Block.weight`, or None."""
+
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks, outermost first."""
+        return tuple(
+            Block(
+                self.node_ends[h],
+                self.nodes[: self.node_ends[h + 1]],
+                self.indptr[h],
+                self.indices[h],
+                None if self.weight is None else self.weight[h],
+            )
+            for h in reversed(range(len(self.indptr)))
+        )
+
+    @property
+    def empty_rows(self) -> tuple[int, ...]:
+        """Rows without an edge in each hop, nearest the seeds first."""
+        return tuple(int((np.diff(p) == 0).sum()) for p in self.indptr)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What SAMPLE gives for one minibatch and hop."""
+
+    nodes: npt.NDArray[np.int64]
+    """[m] distinct global ids."""
+    counts: npt.NDArray[np.int64] | None
+    """[m] how often each was drawn (with replacement only)."""
+    clock: float
+    """When the first node that is not in the sample would have come, in units in which darts come at rate 1; infinite if none is left."""
+
+
+def fraction_bits(num_nodes: int) -> int:
+    """Fractional bits of W o W: as many as let any sum over V rows fit an int64, at most 40."""
+    return min(40, 62 - num_nodes.bit_length())
+
+
+def weight_scale(heaviest: float) -> float:
+    """What turns edge weights up to `heaviest` into integers of at most 26 bits, and the self loop's weight 1 too."""
+    return (1 << exponential_race.WEIGHT_BITS) / max(heaviest, 1.0)
+
+
+def integers(weight: npt.NDArray[np.floating], scale: float) -> npt.NDArray[np.int64]:
+    """Edge weights in units of 1/scale; a positive weight is at least 1."""
+    w = weight.astype(np.float64)
+    return np.where(w > 0, np.maximum(np.rint(w * scale).astype(np.int64), 1), 0)
+
+
+def squares(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.int64]:
+    """(part / whole)^2 in fixed point; at least 1 where `part` is positive. IEEE operations only."""
+    t = part / whole
+    return np.where(part > 0, np.maximum(np.rint(t * t * 2.0**bits).astype(np.int64), 1), 0)
+
+
+def dart_word(key: int) -> np.uint64:
+    """Dart j of the stream `key` is the 64-bit word ``mix(dart_word + (j + 1) * GOLDEN)``."""
+    return node_words(key, np.array([_DARTS]))[0]
+
+
+def clock(key: int, darts: int) -> float:
+    """When the last of so many darts came: a sum of exponential times, exact but for the last rounding."""
+    word = node_words(key, np.array([_CLOCK]))
+    with np.errstate(over="ignore"):
+        bits = mix(word + np.arange(1, darts + 1, dtype=np.uint64) * GOLDEN) >> np.uint64(32)
+    return int(exponential_race.exponentials(bits).sum()) * log(2) / 2**exponential_race.FRACTION_BITS
+
+
+def budget(s: int) -> int:
+    """Darts that are thrown before the rest is left to a race: too few distinct hits by then mean few candidates, or unlike ones."""
+    return 4 * (s + 1)
+
+
+def with_replacement(darts: npt.NDArray[np.integer]) -> Drawn:
+    """The draw in which darts may repeat."""
+    nodes, counts = np.unique(darts.astype(np.int64), return_counts=True)
+    return Drawn(nodes, counts.astype(np.int64), inf)
+
+
+def complete(
+    key: int,
+    s: int,
+    found: npt.NDArray[np.int64],
+    darts: int,
+    total: int,
+    candidates: npt.NDArray[np.int64],
+    mass: npt.NDArray[np.int64],
+) -> Drawn:
+    """Finish a draw whose darts ran out: what is left races with exponential times, which is the same law (no memory).
+
+    Args:
+        key: stream of the minibatch and hop.
+        s: nodes wanted.
+        found: distinct nodes that were hit, in order; at most s.
+        darts: how many were thrown.
+        total: sum of P over all candidates.
+        candidates: int64, distinct, every node with P > 0.
+        mass: int64, P of each.
+    """
+    left = ~np.isin(candidates, found)
+    rest, weights = candidates[left], mass[left]
+    keys = exponential_race.keys(draw(node_words(key, rest), 0), weights)
+    order = np.lexsort((rest, keys))
+    need = s - len(found)
+    late = inf if len(rest) <= need else clock(key, darts) + float(keys[order[need]]) * total * log(2) / 2**exponential_race.FRACTION_BITS
+    return Drawn(np.concatenate([found, rest[order[:need]]]), None, late)
+
+
+def factors(debias: str, p: npt.NDArray[np.float64], src: npt.NDArray[np.integer], num_dst: int, drawn: Drawn) -> npt.NDArray[np.float64]:
+    """What an edge from each source is multiplied by, float64 [S].
+
+    A destination is always a source: except under "ratio" it counts as it is (factor 1), and only the other columns are sampled ones.
+
+    Args:
+        debias: see `DEBIAS`.
+        p: float64 [S], the normalised P of each source.
+        src: [S] global ids.
+        num_dst: leading sources that are destinations.
+        drawn: the hop's sample.
+    """
+    if debias == "ratio":
+        return 1 / p
+    f = np.ones(len(src))
+    p = p[num_dst:]
+    if debias == "bottom_k":
+        f[num_dst:] = -1 / np.expm1(-p * drawn.clock)
+    elif debias == "with_replacement":
+        assert drawn.counts is not None
+        f[num_dst:] = drawn.counts[np.searchsorted(drawn.nodes, src[num_dst:])] / (drawn.counts.sum() * p)
+    return f
+
+
+def same_scale(debias: str) -> bool:
+    """Whether a row's coefficients are scaled to add up to the sum of all its edges' weights."""
+    return debias in ("ratio", "none")

@@ -1,0 +1,1 @@
+"""Sampling by RAPIDS' pylibcugraph."""

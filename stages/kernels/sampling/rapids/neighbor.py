@@ -1,0 +1,277 @@
+"""Node-wise sampling by RAPIDS' pylibcugraph 26.10, on one GPU or several: the laws of `cpu.neighbor`, not its bits.
+
+What it draws depends on which minibatches are sampled together. Checked against the interfaces of 26.10 only
+(`tests/contracts/rapids.py`); it has not been run on a GPU yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from .....storage.errors import RunError
+from .....storage.graph import Graph, index_dtype
+from ....rapids import TO_SAMPLE, count_gpus
+from ..samples import EdgeList, NeighborSample
+
+IntArray = npt.NDArray[np.integer]
+Hop = tuple[IntArray, IntArray, npt.NDArray[np.int64] | None]
+"""Destination, source and place in the graph's edge arrays, of each edge of a hop."""
+
+
+def neighbor(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.int64]],
+    keys: npt.NDArray[np.uint64],
+    fanout: tuple[int, ...],
+    *,
+    replace: bool = False,
+    probability: npt.NDArray[np.int64] | None = None,
+    expand: str = "new",
+    keep_positions: bool = False,
+    workspace: Any = None,
+) -> list[NeighborSample]:
+    """k minibatches of in-neighbours, as `kernels.cpu.neighbor` returns them.
+
+    Args:
+        graph: V nodes. It is copied to the GPU once, and stays there for as long as it is the same object.
+        seeds: k vectors of distinct nodes.
+        keys: uint64 [k, L]; the first is the seed of the whole bulk.
+        fanout: L numbers, nearest the seeds first; -1 takes all.
+        replace: draw independently.
+        probability: where it is given, edges are drawn in proportion to the graph's weights.
+        expand: ``new``: each node once, when it is found; ``all``: all nodes so far at each hop.
+        keep_positions: where each edge lies in the graph's edge arrays.
+        workspace: ignored.
+
+    Raises:
+        InputError: there is no GPU, or RAPIDS is not installed.
+        RunError: cuGraph returned something else than was asked for.
+    """
+    if not seeds:
+        return []
+    asked = _Asked(fanout, replace, probability is not None, expand, keep_positions)
+    return _draw(_on_device(graph), graph, seeds, keys, asked)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How to draw; see `neighbor`."""
+
+    fanout: tuple[int, ...]
+    replace: bool
+    weighted: bool
+    expand: str
+    keep_positions: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _OnDevice:
+    """A graph in the memory of this process's GPU, or its part of one that lies on several."""
+
+    handle: Any
+    graph: Any
+    dtype: np.dtype
+    """Of its ids."""
+
+
+class AcrossGpus:
+    """`neighbor` by P processes with a GPU each, over which a graph's edges are spread: each draws its own minibatches from all of it.
+
+    All of them make one and call `neighbor` equally often, at the same time, with seeds or without: each call waits for the others.
+
+    Args:
+        graph: V nodes, E edges; the same in every process. Only E / P edges go to this one's GPU.
+        rank: of this process, in [0, P).
+        size: P.
+        unique: what `new_unique_id` gave one of the processes.
+
+    Raises:
+        InputError: there is no GPU, or RAPIDS is not installed.
+    """
+
+    def __init__(self, graph: Graph, rank: int, size: int, unique: Any) -> None:
+        refuse_what_is_missing()
+        import pylibcugraph  # pyright: ignore[reportMissingImports]
+        import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
+
+        # dask-cuda shows each process its own GPU as the first.
+        comms.cugraph_comms_init(rank, size, unique, device=0)
+        handle = pylibcugraph.ResourceHandle(comms.cugraph_comms_get_raft_handle().getHandle())
+        dtype = _ids_of(graph)
+        first, last = graph.num_edges * rank // size, graph.num_edges * (rank + 1) // size
+        arrays = _edges(graph, dtype, first, last)
+        nodes = np.arange(graph.num_nodes * rank // size, graph.num_nodes * (rank + 1) // size, dtype=dtype)
+        on_devices = pylibcugraph.MGGraph(
+            handle,
+            pylibcugraph.GraphProperties(is_symmetric=False, is_multigraph=True),
+            [arrays["row"]],
+            [arrays["source"]],
+            weight_array=[arrays["weight"]] if "weight" in arrays else None,
+            store_transposed=False,
+            do_expensive_check=False,
+            edge_id_array=[arrays["place"]],
+            edge_type_array=[arrays["type"]],
+            vertices_array=[_moved(nodes)],
+        )
+        self._on = _OnDevice(handle, on_devices, dtype)
+
+    def neighbor(
+        self,
+        graph: Graph,
+        seeds: Sequence[npt.NDArray[np.int64]],
+        keys: npt.NDArray[np.uint64],
+        fanout: tuple[int, ...],
+        *,
+        replace: bool = False,
+        probability: npt.NDArray[np.int64] | None = None,
+        expand: str = "new",
+        keep_positions: bool = False,
+        workspace: Any = None,
+    ) -> list[NeighborSample]:
+        """See `neighbor`; `graph` is the one that this was made of."""
+        return _draw(self._on, graph, seeds, keys, _Asked(fanout, replace, probability is not None, expand, keep_positions))
+
+    def close(self) -> None:
+        """Leave the other processes."""
+        import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
+
+        # The graph must go before what it speaks through.
+        del self._on
+        comms.cugraph_comms_shutdown()
+
+
+def new_unique_id() -> Any:
+    """What the processes of an `AcrossGpus` find each other by; made by one of them."""
+    import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
+
+    return comms.cugraph_comms_create_unique_id()
+
+
+def refuse_what_is_missing() -> int:
+    """The number of GPUs.
+
+    Raises:
+        InputError: RAPIDS is not installed, or there is no GPU.
+    """
+    return count_gpus('kernel "cugraph"', 'kernel = "cpu"', TO_SAMPLE)
+
+
+def _draw(
+    on: _OnDevice, graph: Graph, seeds: Sequence[npt.NDArray[np.int64]], keys: npt.NDArray[np.uint64], asked: _Asked
+) -> list[NeighborSample]:
+    import pylibcugraph  # pyright: ignore[reportMissingImports]
+
+    hops = len(asked.fanout)
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in seeds])])
+    drawn = pylibcugraph.neighbor_sample(
+        on.handle,
+        on.graph,
+        _moved(np.concatenate([np.empty(0, np.int64), *seeds]).astype(on.dtype)),
+        np.array(asked.fanout, np.int32),
+        starting_vertex_label_offsets=_moved(offsets.astype(np.int64)),
+        with_replacement=asked.replace,
+        do_expensive_check=False,
+        prior_sources_behavior="exclude" if asked.expand == "new" else "carryover",
+        deduplicate_sources=True,
+        return_hops=True,
+        random_state=int(keys[0, 0] >> np.uint64(1)) if len(seeds) else 0,
+        use_edge_weights_as_biases=asked.weighted,
+    )
+    if not len(seeds):
+        return []
+    ends = drawn["label_hop_offsets"].get()
+    if len(ends) != len(seeds) * hops + 1:
+        raise RunError(f'cuGraph returned {len(ends)} offsets for {len(seeds)} minibatches of {hops} hops; use kernel = "cpu"')
+    dst, src, place = (drawn[name].get() for name in ("majors", "minors", "edge_id"))
+    found = [(dst[a:b], src[a:b], place[a:b].astype(np.int64) if asked.keep_positions else None) for a, b in zip(ends, ends[1:])]
+    of_each = [found[i * hops : (i + 1) * hops] for i in range(len(seeds))]
+    return [_minibatch(s.astype(graph.indices.dtype), h, asked.expand) for s, h in zip(seeds, of_each)]
+
+
+def _minibatch(seeds: IntArray, hops: list[Hop], expand: str) -> NeighborSample:
+    nodes, node_ends = seeds, [len(seeds)]
+    for _, src, _ in hops:
+        nodes = np.concatenate([nodes, np.setdiff1d(src, nodes).astype(nodes.dtype)])
+        node_ends.append(len(nodes))
+    order = np.argsort(nodes)
+    ascending = nodes[order]
+    lists: list[Hop] = []
+    for h, (dst, src, place) in enumerate(hops):
+        at = np.minimum(np.searchsorted(ascending, dst), len(nodes) - 1)
+        rows = order[at]
+        first = node_ends[h - 1] if h and expand == "new" else 0
+        if (ascending[at] != dst).any() or (rows < first).any() or (rows >= node_ends[h]).any():
+            raise RunError(f'cuGraph expanded nodes that are not in the frontier of hop {h + 1}; use kernel = "cpu"')
+        lists.append((rows, order[np.searchsorted(ascending, src)], place))
+    if expand == "new":
+        columns = list(zip(*lists))
+        place = None if lists[0][2] is None else np.concatenate(columns[2])
+        lists, rows_of = [(np.concatenate(columns[0]), np.concatenate(columns[1]), place)], [node_ends[-2]]
+    else:
+        rows_of = node_ends[:-1]
+    return NeighborSample(nodes, tuple(node_ends), tuple(_by_row(*edges, rows) for edges, rows in zip(lists, rows_of)))
+
+
+def _by_row(rows: IntArray, sources: IntArray, place: npt.NDArray[np.int64] | None, num_rows: int) -> EdgeList:
+    order = np.argsort(rows, kind="stable")
+    indptr = np.zeros(num_rows + 1, np.int32)
+    np.cumsum(np.bincount(rows, minlength=num_rows), out=indptr[1:])
+    return EdgeList(indptr, sources[order].astype(np.int32), None if place is None else place[order])
+
+
+_graphs: WeakKeyDictionary[Graph, _OnDevice] = WeakKeyDictionary()
+
+
+def _on_device(graph: Graph) -> _OnDevice:
+    """The graph on one GPU; it is copied there when it is first asked for."""
+    if graph not in _graphs:
+        refuse_what_is_missing()
+        import pylibcugraph  # pyright: ignore[reportMissingImports]
+
+        handle, dtype = pylibcugraph.ResourceHandle(), _ids_of(graph)
+        arrays = _edges(graph, dtype, 0, graph.num_edges)
+        on_device = pylibcugraph.SGGraph(
+            handle,
+            pylibcugraph.GraphProperties(is_symmetric=False, is_multigraph=True),
+            arrays["row"],
+            arrays["source"],
+            weight_array=arrays.get("weight"),
+            store_transposed=False,
+            renumber=True,
+            do_expensive_check=False,
+            edge_id_array=arrays["place"],
+            edge_type_array=arrays["type"],
+            vertices_array=_moved(np.arange(graph.num_nodes, dtype=dtype)),
+        )
+        _graphs[graph] = _OnDevice(handle, on_device, dtype)
+    return _graphs[graph]
+
+
+def _ids_of(graph: Graph) -> np.dtype:
+    """Ids and counts of edges are of one width."""
+    return index_dtype(max(graph.num_nodes, graph.num_edges))
+
+
+def _edges(graph: Graph, dtype: np.dtype, first: int, last: int) -> dict[str, Any]:
+    """Edges [first, last) on the device. cuGraph walks from row to source: transposed, that is from a node to its in-neighbours."""
+    ends = np.clip(graph.indptr, first, last)
+    arrays = {
+        "row": np.repeat(np.arange(graph.num_nodes, dtype=dtype), np.diff(ends)),
+        "source": graph.indices[first:last].astype(dtype),
+        # Ids come with types, or not at all.
+        "place": np.arange(first, last, dtype=dtype),
+        "type": np.zeros(last - first, np.int32),
+    }
+    if graph.edge_weight is not None:
+        arrays["weight"] = graph.edge_weight[first:last]
+    return {name: _moved(array) for name, array in arrays.items()}
+
+
+def _moved(array: npt.NDArray[Any]) -> Any:
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    return cupy.asarray(array)

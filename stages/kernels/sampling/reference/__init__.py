@@ -1,0 +1,1 @@
+"""Sampling as sparse matrix products in SciPy: slow, literal, the oracle of the other backends."""

@@ -1,0 +1,78 @@
+"""LABOR-0 by the skeleton of `reference.skeleton`, in SciPy. Slow, obvious, the oracle of `cpu.labor`.
+
+Source: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2 with equal probabilities, and section A.3 (sequential
+Poisson) for rows of exact size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from .....storage.graph import Graph
+from ....random import node_words
+from ..samples import EdgeList, NeighborSample
+from .skeleton import edges_of, select
+
+
+def labor(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    fanout: Sequence[int],
+    *,
+    poisson: bool = False,
+    workspace: object = None,
+) -> list[NeighborSample]:
+    """Sample k minibatches node by node, with one random number per source node and minibatch. Only newly found nodes are expanded.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: k vectors of distinct node ids.
+        keys: uint64 [k], the stream of each minibatch: all its hops share it.
+        fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
+        poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout, degree) edges whose
+            sources have the smallest numbers (of parallel edges, the first).
+        workspace: buffers to reuse (compiled kernels only).
+
+    Returns:
+        k samples, rows in the graph's own order, with positions.
+    """
+    A, k = edges_of(graph), len(seeds)
+    nodes = [np.asarray(s, np.int64) for s in seeds]
+    begin, ends = [0] * k, [[len(s)] for s in nodes]
+    rows: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(k)]
+    for s in fanout:
+        for q in range(k):
+            frontier = nodes[q][begin[q] :]
+            P = sp.csr_array(select([np.array([v]) for v in frontier], graph.num_nodes) @ A)
+            P.sort_indices()
+            for r in range(len(frontier)):
+                positions = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
+                words = node_words(int(keys[q]), graph.indices[positions])
+                rows[q].append(positions[_keep(words, s, poisson)])
+            fresh = rows[q][begin[q] :]
+            sources = graph.indices[np.concatenate(fresh)] if fresh else np.empty(0, np.int64)
+            begin[q] = len(nodes[q])
+            nodes[q] = np.concatenate([nodes[q], np.setdiff1d(sources, nodes[q]).astype(np.int64)])
+            ends[q].append(len(nodes[q]))
+    return [_extract(graph, nodes[q], ends[q], rows[q]) for q in range(k)]
+
+
+def _keep(words: npt.NDArray[np.uint64], s: int, poisson: bool) -> npt.NDArray[np.int64]:
+    degree = len(words)
+    if s < 0 or degree <= s:
+        return np.arange(degree)
+    if poisson:
+        return np.array([i for i in range(degree) if (int(words[i]) >> 32) * degree < s << 32], np.int64)
+    return np.sort(np.argsort(words, kind="stable")[:s])
+
+
+def _extract(graph: Graph, nodes: npt.NDArray[np.int64], ends: list[int], rows: list[npt.NDArray[np.int64]]) -> NeighborSample:
+    positions = np.concatenate([np.empty(0, np.int64), *rows])
+    local = np.full(graph.num_nodes, -1, np.int32)
+    local[nodes] = np.arange(len(nodes), dtype=np.int32)
+    indptr = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32)
+    edges = EdgeList(indptr, local[graph.indices[positions]], positions)
+    return NeighborSample(nodes.astype(graph.indices.dtype), tuple(ends), (edges,))

@@ -1,0 +1,136 @@
+"""Bulk sampling as the paper writes it: sparse matrix products in SciPy. Slow, obvious, the oracle of every other kernel.
+
+The skeleton (Tripathy, Yelick, Buluc, MLSys 2024), for every hop of the whole bulk at once:
+
+    select      Q   one row per frontier node, a single one in its column
+    multiply    P = Q A
+    normalise   P   rows divided by their sums
+    sample      S   at most s distinct columns of each row of P
+    extract     B   the sampled edges, columns renumbered within their minibatch
+
+A is taken edge by edge, V x E (row v has a one at each of its in-edges), so that parallel edges stay apart and an edge keeps its
+place; edge e's source is `graph.indices[e]`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from .....storage.graph import Graph
+from ....random import draw, draw_word, node_words
+from .. import exponential_race
+from ..samples import EdgeList, NeighborSample
+from .skeleton import edges_of, normalise, select
+
+
+def _columns(P: sp.csr_array, r: int) -> npt.NDArray[np.int64]:
+    return P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
+
+
+def _sample_uniform(degree: int, word: npt.NDArray[np.uint64], s: int) -> list[int]:
+    """s distinct positions below `degree`, each set equally likely: Floyd's algorithm."""
+    picks: list[int] = []
+    for i in range(s):
+        last = degree - s + i
+        pick = int(draw(word, i)[0]) * (last + 1) >> 32
+        picks.append(last if pick in picks else pick)
+    return picks
+
+
+def _sample_row(
+    columns: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None, word: npt.NDArray[np.uint64], s: int, replace: bool
+) -> npt.NDArray[np.int64]:
+    """Columns of one row of P, in the order of the draws."""
+    degree = len(columns)
+    if s < 0 or not degree:
+        return columns
+    if weight is None:
+        if replace:
+            return columns[[int(draw(word, i)[0]) * degree >> 32 for i in range(s)]]
+        return columns if degree <= s else columns[_sample_uniform(degree, word, s)]
+    w = weight[columns]
+    if replace:
+        sums = np.cumsum(w)
+        darts = [int(draw_word(word, i)[0]) % int(sums[-1]) for i in range(s)] if sums[-1] else []
+        return columns[np.searchsorted(sums, darts, side="right")]
+    finish = exponential_race.keys(np.array([int(draw(word, i)[0]) for i in range(degree)], np.uint64), w)
+    order = np.argsort(finish, kind="stable")[: min(s, int((w > 0).sum()))]
+    return columns[order]
+
+
+def neighbor(
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    fanout: Sequence[int],
+    *,
+    replace: bool = False,
+    probability: npt.NDArray[np.int64] | None = None,
+    expand: str = "new",
+    keep_positions: bool = False,
+    workspace: object = None,
+) -> list[NeighborSample]:
+    """Sample k minibatches node by node.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: k vectors of distinct node ids.
+        keys: uint64 [k, L], the stream of each minibatch and hop.
+        fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
+        replace: draw independently (an edge may come twice; rows without in-edges stay empty).
+        probability: int64 [E], exact weights (`exponential_race.quantised`): draw in proportion to them, and never an edge of weight 0;
+            None draws uniformly. Without replacement: successive sampling, in the order of the race.
+        expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
+        keep_positions: also return where in the graph's edge arrays each edge lies.
+        workspace: buffers to reuse (compiled kernels only).
+
+    Returns:
+        k samples.
+    """
+    A = edges_of(graph)
+    k = len(seeds)
+    nodes = [np.asarray(s, np.int64) for s in seeds]
+    begin = [0] * k
+    node_ends = [[len(s)] for s in nodes]
+    rows: list[list[list[npt.NDArray[np.int64]]]] = [[] for _ in range(k)]
+    for h, s in enumerate(fanout):
+        frontiers = [nodes[q][begin[q] :] for q in range(k)]
+        Q = select([np.array([v]) for frontier in frontiers for v in frontier], graph.num_nodes)
+        P = normalise(Q @ A)
+        P.sort_indices()
+        words = np.concatenate([node_words(int(keys[q, h]), frontiers[q]) for q in range(k)]) if k else np.empty(0, np.uint64)
+        S = [_sample_row(_columns(P, r), probability, words[r : r + 1], s, replace) for r in range(len(words))]
+        at = 0
+        for q in range(k):
+            mine = S[at : at + len(frontiers[q])]
+            at += len(frontiers[q])
+            rows[q].append(mine)
+            sources = graph.indices[np.concatenate(mine)] if mine else np.empty(0, np.int64)
+            new = np.setdiff1d(sources, nodes[q])
+            begin[q] = len(nodes[q]) if expand == "new" else 0
+            nodes[q] = np.concatenate([nodes[q], new.astype(np.int64)])
+            node_ends[q].append(len(nodes[q]))
+    samples = []
+    for q in range(k):
+        lists = [[r for hop in rows[q] for r in hop]] if expand == "new" else rows[q]
+        samples.append(
+            NeighborSample(
+                nodes[q].astype(graph.indices.dtype),
+                tuple(node_ends[q]),
+                tuple(_extract(graph, nodes[q], rows_, keep_positions) for rows_ in lists),
+            )
+        )
+    return samples
+
+
+def _extract(graph: Graph, nodes: npt.NDArray[np.int64], rows: list[npt.NDArray[np.int64]], keep_positions: bool) -> EdgeList:
+    positions = np.concatenate(rows) if rows else np.empty(0, np.int64)
+    local = np.full(graph.num_nodes, -1, np.int32)
+    local[nodes] = np.arange(len(nodes), dtype=np.int32)
+    return EdgeList(
+        np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int32),
+        local[graph.indices[positions]],
+        positions.astype(np.int64) if keep_positions else None,
+    )

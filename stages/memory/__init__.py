@@ -1,0 +1,1 @@
+"""Memory: buffers that steps reuse, rows that are not gathered, and meters."""

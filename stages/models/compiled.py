@@ -1,0 +1,75 @@
+"""A model through `torch.compile`: what lies between the calls of its neighbourhoods becomes kernels for the shapes that come.
+
+Aggregations are kernels already, over lists that the compiler cannot follow, and dropout is computed from a key. It does not look into
+these, and its graph breaks there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..memory.lazy_rows import NamedRows
+from ..neighbourhood.base import Neighbourhood
+from ..nn.compile_boundary import hide, outside
+from .base import Stack
+
+GRAPHS = 16
+"""Of one function for each layer, at most: constants and parameters, results with and without activation, are graphs of their own."""
+
+
+class Compiled(nn.Module):
+    """A model that is compiled when it is first called, for any sizes of minibatches. Its parameters are the model's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Raises the number of versions that torch keeps of a function, for the whole process.
+
+        Args:
+            module: see `models.base.as_model`.
+        """
+        super().__init__()
+        hide()
+        import torch._dynamo.config as limits
+
+        limits.recompile_limit = max(limits.recompile_limit, GRAPHS * int(module.num_layers))  # pyright: ignore[reportArgumentType]
+        self._names_rows = isinstance(module, Stack)
+        # Random numbers that a module draws by torch's own operations stay those that it would draw uncompiled.
+        self._run = torch.compile(module, dynamic=True, options={"fallback_random": True})
+
+    def forward(self, hoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
+        """See `models.base.Model.forward`."""
+        h = h.gathered() if isinstance(h, NamedRows) and not self._names_rows else h
+        return self._run([Seen(hood) for hood in hoods], h)
+
+
+class Seen:
+    """A `Neighbourhood` as the compiler sees it: sizes that may be any, and calls that it does not look into."""
+
+    def __init__(self, hood: Neighbourhood) -> None:
+        """
+        Args:
+            hood: answers.
+        """
+        self.inner, self.names = hood, hood.names
+        self.num_dst, self.num_src, self.num_edges, self.spans_ranks = hood.num_dst, hood.num_src, hood.num_edges, hood.spans_ranks
+
+    @property
+    def degree(self) -> Tensor:
+        """See `Neighbourhood.degree`."""
+        return outside(getattr, self.inner, "degree")
+
+
+def _call(name: str) -> Callable[..., Any]:
+    def call(self: Seen, *args: Any, **kwargs: Any) -> Any:
+        return outside(_answer, self.inner, name, args, kwargs)
+
+    return call
+
+
+def _answer(hood: Neighbourhood, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return getattr(hood, name)(*args, **kwargs)
+
+
+for _name in ("sum", "mean", "mean_beside", "max", "attend", "attend_both", "attend_shared", "apply"):
+    setattr(Seen, _name, _call(_name))

@@ -1,0 +1,296 @@
+"""One rank's share of the whole graph, as full-batch training visits it: its nodes, and the edges that lead to them by source rank.
+
+SAR (Mostafa, MLSys 2022) keeps the edges of a part as one *edge shard* for each part that sources lie in. Here rows are put in the
+order in which layers need them, so that what a layer needs is the beginning of every array: with labelled seeds first, then the nodes
+one hop away from them, and so on (the pruning of SAR's ``construct_mfgs``, without a second copy of any edge).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.partition.edge_shards import EdgeShards
+from ..base import Group
+from ..kernels.aggregation.attention_args import EdgeNumbers
+from ..kernels.aggregation.lists import InLists
+
+IdArray = npt.NDArray[np.int64]
+FAR = 255
+"""Hops of a node that no layer needs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The edges from the rows of one rank, S of which they read, to n rows of this one."""
+
+    lists: InLists
+    """n lists over S sources."""
+    rows: npt.NDArray[np.int32] | None
+    """int32 [n], the row that each list belongs to, ascending; None: list i belongs to row i (the rank's own shard)."""
+    edge: npt.NDArray[np.integer]
+    """[e], the place of each edge among all edges of the rank, in the order of its part."""
+    weight: Tensor | None
+    """float32 [e]."""
+
+    def head(self, num_lists: int, num_src: int) -> "Shard":
+        """The first lists; they read the first sources only."""
+        if num_lists == self.lists.num_dst and num_src == self.lists.num_src:
+            return self
+        edges = int(self.lists.indptr[num_lists])
+        lists = InLists.of(self.lists.indptr[: num_lists + 1], self.lists.indices[:edges], num_src)
+        return Shard(
+            lists,
+            None if self.rows is None else self.rows[:num_lists],
+            self.edge[:edges],
+            None if self.weight is None else self.weight[:edges],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What one layer needs of a `FullBatch`: rows [0, num_dst) from rows [0, num_src)."""
+
+    num_dst: int
+    num_src: int
+    shards: tuple[Shard, ...]
+    """By source rank."""
+    wanted: tuple[npt.NDArray[np.int32], ...]
+    """By rank: which rows of this rank it reads, in the order in which it expects them. Of this rank: none."""
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all shards."""
+        return sum(s.lists.num_edges for s in self.shards)
+
+    @property
+    def remote_rows(self) -> int:
+        """B, rows of other ranks that this layer reads."""
+        return sum(s.lists.num_src for s in self.shards if s.rows is not None)
+
+    @cached_property
+    def kept(self) -> IdArray:
+        """int64 [num_dst], edges of each row over all shards."""
+        kept = np.zeros(self.num_dst, np.int64)
+        for s in self.shards:
+            kept[slice(None) if s.rows is None else s.rows] += s.lists.kept
+        return kept
+
+    @cached_property
+    def weights(self) -> npt.NDArray[np.float64] | None:
+        """[num_dst], sum of the edge weights of each row; None without weights."""
+        if self.shards[0].weight is None:
+            return None
+        total = np.zeros(self.num_dst)
+        for s in self.shards:
+            assert s.weight is not None
+            total[slice(None) if s.rows is None else s.rows] += np.bincount(s.lists.rows, s.weight.numpy(), minlength=s.lists.num_dst)
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class FullBatch:
+    """N rows of one rank. Row i is the node `names[i]`; the first `num_seeds` rows are those whose loss counts."""
+
+    rank: int
+    names: IdArray
+    """int64 [N], global ids."""
+    order: IdArray
+    """int64 [N], the local id that each row has in its part."""
+    num_seeds: int
+    numbers: EdgeNumbers
+    """What dropout keys edges by."""
+    whole: View
+    """All rows and all edges."""
+    layers: tuple[View, ...]
+    """For each layer, from the input on, what it needs for the seeds' results; `whole` where nothing was left out."""
+    epoch: int = 0
+
+    @cached_property
+    def degree(self) -> Tensor:
+        """float64 [N], in-degree in the whole graph (weighted: the sum of its in-edges' weights): no edge is left out here."""
+        return torch.from_numpy(self.whole.kept.astype(np.float64) if self.whole.weights is None else self.whole.weights)
+
+    @property
+    def num_edges(self) -> int:
+        """Edges that the first layer reads."""
+        return self.layers[0].num_edges
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the edges (and of their transposes, which training makes), and of what is known of each row."""
+        edges = sum(2 * (s.lists.indices.nbytes + s.edge.nbytes) for s in self.whole.shards)
+        weights = sum(s.weight.nbytes for s in self.whole.shards if s.weight is not None)
+        lists = sum(s.lists.indptr.nbytes + 8 * (s.lists.num_src + 1) for s in self.whole.shards)
+        rows = sum(a.nbytes for a in (*self.whole.wanted, *(s.rows for s in self.whole.shards if s.rows is not None)))
+        return edges + weights + lists + rows + self.names.nbytes + self.order.nbytes + self.numbers.first.nbytes + self.numbers.own.nbytes
+
+    def check(self) -> "FullBatch":
+        """Prove the invariants (our own, hence assert)."""
+        n = len(self.names)
+        assert len(np.unique(self.names)) == n and sorted(self.order) == list(range(n)) and 0 <= self.num_seeds <= n
+        below = self.num_seeds
+        for view in reversed(self.layers):
+            assert below <= view.num_dst <= view.num_src <= n
+            below = view.num_src
+        for view in {id(v): v for v in (self.whole, *self.layers)}.values():
+            for q, shard in enumerate(view.shards):
+                assert (shard.rows is None) == (q == self.rank)
+                assert not shard.lists.num_edges or int(shard.lists.indices.max()) < shard.lists.num_src
+                if shard.rows is None:
+                    assert shard.lists.num_dst == view.num_dst and shard.lists.num_src == view.num_src
+                else:
+                    assert (np.diff(shard.rows) > 0).all() and (not len(shard.rows) or shard.rows[-1] < view.num_dst)
+                    assert len(np.unique(shard.lists.indices)) == shard.lists.num_src, "a source that no edge reads"
+            for wanted in view.wanted:
+                assert len(np.unique(wanted)) == len(wanted) and (not len(wanted) or wanted.max() < view.num_src)
+        return self
+
+
+def arrange(shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int, prune: bool, group: Group) -> FullBatch:
+    """Put a rank's rows and edges in the order in which layers need them, and agree with the other ranks on what travels.
+
+    All ranks call this at the same time. What they tell each other is counted as ``graph``.
+
+    Args:
+        shards: N rows.
+        owned: int64 [N], their global ids.
+        seeds: local ids whose loss counts.
+        num_layers: L.
+        prune: leave out of each layer what the seeds' results do not depend on.
+        group: the ranks, one for each part.
+    """
+    num_rows, rank = len(owned), group.rank
+    hops = np.full(num_rows, FAR, np.uint8)
+    hops[seeds] = 0
+    if prune:
+        _spread(shards, hops, num_layers, group)
+    order = np.argsort(hops, kind="stable")
+    place = np.empty(num_rows, np.int32)
+    place[order] = np.arange(num_rows, dtype=np.int32)
+    hops = hops[order]
+    # Level k holds what is at most k hops away; the last one is everything.
+    levels = num_layers + 1 if prune else 0
+    row_ends = [int(np.searchsorted(hops, k, side="right")) for k in range(levels)] + [num_rows]
+    own_ends = [*row_ends[1:], num_rows]
+
+    arranged, list_ends, asked, ends = [], [], [], []
+    for q in range(group.size):
+        shard, near = _arranged(shards, q, place, hops)
+        if q == rank:
+            shard = _spelt_out(shard, num_rows)
+            asked.append(np.empty(0, np.int64))
+            list_ends.append(row_ends)
+            ends.append(own_ends)
+        else:
+            # Sources that nearer rows read come first.
+            by_need = np.argsort(near, kind="stable")
+            turned = np.empty(len(near), np.int32)
+            turned[by_need] = np.arange(len(near), dtype=np.int32)
+            shard = Shard(InLists.of(shard.lists.indptr, turned[shard.lists.indices], len(near)), shard.rows, shard.edge, shard.weight)
+            asked.append(shards.sources[shards.source_splits[q] : shards.source_splits[q + 1]].astype(np.int64)[by_need])
+            assert shard.rows is not None
+            list_ends.append([int(np.searchsorted(shard.rows, end)) for end in row_ends])
+            ends.append([int(np.searchsorted(near[by_need], k, side="right")) for k in range(levels)] + [len(near)])
+        arranged.append(shard)
+    told = group.all_to_all([torch.from_numpy(a) for a in asked], "graph")
+    told_ends = group.all_to_all([torch.tensor(e) for e in ends], "graph")
+    wanted = [place[ids.numpy()] for ids in told]
+
+    def view(k: int) -> View:
+        heads = tuple(s.head(n[k], e[k]) for s, n, e in zip(arranged, list_ends, ends))
+        mine = tuple(w[: int(e[k])] for w, e in zip(wanted, told_ends))
+        return View(row_ends[k], own_ends[k], heads, mine)
+
+    whole = view(levels)
+    layers = tuple(view(num_layers - 1 - i) if prune else whole for i in range(num_layers))
+    numbers = EdgeNumbers(
+        first=(shards.first_edge - _part_indptr(shards, num_rows))[order], own=(shards.total_edges + owned)[order], edge=None
+    )
+    return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers)
+
+
+def _part_indptr(shards: EdgeShards, num_rows: int) -> IdArray:
+    """int64 [N], where each row's edges begin in the order of the part."""
+    kept = np.zeros(num_rows, np.int64)
+    np.add.at(kept, shards.rows, shards.counts)
+    return np.cumsum(kept) - kept
+
+
+def _lists(shards: EdgeShards, q: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], slice]:
+    """Rows, edges of each, and where the edges lie, of shard q."""
+    of = slice(int(shards.row_splits[q]), int(shards.row_splits[q + 1]))
+    return shards.rows[of], shards.counts[of], slice(int(shards.edge_splits[q]), int(shards.edge_splits[q + 1]))
+
+
+def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, group: Group) -> None:
+    """Set `hops` to each node's distance to the nearest seed, against the edges, as far as `num_layers`."""
+    asked = [np.zeros(int(n), bool) for n in np.diff(shards.source_splits)]
+    for hop in range(1, num_layers + 1):
+        own, parts = np.zeros(len(hops), bool), []
+        for q in range(group.size):
+            rows, counts, edges = _lists(shards, q)
+            read = shards.indices[edges][np.repeat(hops[rows] == hop - 1, counts)]
+            if q == group.rank:
+                own[read] = True
+                own &= hops == FAR
+                parts.append(np.empty(0, np.int64))
+                continue
+            new = np.zeros(len(asked[q]), bool)
+            new[read] = True
+            new &= ~asked[q]
+            asked[q] |= new
+            first = int(shards.source_splits[q])
+            parts.append(shards.sources[first + np.flatnonzero(new)].astype(np.int64))
+        told = group.all_to_all([torch.from_numpy(p) for p in parts], "graph")
+        # Only now: what this hop finds must not be taken for its own frontier.
+        hops[own] = hop
+        for ids in told:
+            ids = ids.numpy()
+            hops[ids[hops[ids] == FAR]] = hop
+
+
+def _arranged(shards: EdgeShards, q: int, place: npt.NDArray[np.int32], hops: npt.NDArray[np.uint8]) -> tuple[Shard, npt.NDArray[np.uint8]]:
+    """Shard q with its lists in the new order of rows, and how near the nearest row is that reads each of its sources."""
+    rows, counts, of = _lists(shards, q)
+    rows = place[rows]
+    turn = np.argsort(rows)
+    starts = (np.cumsum(counts) - counts)[turn]
+    indptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(counts[turn], out=indptr[1:])
+    edges = np.repeat(starts - indptr[:-1], counts[turn])
+    edges += np.arange(len(edges))
+    indices = shards.indices[of][edges]
+    rows = rows[turn]
+    if q == shards.part:
+        return _shard(indptr, place[indices], len(place), rows, shards, of, edges), np.empty(0, np.uint8)
+    near = np.full(int(shards.source_splits[q + 1] - shards.source_splits[q]), FAR, np.uint8)
+    # Of several assignments to one element the last one stays, and the nearest rows come last here.
+    near[indices[::-1]] = np.repeat(hops[rows], np.diff(indptr))[::-1]
+    return _shard(indptr, indices, len(near), rows, shards, of, edges), near
+
+
+def _shard(
+    indptr: IdArray,
+    indices: npt.NDArray[np.int32],
+    num_src: int,
+    rows: npt.NDArray[np.int32],
+    shards: EdgeShards,
+    of: slice,
+    edges: IdArray,
+) -> Shard:
+    weight = None if shards.edge_weight is None else torch.from_numpy(shards.edge_weight[of][edges])
+    return Shard(InLists.of(indptr, indices, num_src), rows, shards.edge[of][edges], weight)
+
+
+def _spelt_out(shard: Shard, num_rows: int) -> Shard:
+    """A list for every row: the rank's own shard."""
+    assert shard.rows is not None
+    kept = np.zeros(num_rows, np.int64)
+    kept[shard.rows] = shard.lists.kept
+    indptr = np.zeros(num_rows + 1, np.int64)
+    np.cumsum(kept, out=indptr[1:])
+    return Shard(InLists.of(indptr, shard.lists.indices, num_rows), None, shard.edge, shard.weight)

@@ -1,0 +1,1 @@
+"""Placements: what a rank sees of the graph."""

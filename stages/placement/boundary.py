@@ -1,0 +1,131 @@
+"""Every rank holds the nodes of one part, and knows the nodes of other parts that its edges come from: its boundary."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.minibatch import Block
+from ..base import Group, Part, Phase, Placement, RankJob
+from ..kernels.aggregation.attention_args import EdgeNumbers
+from ..kernels.aggregation.lists import InLists
+from ..neighbourhood.block import BlockNeighbourhood
+from ..neighbourhood.halo import together
+from .sharded import Sharded, Share
+
+IdArray = npt.NDArray[np.int64]
+ABSENT = {"train": ("val", "test"), "val": ("test",)}
+"""Of which splits the graphs of inductive training have no edges."""
+
+
+@dataclass(frozen=True, eq=False)
+class BoundaryShare(Share):
+    """A share with its boundary."""
+
+    boundary: "Boundary"
+
+
+@dataclass(frozen=True)
+class WithBoundary(Sharded):
+    """`Sharded`, all rows of it, with the boundary of each part."""
+
+    prune: bool = False
+    inductive: bool = False
+    """Train without validation and test nodes, and validate without test nodes, in the graph."""
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> BoundaryShare:
+        """See `PartitionPolicy.place`: the same in every phase."""
+        if isinstance(before, BoundaryShare):
+            return before
+        share = super().place(data, phase, job)
+        return BoundaryShare(**vars(share), boundary=Boundary(share, job, self.inductive))
+
+
+class Boundary:
+    """The in-edges of one rank's N rows over those rows, and over B rows of other ranks behind them.
+
+    What the others' rows are called, and their degrees, is asked of them once; counted under ``graph``.
+    """
+
+    def __init__(self, share: Share, job: RankJob, inductive: bool) -> None:
+        """
+        Args:
+            share: of this rank.
+            job: of this rank.
+            inductive: make a graph for training and one for validation, without the nodes that `ABSENT` names.
+        """
+        self.batch, self.view, self.group, self.dtype = share.graph, share.graph.whole, job.group, job.dtype
+        view, batch = self.view, self.batch
+        self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
+        self.whole = together(view, self.counts)
+        self.names = np.concatenate([batch.names, self.ask(torch.from_numpy(batch.names), "graph", job.group).numpy()])
+        self.graphs: dict[str, Edges] = {}
+        """``whole``; or ``train`` and ``val`` for inductive training."""
+        if not inductive:
+            self.graphs["whole"] = self._edges(None)
+            return
+        for name, absent in ABSENT.items():
+            present = torch.ones(view.num_src, dtype=torch.uint8)
+            for split in absent:
+                present[share.splits[split]] = 0
+            self.graphs[name] = self._edges(np.concatenate([present.numpy(), self.ask(present, "graph", job.group).numpy()]).astype(bool))
+
+    def ask(self, own: Tensor, kind: str, group: Group) -> Tensor:
+        """What other ranks say of their rows, [B, ...], as this one says of its own, [N, ...]. All ranks call this at the same time."""
+        lengths = [len(w) for w in self.view.wanted]
+        into = torch.empty((sum(self.counts), *own.shape[1:]), dtype=own.dtype)
+        rows = own[torch.from_numpy(np.concatenate(self.view.wanted)).to(torch.int64)]
+        group.all_to_all(list(rows.split(lengths)), kind, list(into.split(self.counts)))
+        return into
+
+    def _edges(self, present: npt.NDArray[np.bool_] | None) -> "Edges":
+        lists, edge, weight = self.whole.lists, self.whole.edge, self.whole.weight
+        degree = self.batch.degree[: self.view.num_dst]
+        if present is not None:
+            kept = np.flatnonzero(present[lists.indices] & present[lists.rows])
+            indptr = np.zeros(lists.num_dst + 1, np.int64)
+            counts = np.bincount(lists.rows[kept], minlength=lists.num_dst)
+            np.cumsum(counts, out=indptr[1:])
+            weight = None if weight is None else weight[torch.from_numpy(kept)]
+            degree = torch.from_numpy(counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst))
+            lists, edge = InLists.of(indptr, lists.indices[kept], lists.num_src), edge[kept]
+        degree = degree.to(torch.float64)
+        # Of all nodes, wherever they lie: coefficients must not depend on who owns them.
+        return Edges(
+            lists, edge, weight, torch.cat([degree, self.ask(degree, "graph", self.group)]).to(self.dtype), self.names, self.batch.numbers
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """In-edges of N rows over N + B rows."""
+
+    lists: InLists
+    edge: npt.NDArray[np.integer]
+    weight: Tensor | None
+    degree: Tensor
+    """[N + B]."""
+    names: IdArray
+    """int64 [N + B], global ids."""
+    numbers: EdgeNumbers
+
+    def around(self, dst: IdArray, passes_messages: bool = True) -> tuple[BlockNeighbourhood, IdArray]:
+        """A neighbourhood of distinct rows `dst`, and the rows that it reads, `dst` first."""
+        lists = self.lists
+        counts = lists.kept[dst] if passes_messages else np.zeros(len(dst), np.int64)
+        indptr = np.zeros(len(dst) + 1, np.int64)
+        np.cumsum(counts, out=indptr[1:])
+        edges = np.repeat(lists.indptr[dst] - indptr[:-1], counts) + np.arange(indptr[-1])
+        sources = lists.indices[edges]
+        seen = np.zeros(lists.num_src, bool)
+        seen[sources] = True
+        seen[dst] = False
+        src = np.concatenate([dst, np.flatnonzero(seen)])
+        place = np.empty(lists.num_src, np.int32)
+        place[src] = np.arange(len(src), dtype=np.int32)
+        weight = None if self.weight is None else self.weight[torch.from_numpy(edges)].numpy()
+        block = Block(len(dst), self.names[src], indptr, place[sources], weight)
+        numbers = EdgeNumbers(self.numbers.first[dst], self.numbers.own[dst], self.edge[edges])
+        return BlockNeighbourhood(block, self.degree[torch.from_numpy(src)], names=self.names[src], numbers=numbers), src

@@ -1,0 +1,289 @@
+"""Every rank sees its own chunks of the graph and, for a while, another rank's beside them: training without messages between nodes.
+
+Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are cut into chunks, one or more for each rank. A rank trains on
+the seeds of its *base* chunks, and sees *variable* chunks beside them, which change from super-epoch to super-epoch
+(`chunk_schedule.Deal`). The rest is not there.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.dataset import SPLITS, Split
+from ...storage.features import FeatureStore, MemoryFeatures
+from ...storage.graph import Graph, index_dtype
+from ...storage.ledger import Ledger
+from ...storage.partition.edge_shards import EdgeShards
+from ..base import Part, Phase, Placement, RankJob
+from ..kernels.partition import join
+from ..partition.base import Partitioner
+from ..partition.metis import MetisWork
+from ..random import Purpose, draw, node_words, stream
+from .chunk_schedule import Deal, Sweep
+
+IdArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A part."""
+
+    shards: EdgeShards
+    features: FeatureStore
+    """[N, F]; of one that was seen before, a view of what was joined then."""
+    labels: Tensor
+    degree: IdArray
+    """int64 [N], in-degree in the whole graph."""
+    weighted_degree: npt.NDArray[np.float64]
+    """[N], sum of the weights of all in-edges."""
+    split: Split
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.degree)
+
+
+@dataclass(frozen=True, eq=False)
+class Isolated(Placement):
+    """What a rank sees: nodes of the base chunks, then of the variable ones, then halo nodes, which have features and no in-edges."""
+
+    num_base: int = 0
+    num_visible: int = 0
+    """Nodes of all its chunks."""
+    in_edges: Tensor | None = None
+    """float64 [V], each node's in-edges in the whole graph; self loops do not count, and those of a halo node count as one. None: all
+    are here."""
+    coverage: Tensor = field(default_factory=lambda: torch.empty(0))
+    """float64 [V], the share of these that is here; a node without any is covered."""
+    comes_with: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """int64 [V], nodes of one number are here together or not at all; those of number 0 always are."""
+    inclusion: float = 1.0
+    """The chance to see a node with another number than 0, where one with yet another number is here."""
+    halo_inclusion: float = 1.0
+    """The chance to see a halo node, where a chunk is here that it has an edge into."""
+    base: tuple[int, ...] = ()
+    variable: tuple[int, ...] = ()
+    """Numbers of the chunks."""
+    kept: Mapping[int, Chunk] = field(default_factory=dict)
+    """By number, chunks that the next super-epoch sees too, where nothing has been started for it; their features are views of these."""
+    following: "Future[Isolated] | None" = None
+    """What is seen in the next super-epoch, on its way."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """So many chunks for each rank, and another rank's beside them, that change from phase to phase."""
+
+    partitioner: Partitioner = field(default_factory=MetisWork)
+    sweep: Sweep = "sweep"
+    halo: float = 1
+    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch. 1: nodes of all chunks here have all their
+    in-edges."""
+    per_rank: int = 1
+    moved: float = 0.0
+    """See `Deal`."""
+    ahead: bool = field(default=True, repr=False)
+    """What the next super-epoch will see is read and put together while the one before it trains, and is in memory beside it. No part of
+    what this is told by (a run's fingerprint): it decides nothing."""
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Isolated:
+        """See `PartitionPolicy.place`. What it reads is counted in the channel ``store``: nothing comes over the network."""
+        if isinstance(data, Placement):
+            v = data.graph.num_nodes
+            whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree", "split")}
+            return Isolated(
+                **whole,
+                num_base=v,
+                num_visible=v,
+                coverage=torch.ones(v, dtype=torch.float64),
+                comes_with=np.zeros(v, np.int64),
+            )
+        rank, t = job.group.rank, phase.number
+        deal = Deal(job.seed, job.group.size, self.per_rank, self.moved, self.sweep)
+        held = before if isinstance(before, Isolated) else None
+        seen = held.following.result() if held is not None and held.following is not None else None
+        if seen is None or (seen.base, seen.variable) != (deal.base(rank, t), deal.variable(rank, t)):
+            seen = self._seen(deal, t, held, data, job)
+        if phase.last_epoch >= job.epochs:
+            return replace(seen, kept={}, following=None)
+        stay = {*deal.base(rank, t + 1), *deal.variable(rank, t + 1)}
+        seen = replace(seen, kept={c: chunk for c, chunk in seen.kept.items() if c in stay}, following=None)
+        if not self.ahead:
+            return seen
+        return replace(seen, kept={}, following=_in_a_thread(lambda: self._seen(deal, t + 1, seen, data, job)))
+
+    def _seen(self, deal: Deal, t: int, held: Isolated | None, data: Part, job: RankJob) -> Isolated:
+        """What is seen in super-epoch t, with all its chunks in `kept`; those that `held` keeps are not read again."""
+        base, variable = deal.base(job.group.rank, t), deal.variable(job.group.rank, t)
+        if held is not None and (held.base, held.variable) == (base, variable) and self.halo in (0, 1):
+            return held
+        kept = held.kept if held is not None else {}
+        chunks = {c: kept[c] if c in kept else load(_part(data, c), job) for c in (*base, *variable)}
+        halo_key = stream(job.seed, Purpose.HALO, t, job.group.rank)
+        return self._joined(chunks, base, variable, deal.inclusion, halo_key, data, job)
+
+    def _joined(
+        self,
+        chunks: dict[int, Chunk],
+        base: tuple[int, ...],
+        variable: tuple[int, ...],
+        inclusion: float,
+        halo_key: int,
+        data: Part,
+        job: RankJob,
+    ) -> Isolated:
+        """The graph of these chunks, in their order, with what the policy sees around them."""
+        starts, visible = {}, 0
+        for c, chunk in chunks.items():
+            starts[c], visible = visible, visible + chunk.num_nodes
+        # Nodes outside are named by owner and local id until it is known which there are.
+        around = {c: self._around(chunk.shards, [*chunks], halo_key) for c, chunk in chunks.items()}
+        halo = np.unique(np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())]))
+        nodes = visible + len(halo)
+
+        def shards() -> Iterator[tuple[tuple[Any, Any, Any, Any, int], npt.NDArray[np.float32]]]:
+            for c, chunk in chunks.items():
+                for s in range(chunk.shards.num_parts):
+                    if s in chunks:
+                        place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
+                    elif s in around[c]:
+                        names = (s << 40) + sources_of(chunk.shards, s)
+                        at = np.searchsorted(halo, names)
+                        there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
+                        place = np.where(there, visible + at, -1)
+                    else:
+                        continue
+                    rows, counts, indices, weight = lists_of(chunk.shards, s)
+                    yield (rows, counts, indices, place, starts[c]), weight
+
+        present, loops = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+        for shard, _ in shards():
+            join.count_edges(*shard, present)
+        indptr = np.zeros(nodes + 1, np.int64)
+        np.cumsum(present, out=indptr[1:])
+        cursor, sources = indptr[:-1].copy(), np.empty(int(indptr[-1]), index_dtype(nodes))
+        weighted = next(iter(chunks.values())).shards.edge_weight is not None
+        weights = np.empty(len(sources) if weighted else 0, np.float32)
+        for shard, weight in shards():
+            join.join_edges(*shard, weight, cursor, sources, weights, loops)
+        graph = Graph(indptr, sources, weights if weighted else None)
+
+        like = chunks[base[0]].features
+        features = np.empty((nodes, like.num_features), like.dtype)
+        for c, chunk in chunks.items():
+            chunk.features.gather(np.arange(chunk.num_nodes), out=features[starts[c] : starts[c] + chunk.num_nodes])
+        halo_degree = self._halo_rows(halo, data, job, features[visible:])
+        degree = np.concatenate([*(c.weighted_degree for c in chunks.values()), halo_degree])
+        labels = torch.cat([c.labels for c in chunks.values()])
+        labels = torch.cat([labels, labels.new_zeros((len(halo), *labels.shape[1:]))])
+        # Of the in-edges of halo nodes none is here.
+        count = np.concatenate([*(c.degree for c in chunks.values()), (halo_degree > 0).astype(np.int64)])
+        present, all_in = present - loops, count - loops
+        coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
+        of_base = [chunks[c] for c in base]
+        # Where chunks come and go, a node is seen with its chunk, or without it as one of the halo; else in one of these ways only.
+        either = inclusion + (1 - inclusion) * self.halo
+        # Without moves, a rank's base chunks never leave it, and the variable ones come and go as one.
+        number = {c: c + 1 if self.moved else int(c in variable) for c in chunks}
+        comes_with = np.repeat([*number.values(), 0], [*(c.num_nodes for c in chunks.values()), len(halo)])
+        return Isolated(
+            graph,
+            MemoryFeatures(features),
+            labels,
+            torch.from_numpy(degree).to(job.dtype),
+            Split(*(np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in SPLITS)),
+            num_base=sum(c.num_nodes for c in of_base),
+            num_visible=visible,
+            in_edges=torch.from_numpy(all_in).double(),
+            coverage=torch.from_numpy(coverage),
+            comes_with=comes_with,
+            inclusion=either,
+            halo_inclusion=1.0 if not self.halo else either if inclusion < 1 else float(self.halo),
+            base=base,
+            variable=variable,
+            kept={
+                c: replace(chunk, features=MemoryFeatures(features[starts[c] : starts[c] + chunk.num_nodes])) for c, chunk in chunks.items()
+            },
+        )
+
+    def _around(self, shards: EdgeShards, here: list[int], halo_key: int) -> dict[int, IdArray]:
+        """By owner, the names of a chunk's sources outside that are seen."""
+        names = {}
+        for s in range(shards.num_parts) if self.halo else ():
+            if s in here:
+                continue
+            names[s] = (s << 40) + sources_of(shards, s)
+            if self.halo < 1:
+                names[s] = names[s][draw(node_words(halo_key, names[s]), 0) < self.halo * 2**32]
+        return names
+
+    def _halo_rows(self, halo: IdArray, data: Part, job: RankJob, out: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """Write features of nodes outside, from the stores of their owners. Returns their degrees."""
+        degree = np.empty(len(halo))
+        owner = halo >> 40
+        assert data.peers is not None
+        bounds = np.flatnonzero(np.diff(owner, prepend=-1, append=-1)) if len(halo) else ()
+        for begin, end in zip(bounds, bounds[1:]):
+            s = int(owner[begin])
+            local = halo[begin:end] - (s << 40)
+            store, degrees = data.peers.rows(s)
+            store.gather(local, out=out[begin:end])
+            degree[begin:end] = degrees[local]
+        job.ledger.add("store", "features", out.nbytes)
+        return degree
+
+
+def load(part: Part, job: RankJob) -> Chunk:
+    """A part's edges, and its rows where they are stored."""
+    shards, n = part.shards, part.shards.num_owned
+    degree = np.bincount(shards.rows, shards.counts, minlength=n).astype(np.int64)
+    weighted = degree.astype(np.float64)
+    if shards.edge_weight is not None:
+        weighted = np.bincount(np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n).astype(np.float64)
+    count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
+    return Chunk(shards, part.features, part.labels, degree, weighted, part.split)
+
+
+def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:
+    """What was read from stores."""
+    ledger.add("store", "graph", graph_bytes)
+    ledger.add("store", "features", features_bytes)
+
+
+def lists_of(
+    shards: EdgeShards, s: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Rows of shard s, edges of each, their sources' positions in the shard, and weights (empty: there are none)."""
+    of = slice(int(shards.row_splits[s]), int(shards.row_splits[s + 1]))
+    edges = slice(int(shards.edge_splits[s]), int(shards.edge_splits[s + 1]))
+    weight = np.empty(0, np.float32) if shards.edge_weight is None else shards.edge_weight[edges]
+    return shards.rows[of], shards.counts[of], shards.indices[edges], weight
+
+
+def sources_of(shards: EdgeShards, s: int) -> IdArray:
+    """Local ids, at their owner, of the sources of shard s; not of the part's own."""
+    return shards.sources[int(shards.source_splits[s]) : int(shards.source_splits[s + 1])].astype(np.int64)
+
+
+def _part(data: Part, number: int) -> Part:
+    """A chunk's part: the one that the rank has opened, or another."""
+    if number == data.shards.part:
+        return data
+    assert data.peers is not None
+    return data.peers.part(number)
+
+
+def _in_a_thread(make: Callable[[], Isolated]) -> "Future[Isolated]":
+    """What `make` returns, while others go on."""
+    pool = ThreadPoolExecutor(1, "millrace-chunk")
+    try:
+        return pool.submit(make)
+    finally:
+        pool.shutdown(wait=False)

@@ -1,0 +1,169 @@
+"""Block rows of graph and features on a process grid (Tripathy, Yelick, Buluc, MLSys 2024, section on partitioned graphs).
+
+P ranks are a grid of P/c rows and c columns: rank r is at (r // c, r % c). Nodes are cut into P/c contiguous blocks, and block i, with
+the in-edges, features and labels of its nodes, lies on the c ranks of grid row i. So each grid column holds everything once, and what a
+rank needs of others comes from its own column.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.dataset import Split
+from ...storage.errors import InputError
+from ...storage.graph import Graph, index_dtype
+from ...storage.partition.book import RangeBook
+from ...storage.partition.edge_shards import EdgeShards
+from ..base import Group, Part, Phase, Placement, RankJob
+from ..partition.base import Partitioner
+from ..partition.contiguous import Contiguous
+
+
+@dataclass(frozen=True)
+class Grid:
+    """P ranks in P/c rows and c columns."""
+
+    ranks: int
+    """P."""
+    replication: int
+    """c, how many ranks hold each block."""
+
+    def __post_init__(self) -> None:
+        p, c = self.ranks, self.replication
+        if c < 1 or p % c:
+            valid = [d for d in range(1, p + 1) if p % d == 0]
+            near = sorted(sorted(valid, key=lambda d: abs(d - c))[:3])
+            told = ", ".join(map(str, near))
+            raise InputError(f"bulk.replication is {c}, which does not divide {p} ranks; nearest are {told}")
+
+    @property
+    def blocks(self) -> int:
+        """P/c."""
+        return self.ranks // self.replication
+
+    def block(self, rank: int) -> int:
+        """The block that a rank holds."""
+        return rank // self.replication
+
+    def column(self, rank: int) -> list[int]:
+        """The ranks of a rank's grid column; the i-th holds block i."""
+        return list(range(rank % self.replication, self.ranks, self.replication))
+
+    def among(self, group: Group, name: str, same_thread: bool = False) -> Group:
+        """A group of its own for this rank's column (see `Group.sub`); all ranks call this at the same time."""
+        column = self.column(group.rank)
+        return group.sub(f"{name}-{column[0]}", column, same_thread)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRows(Placement):
+    """One block: `graph` has its N rows, with global sources; features, labels and degrees are of the same N. `split.train` holds global
+    ids of all nodes; there are no other splits."""
+
+    book: RangeBook = field(default_factory=lambda: RangeBook(np.zeros(2, np.int64)))
+    """Which block holds a node."""
+    block: int = 0
+    """The number of this one."""
+    first_edge: int = 0
+    """Where the edges of row 0 begin in the whole graph's edge arrays."""
+    heaviest: float = 1.0
+    """The largest edge weight of the whole graph."""
+    train_labels: Tensor | None = None
+    """Of ``split.train``, in its order, where `labels` are the block's only."""
+    column: Group | None = None
+    """The ranks that hold all blocks between them, in their order."""
+
+    @property
+    def first(self) -> int:
+        """The global id of row 0."""
+        return int(self.book.offsets[self.block])
+
+    def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
+        """See `Placement.labels_of`."""
+        if self.train_labels is None:
+            return super().labels_of(seeds)
+        return self.train_labels[torch.from_numpy(np.searchsorted(self.split.train, seeds))]
+
+    @property
+    def num_nodes(self) -> int:
+        """V."""
+        return self.book.num_nodes
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Each rank opens its block and nothing else: c/P of graph, features and labels, and the ids of all train nodes."""
+
+    replication: int = 1
+    """c."""
+    partitioner: Partitioner = field(default_factory=Contiguous)
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> BlockRows:
+        """See `PartitionPolicy.place`: the same in every phase. All ranks call this at the same time."""
+        if isinstance(before, BlockRows):
+            return before
+        grid = Grid(job.group.size, self.replication)
+        column = grid.among(job.group, "column")
+        if isinstance(data, Placement):
+            if grid.blocks > 1:
+                raise InputError(f"{grid.blocks} blocks are to be held, but each rank got the whole graph; cut it into parts first")
+            whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree")}
+            weight = data.graph.edge_weight
+            book = RangeBook(np.array([0, data.graph.num_nodes]))
+            heaviest = 1.0 if weight is None else float(weight.max(initial=0.0))
+            return BlockRows(**whole, split=_only_train(data.split.train), book=book, heaviest=heaviest, column=column)
+        shards = data.shards
+        sizes = np.zeros((2, grid.blocks))
+        sizes[0, column.rank] = shards.num_owned
+        sizes[1, column.rank] = 1.0 if shards.edge_weight is None else shards.edge_weight.max(initial=0.0)
+        # Of one rank each: nothing is rounded.
+        column.all_reduce(torch.from_numpy(sizes.reshape(-1)), "control")
+        book = RangeBook(np.concatenate([[0], np.cumsum(sizes[0])]).astype(np.int64))
+        graph = rows_of(shards, book)
+        # Blocks ascend, and so do the ids of each: the whole does too.
+        train = torch.from_numpy(np.sort(data.split.train))
+        told = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
+        labels = column.all_to_all([data.labels[train]] * grid.blocks, "graph")
+        return BlockRows(
+            graph,
+            data.features,
+            data.labels,
+            torch.from_numpy(graph.degree).to(job.dtype),
+            _only_train(torch.cat(told).numpy()),
+            book=book,
+            block=shards.part,
+            first_edge=int(shards.first_edge[0]) if shards.num_owned else 0,
+            heaviest=float(sizes[1].max(initial=0.0)),
+            train_labels=torch.cat(labels),
+            column=column,
+        )
+
+
+def _only_train(ids: Any) -> Split:
+    none = np.empty(0, np.int64)
+    return Split(ids, none, none)
+
+
+def rows_of(shards: EdgeShards, book: RangeBook) -> Graph:
+    """The in-edges of a part in the whole graph's order, with global sources."""
+    n = shards.num_owned
+    degree = np.zeros(n, np.int64)
+    np.add.at(degree, shards.rows, shards.counts)
+    indptr = np.zeros(n + 1, np.int64)
+    np.cumsum(degree, out=indptr[1:])
+    indices = np.empty(shards.num_edges, index_dtype(book.num_nodes))
+    for q in range(shards.num_parts):
+        edges = slice(int(shards.edge_splits[q]), int(shards.edge_splits[q + 1]))
+        sources = shards.indices[edges]
+        if q != shards.part:
+            sources = shards.sources[int(shards.source_splits[q]) : int(shards.source_splits[q + 1])][sources]
+        indices[shards.edge[edges]] = sources + book.offsets[q]
+    weight = None
+    if shards.edge_weight is not None:
+        weight = np.empty_like(shards.edge_weight)
+        weight[shards.edge] = shards.edge_weight
+    return Graph(indptr, indices, weight)

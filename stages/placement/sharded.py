@@ -1,0 +1,76 @@
+"""Every rank holds the nodes of one part, and the edges that lead to them."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...storage.dataset import SPLITS
+from ...storage.errors import InputError
+from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
+from ...storage.partition.book import RangeBook
+from ...storage.partition.edge_shards import shard_edges
+from ...storage.partition.partition import extract_partition
+from ..base import Part, Phase, Placement, RankJob
+from ..neighbourhood.full_batch import FullBatch, arrange
+from ..partition.base import Partitioner
+from ..partition.metis import MetisWork
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """One rank's share of data and work, in the order of `FullBatch`'s rows."""
+
+    graph: FullBatch
+    features: FeatureStore
+    """[N, F], in memory."""
+    labels: Tensor
+    """int64 [N] or floating [N, C]."""
+    splits: dict[str, Tensor]
+    """Rows of each split, int64."""
+
+    @property
+    def x(self) -> Tensor:
+        """The features as a tensor, which shares their memory."""
+        assert isinstance(self.features, MemoryFeatures)
+        return torch.from_numpy(self.features.rows)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Parts of any kind, one for each rank; a rank reads its own and no other. Costs about 1/P of the graph and the features."""
+
+    partitioner: Partitioner = field(default_factory=MetisWork)
+    prune: bool = True
+    """Leave out of each layer what the seeds' results do not depend on."""
+
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> Share:
+        """See `PartitionPolicy.place`: the same in every phase.
+
+        Raises:
+            InputError: the whole data for several ranks; cut them into parts first.
+        """
+        if before is not None:
+            return before
+        part = whole_part(data, job) if isinstance(data, Placement) else data
+        batch = arrange(part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group)
+        return share(replace(part, features=CountedFeatures(part.features, job.ledger, "store")), batch)
+
+
+def share(part: Part, batch: FullBatch) -> Share:
+    """A part's rows in the order of `batch`."""
+    place = np.empty(len(batch.order), np.int64)
+    place[batch.order] = np.arange(len(place))
+    splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in SPLITS}
+    return Share(batch, MemoryFeatures(part.features.gather(batch.order)), part.labels[torch.from_numpy(batch.order)], splits)
+
+
+def whole_part(data: Placement, job: RankJob) -> Part:
+    """All data as the only part."""
+    if job.group.size > 1:
+        raise InputError(f"{job.group.size} ranks got the whole graph each; expected one part for each rank")
+    book = RangeBook(np.array([0, data.graph.num_nodes]))
+    partition = extract_partition(data.graph, book, 0)
+    shards = shard_edges(partition, book, data.graph.indptr[:-1], data.graph.num_edges)
+    return Part(shards, partition.owned, data.features, data.labels, data.split)

@@ -1,0 +1,446 @@
+"""LADIES and FastGCN over rows that several ranks hold between them: darts travel to the owners of the rows that they hit.
+
+The skeleton's product P = Q (W o W) is needed in few places: a dart lands in one term of one row, and debiasing needs P at the sampled
+columns alone, which follows from the block's edges. So, for each hop of a whole bulk,
+
+    facts       ids of rows not seen before ->  <- their degrees and masses
+    darts       (row, rest) ->  <- a column each; again for those that want more
+    P           only where darts ran out: rows ->  <- partial sums of P by the owner of the rows, added up by minibatch
+    extract     known nodes ->  <- the edges between them, in places
+
+in place of the rows themselves, which the 1.5D product (MLSys 2024) moves. The bits are those of `kernels.layerwise_cpu`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...storage.errors import RunError
+from ..kernels.runtime.threads import parallel
+from ..kernels.sampling import exponential_race
+from ..kernels.sampling.cpu.buffers import LIMIT
+from ..kernels.sampling.cpu.layerwise import add_up, weigh
+from ..kernels.sampling.cpu.row_block import Numbering, extract, in_order, partial_sums, resolve, summed
+from ..kernels.sampling.cpu.terms import Rates, throw
+from ..kernels.sampling.layerwise import (
+    Drawn,
+    LayerSample,
+    budget,
+    clock,
+    complete,
+    dart_word,
+    factors,
+    fraction_bits,
+    same_scale,
+    squares,
+    with_replacement,
+)
+from ..random import draw, node_words
+from .remote_nodewise import Ids, Letter, Owners, split_counts, splits_of
+
+IdArray = npt.NDArray[np.int64]
+Parts = Sequence[Sequence[npt.NDArray[Any]]]
+
+
+def draw_layer_wise(
+    owners: Owners,
+    seeds: Sequence[IdArray],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    debias: str,
+    every_row: bool,
+) -> list[LayerSample]:
+    """See `reference.layerwise.ladies`, or with `every_row` `fastgcn`: the same arguments, the same bits. All ranks call this together."""
+    layers = _Layers(owners, debias, every_row)
+    minibatches = [_Minibatch(s, owners.dtype) for s in seeds]
+    layers.learn(minibatches, [m.nodes for m in minibatches], as_rows=True)
+    for h, s in enumerate(sizes):
+        drawn = layers.draw(minibatches, [int(k) for k in keys[:, h]], s)
+        new = [m.unite(d) for m, d in zip(minibatches, drawn)]
+        last = h + 1 == len(sizes)
+        if every_row or not last:
+            layers.learn(minibatches, new, as_rows=not last)
+        layers.extract(minibatches, drawn)
+    weighted = debias != "none" or layers.weighted
+    return [m.sample(weighted) for m in minibatches]
+
+
+class _Minibatch:
+    """What is known of one minibatch between hops."""
+
+    def __init__(self, seeds: IdArray, dtype: npt.DTypeLike) -> None:
+        self.numbered = Numbering(seeds, dtype)
+        self.ends = [len(seeds)]
+        self.blocks: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
+        self.in_degree, self.degree, self.mass = (np.empty(0, np.int64) for _ in range(3))
+        self.sums = np.empty(0)
+        self.importance = np.empty(0, np.int64)
+        self.total = 0
+
+    @property
+    def nodes(self) -> Ids:
+        return self.numbered.nodes
+
+    @property
+    def rows(self) -> Ids:
+        """The nodes before the hop under way."""
+        return self.nodes[: self.ends[-2]]
+
+    def unite(self, drawn: Drawn) -> Ids:
+        new = self.numbered.add(drawn.nodes.astype(self.nodes.dtype))
+        self.ends.append(len(self.nodes))
+        return new
+
+    def sample(self, weighted: bool) -> LayerSample:
+        indptr, indices, weight = zip(*self.blocks)
+        return LayerSample(self.nodes, tuple(self.ends), indptr, indices, weight if weighted else None)
+
+
+class _Layers:
+    """One bulk's conversation."""
+
+    def __init__(self, owners: Owners, debias: str, every_row: bool) -> None:
+        rows = owners.rows
+        self.owners, self.debias, self.every_row = owners, debias, every_row
+        self.weighted = rows.graph.edge_weight is not None
+        self.rates = _rates(owners)
+        self.one_bits = fraction_bits(rows.num_nodes)
+        if every_row:
+            self.everywhere = _everywhere(owners, self.rates)
+
+    def learn(self, minibatches: Sequence[_Minibatch], new: Sequence[Ids], as_rows: bool) -> None:
+        """Ask the owners of new nodes for what draws and weights need of them: as rows, and with `every_row` as columns."""
+        owners, splits = self.owners, splits_of(new)
+        order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *new]))
+        letters = owners.exchange([(ids,) for ids in owned])
+        known = [self._facts(a.take(a.count(owners.local_dtype), owners.local_dtype), as_rows) for a in letters]
+        answers = owners.exchange(known)
+        columns: list[list[npt.NDArray[Any]]] = [[] for _ in self._fact_types(as_rows)]
+        for a, ids in zip(answers, owned):
+            for into, dtype in zip(columns, self._fact_types(as_rows)):
+                into.append(a.take(len(ids), dtype))
+        facts = []
+        for parts in columns:
+            back = np.empty(len(order), parts[0].dtype)
+            back[order] = np.concatenate(parts)
+            facts.append(back)
+        for m, a, b in zip(minibatches, splits[:-1], splits[1:]):
+            found = iter(f[a:b] for f in facts)
+            if self.every_row:
+                m.importance = np.concatenate([m.importance, next(found)])
+            if not as_rows:
+                continue
+            degree = next(found).astype(np.int64)
+            m.in_degree = np.concatenate([m.in_degree, degree])
+            if self.weighted:
+                m.degree = np.concatenate([m.degree, next(found)])
+                m.mass = np.concatenate([m.mass, next(found)])
+                m.sums = np.concatenate([m.sums, next(found)])
+            else:
+                whole = degree + 1
+                m.mass = np.concatenate([m.mass, squares(np.ones(len(whole), np.int64), whole, self.one_bits) * whole])
+
+    def _fact_types(self, as_rows: bool) -> list[Any]:
+        column = [np.int64] if self.every_row else []
+        row = [np.int32, *([np.int64, np.int64, np.float64] if self.weighted else [])] if as_rows else []
+        return column + row
+
+    def _facts(self, ids: Ids, as_rows: bool) -> list[npt.NDArray[Any]]:
+        """Of this rank's rows."""
+        found: list[npt.NDArray[Any]] = [self.everywhere[0][ids]] if self.every_row else []
+        if as_rows:
+            found.append(self.owners.rows.graph.in_degree[ids].astype(np.int32))
+            if self.weighted:
+                r = self.rates
+                assert r.degree is not None and r.mass is not None and r.sums is not None
+                found += [r.degree[ids], r.mass[ids], r.sums[ids]]
+        return found
+
+    def draw(self, minibatches: Sequence[_Minibatch], keys: Sequence[int], s: int) -> list[Drawn]:
+        """SAMPLE for each minibatch."""
+        throws = [_Throw(m, key, s, self) for m, key in zip(minibatches, keys)]
+        while self.owners.group.any(any(t.wants_more for t in throws)):
+            self._round(throws)
+        if self.owners.group.any(any(t.ran_out for t in throws)):
+            (self._race_everywhere if self.every_row else self._race)(throws)
+        return [t.drawn() for t in throws]
+
+    def _round(self, throws: "Sequence[_Throw]") -> None:
+        """More darts for those that want them."""
+        owners = self.owners
+        aimed = [t.aim() for t in throws]
+        splits = splits_of([a[0] for a in aimed])
+        owner = np.concatenate([np.empty(0, np.int64), *(a[0] for a in aimed)])
+        order = np.argsort(owner.astype(np.uint16), kind="stable")
+        ends = np.cumsum(np.bincount(owner, minlength=owners.group.size))[:-1]
+        parts = [np.concatenate([np.empty(0, np.int64), *(a[i] for a in aimed)])[order] for i in (1, 2)]
+        rests, rows = np.split(parts[1], ends), np.split(parts[0].astype(owners.local_dtype), ends)
+        if self.every_row:
+            letters = owners.exchange([(r,) for r in rests])
+            answers = [[self._resolve_everywhere(a.take(a.count(np.int64), np.int64))] for a in letters]
+        else:
+            letters = owners.exchange(list(zip(rests, rows)))
+            each = 8 + owners.local_dtype.itemsize
+            answers = [[self._resolve(a, a.bytes // each)] for a in letters]
+        columns = [a.take(len(r), owners.dtype) for a, r in zip(owners.exchange(answers), rests)]
+        hits = np.empty(len(order), owners.dtype)
+        hits[order] = np.concatenate(columns)
+        for t, a, b in zip(throws, splits[:-1], splits[1:]):
+            t.hit(hits[a:b])
+
+    def _resolve(self, letter: Letter, n: int) -> Ids:
+        rests = letter.take(n, np.int64)
+        rows = letter.take(n, self.owners.local_dtype).astype(np.int64)
+        return resolve(self.rates.common, self.owners.rows.first, rows, rests, self.owners.dtype)
+
+    def _resolve_everywhere(self, rests: IdArray) -> Ids:
+        place = np.searchsorted(self.everywhere[1], rests, side="right") - 1
+        return (place + self.owners.rows.first).astype(self.owners.dtype)
+
+    def _race(self, throws: "Sequence[_Throw]") -> None:
+        """Add up P of the minibatches whose darts ran out: partial sums by the owners of their rows."""
+        owners = self.owners
+        rows = [t.m.nodes if t.ran_out else t.m.nodes[:0] for t in throws]
+        splits = splits_of(rows)
+        order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
+        counts = split_counts(splits, order, owned)
+        letters = owners.exchange([(np.array([len(rows)]), n, ids) if len(ids) else () for n, ids in zip(counts, owned)])
+        answers = []
+        for letter in letters:
+            lengths = letter.take(int(letter.take(1, np.int64)[0]), np.int64) if letter else np.empty(0, np.int64)
+            sums = [
+                partial_sums(self.rates.common, owners.rows.first, letter.take(int(n), owners.local_dtype).astype(np.int64))
+                for n in lengths
+            ]
+            found = [np.concatenate([np.empty(0, np.int64), *(x[i] for x in sums)]) for i in (0, 1)]
+            answers.append([np.array([len(x[0]) for x in sums], np.int64), found[1], found[0].astype(owners.dtype)])
+        terms: list[list[tuple[IdArray, IdArray]]] = [[] for _ in throws]
+        for letter in owners.exchange(answers):
+            if not letter:
+                continue
+            lengths = letter.take(len(throws), np.int64)
+            n = int(lengths.sum())
+            mass, columns = letter.take(n, np.int64), letter.take(n, owners.dtype).astype(np.int64)
+            ends = np.cumsum(lengths)[:-1]
+            for into, c, w in zip(terms, np.split(columns, ends), np.split(mass, ends)):
+                into.append((c, w))
+        for t, parts in zip(throws, terms):
+            if t.ran_out:
+                t.finish(*summed(*(np.concatenate([p[i] for p in parts]) for i in (0, 1))))
+
+    def _race_everywhere(self, throws: "Sequence[_Throw]") -> None:
+        """Let each owner's columns race; the first of all are among the first of each."""
+        owners = self.owners
+        header = [v for t in throws if t.ran_out for v in (t.key, t.need + 1, len(t.found))]
+        body = [np.array(header, np.uint64), *(np.array(t.found, np.int64) for t in throws if t.ran_out)]
+        running = [t for t in throws if t.ran_out]
+        letters = owners.exchange([[np.array([len(running)]), *body] if running else [] for _ in range(owners.group.size)])
+        answers = []
+        for letter in letters:
+            told = letter.take(3 * int(letter.take(1, np.int64)[0]), np.uint64).reshape(-1, 3) if letter else np.empty((0, 3), np.uint64)
+            best = [self._first(int(key), int(need), letter.take(int(n), np.int64)) for key, need, n in told]
+            answers.append([np.array([len(b[0]) for b in best], np.int64), *(a for b in best for a in b)])
+        found: list[list[tuple[IdArray, IdArray]]] = [[] for _ in running]
+        for letter in owners.exchange(answers):
+            if not letter:
+                continue
+            for into, n in zip(found, letter.take(len(running), np.int64)):
+                into.append((letter.take(int(n), np.int64), letter.take(int(n), np.int64)))
+        for t, parts in zip(running, found):
+            # What was hit before is no candidate any more.
+            t.finish(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)))
+
+    def _first(self, key: int, need: int, hit: IdArray) -> tuple[IdArray, IdArray]:
+        """Of this rank's columns that were not hit, the first `need` in the race, and their masses."""
+        importance, first = self.everywhere[0], self.owners.rows.first
+        ids = np.setdiff1d(np.arange(first, first + len(importance)), hit)
+        mass = importance[ids - first]
+        order = np.lexsort((ids, exponential_race.keys(draw(node_words(key, ids), 0), mass)))[:need]
+        return ids[order], mass[order]
+
+    def extract(self, minibatches: Sequence[_Minibatch], drawn: Sequence[Drawn]) -> None:
+        """EXTRACT for each minibatch, and what its edges count."""
+        owners, rows = self.owners, [m.rows for m in minibatches]
+        order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
+        counts = split_counts(splits_of(rows), order, owned)
+        letters = owners.exchange([self._known(minibatches, n) for n in counts])
+        mine: list[list[npt.NDArray[Any]]] = []
+        for letter in letters:
+            mine.append(self._edges(letter))
+        answers = owners.exchange(mine)
+        kept = [a.take(len(ids), np.int32) for a, ids in zip(answers, owned)]
+        edges = [int(n.sum()) for n in kept]
+        values: list[list[npt.NDArray[Any]]] = [[a.take(e, np.int32) for a, e in zip(answers, edges)]]
+        if self.weighted:
+            values.append([a.take(e, np.float32) for a, e in zip(answers, edges)])
+        ends, found = in_order(order, np.concatenate(kept), *(np.concatenate(v) for v in values))
+
+        splits = splits_of(rows)
+
+        def block(q: int) -> None:
+            a, b = splits[q], splits[q + 1]
+            cut = slice(int(ends[a]), int(ends[b]))
+            if cut.stop - cut.start >= LIMIT:
+                raise RunError(
+                    f"a minibatch would hold {cut.stop - cut.start} edges; at most {LIMIT - 1} fit: use a smaller batch_size or sizes"
+                )
+            row_ends = (ends[a : b + 1] - ends[a]).astype(np.int32)
+            values = found[1][cut] if self.weighted else np.empty(1, np.float32)
+            minibatches[q].blocks.append(self._weighed(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values))
+
+        parallel(block, [(q,) for q in range(len(minibatches))])
+
+    def _known(self, minibatches: Sequence[_Minibatch], counts: IdArray) -> list[npt.NDArray[Any]]:
+        """For one owner: of each minibatch that has rows there, how many nodes and rows it has, and its nodes."""
+        told = [m for m, n in zip(minibatches, counts) if n]
+        if not told:
+            return []
+        return [np.array([len(told), *(v for m in told for v in (len(m.nodes), len(m.rows)))]), *(m.nodes for m in told)]
+
+    def _edges(self, letter: Letter) -> list[npt.NDArray[Any]]:
+        """For one rank that asks: counts, places and weights of the edges of this rank's rows."""
+        if not letter:
+            return []
+        block, dtype = self.owners.rows, self.owners.dtype
+        sizes = letter.take(2 * int(letter.take(1, np.int64)[0]), np.int64).reshape(-1, 2)
+        asked = [(letter.take(int(m), dtype), int(n)) for m, n in sizes]
+        found: list[Any] = [None] * len(asked)
+        last = block.first + block.graph.num_nodes
+
+        def one(i: int) -> None:
+            nodes, n = asked[i]
+            rows = nodes[:n].astype(np.int64)
+            found[i] = extract(block.graph, block.first, nodes, rows[(rows >= block.first) & (rows < last)])
+
+        parallel(one, [(i,) for i in range(len(asked))])
+        return [np.concatenate([f[i] for f in found]) for i in range(3)]
+
+    def _weighed(
+        self, m: _Minibatch, drawn: Drawn, row_ends: npt.NDArray[np.int32], indices: npt.NDArray[np.int32], values: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """As `cpu.layerwise` debiases, over the rows of the minibatch as if they were a graph."""
+        if self.debias == "none" and not self.weighted:
+            return row_ends, indices, np.empty(0, np.float32)
+        n = len(row_ends) - 1
+        own = np.arange(n)
+        indptr = np.zeros(n + 1, np.int64)
+        np.cumsum(m.in_degree[:n], out=indptr[1:])
+        mass = np.empty(len(m.nodes), np.int64)
+        if self.every_row:
+            mass = m.importance
+        else:
+            weight, degree = (values, m.degree) if self.weighted else (None, None)
+            add_up(indptr, weight, degree, self.rates.scale, self.rates.one, own, n, row_ends, indices, values, mass)
+        factor = factors(self.debias, mass.astype(np.float64) * (1.0 / m.total) if m.total else mass.astype(np.float64), m.nodes, n, drawn)
+        out = np.empty(len(indices), np.float32)
+        sums = m.sums if self.weighted else None
+        weigh(indptr, sums, own, n, row_ends, indices, self.weighted, values, factor, same_scale(self.debias), out)
+        return row_ends, indices, out
+
+
+class _Throw:
+    """The darts of one minibatch in one hop, thrown in order until enough distinct columns are hit."""
+
+    def __init__(self, m: _Minibatch, key: int, s: int, layers: _Layers) -> None:
+        self.m, self.key, self.s, self.layers = m, key, s, layers
+        self.repeats = layers.debias == "with_replacement"
+        self.want, self.limit = (s, s) if self.repeats else (s + (layers.debias == "bottom_k"), budget(s))
+        self.prefix = layers.everywhere[2] if layers.every_row else np.concatenate([[0], np.cumsum(m.mass[: len(m.nodes)])])
+        m.total = int(self.prefix[-1])
+        self.thrown = 0
+        """That travelled."""
+        self.darts = 0
+        """That counted."""
+        self.found: list[int] | IdArray = []
+        self._seen: set[int] = set()
+        self._raced: Drawn | None = None
+
+    @property
+    def wants_more(self) -> bool:
+        return bool(self.m.total) and len(self.found) < self.want and self.thrown < self.limit
+
+    @property
+    def ran_out(self) -> bool:
+        return bool(self.m.total) and not self.repeats and len(self.found) < self.want
+
+    @property
+    def need(self) -> int:
+        """Columns that the race must still find."""
+        return self.s - min(len(self.found), self.s)
+
+    def aim(self) -> tuple[IdArray, IdArray, IdArray]:
+        """The next darts: the owner of what each hits, the row there, and how far into the row's terms."""
+        none = np.empty(0, np.int64)
+        if not self.wants_more:
+            return none, none, none
+        missing = self.want - len(self.found)
+        # Some hit what was hit before; a round costs a journey, a dart a few bytes.
+        more = min(self.limit - self.thrown, missing if self.repeats else 2 * missing if self.thrown else missing + missing // 4 + 4)
+        x = throw(dart_word(self.key), self.thrown, more, self.m.total)
+        self.thrown += more
+        at = np.searchsorted(self.prefix, x, side="right") - 1
+        rest = x - self.prefix[at]
+        if self.layers.every_row:
+            return at, np.zeros_like(at), rest
+        nodes, book = self.m.nodes[at], self.layers.owners.rows.book
+        owner = book.part(nodes).astype(np.int64)
+        return owner, nodes - book.offsets[owner], rest
+
+    def hit(self, columns: Ids) -> None:
+        """What they have hit."""
+        assert isinstance(self.found, list)
+        for u in columns.tolist():
+            if len(self.found) == self.want:
+                return
+            self.darts += 1
+            if self.repeats or u not in self._seen:
+                self._seen.add(u)
+                self.found.append(u)
+
+    def finish(self, candidates: IdArray, mass: IdArray) -> None:
+        """Let the rest race."""
+        hit = np.array(self.found[: self.s], np.int64)
+        self._raced = complete(self.key, self.s, hit, self.darts, self.m.total, candidates, mass)
+
+    def drawn(self) -> Drawn:
+        """What SAMPLE gives."""
+        found = np.array(self.found, np.int64)
+        if not self.m.total:
+            return Drawn(found, None, np.inf)
+        if self._raced is not None:
+            return self._raced
+        if self.repeats:
+            return with_replacement(found)
+        return Drawn(found[: self.s], None, clock(self.key, self.darts) if self.want > self.s else np.nan)
+
+
+def _rates(owners: Owners) -> Rates:
+    """Of this rank's rows; made once."""
+    rows = owners.rows
+    if "rates" not in owners.kept:
+        owners.kept["rates"] = Rates(rows.graph, rows.num_nodes, rows.heaviest)
+    return owners.kept["rates"]
+
+
+def _everywhere(owners: Owners, rates: Rates) -> tuple[IdArray, IdArray, IdArray]:
+    """P over all V rows: of this rank's columns, their prefix sums, and the prefix sums of all blocks; made once, by all ranks together."""
+    if "everywhere" not in owners.kept:
+        rows, group = owners.rows, owners.group
+        n = rows.graph.num_nodes
+        columns, mass = partial_sums(rates.common, rows.first, np.arange(n))
+        ends = np.searchsorted(columns, rows.book.offsets[1:-1])
+        letters = owners.exchange([(w, c.astype(owners.dtype)) for c, w in zip(np.split(columns, ends), np.split(mass, ends))])
+        importance = np.zeros(n, np.int64)
+        for letter in letters:
+            count = letter.bytes // (8 + owners.dtype.itemsize)
+            w = letter.take(count, np.int64)
+            importance[letter.take(count, owners.dtype) - rows.first] += w
+        totals = torch.zeros(group.size, dtype=torch.int64)
+        totals[group.rank] = int(importance.sum())
+        group.all_reduce(totals, "control")
+        blocks = np.concatenate([[0], np.cumsum(totals.numpy())])
+        owners.kept["everywhere"] = importance, np.concatenate([[0], np.cumsum(importance)]), blocks
+    return owners.kept["everywhere"]

@@ -1,0 +1,221 @@
+"""Samplers over rows that several ranks hold between them: who owns a row draws in it, and only what was drawn travels.
+
+The topology stays where it is. For each hop of a whole bulk, node ids go to the owners of their rows and at most `fanout` ids a row come
+back: one all-to-all each way (as DSP's collective sampling, PPoPP 2023). The bits are those of the serial samplers, since every draw is
+keyed by seed, epoch, minibatch, hop and node, never by who makes it. All ranks of the group call everything at the same time; a rank
+without minibatches asks for nothing and answers the others.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...storage.errors import RunError
+from ...storage.minibatch import Bulk
+from ..base import Group
+from ..kernels.runtime.threads import parallel
+from ..kernels.sampling.cpu.buffers import LIMIT
+from ..kernels.sampling.cpu.row_block import Numbering, in_order
+from ..kernels.sampling.samples import EdgeList, NeighborSample
+from ..placement.row_blocks import BlockRows
+from .base import BulkRequest, NodeWise
+
+Ids = npt.NDArray[np.integer]
+IdArray = npt.NDArray[np.int64]
+
+
+class Owners:
+    """Messages between ranks that hold block rows, about those rows. Counted under ``graph``; sizes under ``control``."""
+
+    def __init__(self, rows: BlockRows, group: Group) -> None:
+        """
+        Args:
+            rows: of this rank.
+            group: the ranks of its column, which are at the disposal of the thread that samples.
+        """
+        self.rows, self.group = rows, group
+        self.dtype = rows.graph.indices.dtype
+        """Of global ids."""
+        longest = int(np.diff(rows.book.offsets).max(initial=0))
+        self.local_dtype = np.dtype(np.int32 if longest < 2**31 else np.int64)
+        """Of ids within a block."""
+        self.kept: dict[str, Any] = {}
+        """What samplers have worked out once."""
+
+    def route(self, ids: Ids) -> tuple[IdArray, list[Ids]]:
+        """Ids by owner: int64 [n], which of `ids` is the i-th of all owners' one after the other, and for each owner the local ids."""
+        owner = self.rows.book.part(ids)
+        order = np.argsort(owner.astype(np.uint16), kind="stable")
+        local = (ids - self.rows.book.offsets[owner]).astype(self.local_dtype)[order]
+        return order, np.split(local, np.cumsum(np.bincount(owner, minlength=self.group.size))[:-1])
+
+    def exchange(self, parts: Sequence[Sequence[npt.NDArray[Any]]]) -> list["Letter"]:
+        """Hand arrays to each rank, and get what each has for this one. Where all arrays for a rank are empty, nothing travels."""
+        packed = [
+            torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *(np.ascontiguousarray(a).view(np.uint8) for a in part)]))
+            for part in parts
+        ]
+        return [Letter(t.numpy()) for t in self.group.all_to_all(packed, "graph")]
+
+
+class Letter:
+    """Bytes of arrays, to be read in the order in which they were written."""
+
+    def __init__(self, raw: npt.NDArray[np.uint8]) -> None:
+        self._raw, self._at = raw, 0
+
+    def __bool__(self) -> bool:
+        return len(self._raw) > 0
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return len(self._raw)
+
+    def count(self, dtype: npt.DTypeLike) -> int:
+        """Numbers of one type that it consists of."""
+        return len(self._raw) // np.dtype(dtype).itemsize
+
+    def take(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The next `count` numbers."""
+        end = self._at + count * np.dtype(dtype).itemsize
+        # A copy: what follows bytes may be out of line.
+        part = np.frombuffer(self._raw[self._at : end].tobytes(), dtype)
+        self._at = end
+        return part
+
+
+def split_counts(splits: IdArray, order: IdArray, owned: Sequence[Ids]) -> list[IdArray]:
+    """For each owner, how many of its ids are of each segment. `order` and `owned` are of `Owners.route`."""
+    segment = np.repeat(np.arange(len(splits) - 1), np.diff(splits))[order]
+    ends = np.cumsum([len(o) for o in owned])
+    return [np.bincount(segment[e - len(o) : e], minlength=len(splits) - 1) for o, e in zip(owned, ends)]
+
+
+def splits_of(parts: Sequence[Ids]) -> IdArray:
+    """int64 [m + 1], where each of m parts begins in all of them together."""
+    return np.cumsum([0, *(len(p) for p in parts)], dtype=np.int64)
+
+
+def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> Bulk:
+    """What ``sampler.sample`` gives on the whole graph, by a sampler that draws for each row by itself.
+
+    Args:
+        owners: of this rank.
+        sampler: draws for each row by itself.
+        request: of this rank's minibatches; there may be none.
+    """
+    k, keys = len(request.seeds), sampler.streams(request)
+    numbered = [Numbering(s, owners.dtype) for s in request.seeds]
+    frontiers = [n.nodes for n in numbered]
+    ends = [[len(n.nodes)] for n in numbered]
+    drawn: list[list[_Rows]] = [[] for _ in range(k)]
+    for hop, fanout in enumerate(sampler.fanout):
+        hop_rows = _ask(owners, sampler, frontiers, keys[:, hop], fanout, ascending=hop > 0 and sampler.expand == "new")
+
+        def unite(q: int, hop_rows: "list[_Rows]" = hop_rows) -> None:
+            drawn[q].append(hop_rows[q])
+            new = numbered[q].add(hop_rows[q].sources)
+            frontiers[q] = new if sampler.expand == "new" else numbered[q].nodes
+            ends[q].append(len(numbered[q].nodes))
+
+        parallel(unite, [(q,) for q in range(k)])
+    samples: list[Any] = [None] * k
+
+    def assemble(q: int) -> None:
+        lists = [_joined(drawn[q])] if sampler.expand == "new" else drawn[q]
+        sample = NeighborSample(numbered[q].nodes, tuple(ends[q]), tuple(r.edges(numbered[q]) for r in lists))
+        samples[q] = sampler.minibatch(request, q, sample, [r.weight for r in lists], [r.ids for r in lists])
+
+    parallel(assemble, [(q,) for q in range(k)])
+    return Bulk(request.epoch, request.number, tuple(samples))
+
+
+class _Rows:
+    """Edges that were drawn for some rows of a minibatch."""
+
+    def __init__(self, ends: IdArray, sources: Ids, weight: npt.NDArray[np.float32] | None, ids: IdArray | None) -> None:
+        self.ends, self.sources, self.weight, self.ids = ends, sources, weight, ids
+
+    def edges(self, numbered: Numbering) -> EdgeList:
+        if self.ends[-1] >= LIMIT:
+            raise RunError(f"a minibatch would hold {self.ends[-1]} edges; at most {LIMIT - 1} fit: use a smaller batch_size or fanout")
+        indices = np.empty(len(self.sources), np.int32)
+        numbered.places(self.sources, indices)
+        return EdgeList(self.ends.astype(np.int32), indices, None)
+
+
+def _joined(hops: list[_Rows]) -> _Rows:
+    starts = np.cumsum([0, *(r.ends[-1] for r in hops[:-1])])
+    ends = np.concatenate([np.zeros(1, np.int64), *(r.ends[1:] + s for r, s in zip(hops, starts))])
+    return _Rows(
+        ends,
+        np.concatenate([r.sources for r in hops]),
+        None if hops[0].weight is None else np.concatenate([r.weight for r in hops if r.weight is not None]),
+        None if hops[0].ids is None else np.concatenate([r.ids for r in hops if r.ids is not None]),
+    )
+
+
+def _count_dtype(fanout: int) -> np.dtype[Any]:
+    """The narrowest for the edges of a row."""
+    return np.dtype(np.int32) if fanout < 0 else np.min_scalar_type(fanout)
+
+
+def _ask(
+    owners: Owners, sampler: NodeWise, frontiers: Sequence[Ids], keys: npt.NDArray[np.uint64], fanout: int, *, ascending: bool
+) -> list[_Rows]:
+    """One hop of all minibatches: rows to their owners, edges back."""
+    splits = splits_of(frontiers)
+    order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *frontiers]))
+    header = [(np.array([len(keys)]), keys, n, ids) if len(ids) else () for ids, n in zip(owned, split_counts(splits, order, owned))]
+    asked = owners.exchange(header)
+    answers = owners.exchange(_answer(owners, sampler, asked, fanout, ascending))
+
+    weighted, with_ids = sampler.sends_weights(owners.rows.graph), sampler.edge_ids
+    kept = [a.take(len(ids), _count_dtype(fanout)).astype(np.int64) for a, ids in zip(answers, owned)]
+    edges = [int(n.sum()) for n in kept]
+    values = [[a.take(e, owners.dtype) for a, e in zip(answers, edges)]]
+    if weighted:
+        values.append([a.take(e, np.float32) for a, e in zip(answers, edges)])
+    if with_ids:
+        values.append([a.take(e, np.int64) for a, e in zip(answers, edges)])
+    ends, found = in_order(order, np.concatenate(kept), *(np.concatenate(v) for v in values))
+    rows = []
+    for a, b in zip(splits[:-1], splits[1:]):
+        cut = slice(int(ends[a]), int(ends[b]))
+        parts = iter(v[cut] for v in found)
+        rows.append(_Rows(ends[a : b + 1] - ends[a], next(parts), next(parts) if weighted else None, next(parts) if with_ids else None))
+    return rows
+
+
+def _answer(owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: int, ascending: bool) -> list[list[npt.NDArray[Any]]]:
+    """Draw in this rank's rows for all that ask."""
+    block = owners.rows
+    keys, counts, rows, totals = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
+    for letter in asked:
+        m = int(letter.take(1, np.int64)[0]) if letter else 0
+        keys.append(letter.take(m, np.uint64))
+        counts.append(letter.take(m, np.int64))
+        totals.append(int(counts[-1].sum()))
+        rows.append(letter.take(totals[-1], owners.local_dtype).astype(np.int64))
+    all_rows, lengths = np.concatenate(rows), np.concatenate(counts)
+    splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    drawn = sampler.draw(block, all_rows, splits, np.concatenate(keys), fanout, ascending)
+    values: list[npt.NDArray[Any]] = [drawn.sources]
+    if sampler.sends_weights(block.graph):
+        weight = sampler.weigh(block.graph, all_rows, drawn.kept, drawn.positions, fanout)
+        assert weight is not None
+        values.append(weight)
+    if sampler.edge_ids:
+        assert drawn.positions is not None
+        values.append(drawn.positions + block.first_edge)
+    edge_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(drawn.kept)])
+    answers, at = [], 0
+    for n in totals:
+        e = slice(int(edge_ends[at]), int(edge_ends[at + n]))
+        answers.append([drawn.kept[at : at + n].astype(_count_dtype(fanout)), *(v[e] for v in values)])
+        at += n
+    return answers

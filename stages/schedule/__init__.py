@@ -1,0 +1,1 @@
+"""Schedules: what is trained when."""

@@ -1,0 +1,86 @@
+"""What is trained when."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..base import Phase
+from ..models.base import ModelConfig
+from ..models.lazy import Lazy, Phases
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """One phase: the whole model, on one partitioning, for all epochs."""
+
+    def record(self, epochs: int) -> dict[str, Any]:
+        """See `SchedulePolicy.record`."""
+        return {}
+
+    def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+        """See `SchedulePolicy.build`."""
+        return config.build(num_features, num_classes)
+
+    def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
+        """See `SchedulePolicy.phases`."""
+        return (Phase(0, 0, epochs),)
+
+    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+        """See `SchedulePolicy.begin`."""
+        return model
+
+
+@dataclass(frozen=True)
+class SuperEpochs:
+    """The whole model for all epochs, with what each rank sees laid out anew after so many of them."""
+
+    every: int = 50
+    """Epochs in a super-epoch."""
+
+    def record(self, epochs: int) -> dict[str, Any]:
+        """See `SchedulePolicy.record`."""
+        return {"super_epoch": self.every}
+
+    def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+        """See `SchedulePolicy.build`."""
+        return config.build(num_features, num_classes)
+
+    def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
+        """See `SchedulePolicy.phases`."""
+        firsts = range(0, epochs, self.every)
+        return tuple(Phase(t, first, min(first + self.every, epochs), f"super-epoch {t + 1}") for t, first in enumerate(firsts))
+
+    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+        """See `SchedulePolicy.begin`."""
+        return model
+
+
+@dataclass(frozen=True)
+class LayerByLayer:
+    """A phase for each layer, first to last, each for all epochs with an optimiser of its own; finished layers are frozen."""
+
+    cut: Phases = field(default_factory=Phases)
+
+    def record(self, epochs: int) -> dict[str, Any]:
+        """See `SchedulePolicy.record`: finished phases are not trained again, so the epochs of each decide too."""
+        return {**asdict(self.cut), "epochs": epochs}
+
+    def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+        """See `SchedulePolicy.build`."""
+        return Lazy(config, num_features, num_classes, self.cut)
+
+    def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
+        """See `SchedulePolicy.phases`: each takes `epochs`."""
+        assert isinstance(model, Lazy)
+        names = [*(["an MLP on the features"] if self.cut.base == "mlp" else []), *(f"layer {i + 1}" for i in range(model.num_layers))]
+        told = [names[k] if fold is None else f"{names[k]}, without fold {fold + 1} of {self.cut.folds}" for k, fold in model.rounds]
+        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, anew=True) for k, name in enumerate(told))
+
+    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+        """See `SchedulePolicy.begin`."""
+        assert isinstance(model, Lazy)
+        module = model.phase(*model.rounds[phase.number])
+        if self.cut.folds and not resumed:
+            module.begin_again()
+        return module

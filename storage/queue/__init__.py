@@ -1,0 +1,1 @@
+"""The minibatch queue: in memory, in Zarr, and on object stores."""

@@ -1,0 +1,221 @@
+"""The minibatch queue on an object store: S3, Google Cloud Storage, Azure, or what obstore makes of a URL.
+
+The stores, their names and their bytes are those of `zarr`. An object store has atomic puts and no rename, so a store is
+committed by its manifest: data objects first, the manifest last, and nothing is there without it.
+
+The endpoint, the region and the keys come from the environment, as obstore reads them: ``AWS_ENDPOINT_URL``, ``AWS_REGION``,
+``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, and ``AWS_ALLOW_HTTP=true`` for an endpoint without TLS.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zarr
+from zarr.storage import MemoryStore, StorePath
+
+from ..errors import InputError, MissingExtraError, RunError, StoreError
+from ..store import MANIFEST, manifest_text, no_manifest, open_array, parse_manifest, write_arrays
+from ..urls import has_secrets, is_url
+from .bulk_codec import Words
+from .zarr import BULK_KIND, Place, ZarrQueue
+
+if TYPE_CHECKING:
+    from zarr.core.buffer import Buffer
+
+REQUEST_TIMEOUT_S, RETRY_TIMEOUT_S, MAX_RETRIES = 15, 10, 3
+"""A request is tried again within RETRY_TIMEOUT_S of its start, so a place that does not answer is given up after at most
+REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
+UPLOADS = 4
+"""Parts (5 MiB each) of a large shard on their way at once: few enough for each to end within REQUEST_TIMEOUT_S on a slow line."""
+_SILENT = re.compile(r"HTTP error: (?!builder)|status code: (?:5\d\d|408|429)")
+"""In obstore's messages: no answer, or one that may be another soon. What a server refuses, it refuses again."""
+_BULK_OBJECT = re.compile(r"(epoch-\d+/bulk-\d+)/")
+
+
+def queue_at(location: str | Path) -> type[ZarrQueue]:
+    """The queue for a location: ``queue_at(where).create(where, ...)``, ``queue_at(where).open(where)``."""
+    return ObjectQueue if is_url(location) else ZarrQueue
+
+
+class ObjectPlace:
+    """A prefix of an object store.
+
+    Raises:
+        InputError: the URL holds credentials or a query, which obstore would not use.
+        MissingExtraError: obstore is not installed.
+        StoreError: the URL or the environment is not usable; the bucket is missing; access is refused.
+        RunError: the object store does not answer, within `REQUEST_TIMEOUT_S` + `RETRY_TIMEOUT_S` seconds.
+    """
+
+    def __init__(self, url: str) -> None:
+        if has_secrets(url):
+            raise InputError(
+                f"{url} holds credentials or a query, and is written down and shown; leave them out, and give keys in the environment "
+                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... for S3)"
+            )
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError:
+            raise MissingExtraError(f"{url} needs obstore, which is not installed: pip install 'millrace-gnn[cloud]'") from None
+        # Options that are given replace what obstore finds in the environment, so this one is looked up here.
+        allow_http = any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("true", "1", "yes") for cloud in ("AWS", "AZURE", "GOOGLE"))
+        self.url = url
+        self._obstore = obstore
+        with self._asking():
+            self._objects = from_url(
+                url,
+                client_options={"timeout": timedelta(seconds=REQUEST_TIMEOUT_S), "allow_http": allow_http},
+                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
+            )
+
+    def path(self, name: str) -> str:
+        """See `Place.path`."""
+        return "/".join(part for part in (self.url.rstrip("/"), name) if part)
+
+    def has(self, name: str) -> bool:
+        """See `Place.has`."""
+        with self._asking():
+            try:
+                self._obstore.head(self._objects, _manifest(name))
+            except FileNotFoundError:
+                return False
+        return True
+
+    def names(self, under: str) -> set[str]:
+        """See `Place.names`."""
+        below = [key.split("/") for key in self._keys(under)]
+        return {parts[0] for parts in below if len(parts) > 1 and parts[-1] == MANIFEST}
+
+    def manifest(self, name: str, kind: str) -> dict[str, Any]:
+        """See `Place.manifest`."""
+        with self._asking():
+            try:
+                text = self._obstore.get(self._objects, _manifest(name)).bytes().to_bytes()
+            except FileNotFoundError as e:
+                if "NoSuchBucket" in str(e):
+                    raise
+                raise no_manifest(self.path(name)) from None
+        return parse_manifest(text, self.path(name), kind)
+
+    def rows(self, name: str) -> zarr.Array:
+        """See `Place.rows`. The array reads a minibatch by two byte ranges: the shard's index, and its chunk."""
+        from zarr.storage import ObjectStore
+
+        entries = self.manifest(name, BULK_KIND)["arrays"]
+        with self._asking():
+            at = StorePath(ObjectStore(self._objects, read_only=True), f"{name}/arrays/rows")
+            return open_array(at, "rows", entries, self.path(name))
+
+    def commit(
+        self,
+        name: str,
+        kind: str,
+        fingerprint: Mapping[str, str],
+        meta: Mapping[str, Any],
+        words: Words | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """See `Place.commit`. Two writers of one bulk put the same bytes in the same objects."""
+        if not overwrite and self.has(name):
+            return
+        data: dict[str, Buffer] = {}
+        entries = {} if words is None else write_arrays(MemoryStore(data), {"rows": words}, one_shard=True)
+        text = manifest_text(kind, fingerprint, meta, entries).encode()
+        with self._asking():
+            for key, value in data.items():
+                self._obstore.put(self._objects, f"{name}/arrays/{key}", value.as_buffer_like(), max_concurrency=UPLOADS)
+            if overwrite:
+                self._obstore.put(self._objects, _manifest(name), text)
+            else:
+                self._create(_manifest(name), text)
+
+    def _create(self, key: str, text: bytes) -> None:
+        with suppress(self._obstore.exceptions.AlreadyExistsError):
+            try:
+                self._obstore.put(self._objects, key, text, mode="create")
+            except NotImplementedError:
+                # AWS_CONDITIONAL_PUT=disabled, for servers that cannot: then the last of two writers wins.
+                self._obstore.put(self._objects, key, text)
+
+    def remove(self, name: str) -> None:
+        """See `Place.remove`."""
+        self._delete([_manifest(name)])
+        self._delete([f"{name}/{key}" for key in self._keys(name)])
+
+    def remove_empty(self, name: str) -> None:
+        """See `Place.remove_empty`. There are no folders."""
+
+    def sweep(self) -> None:
+        """See `Place.sweep`."""
+        keys = self._keys("")
+        whole = {key for key in keys if key.endswith(f"/{MANIFEST}")}
+        self._delete([key for key in keys if (m := _BULK_OBJECT.match(key)) and f"{m[1]}/{MANIFEST}" not in whole])
+
+    def silence(self, error: Exception) -> RunError | None:
+        """See `Place.silence`."""
+        if not _SILENT.search(str(error)):
+            return None
+        return RunError(
+            f"{self.url} does not answer ({_gist(error)}); see the endpoint in the environment (AWS_ENDPOINT_URL for S3) and the "
+            "network, then go on: what is there is kept"
+        )
+
+    def _keys(self, under: str) -> list[str]:
+        """Keys of the objects below `under`, relative to it."""
+        prefix = f"{under}/" if under else ""
+        with self._asking():
+            found = [item["path"] for batch in self._obstore.list(self._objects, prefix=prefix or None) for item in batch]
+        return [key.removeprefix(prefix) for key in found]
+
+    def _delete(self, keys: list[str]) -> None:
+        with self._asking(), suppress(FileNotFoundError):
+            if keys:
+                self._obstore.delete(self._objects, keys)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Turn what obstore raises into the error family."""
+        try:
+            yield
+        except (self._obstore.exceptions.BaseError, OSError, StoreError) as e:
+            if (silence := self.silence(e)) is not None:
+                raise silence from e
+            if isinstance(e, StoreError):
+                raise
+            raise StoreError(
+                f"{self.url} cannot be used ({_gist(e)}); see that the bucket (or folder) exists, and that the keys in the environment "
+                "(AWS_ACCESS_KEY_ID, AWS_ALLOW_HTTP, ... for S3) let you read and write there"
+            ) from e
+
+
+def _manifest(name: str) -> str:
+    return f"{name}/{MANIFEST}" if name else MANIFEST
+
+
+def _gist(error: Exception) -> str:
+    """An error of obstore without the server's document, but with the code in it, and without the dump of its insides."""
+    code = re.search(r"<Code>(\w+)</Code>", str(error))
+    return re.split(r"\n|<\?xml|<Error>", str(error))[0].rstrip(": ") + (f": {code[1]}" if code else "")
+
+
+class ObjectQueue(ZarrQueue):
+    """A `ZarrQueue` below a URL such as ``s3://bucket/prefix``.
+
+    Its methods raise StoreError where the object store refuses, and RunError where it does not answer in time; see `ObjectPlace`.
+    """
+
+    # Each look is one or two requests. Five times a second is little beside the seconds that sampling a bulk takes, and lets a
+    # thousand waiting ranks stay below the 5500 reads a second that S3 serves under one prefix.
+    _poll_s = 0.2
+    _remedy = "mend that"
+
+    @staticmethod
+    def _place_at(path: str | Path) -> Place:
+        return ObjectPlace(str(path))

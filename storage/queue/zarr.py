@@ -1,0 +1,447 @@
+"""The minibatch queue on disk: shared, replayable, each bulk one committed store with a single Zarr shard.
+
+Where the stores lie is a `Place`: a folder of a file system here, a prefix of an object store in `object_store`.
+
+```
+<path>/manifest.json              kind "samples": what made the store, bulk_size, minibatches_per_epoch
+<path>/epoch-<e>/bulk-<n>/        kind "bulk": int32 [k, cap] (see bulk_codec), a Zarr chunk per minibatch, one Zarr shard
+<path>/complete/                  kind "samples-complete": bulks of each epoch, written by `finish`
+```
+"""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import zarr
+
+from ..errors import InputError, MillraceError, RunError, StoreError
+from ..minibatch import Bulk, Expected, MiniBatch
+from ..store import (
+    MANIFEST,
+    committed_folder,
+    first_line,
+    open_store,
+    read_manifest,
+    remove_tree,
+    require_fingerprint,
+    sweep_leftovers,
+    write_arrays,
+    write_manifest,
+)
+from .base import BoundedQueue, BulkKey, Keep
+from .bulk_codec import Words, pack_bulk, unpack_row
+
+KIND, BULK_KIND, COMPLETE_KIND = "samples", "bulk", "samples-complete"
+COMPLETE = "complete"
+OPENED_BULKS = 16
+_EPOCH, _BULK = re.compile(r"epoch-(\d+)"), re.compile(r"bulk-(\d+)")
+
+
+class Place(Protocol):
+    """Where the stores of a queue lie. Stores go by names below it: "" is the queue's own, "epoch-0/bulk-2" a bulk's.
+
+    A store is there whole or not at all. What cannot be read or written raises OSError or the error family.
+    """
+
+    def path(self, name: str) -> str:
+        """What messages call a store."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether a store is there."""
+        ...
+
+    def names(self, under: str) -> set[str]:
+        """The next part of the name of every store below `under`."""
+        ...
+
+    def manifest(self, name: str, kind: str) -> dict[str, Any]:
+        """Its verified manifest. Raises StoreError as `read_manifest` does."""
+        ...
+
+    def rows(self, name: str) -> zarr.Array:
+        """The packed rows of a bulk, as its manifest says they are. Raises StoreError otherwise."""
+        ...
+
+    def commit(
+        self,
+        name: str,
+        kind: str,
+        fingerprint: Mapping[str, str],
+        meta: Mapping[str, Any],
+        words: Words | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Make a store, with packed rows or without. One that another process commits first is left alone, or overwritten."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a store; readers never see half of it."""
+        ...
+
+    def remove_empty(self, name: str) -> None:
+        """Remove what holds stores below `name`, once it holds none."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what killed writers left. Only while nobody writes."""
+        ...
+
+    def silence(self, error: Exception) -> RunError | None:
+        """What to raise when `error` says that the place did not answer, rather than what lies there."""
+        ...
+
+
+class FolderPlace:
+    """A folder of a file system: stores are written aside and renamed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, name: str) -> str:
+        """See `Place.path`."""
+        return str(self.root / name)
+
+    def has(self, name: str) -> bool:
+        """See `Place.has`."""
+        return (self.root / name).exists()
+
+    def names(self, under: str) -> set[str]:
+        """See `Place.names`; with those of folders that no longer hold a store."""
+        return {p.name for p in (self.root / under).glob("*")}
+
+    def manifest(self, name: str, kind: str) -> dict[str, Any]:
+        """See `Place.manifest`."""
+        return read_manifest(self.root / name, kind)
+
+    def rows(self, name: str) -> zarr.Array:
+        """See `Place.rows`."""
+        return open_store(self.root / name, BULK_KIND).array("rows")
+
+    def commit(
+        self,
+        name: str,
+        kind: str,
+        fingerprint: Mapping[str, str],
+        meta: Mapping[str, Any],
+        words: Words | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """See `Place.commit`."""
+        folder = self.root / name
+        try:
+            # A bulk is not synced: one that a power cut loses is sampled again, and checksums tell a torn one.
+            with committed_folder(folder, overwrite=overwrite, durable=words is None) as aside:
+                entries = {} if words is None else write_arrays(aside, {"rows": words}, one_shard=True)
+                write_manifest(aside, kind, fingerprint, meta, entries)
+        except (InputError, OSError):
+            # Another process may have committed the same a moment before; if something else is there, its manifest is missing.
+            if overwrite or not (folder / MANIFEST).exists():
+                raise
+
+    def remove(self, name: str) -> None:
+        """See `Place.remove`."""
+        remove_tree(self.root / name)
+
+    def remove_empty(self, name: str) -> None:
+        """See `Place.remove_empty`."""
+        with suppress(OSError):  # it holds something, or is gone
+            (self.root / name).rmdir()
+
+    def sweep(self) -> None:
+        """See `Place.sweep`."""
+        for folder in (self.root, *self.root.glob("epoch-*")):
+            sweep_leftovers(folder)
+
+    def silence(self, error: Exception) -> None:
+        """A file system answers."""
+
+
+class ZarrQueue(BoundedQueue):
+    """Bulks as committed stores in one folder, written by this process or by others.
+
+    A bulk that is in the folder already is not written again, so an interrupted producer goes on where it stopped. Release
+    positions live in memory: bulks left by an earlier life are dropped once they are passed, and do not count against the bound.
+
+    Iterating over it gives every minibatch that is there, by epoch and index, without waiting.
+
+    Make one with `create` or `open`.
+    """
+
+    stored = True
+    _poll_s = 0.02
+    _remedy = "free space, lower the queue's bound or keep less"
+
+    def __init__(
+        self,
+        path: str | Path,
+        fingerprint: Mapping[str, str],
+        meta: Mapping[str, Any],
+        *,
+        max_bytes: int,
+        keep: Keep,
+        consumers: int,
+        read_only: bool,
+        expected: Expected | None = None,
+        mend: Callable[[str], None] | None = None,
+    ) -> None:
+        size, n = meta.get("bulk_size"), meta.get("minibatches_per_epoch")
+        if type(size) is not int or size < 1 or not (n is None or (type(n) is int and n >= 0)):
+            raise StoreError(f"{path} says bulk_size {str(size)[:80]}, minibatches_per_epoch {str(n)[:80]}; make the store again")
+        super().__init__(bulk_size=size, max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=n)
+        self.path = path
+        self._place = self._place_at(path)
+        self.fingerprint = dict(fingerprint)
+        self.meta = dict(meta)
+        self._read_only = read_only
+        self._expected = expected
+        self._mend = mend
+        self._sound: set[BulkKey] = set()
+        """Bulks that were written or read whole here, where damaged ones are to be dropped."""
+        self._complete: Mapping[str, int] | None = None
+        self._opened: OrderedDict[BulkKey, zarr.Array] = OrderedDict()
+        self._opening = threading.Lock()
+        self._tidy = 0
+        """Epochs before this one have left no empty folder."""
+
+    @staticmethod
+    def _place_at(path: str | Path) -> Place:
+        return FolderPlace(Path(path))
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        fingerprint: Mapping[str, str],
+        bulk_size: int,
+        max_bytes: int,
+        keep: Keep = "none",
+        consumers: int = 1,
+        meta: Mapping[str, Any] | None = None,
+        sweep: bool = True,
+        expected: Expected | None = None,
+        mend: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Make a queue in a folder, or go on with the one that is there.
+
+        Args:
+            path: the folder; made when absent, joined when it was made from the same things.
+            fingerprint: what the minibatches are made from (graph, partitioning, sampler, seed, ...).
+            bulk_size: k, minibatches in a bulk.
+            max_bytes: the bound, in bytes of packed bulks.
+            keep: when bulks are dropped.
+            consumers: how many consumers must release a bulk.
+            meta: what readers should know, plain values. With ``minibatches_per_epoch`` an epoch's end is seen at once, and a
+                `get` beyond it is refused.
+            sweep: remove what killed writers left. Only while no other process writes there: producers that join pass False.
+            expected: what minibatches must be like; others are refused when they are read.
+            mend: drop a bulk that an earlier life left and that cannot be read, and say so to this: it counts as one that is not there.
+                Each bulk that is found is read whole for that, once.
+
+        Raises:
+            InputError: an argument is out of range.
+            StoreError: the folder holds something else, or minibatches made from something else (lists the differing keys).
+        """
+        meta = {**(meta or {}), "bulk_size": bulk_size}
+        if bulk_size < 1:
+            raise InputError(f"queue bulk_size={bulk_size}; expected at least 1")
+        options: dict[str, Any] = {"max_bytes": max_bytes, "keep": keep, "consumers": consumers, "expected": expected, "mend": mend}
+        self = cls(path, fingerprint, meta, read_only=False, **options)
+        self._place.commit("", KIND, fingerprint, meta)
+        body = self._place.manifest("", KIND)
+        require_fingerprint(path, body["fingerprint"], fingerprint)
+        require_fingerprint(path, _shape(body["meta"]), _shape(meta))
+        if sweep:
+            self._place.sweep()
+        if mend is not None:
+            self._mend_complete(mend)
+        for epoch in self.epochs() if keep != "all" else ():
+            for number in self.committed(epoch):
+                self._last[epoch, number] = self._last_on_disk((epoch, number))
+        return self
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, fingerprint: Mapping[str, str] | None = None, consumers: int = 1, expected: Expected | None = None
+    ) -> Self:
+        """Open a store of minibatches to read it only: finished, or still being written (then a `get` waits). Nothing is dropped.
+
+        Args:
+            path: its folder.
+            fingerprint: refuse the store when it was made from something else.
+            consumers: how many ranks read.
+            expected: see `create`.
+
+        Raises:
+            StoreError: absent, damaged, or made from something else (lists the keys that differ).
+        """
+        body = cls._place_at(path).manifest("", KIND)
+        if fingerprint is not None:
+            require_fingerprint(path, body["fingerprint"], fingerprint)
+        options: dict[str, Any] = {"max_bytes": 1, "keep": "all", "consumers": consumers, "expected": expected}
+        return cls(path, body["fingerprint"], body["meta"], read_only=True, **options)
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        """Every minibatch that is there. Raises StoreError for a damaged one, and for a bulk that a finished store lacks."""
+        counts = self._complete if self.complete else None
+        for epoch in self.epochs() if counts is None else sorted(map(int, counts)):
+            for number in sorted(self.committed(epoch)) if counts is None else range(counts[str(epoch)]):
+                for row in range(self._rows((epoch, number)).shape[0]):
+                    yield self._load((epoch, number), row)
+
+    def epochs(self) -> list[int]:
+        """Numbers of the epochs of which some bulk is (in a folder: or was) there, ascending."""
+        return sorted(int(m[1]) for name in self._place.names("") if (m := _EPOCH.fullmatch(name)))
+
+    def _last_on_disk(self, key: BulkKey) -> int:
+        """Index of a bulk's last minibatch; a damaged one is taken for a full one: it only decides when it is dropped."""
+        full = (key[1] + 1) * self.bulk_size - 1
+        try:
+            last = self._place.manifest(_name(key), BULK_KIND)["meta"].get("last_index")
+        except StoreError:
+            return full
+        return last if type(last) is int else full
+
+    def committed(self, epoch: int) -> set[int]:
+        """Numbers of the epoch's bulks that are there."""
+        found = {int(m[1]) for name in self._place.names(f"epoch-{epoch}") if (m := _BULK.fullmatch(name))}
+        return found if self._mend is None else {number for number in found if self._has((epoch, number))}
+
+    def _mend_complete(self, mend: Callable[[str], None]) -> None:
+        try:
+            _ = self.complete
+        except StoreError as e:
+            self._place.remove(COMPLETE)
+            mend(f"it is written again: {e}")
+
+    @property
+    def complete(self) -> bool:
+        """Whether `finish` was called: nothing more will come."""
+        if self._complete is None and self._place.has(COMPLETE):
+            bulks = self._place.manifest(COMPLETE, COMPLETE_KIND)["meta"].get("bulks")
+            if not isinstance(bulks, dict) or not all(k.isdecimal() and len(k) < 19 and type(n) is int for k, n in bulks.items()):
+                raise StoreError(f"{self._place.path(COMPLETE)} does not say how many bulks each epoch has; sample again")
+            self._complete = bulks
+        return self._complete is not None
+
+    def finish(self) -> None:
+        """Say, durably, that every bulk is there. Readers then wait no more for one that is missing."""
+        assert not self._read_only, "this queue was opened to read"
+        counts = {str(epoch): len(self.committed(epoch)) for epoch in self.epochs()}
+        try:
+            self._place.commit(COMPLETE, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, overwrite=True)
+        except (OSError, MillraceError) as e:
+            raise RunError(
+                f"cannot finish the minibatches in {self.path} ({e}); {self._remedy}, then run again: what is there is kept"
+            ) from e
+        self._complete = counts
+
+    def put(self, bulk: Bulk, timeout_s: float) -> None:
+        """See `MinibatchQueue.put`."""
+        assert not self._read_only, "this queue was opened to read"
+        super().put(bulk, timeout_s)
+
+    def _has(self, key: BulkKey) -> bool:
+        if self._mend is None:
+            return key in self._opened or self._place.has(_name(key))
+        with self._changed:
+            return key in self._sound or (self._place.has(_name(key)) and self._is_sound(key, self._mend))
+
+    def _is_sound(self, key: BulkKey, mend: Callable[[str], None]) -> bool:
+        """Whether all of a bulk can be read; one that cannot is dropped."""
+        n, first = self.minibatches_per_epoch, key[1] * self.bulk_size
+        try:
+            rows = self._rows(key).shape[0]
+            if n is not None and rows != (want := min(self.bulk_size, n - first)):
+                raise StoreError(f"{self._place.path(_name(key))} has {rows} minibatches; expected {want}")
+            for row in range(rows):
+                self._load(key, row)
+        except StoreError as e:
+            self._drop(key)
+            mend(f"a damaged bulk was dropped, and is sampled again: {e}")
+            return False
+        self._sound.add(key)
+        return True
+
+    def _is_final(self, key: BulkKey, index: int) -> bool:
+        return super()._is_final(key, index) or (self._read_only and self.complete)
+
+    def _why_absent(self, key: BulkKey, index: int) -> str:
+        if self._read_only and self.complete:
+            return (
+                f"{self.path} is finished and holds no bulk {key[1]} of epoch {key[0]} (minibatch {index}); it holds "
+                f"{self._complete} bulks by epoch: sample more epochs, or make the store again"
+            )
+        return super()._why_absent(key, index)
+
+    def _save(self, bulk: Bulk) -> None:
+        if self.complete:
+            # Something was missing, or more is wanted: readers must wait for it again until the next `finish`.
+            self._place.remove(COMPLETE)
+            self._complete = None
+        meta = {"first_index": bulk.first_index, "last_index": bulk.minibatches[-1].index}
+        try:
+            self._place.commit(_name((bulk.epoch, bulk.number)), BULK_KIND, {}, meta, pack_bulk(bulk))
+        except (OSError, MillraceError) as e:
+            raise RunError(
+                f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then resume: what is "
+                "there is kept"
+            ) from e
+        if self._mend is not None:
+            self._sound.add((bulk.epoch, bulk.number))
+
+    def _rows(self, key: BulkKey) -> zarr.Array:
+        with self._opening:
+            if key in self._opened:
+                self._opened.move_to_end(key)
+                return self._opened[key]
+        rows = self._place.rows(_name(key))
+        with self._opening:
+            self._opened[key] = rows
+            while len(self._opened) > OPENED_BULKS:
+                self._opened.popitem(last=False)
+        return rows
+
+    def _load(self, key: BulkKey, row: int) -> MiniBatch:
+        folder, rows = self._place.path(_name(key)), self._rows(key)
+        if rows.ndim != 2 or row >= rows.shape[0]:
+            raise StoreError(f"{folder} has {rows.shape[0]} minibatches; number {row} of it asked for")
+        try:
+            words = np.asarray(rows[row])
+        except Exception as e:
+            damage = StoreError(f"{folder}: minibatch {row} is damaged ({first_line(e)}); remove the folder and sample it again")
+            raise self._place.silence(e) or damage from e
+        m = unpack_row(words, f"{folder}, minibatch {row}")
+        if self._expected is not None:
+            self._expected.refuse(m, f"{folder}, minibatch {row}")
+        want = (key[0], key[1] * self.bulk_size + row)
+        if (m.epoch, m.index) != want:
+            raise StoreError(f"{folder}, minibatch {row} holds (epoch, index) {(m.epoch, m.index)}; expected {want}: sample it again")
+        return m
+
+    def _drop(self, key: BulkKey) -> None:
+        with self._opening:
+            self._opened.pop(key, None)
+        self._sound.discard(key)
+        self._place.remove(_name(key))
+        # Nobody writes bulks of earlier epochs any more.
+        for epoch in range(self._tidy, key[0]):
+            self._place.remove_empty(f"epoch-{epoch}")
+        self._tidy = max(self._tidy, key[0])
+
+
+def _name(key: BulkKey) -> str:
+    return f"epoch-{key[0]}/bulk-{key[1]}"
+
+
+def _shape(meta: Mapping[str, Any]) -> dict[str, str]:
+    return {k: str(meta.get(k)) for k in ("bulk_size", "minibatches_per_epoch")}

@@ -1,0 +1,243 @@
+"""Predictions of finished runs and of models: in Python, in files, and by the command."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.commands.predictions import Predictions
+from millrace.stages.evaluate.layerwise import accuracy
+from millrace.tests.contracts.command import command
+
+SOURCE = "sbm:nodes=150,classes=3,degree=6,features=5,train=0.3"
+SMALL = {"epochs": 2, "hidden": 8, "layers": 2, "lr": 0.05, "threads": 1}
+SAMPLED = {**SMALL, "fanout": [3, 3], "batch_size": 30}
+RUNS = {
+    "bulk, sage, batch norm": {**SAMPLED, "model": {"name": "sage", "norm": "batch"}},
+    "bulk, gin, double": {**SAMPLED, "model": {"name": "gin"}, "dtype": "float64"},
+    "grappa, gcn": {**SAMPLED, "system": "grappa", "model": {"name": "gcn"}},
+    "retexo, sage, inductive": {**SMALL, "system": "retexo", "retexo": {"inductive": True}},
+    "sar, gat": {**SMALL, "system": "sar", "model": {"name": "gat"}},
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return mr.open_dataset(SOURCE)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished run."""
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    mr.run(SOURCE, out=out, **SAMPLED)
+    return out
+
+
+@pytest.fixture(scope="module")
+def multilabel(data, tmp_path_factory):
+    """The result of a run where nodes have several classes."""
+    labels = np.eye(4, dtype=np.float32)[data.labels]
+    labels[:, 3] = data.labels != 1
+    dataset = replace(data, name="multi", labels=labels, num_classes=4, task="multilabel")
+    return mr.run(dataset, out=tmp_path_factory.mktemp("multi") / "run", **{**SAMPLED, "epochs": 4})
+
+
+def right(predictions, dataset):
+    """The accuracy of what was predicted."""
+    return accuracy(torch.from_numpy(predictions.logits), torch.from_numpy(dataset.labels[predictions.nodes]))
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_every_systems_run_predicts_what_it_was_scored_by(kind, data, tmp_path):
+    result = mr.run(data, out=tmp_path / "run", **RUNS[kind])
+    seen = mr.predict(result, nodes="test")
+    assert np.array_equal(seen.nodes, data.split.test)
+    assert (seen.classes == data.labels[seen.nodes]).mean() == result.test_accuracy
+    assert seen.logits.dtype == result.dtype
+    whole = mr.predict(tmp_path / "run")
+    assert len(whole) == data.num_nodes
+    np.testing.assert_allclose(whole.logits[data.split.test], seen.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_pyg_convolutions_predict(data, tmp_path):
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    def made():
+        torch.manual_seed(0)
+        return mr.PyGModel([pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)])
+
+    result = mr.run(data, model=made(), out=tmp_path / "run", epochs=2, fanout=[3, 3], batch_size=30, threads=1)
+    with pytest.raises(mr.InputError, match=r"is a PyGModel, and no folder keeps its convolutions; pass them again: mr.load\("):
+        mr.predict(result)
+    loaded = mr.load(result, model=made())
+    assert right(mr.predict(loaded, nodes="test"), data) == result.test_accuracy
+    convolutions = [pyg.SAGEConv(-1, 8), pyg.SAGEConv(8, 3)]
+    assert np.array_equal(mr.predict(mr.load(result, model=convolutions)).logits, mr.predict(loaded).logits)
+    assert np.array_equal(mr.predict(result, model=convolutions).logits, mr.predict(loaded).logits)
+    with pytest.raises(mr.InputError, match="model was given beside a TrainedRun, which has one"):
+        mr.predict(loaded, model=convolutions)
+    assert repr(loaded) == f"TrainedRun('{tmp_path / 'run'}': PyGModel on {SOURCE}, test accuracy {result.test_accuracy:.4f})"
+
+
+def test_several_labels(multilabel, tmp_path):
+    dataset = mr.load(multilabel).open_dataset()
+    seen = mr.predict(multilabel, nodes="test")
+    assert right(seen, dataset) == multilabel.test_accuracy
+    np.testing.assert_allclose(seen.probabilities, 1 / (1 + np.exp(-seen.logits)), rtol=1e-5)
+    assert np.array_equal(seen.classes, seen.probabilities > 0.5)
+    seen.to_parquet(tmp_path / "p.parquet", all_probabilities=True)
+    rows = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pylist()
+    for row, node, said, shares in zip(rows, seen.nodes, seen.classes, seen.probabilities, strict=True):
+        assert row["node"] == node
+        assert row["classes"] == np.flatnonzero(said).tolist()
+        assert row["probabilities"] == shares[said].tolist()
+        assert row["probability_3"] == shares[3]
+    seen.to_csv(tmp_path / "p.csv")
+    first = (tmp_path / "p.csv").read_text().splitlines()[1]
+    assert f'"{";".join(map(str, rows[0]["classes"]))}"' in first
+
+
+def test_a_loaded_run_has_its_parts(run, data):
+    loaded = mr.load(run)
+    assert loaded.result == mr.load(loaded.result).result
+    assert loaded.config.sampler["fanout"] == [3, 3]
+    assert not loaded.model.training
+    assert np.array_equal(loaded.open_dataset().labels, data.labels)
+    saved = torch.load(run / "model.pt", weights_only=True)
+    assert all(torch.equal(value, saved[name]) for name, value in loaded.model.state_dict().items())
+
+
+def test_another_graph_is_predicted(run):
+    other = mr.open_dataset("sbm:nodes=60,classes=5,degree=4,features=5,seed=9")
+    unlabelled = replace(other, labels=np.full(60, -1), split=mr.Split(*[np.empty(0, np.int64)] * 3))
+    seen = mr.predict(run, unlabelled, nodes=[59, 0])
+    assert seen.logits.shape == (2, 3)
+    want = mr.infer(mr.load(run).model, other.graph, other.features, nodes=[59, 0])
+    assert np.array_equal(seen.logits, want.numpy())
+    assert np.array_equal(mr.predict(run, "sbm:nodes=60,classes=5,degree=4,features=5,seed=9", [59, 0]).logits, seen.logits)
+
+
+def test_another_dataset_takes_only_the_options_that_fit_it(data, tmp_path):
+    """A run that reads an input that is not clean, and then a store that is; and the other way round."""
+    edges = np.stack([np.repeat(np.arange(150), data.graph.in_degree), data.graph.indices])
+    x = data.features.gather(np.arange(150))
+    np.savez(tmp_path / "raw.npz", edge_index=edges, x=x, y=data.labels)
+    mr.run(tmp_path / "raw.npz", out=tmp_path / "a", read={"direction": "directed"}, **SAMPLED)
+    mr.write_dataset(tmp_path / "store", data, features_format="npy")
+    mr.run(tmp_path / "store", out=tmp_path / "b", features="mapped", **SAMPLED)
+    assert len(mr.predict(tmp_path / "a", tmp_path / "store")) == 150
+    assert len(mr.predict(tmp_path / "b", "sbm:nodes=60,classes=3,features=5")) == 60
+
+
+def test_a_model_alone(run, data):
+    model = mr.load(run).model
+    assert np.array_equal(mr.predict(model, data).logits, mr.infer(model, data).numpy())
+    assert len(mr.predict(model, SOURCE, "val")) == len(data.split.val)
+    with pytest.raises(mr.InputError, match="dataset is missing"):
+        mr.predict(model)
+    with pytest.raises(mr.InputError, match="run is a Dataset; expected the folder of a finished run"):
+        mr.predict(data)
+
+
+def test_names_are_given_back(data, tmp_path):
+    """Those of the nodes by the dataset that is predicted, those of the classes by the one that was trained on."""
+    named = replace(data, name="named", node_names=[f"n{v}" for v in range(150)], class_names=("red", "green", "blue"))
+    result = mr.run(named, out=tmp_path / "run", **SAMPLED)
+    assert mr.load(result).result.class_names == ["red", "green", "blue"]
+    seen = mr.predict(result, nodes=["n7", "n3"])
+    assert (seen.nodes.tolist(), seen.node_names, seen.class_names) == ([7, 3], ["n7", "n3"], ["red", "green", "blue"])
+    code, _, err = command("predict", tmp_path / "run", "--out", tmp_path / "p.csv", "--nodes", "n7,n3")
+    assert code == 0, err
+    rows = pyarrow.csv.read_csv(tmp_path / "p.csv").to_pylist()
+    assert [row["node"] for row in rows] == ["n7", "n3"]
+    assert [row["class"] for row in rows] == [("red", "green", "blue")[c] for c in seen.classes]
+    other = replace(named, node_names=[str(v + 1) for v in range(150)], class_names=("x", "y", "z"))
+    mr.write_dataset(tmp_path / "other", other)
+    command("predict", tmp_path / "run", "--out", tmp_path / "q.csv", "--nodes", "8", "--dataset", tmp_path / "other", "--json")
+    assert pyarrow.csv.read_csv(tmp_path / "q.csv").to_pylist() == [{**rows[0], "node": 8}]
+
+
+def test_a_column_of_names_and_one_of_numbers(tmp_path):
+    seen = Predictions(np.array([4, 2]), np.array([[0.0, 2.0], [1.0, 0.0]]), "multiclass", ["dora", "bob"], ["cat", "dog"])
+    assert repr(seen) == "Predictions(2 nodes, 2 classes, multiclass)"
+    seen.to_csv(tmp_path / "p.csv", all_probabilities=True)
+    rows = pyarrow.csv.read_csv(tmp_path / "p.csv").to_pylist()
+    assert [(r["node"], r["class"]) for r in rows] == [("dora", "dog"), ("bob", "cat")]
+    assert [list(r) for r in rows] == [["node", "class", "probability", "probability_cat", "probability_dog"]] * 2
+    assert rows[1]["probability"] == rows[1]["probability_cat"] == pytest.approx(np.e / (1 + np.e))
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    seen = Predictions(np.array([0]), np.zeros((1, 2)))
+    seen.to_parquet(tmp_path / "p.parquet")
+    before = (tmp_path / "p.parquet").read_bytes()
+
+    def full(table, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "")
+
+    monkeypatch.setattr(pyarrow.parquet, "write_table", full)
+    with pytest.raises(mr.InputError, match=r"p.parquet cannot be written: No space left"):
+        seen.to_parquet(tmp_path / "p.parquet")
+    assert [p.name for p in tmp_path.iterdir()] == ["p.parquet"]
+    assert (tmp_path / "p.parquet").read_bytes() == before
+
+
+def test_the_command_writes_a_file(run, data, tmp_path):
+    code, out, err = command("predict", run, "--out", tmp_path / "p.parquet", "--all-probabilities", "--json")
+    assert code == 0, err
+    assert json.loads(out)["nodes"] == 150
+    table = pyarrow.parquet.read_table(tmp_path / "p.parquet")
+    want = mr.predict(run)
+    assert table.column_names == ["node", "class", "probability", "probability_0", "probability_1", "probability_2"]
+    assert np.array_equal(table["class"].to_numpy(), want.classes)
+    np.testing.assert_array_equal(table["probability"].to_numpy(), want.probabilities.max(1))
+    code, out, err = command(
+        "predict", run, "--out", tmp_path / "p.csv", "--nodes", "9,3", "--dataset", "sbm:nodes=60,classes=5,features=5"
+    )
+    assert code == 0, err
+    assert out.startswith("2 nodes of sbm:nodes=60")
+    assert pyarrow.csv.read_csv(tmp_path / "p.csv")["node"].to_pylist() == [9, 3]
+
+
+BAD = {
+    "no run": ("NONE --out P", "holds no run"),
+    "unfinished": ("UNFINISHED --out P", "has not finished (no result.json); resume it with `millrace run --resume"),
+    "another version": ("OLD --out P", "result.json is of another version"),
+    "there already": ("RUN --out THERE", "exists already; choose another --out"),
+    "no suffix": ("RUN --out P.txt", "expected a file that ends in .parquet or .csv"),
+    "no folder": ("RUN --out NONE/p.csv", "is no folder; choose another --out"),
+    "width": ("RUN --out P --dataset sbm:nodes=60,features=4", "has 4 features, but sage of"),
+    "node": ("RUN --out P --nodes 150", "expected [0, 150)"),
+    "split": ("RUN --out P --nodes tests", "did you mean 'test'"),
+    "not a number": ("RUN --out P --nodes 1,x", "nodes are '1', 'x'; expected ids"),
+    "dataset": ("RUN --out P --dataset nothing", "neither a file nor a known dataset"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_mistake_is_a_sentence_and_writes_nothing(run, tmp_path, kind):
+    words, phrase = BAD[kind]
+    (tmp_path / "there.csv").write_text("mine")
+    for name in ("unfinished", "old"):
+        shutil.copytree(run, tmp_path / name)
+    (tmp_path / "unfinished" / "result.json").unlink()
+    result = json.loads((tmp_path / "old" / "result.json").read_text())
+    (tmp_path / "old" / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k != "num_classes"}))
+    paths = {
+        "RUN": run, "NONE": tmp_path / "none", "UNFINISHED": tmp_path / "unfinished", "OLD": tmp_path / "old",
+        "THERE": tmp_path / "there.csv", "P": tmp_path / "p.csv", "P.txt": tmp_path / "p.txt", "NONE/p.csv": tmp_path / "none" / "p.csv",
+    }  # fmt: skip
+    before = sorted(tmp_path.iterdir())
+    code, out, err = command("predict", *[paths.get(word, word) for word in words.split()])
+    assert (code, out) == (2, "")
+    assert phrase in err.splitlines()[-1], err
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "there.csv").read_text() == "mine"

@@ -1,0 +1,101 @@
+"""Shorthands mean the same wherever they are given; words of other libraries get the key that is meant, or a true sentence."""
+
+import pytest
+
+from millrace.pipeline import cli
+from millrace.pipeline.config.aliases import FLAGS, KEYS, SENTENCES, SHORTHANDS, advice, expanded, instead_of_flag, merged
+from millrace.pipeline.config.load import Job, _known, resolve
+from millrace.pipeline.setup.prepare import configure
+from millrace.storage.errors import InputError
+
+VALUES = {
+    "hidden": 8, "layers": 2, "dropout": 0.25, "heads": 2, "fanout": [3, 2, 2], "batch_size": 7, "lr": 0.5, "weight_decay": 0.5,
+    "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1", "host": "10.0.0.1",
+    "model": "gcn", "sampler": "labor", "partition": "hash",
+}  # fmt: skip
+
+
+def test_every_shorthand_works_in_python_in_a_job_file_and_by_set(tmp_path):
+    assert VALUES.keys() == SHORTHANDS.keys() | {"model", "sampler", "partition"}
+    for word, value in VALUES.items():
+        base = {"model": {"name": "gat"}} if word == "heads" else {}
+        path = tmp_path / f"{word}.toml"
+        text = str(value) if not isinstance(value, str) else f'"{value}"'
+        path.write_text(f"{word} = {text}\n" + ('[model]\nname = "gat"\n' if base else ""))
+        ways = [
+            configure(base, **{word: value}) if word != "model" else resolve({word: value}),
+            resolve({**base, word: value}),
+            resolve(cli._table(path, {}, [])),
+            resolve(cli._table(None, {}, [*(["model.name=gat"] if base else []), f"{word}={text}"])),
+        ]
+        assert all(job == ways[0] for job in ways), word
+        section, key = SHORTHANDS.get(word, (word, "method" if word == "partition" else "name"))
+        held = getattr(ways[0], section)
+        assert (held[key] if isinstance(held, dict) else getattr(held, key)) == value
+
+
+def test_what_comes_later_wins_and_two_words_for_one_key_must_agree(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('lr = 0.1\nmodel = "gcn"\n')
+    assert resolve(cli._table(path, {"lr": 0.2}, [])).train.lr == 0.2
+    assert resolve(cli._table(path, {"lr": 0.2}, ["train.lr=0.3"])).train.lr == 0.3
+    assert (
+        resolve(cli._table(path, {"lr": 0.2}, ["train.lr=0.3", "lr=0.4", "hidden=8"])).model == resolve({"model": "gcn", "hidden": 8}).model
+    )
+    assert configure({"train": {"lr": 0.1}}, train={"lr": 0.2, "batch_size": 3}, lr=0.3).train.lr == 0.3
+    assert expanded({"lr": 0.1, "train": {"lr": 0.1}}) == {"train": {"lr": 0.1}}
+    with pytest.raises(InputError, match=r"'lr' is 0.1 and 'train.lr' is 0.2; they are one key: leave one out"):
+        resolve({"lr": 0.1, "train": {"lr": 0.2}})
+    with pytest.raises(InputError, match="expected a table"):
+        merged({"train": 3}, ["train", "lr"], 1)
+    with pytest.raises(InputError, match="expected a table"):
+        resolve({"lr": 0.1, "train": 3})
+
+
+def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves():
+    from millrace.stages.models import MODELS
+    from millrace.stages.sample import SAMPLERS
+
+    known = {*_known(Job)}
+    for section, registry in (("model", MODELS), ("sampler", SAMPLERS)):
+        known |= {f"{section}.{field}" for kind in registry.values() for field in kind.__dataclass_fields__}
+    assert not KEYS.keys() - known
+    words = [word for words in (*KEYS.values(), *SENTENCES.values()) for word in words]
+    assert len(words) == len(set(words))
+    leaves = {key.rpartition(".")[2] for key in known}
+    assert set(words) & leaves <= {"scheduler"}, "which is a Dask scheduler, but in [train]"
+
+
+@pytest.mark.parametrize(
+    ("table", "phrase"),
+    [
+        *(({word: 1}, f"unknown configuration key '{word}'; did you mean '{key}'?") for key, words in KEYS.items() for word in words),
+        *(
+            ({word: 1}, f"unknown configuration key '{word}'; {text}")
+            for text, words in SENTENCES.items()
+            for word in words
+            if word != "scheduler"
+        ),
+        ({"train": {"scheduler": "cosine"}}, "'train.scheduler'; there are no schedules, the learning rate is constant"),
+        ({"scheduler": "cosine"}, "'cluster.scheduler' is 'cosine': expected the address of a Dask scheduler"),
+        ({"train": {"callbacks": []}}, "'train.callbacks'; there are no callbacks"),
+    ],
+)
+def test_a_word_of_another_library_is_told_what_to_set(table, phrase):
+    with pytest.raises(InputError) as caught:
+        resolve(table)
+    assert phrase in str(caught.value)
+
+
+def test_a_flag_that_is_named_instead_exists():
+    import typer
+
+    flags = {p.name for p in typer.main.get_command(cli.app).commands["run"].params}  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(FLAGS) <= flags and {word for word in SHORTHANDS if word in flags} <= set(FLAGS)
+    assert instead_of_flag("--num-epochs") == "no such option: --num-epochs; give --epochs"
+    assert instead_of_flag("--xyzzy") is None
+
+
+def test_advice_on_a_word_of_nobody():
+    assert advice("xyzzy") == ""
+    assert advice("Learning_Rate") == "; did you mean 'train.lr'?"

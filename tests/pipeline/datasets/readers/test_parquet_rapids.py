@@ -1,0 +1,209 @@
+"""Edges of Parquet on GPUs, with RAPIDS stood in for: what the processor makes of the same files, bit for bit."""
+
+import sys
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.pipeline.datasets import ReadOptions, open_dataset
+from millrace.pipeline.datasets.readers import parquet, parquet_rapids
+from millrace.stages.partition.stage import open_shards
+from millrace.storage.dataset_store import open_dataset_store
+from millrace.storage.errors import InputError, MissingExtraError, RunError
+from millrace.tests.contracts import rapids
+from millrace.tests.contracts.command import command
+
+NODES = 40
+
+
+def write(folder, seed=0, *, edges=300, gaps=False, weighted=True, files=3, ids="int64", **columns):
+    """Edges with loops and repeated ones, in several files and row groups, between nodes that may have gaps in their ids."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(seed)
+    id_of = np.sort(rng.choice(1000, NODES, replace=False)) if gaps else np.arange(NODES)
+    ends = id_of[np.minimum(rng.geometric(0.08, (2, edges)) - 1, NODES - 1)].astype(ids)
+    table = {"src": ends[0], "dst": ends[1], **columns}
+    if weighted:
+        # Sums of these depend on the order in which they are added.
+        table["weight"] = np.exp(rng.normal(0, 6, edges))
+    cuts = np.linspace(0, edges, files + 1).astype(int)
+    for i, (a, b) in enumerate(zip(cuts, cuts[1:])):
+        pq.write_table(pa.table(table).slice(a, b - a), folder / f"edges-{i}.parquet", row_group_size=37)
+    nodes = {"id": id_of, "label": rng.integers(0, 3, NODES), "x": rng.normal(size=(NODES, 2)).astype("f4").tolist()}
+    pq.write_table(pa.table(nodes).take(rng.permutation(NODES)), folder / "nodes.parquet")
+    return folder
+
+
+def assert_same(a, b):
+    for name in ("indptr", "indices", "edge_weight"):
+        x, y = getattr(a.graph, name), getattr(b.graph, name)
+        assert (x is None) == (y is None)
+        assert x is None or (x.dtype == y.dtype and x.tobytes() == y.tobytes()), name
+    assert a.notes == b.notes
+    assert np.array_equal(a.labels, b.labels)
+    every = np.arange(NODES)
+    assert np.array_equal(a.features.gather(every), b.features.gather(every))
+
+
+@pytest.fixture
+def on_gpus(monkeypatch):
+    """`use(gpus)` makes so many, and gives a list of what comes from them."""
+    sorted_there, real = [], parquet_rapids.ordered_edges
+    monkeypatch.setattr(parquet, "ordered_edges", lambda *a: (sorted_there.append(found := real(*a)), found)[1])
+
+    def use(gpus):
+        rapids.install(monkeypatch, gpus)
+        return sorted_there
+
+    return use
+
+
+DIRECTIONS, DUPLICATES, LOOPS = ["directed", "reverse", "undirected"], ["merge", "keep"], ["keep", "drop"]
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+@pytest.mark.parametrize(("gaps", "weighted"), [(False, True), (True, True), (True, False)])
+def test_the_graph_is_the_processors(tmp_path, on_gpus, gpus, gaps, weighted):
+    used = on_gpus(gpus)
+    folder = write(tmp_path / "g", 5 + gpus, gaps=gaps, weighted=weighted)
+    for n, (direction, duplicates, loops) in enumerate(product(DIRECTIONS, DUPLICATES, LOOPS)):
+        options = ReadOptions(direction=direction, duplicates=duplicates, self_loops=loops, missing_ids="compact")
+        if n % 4 == gpus:
+            options = replace(options, edge_weights="ignore")
+        assert_same(open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu")))
+        assert len(used) == n + 1 and used[-1] is not None
+        assert used[-1].repeated and used[-1].loops
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_edges_that_are_clean_need_no_more_than_their_counts(tmp_path, on_gpus, gpus, monkeypatch):
+    used = on_gpus(gpus)
+    folder = write(tmp_path / "g", edges=0)
+    ends = np.random.default_rng(1).permutation([(a, b) for a in range(NODES) for b in range(NODES) if a != b])[:500]
+    pq.write_table(
+        pa.table({"src": ends[:, 0].astype("i4"), "dst": ends[:, 1].astype("u2")}), folder / "edges-9.parquet", row_group_size=64
+    )
+    for i in range(3):
+        (folder / f"edges-{i}.parquet").unlink()
+    options = ReadOptions(direction="directed")
+    want = open_dataset(folder, options=options)
+    monkeypatch.setattr("millrace.pipeline.datasets.cleaning.edges._keys", None)
+    assert_same(want, open_dataset(folder, options=replace(options, edges_on="gpu")))
+    assert not used[0].repeated and not used[0].loops
+
+
+def test_symmetric_edges_are_seen_to_be(tmp_path, on_gpus):
+    on_gpus(2)
+    folder = write(tmp_path / "g", weighted=False)
+    whole = pa.concat_tables([pq.read_table(f) for f in sorted(folder.glob("edges*"))])
+    pq.write_table(whole.rename_columns(["dst", "src"]).select(["src", "dst"]), folder / "edges-b.parquet")
+    assert_same(open_dataset(folder), open_dataset(folder, options=ReadOptions(edges_on="gpu")))
+
+
+NOT_CLEAN = {
+    "nulls": ({"src": pa.array([0, None, 2]), "dst": pa.array([1, 2, 0])}, {}, "nulls"),
+    "out of range": ({"src": [0, 1, 40], "dst": [1, 2, 0]}, {}, "out of range for 40 nodes"),
+    "below 0": ({"src": [0, 1, -1], "dst": [1, 2, 0]}, {}, "out of range for 40 nodes"),
+    "text": ({"src": ["a", "b", "c"], "dst": [1, 2, 0]}, {}, "column edges.src is text and column edges.dst is int64"),
+    "no dst": ({"src": [0, 1, 2], "end": [1, 2, 0]}, {}, "no column 'dst'"),
+    "nan": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, np.nan, 1.0]}, {}, "NaN or infinite"),
+    "infinite as float32": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, 1e300, 1.0]}, {}, "NaN or infinite"),
+    "negative": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, -2.0, 1.0]}, {}, "negative"),
+    "loops": ({"src": [0, 1, 2], "dst": [1, 1, 0]}, {"self_loops": "error"}, "there is 1 self loop (first: node 1)"),
+    "repeated": ({"src": [0, 1, 1], "dst": [1, 0, 0]}, {"duplicates": "error"}, "(first: 1 -> 0)"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_CLEAN)
+def test_what_is_wrong_is_said_as_the_processor_says_it(tmp_path, on_gpus, case):
+    on_gpus(2)
+    columns, given, told = NOT_CLEAN[case]
+    folder = write(tmp_path / "g", files=0)
+    pq.write_table(pa.table(columns), folder / "edges.parquet")
+    said = []
+    for where in ("cpu", "gpu"):
+        with pytest.raises(InputError) as e:
+            open_dataset(folder, options=ReadOptions(direction="directed", edges_on=where, **given))
+        said.append(str(e.value))
+    assert said[0] == said[1] and told in said[0]
+
+
+def test_ends_that_are_no_nodes_and_damaged_files(tmp_path, on_gpus):
+    on_gpus(1)
+    folder = write(tmp_path / "g", gaps=True)
+    pq.write_table(pa.table({"src": [1001], "dst": [1002], "weight": [1.0]}), folder / "edges-9.parquet")
+    options = ReadOptions(direction="directed", missing_ids="compact", edges_on="gpu")
+    with pytest.raises(InputError, match=r"1 values of edges.src \(first: 1001\) are not the id of any node"):
+        open_dataset(folder, options=options)
+    (folder / "edges-9.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(InputError, match="cannot be read"):
+        open_dataset(folder, options=options)
+
+
+def test_no_edges_and_weights_of_other_kinds(tmp_path, on_gpus):
+    used = on_gpus(1)
+    assert_same(
+        open_dataset(write(tmp_path / "none", edges=0, files=1)),
+        open_dataset(tmp_path / "none", options=ReadOptions(edges_on="gpu")),
+    )
+    for i, weight in enumerate((np.arange(300) % 2 == 0, np.arange(300, dtype="i8") + (1 << 40), np.arange(300, dtype="f4"))):
+        folder = write(tmp_path / f"w{i}", weighted=False, weight=weight)
+        options = ReadOptions(direction="directed")
+        assert_same(open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu")))
+    assert [u is None for u in used] == [True, True, False, False]
+
+
+def test_edges_out_of_order_are_an_error(tmp_path, on_gpus, monkeypatch):
+    on_gpus(2)
+    folder = write(tmp_path / "g")
+    monkeypatch.setattr(rapids.DaskFrame, "to_delayed", lambda self, real=rapids.DaskFrame.to_delayed: real(self)[::-1])
+    with pytest.raises(RunError, match="not in the order of their destinations"):
+        open_dataset(folder, options=ReadOptions(direction="directed", edges_on="gpu"))
+
+
+def test_edges_that_do_not_fit_are_an_error(tmp_path, on_gpus, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError("std::bad_alloc: out_of_memory")
+
+    on_gpus(1)
+    monkeypatch.setattr("cudf.concat", full)
+    words = ("--set", "read.direction=directed", "--set", "read.edges_on=gpu", "--out", tmp_path / "out")
+    code, _, err = command("convert", write(tmp_path / "g"), *words)
+    assert code == 3 and not (tmp_path / "out").exists()
+    assert 'MemoryError: std::bad_alloc: out_of_memory; use read.edges_on = "cpu"' in " ".join(err.split())
+
+
+def test_commands_convert_and_cut_what_gpus_have_read(tmp_path, on_gpus):
+    used = on_gpus(2)
+    folder = write(tmp_path / "g")
+    for where in ("cpu", "gpu"):
+        words = ("--set", "read.direction=directed", "--set", f"read.edges_on={where}", "--out", tmp_path / where)
+        code, _, err = command("convert", folder, *words)
+        assert code == 0, err
+        words = ("--parts", 3, "--method", "hash", *words[:-1], tmp_path / f"parts-{where}")
+        code, _, err = command("partition", folder, *words)
+        assert code == 0, err
+    assert len(used) == 2
+    assert_same(*(open_dataset_store(tmp_path / where) for where in ("cpu", "gpu")))
+    for part in range(3):
+        (a, nodes, _), (b, others, _) = (open_shards(tmp_path / f"parts-{where}", part) for where in ("cpu", "gpu"))
+        assert np.array_equal(nodes, others)
+        assert all(np.array_equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+def test_it_is_refused_where_it_cannot_be(tmp_path, monkeypatch):
+    folder = write(tmp_path / "g")
+    options = ReadOptions(direction="directed", edges_on="gpu")
+    with pytest.raises(InputError, match="digits is not a folder of Parquet"):
+        open_dataset("digits", options=options)
+    code, _, err = command("convert", folder, "--set", "read.edges_on=gpu", "--out", tmp_path / "out")
+    assert code == 2 and "read.edges_on=gpu needs an NVIDIA GPU and RAPIDS" in " ".join(err.split())
+    assert "use read.edges_on=cpu" in " ".join(err.split())
+    rapids.install(monkeypatch, 2)
+    monkeypatch.delitem(sys.modules, "dask_cudf")
+    with pytest.raises(MissingExtraError, match="dask_cudf cannot be found"):
+        open_dataset(folder, options=options)

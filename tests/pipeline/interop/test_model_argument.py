@@ -1,0 +1,95 @@
+"""What may be passed as a model, and which datasets it fits."""
+
+import pytest
+import torch
+from torch import nn
+
+import millrace as mr
+from millrace.pipeline.interop.model_argument import refuse_misfit, taken
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+
+def two():
+    return [pyg.SAGEConv((-1, -1), 4), pyg.SAGEConv(-1, 3)]
+
+
+@pytest.mark.parametrize("wrapped", [list, tuple, nn.ModuleList])
+def test_convolutions_are_taken_as_a_pyg_model(wrapped):
+    convs = two()
+    model = taken(wrapped(convs))
+    assert isinstance(model, mr.PyGModel) and list(model.convs) == convs
+
+
+def test_a_convolution_by_itself_is_a_model_of_one_layer():
+    assert taken(pyg.SAGEConv(5, 3)).num_layers == 1
+
+
+def test_records_and_models_are_taken_as_they_are():
+    for model in (None, mr.GCN(), mr.PyGModel(two())):
+        assert taken(model) is model
+
+
+def test_whole_models_of_pyg_are_refused():
+    with pytest.raises(mr.InputError, match=r"GraphSAGE.forward takes a whole edge_index.*PyGModel\(\[conv1, conv2\]\)"):
+        taken(pyg.GraphSAGE(5, 8, 2, 3))
+
+
+class Own(nn.Module):
+    num_layers = 1
+
+    def __init__(self, linear=None):
+        super().__init__()
+        self.linear = linear
+
+    def layer(self, i, hood, h):
+        return hood.mean(h)
+
+
+@pytest.mark.parametrize(
+    ("make", "classes", "task", "told"),
+    [
+        (lambda: mr.PyGModel(two()), 4, "multiclass", r"gives 3 columns, but the dataset has 4 classes; make it SAGEConv\(..., 4\)"),
+        (lambda: mr.PyGModel(two()), 2, "multilabel", "gives 3 columns, but the dataset has 2 classes"),
+        (lambda: Own(nn.LazyLinear(3)), 3, "multiclass", "'linear.weight' of Own is lazy"),
+        (Own, 3, "multiclass", "Own has no parameters to train"),
+        (lambda: mr.PyGModel([pyg.SimpleConv()]), 3, "multiclass", "PyGModel has no parameters to train"),
+    ],
+)
+def test_what_does_not_fit_a_dataset_is_refused(make, classes, task, told):
+    with pytest.raises(mr.InputError, match=told):
+        refuse_misfit(make(), 5, classes, task, 0)
+
+
+def test_a_list_of_lazy_convolutions_trains_and_resumes(tmp_path):
+    data = mr.open_dataset("sbm:nodes=120,classes=3,degree=6,features=5,train=0.3")
+    options = {"out": tmp_path / "run", "fanout": [3, 2], "threads": 1, "device": torch.device("cpu")}
+    first = mr.run(data, model=two(), epochs=1, **options)
+    # What the run was started with need not be said again.
+    more = mr.run(data, model=two(), epochs=2, resume=True, out=tmp_path / "run")
+    assert (first.model, first.epochs, more.epochs) == ("PyGModel", 1, 2)
+    whole = mr.run(data, model=two(), epochs=2, **{**options, "out": tmp_path / "whole"})
+    assert more.parameters_sha256 == whole.parameters_sha256 != first.parameters_sha256
+
+
+def test_a_run_on_data_of_pyg_goes_on(tmp_path):
+    from torch_geometric.data import Data
+    from torch_geometric.utils import to_undirected
+
+    torch.manual_seed(0)
+    edges = to_undirected(torch.randint(60, (2, 200)))
+    data = Data(x=torch.randn(60, 5), y=torch.arange(60) % 3, edge_index=edges)
+    mr.run(data, model=two(), epochs=1, out=tmp_path / "run", fanout=[3, 2], threads=1)
+    job = tmp_path / "run" / "job.toml"
+    job.write_text(job.read_text().replace('features = "memory"', 'features = "mapped"'))  # as ranks, which map the rows, leave it
+    assert 'features = "mapped"' in job.read_text()
+    assert mr.run(data, model=two(), epochs=2, out=tmp_path / "run", resume=True).epochs == 2
+
+
+def test_infer_refuses_what_does_not_fit():
+    data = mr.open_dataset("sbm:nodes=60,classes=3,degree=6,features=5")
+    degree = torch.from_numpy(data.graph.degree).float()
+    with pytest.raises(mr.InputError, match="is lazy and has no shape yet"):
+        mr.infer(mr.PyGModel(two()), data.graph, data.features, degree, data.split.test)
+    with pytest.raises(mr.InputError, match="takes 4 columns, but the dataset gives 5"):
+        mr.infer(mr.PyGModel([pyg.SAGEConv(4, 3)]), data.graph, data.features, degree, data.split.test)

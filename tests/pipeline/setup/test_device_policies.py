@@ -1,0 +1,310 @@
+"""``device = "cuda"``: whatever the job, the run is the one that processors would have made, on a GPU or in Triton's interpreter."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.commands.sample import precompute
+from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.telemetry.events import EpochDone, StepDone
+from millrace.stages.neighbourhood.base import destinations
+from millrace.tests.contracts import dask_cuda
+
+pytest.importorskip("triton")
+
+from millrace.stages.fetch import gather_cuda
+from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
+from millrace.stages.kernels.runtime import triton_rng
+
+DEVICES = ("cpu", "cuda")
+JOB: dict[str, Any] = {
+    "epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "check": True, "queue": {"bulk_size": 2}, "hidden": 6, "dropout": 0.3,
+    "fanout": [3, 2], "batch_size": 12, "lr": 0.02,
+}  # fmt: skip
+"""Three minibatches an epoch, in two bulks."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def sbm():
+    return mr.open_dataset("sbm:nodes=120,classes=3,degree=6,features=5,train=0.3", seed=1)
+
+
+@pytest.fixture(scope="module")
+def weighted(sbm):
+    graph = sbm.graph
+    # Of both directions of an edge alike.
+    row = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    weight = (1 + (row + graph.indices) % 5).astype(np.float32)
+    return mr.Dataset("weighted", mr.Graph(graph.indptr, graph.indices, edge_weight=weight), sbm.features, sbm.labels, sbm.split, 3)
+
+
+def train(data, out, device, **options):
+    """Losses of all steps and accuracies of all epochs, and the result."""
+    seen = []
+
+    def emit(event):
+        if isinstance(event, StepDone):
+            seen.append(event.loss)
+        if isinstance(event, EpochDone):
+            seen.append(event.val_accuracy)
+
+    options = {key: value for key, value in {**JOB, **options}.items() if value is not None}
+    model = copy.deepcopy(options.pop("model", None))
+    result = mr.run(data, out=out / device, device=device, emit=emit, model=model, **options)
+    assert result.device == device
+    return np.array(seen), result
+
+
+def agree(data, out, rel=1e-9, **options):
+    """Train on both; what the device has seen, and its result."""
+    (losses, host), (seen, result) = (train(data, out, device, **options) for device in DEVICES)
+    assert len(losses) > 1 and np.isfinite(losses).all()
+    np.testing.assert_allclose(seen, losses, rtol=rel)
+    assert (result.test_accuracy, result.best_epoch) == (host.test_accuracy, host.best_epoch)
+    assert (result.minibatches, result.sampled_edges) == (host.minibatches, host.sampled_edges)
+    return losses, result
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {"name": "neighbor", "fanout": [3, 2]},
+        {"name": "neighbor", "fanout": [-1, -1]},
+        {"name": "neighbor", "fanout": [3, 2], "weighted": True},
+        {"name": "labor", "fanout": [3, 2], "poisson": True},
+        {"name": "ladies", "sizes": [12, 8]},
+        {"name": "fastgcn", "sizes": [12, 8]},
+    ],
+    ids=lambda s: "-".join(map(str, s.values())),
+)
+def test_samplers(weighted, tmp_path, sampler):
+    agree(weighted, tmp_path, fanout=None, sampler=sampler, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        ({"name": "sage", "aggregator": "max"}, "float64"),
+        ({"name": "gcn", "norm": "layer"}, "float64"),
+        ({"name": "gat", "heads": 2, "attention_dropout": 0.4}, "float64"),
+        ({"name": "gin", "norm": "batch"}, "float64"),
+        ({"name": "sage"}, "float32"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x["name"],
+)
+def test_models(sbm, tmp_path, model, dtype):
+    """Dropout drops the same everywhere, of activations and of attention."""
+    agree(sbm, tmp_path, rel=1e-9 if dtype == "float64" else 1e-4, model=model, dtype=dtype, epochs=1)
+
+
+def test_multi_label(sbm, tmp_path):
+    labels = np.stack([sbm.labels == 0, sbm.labels != 1, sbm.labels > 0, sbm.labels < 3], 1).astype(np.float32)
+    agree(mr.Dataset("multi", sbm.graph, sbm.features, labels, sbm.split, 4, "multilabel"), tmp_path, epochs=1)
+
+
+class Own(torch.nn.Module):
+    """A user's own layers, with a message of their own and batch normalisation."""
+
+    num_layers = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.b = torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
+
+    def layer(self, i, hood, h):
+        if i == 0:
+            return torch.relu(self.norm(self.a(torch.cat([destinations(hood, h), hood.max(h)], 1))))
+        return self.b(destinations(hood, h) + hood.apply(lambda src, dst, w: w[:, None] * src * torch.sigmoid(dst), h, reduce="mean"))
+
+    def forward(self, hoods, h):
+        for i, hood in enumerate(hoods):
+            h = self.layer(i, hood, h)
+        return h
+
+
+def test_a_module_of_ones_own(weighted, tmp_path):
+    agree(weighted, tmp_path, model=Own().double(), hidden=None, dropout=None)
+
+
+def test_several_minibatches_a_step(sbm, tmp_path):
+    agree(sbm, tmp_path, batch_size=5, minibatches_per_step=3, epochs=1)
+
+
+# --- where rows and lists lie ---
+
+
+@pytest.fixture
+def gathers(monkeypatch):
+    """Rows in the cache at each time that rows were gathered from the host's memory."""
+    told = []
+
+    def gather(base, ids, cache=None):
+        told.append(0 if cache is None else len(cache.rows))
+        return gather_rows(base, ids, cache)
+
+    monkeypatch.setattr(gather_cuda, "gather_rows", gather)
+    return told
+
+
+ROW_BYTES = 5 * 8
+
+
+@pytest.mark.parametrize(("cache_bytes", "cached"), [(0, 0), (40 * ROW_BYTES, 40), (1 << 30, 120)])
+def test_rows_and_lists_in_the_hosts_memory(sbm, tmp_path, gathers, cache_bytes, cached):
+    gpu = {"features": "pinned", "topology": "pinned", "cache_bytes": cache_bytes}
+    _, result = agree(sbm, tmp_path, gpu=gpu, epochs=1)
+    assert gathers == [cached] * result.minibatches
+    assert result.bytes["store"]["features"] == 120 * ROW_BYTES
+    assert result.bytes["evaluation"]["features"] > 0
+
+
+@pytest.mark.parametrize(
+    ("features", "dtype", "where"),
+    [("zarr", "float32", "device"), ("zarr", "float64", "pinned"), ("mapped", "float32", "pinned"), ("mapped", "float64", "device")],
+)
+def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
+    monkeypatch.setattr(gather_cuda, "UPLOAD_BYTES", 1000)
+    mr.write_dataset(tmp_path / "store", sbm, features_format="npy" if features == "mapped" else "zarr")
+    seen, result = train(tmp_path / "store", tmp_path, "cuda", features=features, dtype=dtype, gpu={"features": where}, epochs=1)
+    there, _ = train(sbm, tmp_path / "memory", "cpu", dtype=dtype, epochs=1)
+    np.testing.assert_allclose(seen, there, rtol=1e-9 if dtype == "float64" else 1e-4)
+    assert result.bytes["store"]["features"] == 120 * 5 * np.dtype(dtype).itemsize
+
+
+@pytest.mark.parametrize("where", ["device", "pinned"])
+@pytest.mark.parametrize("options", [{"features": "owned"}, {"bulk": {"topology": "partitioned"}}], ids=["owned rows", "block rows"])
+def test_rows_that_ranks_own(sbm, tmp_path, options, where):
+    """Of one rank, all: the same bits as where every rank has all rows."""
+    gpu = {"features": where, "cache_bytes": 40 * ROW_BYTES}
+    _, result = agree(sbm, tmp_path, gpu=gpu, **options)
+    _, whole = train(sbm, tmp_path / "whole", "cuda")
+    assert result.parameters_sha256 == whole.parameters_sha256
+    assert result.bytes["store"]["features"] == 120 * ROW_BYTES
+    assert result.hot_rows is not None
+
+
+def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
+    """There is one copy of them, and the store is read once."""
+    _, result = agree(sbm, tmp_path)
+    assert gathers == []
+    assert result.bytes["store"]["features"] == 120 * ROW_BYTES
+    assert not result.bytes["evaluation"].get("features")
+
+
+# --- where minibatches come from ---
+
+
+@pytest.mark.parametrize("sampler", [{"name": "neighbor", "weighted": True}, {"name": "ladies", "sizes": [12, 8]}], ids=lambda s: s["name"])
+def test_minibatches_from_a_queue_on_disk(weighted, tmp_path, sampler):
+    fanout = None if "sizes" in sampler else [3, 2]
+    agree(weighted, tmp_path, sampler=sampler, fanout=fanout, queue={"kind": "zarr", "keep": "none", "bulk_size": 2, "max_bytes": 1})
+
+
+def test_minibatches_that_were_sampled_before(sbm, tmp_path):
+    spec = {"dataset": "sbm:nodes=120,classes=3,degree=6,features=5,train=0.3", **JOB, "queue": {"bulk_size": 2, "reuse": "cycle"}}
+    job = configure({}, **spec, device="cuda")
+    live, _ = train(mr.open_dataset(job.dataset, seed=3), tmp_path / "live", "cpu")
+    precompute(job.model_copy(update={"epochs": 1}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
+    runs = {}
+    for device in DEVICES:
+        losses = runs[device] = []
+        given = job.model_copy(update={"device": device, "kernel": "cpu" if device == "cpu" else "cuda"})
+        emit = lambda e, losses=losses: losses.append(e.loss) if isinstance(e, StepDone) else None  # noqa: E731
+        mr.run(config=given, samples=tmp_path / "samples", out=tmp_path / f"replayed-{device}", emit=emit)
+    np.testing.assert_allclose(runs["cuda"], runs["cpu"], rtol=1e-9)
+    np.testing.assert_allclose(runs["cuda"][:3], live[:3], rtol=1e-9)
+
+
+# --- other systems ---
+
+
+@pytest.mark.parametrize("correction", ["batch", "node", "edge"])
+def test_isolated_parts(sbm, tmp_path, correction):
+    grappa = {"every": 1, "chunks": 2, "halo": 0.5, "correction": correction}
+    agree(sbm, tmp_path, system="grappa", grappa=grappa, partition={"method": "hash"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"features": "owned", "minibatches_per_step": 4, "batch_size": 6},
+        {"bulk": {"topology": "partitioned", "hot": 0.1}},
+    ],
+    ids=["owned rows", "block rows"],
+)
+def test_two_ranks(sbm, tmp_path, monkeypatch, options):
+    """In Triton's interpreter: a stand-in for dask-cuda deals GPUs that are not there."""
+    if not triton_rng.INTERPRETED:
+        pytest.skip("there is a GPU")
+    dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
+    mr.write_dataset(tmp_path / "store", sbm)
+    common = {"ranks": 2, "cluster": {"backend": "gloo", "dashboard_port": 0}, "epochs": 1, "batch_size": 9}
+    _, result = agree(tmp_path / "store", tmp_path, **{**common, **options})
+    assert result.bytes["network"]["gradients"] > 0
+    assert result.bytes["network"]["features"] > 0
+    apart = {key: value for key, value in options.items() if key not in ("features", "bulk")}
+    _, whole = train(tmp_path / "store", tmp_path / "whole", "cuda", **{**common, **apart})
+    assert whole.bytes["network"]["features"] == 0
+    assert result.parameters_sha256 == whole.parameters_sha256, "where rows and edges lie does not show"
+
+
+# --- going on ---
+
+
+def test_resumed_in_mid_epoch(sbm, tmp_path):
+    whole = train(sbm, tmp_path / "whole", "cuda", epochs=3)
+    asked = iter(range(1000))
+    assert train(sbm, tmp_path / "parts", "cuda", epochs=3, stop=lambda: next(asked) == 3)[1].status == "stopped"
+    shutil.copytree(tmp_path / "parts", tmp_path / "on the host")
+    shutil.move(tmp_path / "on the host" / "cuda", tmp_path / "on the host" / "cpu")
+    for folder, device in (("parts", "cuda"), ("on the host", "cpu")):
+        seen, result = train(sbm, tmp_path / folder, device, epochs=3, resume=True)
+        # Of two epochs' three steps and a validation each, four steps and one validation were before.
+        np.testing.assert_allclose(seen, whole[0][5:], rtol=1e-9)
+        assert result.train_loss == pytest.approx(whole[1].train_loss, rel=1e-9)
+        assert (result.minibatches, result.test_accuracy) == (whole[1].minibatches, whole[1].test_accuracy)
+        a, b = (torch.load(f / "model.pt", weights_only=True) for f in (tmp_path / "whole" / "cuda", tmp_path / folder / device))
+        for name in a:
+            assert a[name].device.type == "cpu", "whoever has no GPU can read it"
+            torch.testing.assert_close(a[name], b[name], rtol=1e-7, atol=1e-12)
+
+
+def without_gpu(*words):
+    """The command in a process that has neither a GPU nor Triton's interpreter."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([sys.executable, "-m", "millrace.pipeline", *map(str, words)], capture_output=True, text=True, env=environment)
+
+
+def test_a_model_from_a_device_is_read_without_one(sbm, tmp_path):
+    mr.write_dataset(tmp_path / "store", sbm)
+    _, result = train(tmp_path / "store", tmp_path, "cuda")
+    said = without_gpu("evaluate", tmp_path / "cuda", "--json")
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout)["accuracy"]["test"] == pytest.approx(result.test_accuracy)
+    flags = ["--set", f"start_from={tmp_path / 'cuda'}", "--hidden", 6, "--fanout", "3,2", "--epochs", 1, "--set", "dtype=float64"]
+    began = without_gpu("run", "--dataset", tmp_path / "store", *flags, "--out", tmp_path / "on", "--json")
+    assert began.returncode == 0, began.stderr
+    assert json.loads(began.stdout)["device"] == "cpu"
+
+
+def test_without_a_gpu_the_device_is_refused(tmp_path):
+    said = without_gpu("train", "--dataset", "digits", "--device", "cuda", "--out", tmp_path / "run")
+    assert (said.returncode, said.stdout) == (2, "")
+    assert 'device is "cuda", but' in said.stderr
+    reason = "is built without CUDA; install one with it" if not torch.backends.cuda.is_built() else "torch sees no GPU here"
+    assert reason in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""Runs are gone on with by other numbers of ranks than began them: the same minibatches, each once."""
+
+from itertools import product
+
+import pytest
+import torch
+
+import millrace as mr
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.config.schema import Train
+from millrace.pipeline.setup.resume import Pace, dealt, without_executor
+from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
+from millrace.pipeline.telemetry.events import StepDone
+from millrace.storage.checkpoint import CheckpointStore, Cursor
+from millrace.storage.errors import RunError, StoreError
+from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
+
+SPEC = "sbm:nodes=120,classes=3,degree=5,features=4,train=0.5"
+MINIBATCHES = 9
+"""Of an epoch: an odd number of which the last is short."""
+TABLE = {
+    "dtype": "float64",
+    "epochs": 3,
+    "sampler": {"name": "neighbor", "fanout": [3, 2]},
+    "model": {"name": "sage", "hidden": 4, "dropout": 0.3, "norm": "batch"},
+    "queue": {"bulk_size": 2},
+}
+
+
+def table(ranks: int, width: int | None = None, **options) -> dict:
+    return {**TABLE, "ranks": ranks, "train": {"batch_size": 7, "minibatches_per_step": width, "evaluate_every": 1}, **options}
+
+
+def total(reports, name: str) -> int:
+    return sum(r[name] for r in reports)
+
+
+@pytest.mark.parametrize("minibatches", [1, 5, 8, 9])
+def test_no_minibatch_is_trained_twice_or_left_out(minibatches):
+    for before, now in product(range(1, 6), repeat=2):
+        was, is_ = Pace.of(before, minibatches), Pace.of(now, minibatches)
+        for steps in range(3 * was.steps_per_epoch + 1):
+            epoch, step = divmod(steps, was.steps_per_epoch)
+            trained = epoch * minibatches + min(step * before, minibatches)
+            position, begun = was.position(steps, is_)
+            epoch, step = divmod(position, is_.steps_per_epoch)
+            assert epoch * minibatches + step * now + begun == trained
+            assert begun < now
+
+
+@pytest.mark.parametrize(("before", "now", "width"), [(1, 3, None), (3, 2, None), (2, 1, 2)])
+def test_other_ranks_go_on_in_mid_epoch(tmp_path, before, now, width):
+    unchanged = train_bulk(SPEC, tmp_path / "whole", table(1, width))
+    began = train_bulk(SPEC, tmp_path / "run", table(before, width), steps=-(-MINIBATCHES // (width or before)) + 1)
+    _, last, per_epoch = began[0]["steps"][-1]
+    assert last + 1 < per_epoch, "not in mid-epoch"
+    epochs = 4 if now == 3 else 3
+    ended = train_bulk(SPEC, tmp_path / "run", table(now, width, epochs=epochs))
+    assert len(ended[0]["history"]) == epochs
+    assert total(ended, "minibatches") == epochs * MINIBATCHES
+    assert all(s == -(-MINIBATCHES // (width or now)) for _, _, s in ended[0]["steps"])
+    assert len({r["parameters_sha256"] for r in ended}) == 1
+    if epochs == 3:
+        assert total(ended, "sampled_edges") == total(unchanged, "sampled_edges")
+    changed = [n for n in ended[0]["notes"] if "minibatches, but other steps" in n]
+    assert bool(changed) == (width is None)
+    if width is not None:
+        for mine, theirs in zip(ended[0]["history"], unchanged[0]["history"], strict=True):
+            assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-6)
+        left, right = last_parameters(tmp_path / "run"), last_parameters(tmp_path / "whole")
+        assert all(torch.allclose(left[k], right[k], rtol=1e-6, atol=1e-9) for k in right)
+
+
+def test_what_former_ranks_counted_is_kept():
+    ledgers = [[1, 10], [2, 20], [3, 30]]
+    assert dealt(ledgers, 3) == ledgers
+    assert dealt(ledgers, 2) == [[4, 40], [2, 20]]
+    assert dealt(ledgers, 1) == [[6, 60]]
+    assert dealt(ledgers, 4) == [*ledgers, [0, 0]]
+
+
+def test_checkpoints_of_earlier_versions_tell_their_pace():
+    state = {"ledgers": [[0], [0], [0]]}
+    assert Pace.written(state, Train(), 9) == Pace(3, 3)
+    assert Pace.written(state, Train(minibatches_per_step=2), 9) == Pace(2, 5)
+    assert Pace.written({**state, "pace": {"minibatches_per_step": 4, "steps_per_epoch": 3}}, Train(), 9) == Pace(4, 3)
+
+
+@pytest.mark.parametrize("system", ["grappa", "sar", "retexo"])
+def test_parts_are_of_as_many_ranks(tmp_path, system):
+    (tmp_path / JOB).write_text(resolve({"system": system, "ranks": 2}).to_toml())
+    CheckpointStore(tmp_path / CHECKPOINTS, {"parts": "2"}).save(Cursor(0, 1), {})
+    with pytest.raises(StoreError, match=r"started with ranks = 2, .* cannot go on with 3; resume with --ranks 2"):
+        check_resumable(tmp_path, resolve({"system": system, "ranks": 3}), {"parts": "3"})
+
+
+def test_ranks_are_not_blamed_for_what_they_do_not_decide(tmp_path):
+    (tmp_path / JOB).write_text(resolve({"ranks": 2, "seed": 1}).to_toml())
+    CheckpointStore(tmp_path / CHECKPOINTS, {"seed": "1"}).save(Cursor(0, 1), {})
+    with pytest.raises(StoreError, match=r"other settings: seed \(was 1, now 2\);"):
+        check_resumable(tmp_path, resolve({"ranks": 3, "seed": 2}), {"seed": "2"})
+
+
+def test_a_stored_executor_gives_way_to_more_ranks():
+    assert without_executor({"executor": "inline", "ranks": 2}) == {"ranks": 2}
+    for table_ in ({"executor": "inline", "ranks": 1}, {"executor": "dask", "ranks": 2}, {"executor": "inline"}):
+        assert without_executor(table_) == table_
+
+
+def test_the_executor_is_implied_when_a_run_is_resumed(tmp_path, monkeypatch):
+    """One that holds a single rank is refused only where it was asked for."""
+    seen = []
+    monkeypatch.setattr("millrace.pipeline.run.refuse_what_is_missing", lambda job: seen.append(job) or 1 / 0)
+    stored = resolve({"executor": "inline"}).model_dump(exclude_none=True)
+    for options in ({"ranks": 2}, {"ranks": 2, "executor": "inline"}, {}):
+        with pytest.raises(ZeroDivisionError):
+            mr.run(out=tmp_path, resume=True, config=stored, **options)
+    assert [(job.executor, job.ranks) for job in seen] == [("dask", 2), ("inline", 2), ("inline", 1)]
+
+
+def test_a_resume_that_fails_leaves_the_result(tmp_path):
+    options = {"out": tmp_path / "run", "fanout": [2], "hidden": 2, "threads": 1}
+    data = mr.open_dataset("sbm:nodes=60,classes=2,degree=4,features=3")
+    mr.run(data, epochs=1, **options)
+    before = [(tmp_path / "run" / name).read_bytes() for name in (RESULT, MODEL)]
+
+    def fail(event):
+        if isinstance(event, StepDone):
+            raise RunError("the disk is full")
+
+    with pytest.raises(RunError, match="disk is full"):
+        mr.run(data, epochs=3, resume=True, emit=fail, **options)
+    assert [(tmp_path / "run" / name).read_bytes() for name in (RESULT, MODEL)] == before

@@ -1,0 +1,158 @@
+"""Steps that are recorded: the gradients of steps that are not, whatever a frame held before."""
+
+import numpy as np
+import pytest
+import torch
+
+from millrace.stages.base import Placement, StepRules
+from millrace.stages.comm.solo import Solo
+from millrace.stages.fetch import cuda_graph
+from millrace.stages.fetch.gather_cuda import DeviceGather, GatheredOnDevice, Uploaded
+from millrace.stages.kernels.aggregation.cuda import lists as lists_cuda
+from millrace.stages.kernels.minibatch_cuda import bulk as resident_cuda
+from millrace.stages.kernels.minibatch_cuda import frames as frames_cuda
+from millrace.stages.kernels.runtime.triton_rng import device
+from millrace.stages.models import MODELS
+from millrace.stages.sample.base import BulkRequest
+from millrace.stages.sample.labor import LaborSampler
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.stages.train import forward_backward
+from millrace.storage.dataset import Split
+from millrace.storage.features import MemoryFeatures
+from millrace.storage.graph import from_edges
+
+V, F, CLASSES = 60, 5, 4
+
+
+def setting(weighted=False, multilabel=False):
+    rng = np.random.default_rng(1)
+    src, dst = rng.integers(0, V, 500), rng.integers(0, V, 500)
+    src[:200] = rng.integers(0, 2, 200)
+    graph = from_edges(src, dst, V, edge_weight=rng.random(500).astype(np.float32) + 0.5 if weighted else None)
+    labels = torch.from_numpy(rng.integers(0, 2, (V, CLASSES)).astype(np.float32) if multilabel else rng.integers(0, CLASSES, V))
+    none = np.empty(0, np.int64)
+    features = MemoryFeatures(rng.standard_normal((V, F)).astype(np.float32))
+    return Placement(graph, features, labels, torch.from_numpy(graph.degree).float(), Split(np.arange(V), none, none))
+
+
+def gathering(place, **options):
+    policy = GatheredOnDevice(**options)
+    return DeviceGather(place, Uploaded(torch.from_numpy(place.features.rows).to(device()), True), device(), policy)
+
+
+def bulks(place, sampler, sizes, count=2):
+    """Bulks of minibatches with so many seeds."""
+    rng = np.random.default_rng(5)
+    for number in range(count):
+        seeds = tuple(rng.permutation(V)[:n] for n in sizes)
+        first = number * len(sizes)
+        yield sampler.sample_on_device(place.graph, BulkRequest(3, 0, number, first, seeds))
+
+
+def run(model, place, sampler, sizes=(4, 4, 4, 4, 2), alone=True, task="multiclass", count=2):
+    """Gradients of every minibatch, recorded where that can be and not, and how many were recorded."""
+    to = device()
+    model = model.to(to)
+    gather = gathering(place)
+    parameters = list(model.parameters())
+    rules = StepRules(7, task, "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
+    steps = gather.recorded(model, rules, parameters, alone)
+    assert steps is not None
+    played = 0
+    for bulk in bulks(place, sampler, sizes, count):
+        for m in bulk.minibatches:
+            for p in parameters:
+                p.grad = None
+            want = forward_backward(model, gather.fetch(m), rules.seed, task, 1.0)
+            grads = [p.grad for p in parameters]
+            for p in parameters:
+                p.grad = None
+            done = steps.contribute(m)
+            if done is None:
+                assert all(p.grad is None for p in parameters)
+                continue
+            played += 1
+            assert done.seeds == want.seeds
+            torch.testing.assert_close(torch.as_tensor(done.loss_sum).cpu(), torch.as_tensor(want.loss_sum).cpu(), rtol=1e-5, atol=1e-5)
+            for p, grad in zip(parameters, grads):
+                torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-5)
+    return played
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sampler"),
+    [
+        ("sage", {}, NeighborSampler((3, 2, 2))),
+        ("sage", {"dropout": 0.4}, NeighborSampler((3, 2), expand="all")),
+        ("sage", {"aggregator": "max", "dropout": 0.3}, NeighborSampler((4, 3))),
+        ("gcn", {"norm": "layer"}, NeighborSampler((5, 1, 5))),
+        ("gin", {}, LaborSampler((3, 3))),
+        ("gat", {"heads": 2}, NeighborSampler((3, 3))),
+        ("sage", {}, NeighborSampler((5,))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("hubs", [False, True])
+def test_the_same_gradients(name, options, sampler, hubs, monkeypatch):
+    if hubs:
+        # Lists by source are then long ones; those by destination stay short.
+        # Nor is there much room beyond a minibatch's end.
+        monkeypatch.setattr(frames_cuda, "ALIGN", 1)
+        for module in (resident_cuda, frames_cuda, lists_cuda, cuda_graph):
+            monkeypatch.setattr(module, "CHUNK", 5)
+    torch.manual_seed(0)
+    model = MODELS[name](**{"hidden": 8, "layers": sampler.num_layers, "dropout": 0.0, **options}).build(F, CLASSES)
+    # Of two bulks of five, the first two are taken as ever, and the last of each has too few seeds.
+    assert run(model, setting(), sampler) == 6
+
+
+def test_edge_weights_and_multilabel():
+    model = MODELS["gcn"](hidden=8, layers=2, dropout=0.2).build(F, CLASSES)
+    assert run(model, setting(weighted=True, multilabel=True), NeighborSampler((3, 3)), task="multilabel") == 6
+
+
+def test_gradients_of_several_minibatches_add_up():
+    place, sampler = setting(), NeighborSampler((3, 2))
+    model = MODELS["sage"](hidden=8, layers=2, dropout=0.0).build(F, CLASSES).to(device())
+    gather = gathering(place)
+    parameters = list(model.parameters())
+    rules = StepRules(7, "multiclass", "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
+    steps = gather.recorded(model, rules, parameters, False)
+    assert steps is not None
+    minibatches = [m for bulk in bulks(place, sampler, (4, 4, 4)) for m in bulk.minibatches]
+    assert [steps.contribute(m) is None for m in minibatches] == [True, True, False, False, False, False]
+    seen = [p.grad.clone() for p in parameters]
+    for p in parameters:
+        p.grad = None
+    for m in minibatches[2:]:
+        forward_backward(model, gather.fetch(m), rules.seed, "multiclass", 1.0)
+    for p, grad in zip(parameters, seen):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-5)
+
+
+def test_larger_minibatches_are_given_more_room_a_few_times(monkeypatch):
+    monkeypatch.setattr(frames_cuda, "ALIGN", 1)
+    monkeypatch.setattr(cuda_graph, "MOST", 2)
+    place = setting()
+    model = MODELS["sage"](hidden=4, layers=2, dropout=0.0).build(F, CLASSES).to(device())
+    gather = gathering(place)
+    rules = StepRules(7, "multiclass", "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
+    steps = gather.recorded(model, rules, list(model.parameters()), True)
+    assert steps is not None
+    grown = [NeighborSampler((k, k)).sample_on_device(place.graph, BulkRequest(3, 0, k, k, (np.arange(4),))) for k in (1, 1, 1, 3, 6)]
+    assert [steps.contribute(b.minibatches[0]) is None for b in grown] == [True, True, False, False, True]
+
+
+def test_what_cannot_be_recorded():
+    place = setting()
+    gather = gathering(place)
+    rules = StepRules(7, "multiclass", "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
+
+    def recorded(model):
+        return gather.recorded(model.to(device()), rules, list(model.parameters()), True)
+
+    assert recorded(MODELS["sage"](hidden=4, norm="batch").build(F, CLASSES)) is None
+    assert recorded(MODELS["gat"](hidden=4, attention_dropout=0.5).build(F, CLASSES)) is None
+    assert recorded(torch.nn.Linear(2, 2)) is None
+    off = gathering(place, graphs=False)
+    assert off.recorded(MODELS["sage"]().build(F, CLASSES), rules, [], True) is None

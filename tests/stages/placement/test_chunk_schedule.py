@@ -1,0 +1,109 @@
+"""Which chunks lie where, by counting."""
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.stages.partition.hash import Hash
+from millrace.stages.placement.chunk_schedule import Deal
+from millrace.storage.graph import from_edges
+
+SWEEPS = ("sweep", "fixed", "none")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 16])
+def test_a_sweep_visits_every_ordered_pair_once(ranks: int) -> None:
+    deal = Deal(0, ranks)
+    for start in (0, 3 * (ranks - 1)):
+        seen = Counter((p, *deal.variable(p, start + t)) for p in range(ranks) for t in range(ranks - 1))
+        assert seen == Counter(itertools.permutations(range(ranks), 2))
+    for t in range(ranks):
+        assert sorted(deal.variable(p, t)[0] for p in range(ranks)) == list(range(ranks)), "each is seen by one"
+
+
+def test_other_schedules() -> None:
+    for t in range(5):
+        assert [Deal(0, 4, sweep="fixed").variable(p, t) for p in range(4)] == [(1,), (2,), (3,), (0,)]
+        assert [Deal(0, 4, sweep="none").variable(p, t) for p in range(4)] == [()] * 4
+        assert {Deal(0, 1, sweep=s).variable(0, t) for s in SWEEPS} == {()}  # type: ignore[arg-type]
+        assert [Deal(t, 3, 2).base(p, t) for p in range(3)] == [(0, 1), (2, 3), (4, 5)], "nothing moves"
+
+
+@given(
+    seed=st.integers(0, 99), ranks=st.integers(1, 6), per_rank=st.integers(1, 4), moved=st.sampled_from([0.0, 0.01, 0.3, 0.5, 1.0]),
+    sweep=st.sampled_from(SWEEPS), t=st.integers(0, 5),
+)  # fmt: skip
+@settings(deadline=None, max_examples=100)
+def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, moved: float, sweep: Any, t: int) -> None:
+    deal = Deal(seed, ranks, per_rank, moved, sweep)
+    bases = [deal.base(p, t) for p in range(ranks)]
+    assert sorted(itertools.chain(*bases)) == list(range(ranks * per_rank))
+    assert all(len(b) == per_rank and list(b) == sorted(b) for b in bases)
+    for p in range(ranks):
+        other = deal.beside(p, t)
+        assert other != p
+        assert deal.variable(p, t) == (() if other is None else bases[other])
+    moves = np.count_nonzero(deal.places(t) != deal.places(t + 1))
+    assert moves <= (max(2, round(moved * ranks * per_rank)) if moved else 0)
+
+
+def test_the_chosen_chunks_move_and_no_others() -> None:
+    """Of k places that are permuted uniformly, one keeps its chunk on average; the mean over 400 switches, within 5 sigma."""
+    for moved, k in ((0.05, 2), (0.25, 5), (0.5, 10), (1.0, 20)):
+        deals = [Deal(seed, 5, 4, moved) for seed in range(400)]
+        moves = [np.count_nonzero(d.places(2) != d.places(3)) for d in deals]
+        assert max(moves) <= k
+        assert abs(np.mean(moves) - (k - 1)) < 5 / np.sqrt(400)
+
+
+@pytest.mark.parametrize(("moved", "t"), [(0.3, 0), (0.3, 1), (0.3, 4), (1.0, 0), (1.0, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "per_rank", "sweep"), [(3, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (3, 3, "none"), (2, 3, "sweep")]
+)
+def test_what_is_seen_beside_a_chunk_where_chunks_move(moved: float, t: int, ranks: int, per_rank: int, sweep: Any) -> None:
+    """The share of deals in which chunk c is seen where chunk d is a base chunk, or a variable one: that of the formula within 4.5 sigma,
+    and so for any pair; (2 m - 1) / (Q - 1) for a sweep."""
+    q, draws = ranks * per_rank, 1500
+    want = Deal(0, ranks, per_rank, moved, sweep).inclusion
+    assert want == pytest.approx(((per_rank if sweep == "none" else 2 * per_rank) - 1) / (q - 1))
+    pairs = [(0, 1), (q - 1, 0), (1, 2)]
+    together = {pair: [0, 0, 0] for pair in pairs}
+    for seed in range(draws):
+        deal = Deal(seed, ranks, per_rank, moved, sweep)
+        at = deal.places(t).reshape(ranks, per_rank)
+        beside = [deal.beside(p, t) for p in range(ranks)]
+        for p in range(ranks):
+            base = set(at[p].tolist())
+            variable = set() if beside[p] is None else set(at[beside[p]].tolist())  # type: ignore[index]
+            for d, c in pairs:
+                together[d, c][0] += d in base and c in base | variable
+                together[d, c][1] += d in variable and c in base | variable
+                together[d, c][2] += d in variable
+    for of_base, of_variable, times in together.values():
+        sigma = np.sqrt(draws * want * (1 - want))
+        assert abs(of_base - draws * want) <= 4.5 * sigma
+        assert times == (0 if sweep == "none" else draws)
+        assert sweep == "none" or abs(of_variable - draws * want) <= 4.5 * sigma
+
+
+def test_what_is_seen_beside_a_chunk_that_stays() -> None:
+    assert Deal(0, 5, 3).inclusion == 1 / 4
+    assert Deal(0, 5, 3, sweep="fixed").inclusion == Deal(0, 5, 3, sweep="none").inclusion == Deal(0, 1, 3, moved=1.0).inclusion == 1
+    assert Deal(0, 5, 1, moved=0.5, sweep="none").inclusion == 1, "a rank that sees one chunk has no edges between chunks"
+
+
+@pytest.mark.parametrize("parts", [3, 8])
+def test_nodes_meet_in_hashed_chunks_as_often_as_chance_has_it(parts: int) -> None:
+    """Node u is seen where v is a base node in 2 / P of all hashed chunkings, within 4 sigma."""
+    seeds, pairs = 600, [(0, 1), (5, 2), (3, 7)]
+    graph, seen = from_edges([], [], 8), np.zeros(len(pairs))
+    for seed in range(seeds):
+        part, deal = Hash().assign(graph, parts, seed).part(np.arange(graph.num_nodes)), Deal(seed, parts)
+        for i, (v, u) in enumerate(pairs):
+            seen[i] += part[u] in (part[v], *deal.variable(int(part[v]), seed))
+    assert (np.abs(seen / seeds - 2 / parts) < 4 * np.sqrt(2 / parts * (1 - 2 / parts) / seeds)).all()
