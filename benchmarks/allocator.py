@@ -31,10 +31,10 @@ from graphs import stored
 from peers.train_task import BATCH, CLASSES, FANOUT, FEATURES, HIDDEN, LR, memory, reset_peak, settle
 from torch import Tensor, nn
 
-from millrace.stages.base import Placement
 from millrace.stages.fetch.gather import Gather
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
+from millrace.stages.messages import Placement
 from millrace.stages.models.base import Model
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations

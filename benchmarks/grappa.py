@@ -44,7 +44,7 @@ from millrace.benchmarks.namespaces import run_in
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, here, waited
 from millrace.pipeline.planning.network import LINKS, Link
 from millrace.pipeline.setup.parts import Parts
-from millrace.stages.base import Phase
+from millrace.stages.messages import Phase
 from millrace.stages.partition.registry import PARTITIONERS
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.placement.chunks import Chunks

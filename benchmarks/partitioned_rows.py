@@ -16,11 +16,11 @@ import torch
 
 import millrace as mr
 from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, generated, placed, shared_out
-from millrace.stages.base import Phase, RankJob
 from millrace.stages.feed.collective_feed import UNBOUNDED, SampledByOwners
 from millrace.stages.feed.queue_feed import QueueFeed
 from millrace.stages.fetch.exchange import AHEAD_BYTES, MOST_STEPS, Exchanged
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.messages import Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.sample.base import SeedPlan

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from millrace.benchmarks.graphs import Recipe, make
-from millrace.stages.base import Group, Swap
+from millrace.stages.comm.base import Group, Swap
 from millrace.storage.errors import InputError
 from millrace.storage.graph import index_dtype
 from millrace.tests.contracts.gang import run_ranks

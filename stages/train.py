@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import Begun, Fetched, WorkDone
+from .messages import Begun, Fetched, WorkDone
 from .random import Purpose, stream, torch_seed
 
 

@@ -16,18 +16,13 @@ from typing import Any
 import dask.config
 from distributed import Event, get_client, get_worker, secede
 
+from ..telemetry.heartbeat import METRIC
 from .rank_main import ABORTED, ORPHANED
 
 ORDER_S = 5.0
 """The task waits this long for the scheduler to say that its rank is to be killed, and asks again."""
 GRACE_S = 2.0
 """A rank that was told to end has this long before it is killed."""
-METRIC = "millrace"
-"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation``, how many
-``beats`` its pulse had, the last ``pulse``, and how it ``ended``.
-
-A rank that has ended is told of once more, so that its last pulse is not lost.
-"""
 TRIM = "MALLOC_TRIM_THRESHOLD_"
 LOG_TAIL = 30
 """Lines of a dead rank's log that are reported."""

@@ -67,7 +67,7 @@ def _opened(order: SampleOrder) -> tuple[Any, ...]:
 @lru_cache(maxsize=1)
 def _open(order: SampleOrder) -> tuple[Any, ...]:
     from ...stages.feed.queue_feed import Sampled
-    from ...stages.kernels import sampling
+    from ...stages.kernels import sampling_backend
     from ...stages.kernels.runtime.threads import set_num_threads
     from ...stages.sample.base import SeedPlan
     from ..config.load import Job
@@ -83,4 +83,4 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be asked for again.
     queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
     queue.release(sys.maxsize, 0)
-    return prepared.dataset.graph, prepared.system.sample.sampler, plan, sampling(job.kernel), queue
+    return prepared.dataset.graph, prepared.system.sample.sampler, plan, sampling_backend(job.kernel), queue

@@ -38,11 +38,12 @@ from ..setup.run_folder import CHECKPOINTS, PARTS
 from ..setup.shared_dataset import share
 from ..telemetry import events
 from ..telemetry.events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
+from ..telemetry.heartbeat import METRIC
 from ..training.loop import Interrupted, ShortHandedError
 from ..training.trainer import RankReport
 from .dask_cluster import START_S, ask_scheduler, gpu_places, opened, places, silent_scheduler, wait_for_worker, worker_addresses
 from .partition_task import parts_by
-from .rank_host import METRIC, hold_rank
+from .rank_host import hold_rank
 from .rank_main import RankSpec
 from .rendezvous import Meeting
 from .sample_task import SampleOrder

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...stages.feed.queue_feed import Receipt, Sampled, sample_bulks
-from ...stages.kernels import OTHER_BITS, sampling
+from ...stages.kernels import OTHER_BITS, sampling_backend
 from ...stages.sample.base import SeedPlan
 from ...storage.errors import InputError
 from ...storage.plural import counted
@@ -59,7 +59,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
         "meta": {"minibatches_per_epoch": plan.num_minibatches, "dataset": dataset.name},
     }
     create = partial(queue_at(out).create, out, **store)
-    kernel = sampling(job.kernel)
+    kernel = sampling_backend(job.kernel)
     # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is held.
     create(sweep=False).close()
     # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk is sampled again.

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ...stages.base import NeighbourhoodPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
 from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.full_batch_feed import Whole
 from ...stages.feed.local_feed import Local
@@ -27,6 +26,7 @@ from ...stages.placement.chunks import Chunks
 from ...stages.placement.replicated import Replicated
 from ...stages.placement.row_blocks import Blocks
 from ...stages.placement.sharded import Sharded
+from ...stages.policies import NeighbourhoodPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
 from ...stages.reduce.corrected import CoverageCorrected, Shrink
 from ...stages.reduce.federated import LocalSteps
 from ...stages.reduce.seed_weighted import AllSeedsMean, SeedWeightedMean

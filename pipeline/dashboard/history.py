@@ -178,7 +178,7 @@ class History:
         return self.runs[name]
 
     def hear_worker(self, worker: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Take in what a worker tells of the ranks that it holds: see `rank_host.METRIC`."""
+        """Take in what a worker tells of the ranks that it holds: see `heartbeat.METRIC`."""
         for record in records:
             run, rank, now = self._run(record["run"]), record["rank"], self.now()
             seen = run.ranks.get(rank)

@@ -14,7 +14,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import IOLoop, PeriodicCallback
 from tornado.web import RequestHandler
 
-from ..cluster.rank_host import METRIC
+from ..telemetry.heartbeat import METRIC
 from .gate import guard, known_hosts
 from .history import History
 from .snapshot import record

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...stages.base import Phase
 from ...stages.comm.gloo import ring_bytes, sum_waits
 from ...stages.memory.quantize import row_bytes
+from ...stages.messages import Phase
 from ...stages.models.lazy import Lazy
 from ...stages.partition.cut_counts import CutCounts, halo_nodes
 from ...stages.placement.chunk_schedule import Deal

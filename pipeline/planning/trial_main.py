@@ -18,12 +18,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...stages.base import Part, Phase, Placement, RankJob
 from ...stages.comm.gloo import Gloo
 from ...stages.comm.solo import Solo
 from ...stages.feed.local_feed import Local
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels.runtime.threads import set_num_threads
+from ...stages.messages import Part, Phase, Placement, RankJob
 from ...storage.dataset import Dataset, Split
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch

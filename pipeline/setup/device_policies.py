@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from ...stages.base import RankJob
 from ...stages.fetch.exchange import Exchanged
 from ...stages.fetch.gather import Gathered
+from ...stages.messages import RankJob
 from ...storage.errors import InputError
 from ..config.load import Job
 from ..config.systems import System

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...stages.base import Part
+from ...stages.messages import Part
 from ...stages.partition.stage import open_neighbours, open_shards
 from ...storage.array_checks import proving, require, require_within
 from ...storage.features import ConvertedFeatures, FeatureStore

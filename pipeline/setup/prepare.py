@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...stages.base import Part, Placement
 from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.local_feed import Local
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import Exchanged
 from ...stages.fetch.isolated import Covered
 from ...stages.fetch.visit import Visited
-from ...stages.kernels import OTHER_BITS, sampling
+from ...stages.kernels import OTHER_BITS, sampling_backend
+from ...stages.messages import Part, Placement
 from ...stages.models import MODELS
 from ...stages.models.base import as_model
 from ...stages.models.pyg import PyGModel, takes_weights
@@ -184,7 +184,7 @@ def refuse_what_is_missing(job: Job) -> None:
         refuse_off_device(job)
     if job.executor != "dask" or job.cluster.scheduler is None:
         # Ranks and samplers of a cluster that runs elsewhere look for themselves.
-        _ = sampling(job.kernel)
+        _ = sampling_backend(job.kernel)
     if job.train.products == "bfloat16" and job.dtype != "float32":
         raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
     if job.train.compile and job.system in ("sar", "retexo"):

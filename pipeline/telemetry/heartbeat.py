@@ -100,3 +100,11 @@ class Heart:
                 hot=last.hot if last else {},
             )
         )
+
+
+METRIC = "millrace"
+"""Of a worker: a record for each rank that it holds, with ``run``, ``rank``, ``generation``, how many
+``beats`` its pulse had, the last ``pulse``, and how it ``ended``.
+
+A rank that has ended is told of once more, so that its last pulse is not lost.
+"""

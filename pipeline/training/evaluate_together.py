@@ -6,7 +6,7 @@ The same neighbourhoods that train full-batch: no rank holds more than its share
 import torch
 from torch import nn
 
-from ...stages.base import Group
+from ...stages.comm.base import Group
 from ...stages.evaluate.layerwise import evaluating, quotient, tally
 from ...stages.fetch.visit import Visits
 from ...stages.memory.arena import Arena, give_back, reusing

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...stages.base import KeepsRows, NeighbourhoodPolicy, Part, RankJob
 from ...stages.evaluate.layerwise import evaluate
 from ...stages.fetch.visit import AHEAD_BYTES, Visits
+from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
 from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import Grid
 from ...stages.placement.sharded import Sharded, Share, share
+from ...stages.policies import KeepsRows, NeighbourhoodPolicy
 from ...storage.dataset import Split
 from ...storage.features import CountedFeatures, MemoryFeatures
 from ...storage.partition.edge_shards import shard_edges

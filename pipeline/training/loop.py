@@ -11,27 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...stages.base import (
-    Feed,
-    Fetched,
-    Fetcher,
-    FetchesAhead,
-    Group,
-    Held,
-    Part,
-    PeeksAhead,
-    Phase,
-    PhaseFetcher,
-    Placement,
-    RankJob,
-    RecordsSteps,
-    StepRules,
-    Validation,
-)
+from ...stages.comm.base import Group
 from ...stages.kernels.runtime.threads import one_torch_thread
 from ...stages.memory.arena import Arena, reusing
 from ...stages.memory.meter import TensorBytes
+from ...stages.messages import Fetched, Held, Part, Phase, Placement, RankJob, StepRules, Validation
 from ...stages.models.compiled import Compiled
+from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, PhaseFetcher, RecordsSteps
 from ...stages.reduce.seed_weighted import SeedWeightedMean
 from ...stages.train import begin
 from ...storage.checkpoint import CheckpointStore, Cursor

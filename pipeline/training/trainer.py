@@ -15,10 +15,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...stages.base import Group, Held, Part, PartitionPolicy, Phase, Placement, RankJob
-from ...stages.kernels import sampling
+from ...stages.comm.base import Group
+from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
+from ...stages.messages import Held, Part, Phase, Placement, RankJob
 from ...stages.partition.base import Partitioner
+from ...stages.policies import PartitionPolicy
 from ...storage.checkpoint import CheckpointStore
 from ...storage.fingerprint import digest_record
 from ...storage.ledger import Ledger
@@ -124,7 +126,7 @@ def take_part(
         bulk_size=job.queue.bulk_size if queue is None else queue.bulk_size,
         epochs=job.epochs,
         dtype=TORCH_DTYPES[job.dtype],
-        kernel=sampling(job.kernel),
+        kernel=sampling_backend(job.kernel),
         group=group,
         ledger=ledger,
         queue=queue,

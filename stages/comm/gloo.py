@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
-from ..base import TAGS, Meanwhile, nothing
+from .base import TAGS, Meanwhile, nothing
 from .watch import Watch
 
 SEGMENT_BYTES = 1 << 20
@@ -269,7 +269,7 @@ class Gloo:
 
 
 class _Swap:
-    """See `stages.base.Swap`. Holds the tensors until gloo is done with their memory."""
+    """See `stages.comm.base.Swap`. Holds the tensors until gloo is done with their memory."""
 
     def __init__(self, group: Gloo, sent: Any, received: Any, mine: Tensor, theirs: Tensor, into: Tensor) -> None:
         self._group = group

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from ...storage.errors import MillraceError, RunError
-from ..base import Group
+from .base import Group
 
 T = TypeVar("T")
 LOOK_S = 1.0

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from ..base import Meanwhile, Swap, nothing
+from .base import Meanwhile, Swap, nothing
 
 
 class Solo:

@@ -7,12 +7,12 @@ from typing import Any
 
 from ...storage.minibatch import MiniBatch
 from ...storage.queue.base import MemoryQueue
-from ..base import Phase, RankJob
 from ..comm.lockstep import Lockstep
 from ..memory.arena import give_back
+from ..messages import Phase, RankJob
 from ..placement.row_blocks import BlockRows
 from ..sample.base import Sampler, SeedPlan
-from ..sample.remote_nodewise import Owners
+from ..sample.row_owners import Owners
 from .queue_feed import QueueFeed
 
 UNBOUNDED = 1 << 62

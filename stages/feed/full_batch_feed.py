@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...storage.errors import InputError
-from ..base import Phase, RankJob
+from ..messages import Phase, RankJob
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.sharded import Share
 

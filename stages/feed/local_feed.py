@@ -9,8 +9,8 @@ import torch
 from ...storage.errors import InputError
 from ...storage.minibatch import Block, MiniBatch
 from ...storage.queue.base import MemoryQueue
-from ..base import Phase, Placement, RankJob
 from ..comm.survivors import Survivors
+from ..messages import Phase, Placement, RankJob
 from ..random import Purpose, stream
 from ..sample.base import Sampler, SeedPlan
 from .queue_feed import Producer, QueueFeed

@@ -11,8 +11,8 @@ from ...storage.graph import Graph
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
 from ...storage.queue.base import MinibatchQueue
-from ..base import Phase, Placement, RankJob
 from ..kernels.runtime.threads import stand_back
+from ..messages import Phase, Placement, RankJob
 from ..sample.base import Sampler, SeedPlan
 
 WAIT_S = 1.0

@@ -5,30 +5,35 @@ sizes each time, which `kernels.frames_cuda` provides. What is played is what `t
 how a product of more rows is cut into sums.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..base import StepRules, WorkDone
-from ..kernels.aggregation.cuda.lists import CHUNK
+from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame, Layout, NoListsBySourceError
+from ..messages import Fetched, StepRules, WorkDone
 from ..models.base import Stack
 from ..nn.dropout import draw_key, keys_from
 from ..random import Purpose, stream, torch_seed
 from ..sample.resident import ResidentMiniBatch
 from ..train import loss_of
 
-if TYPE_CHECKING:
-    from .gather_cuda import DeviceGather
-
 FIRST = 2
 """Steps that are taken as ever before one is recorded: a short run needs no recording."""
 MOST = 4
 """Recordings, each with room for larger minibatches than the one before, until there are none any more."""
+
+
+class GathersFrames(Protocol):
+    """A fetcher that reads rows and labels of a `Frame`."""
+
+    def framed(self, frame: Frame) -> Fetched:
+        """The minibatch that lies in the frame, as a recorded step reads it."""
+        ...
 
 
 def can_record(module: nn.Module) -> bool:
@@ -44,7 +49,7 @@ def can_record(module: nn.Module) -> bool:
 class StepGraph:
     """Forward and backward of one minibatch, recorded. One thread uses it."""
 
-    def __init__(self, module: nn.Module, gather: "DeviceGather", rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> None:
+    def __init__(self, module: nn.Module, gather: "GathersFrames", rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> None:
         """
         Args:
             module: see `can_record`; its parameters stay where they are.

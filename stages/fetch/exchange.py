@@ -21,13 +21,15 @@ from ...storage.errors import RunError
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.minibatch import MiniBatch
 from ...storage.partition.book import RangeBook
-from ..base import Feed, Fetched, Group, Phase, Placement, RankJob
+from ..comm.base import Group
 from ..comm.lockstep import Lockstep
 from ..feed.collective_feed import SampledByOwners
 from ..feed.queue_feed import QueueFeed, Sampled
 from ..kernels.sampling.cpu.row_block import Numbering
 from ..memory.lazy_rows import NamedRows
+from ..messages import Fetched, Phase, Placement, RankJob
 from ..placement.row_blocks import BlockRows, Grid
+from ..policies import Feed
 from .feature_cache import HotBy, choose
 from .gather import Gather
 from .owned_rows import Collected, Owned, OwnedRows

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.minibatch import MiniBatch
-from ..base import Fetched, Placement, RankJob
 from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.sampling.cuda.graph import Place, place, settle
 from ..memory.lazy_rows import NamedRows
+from ..messages import Fetched, Placement, RankJob
 from ..placement.row_blocks import BlockRows
 from .exchange import Exchange, Exchanged, Plan, Unit, Units
 from .gather_cuda import Leash, neighbourhoods, resident_there, upload

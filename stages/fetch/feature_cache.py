@@ -9,7 +9,7 @@ import torch
 
 from ...storage.graph import Graph
 from ...storage.partition.book import RangeBook
-from ..base import Group
+from ..comm.base import Group
 
 IdArray = npt.NDArray[np.int64]
 HotBy = Literal["samples", "degree"]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
-from ..base import Fetched, Placement, RankJob
 from ..memory.arena import empty
 from ..memory.lazy_rows import NamedRows, torch_dtype
+from ..messages import Fetched, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 
 

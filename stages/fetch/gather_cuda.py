@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
-from ..base import Feed, Fetched, Fetcher, FetchesAhead, NeighbourhoodPolicy, Phase, Placement, RankJob, SamplePolicy, StepRules
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
@@ -22,7 +21,9 @@ from ..kernels.sampling.cuda.draw import Rows
 from ..kernels.sampling.cuda.graph import Place, moved, near, place, reachable, settle
 from ..kernels.sampling.cuda.renumber import DeviceList
 from ..memory.lazy_rows import NamedRows, torch_dtype
+from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..neighbourhood.resident import ResidentNeighbourhood
+from ..policies import Feed, Fetcher, FetchesAhead, NeighbourhoodPolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
 

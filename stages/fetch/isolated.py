@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...storage.minibatch import Block, MiniBatch
-from ..base import Fetched, RankJob
+from ..messages import Fetched, RankJob
 from ..placement.chunks import Isolated
 from .gather import Gather
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...storage.errors import RunError
-from ..base import Fetched, RankJob, Validation
 from ..evaluate.layerwise import evaluating, quotient, tally
 from ..memory.quantize import Payload, decode, encode, rounded, row_bytes
+from ..messages import Fetched, RankJob, Validation
 from ..models.lazy import Phase, Still
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.boundary import ABSENT, BoundaryShare

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...storage.features import FeatureStore, FloatArray
 from ...storage.partition.book import RangeBook
-from ..base import Group
+from ..comm.base import Group
 from ..memory.lazy_rows import torch_dtype
 
 IdArray = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...storage.partition.book import RangeBook
-from ..base import Group
+from ..comm.base import Group
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..kernels.sampling.cuda.graph import moved, settle
 from .owned_rows import Hits, IdArray, Owned

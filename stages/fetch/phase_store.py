@@ -10,7 +10,7 @@ from ...storage.errors import InputError, StoreError
 from ...storage.fingerprint import digest_arrays
 from ...storage.phase_rows import open_phase_rows, write_phase_rows
 from ...storage.store import Store
-from ..base import RankJob
+from ..messages import RankJob
 from ..models.lazy import Phase
 
 PHASES = "phases"

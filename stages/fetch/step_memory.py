@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..base import Meanwhile, Swap, nothing
+from ..comm.base import Meanwhile, Swap, nothing
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..memory.arena import SMALL, Arena, reusing

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import MemoryFeatures
-from ..base import Fetched, Group, RankJob
+from ..comm.base import Group
+from ..messages import Fetched, RankJob
 from ..models.base import reads_blocks
 from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, View

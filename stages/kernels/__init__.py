@@ -17,7 +17,7 @@ OTHER_BITS = ("cugraph",)
 """Those that keep the laws only, of the sampler ``neighbor`` alone: what they draw must say so."""
 
 
-def aggregation(name: str = "cpu") -> ModuleType:
+def aggregation_backend(name: str = "cpu") -> ModuleType:
     """The aggregation kernels of that name.
 
     Raises:
@@ -34,7 +34,7 @@ def aggregation(name: str = "cpu") -> ModuleType:
 
 def aggregation_on(device: torch.device) -> ModuleType:
     """The backend for tensors on `device`."""
-    return aggregation("cuda" if device.type == "cuda" else "cpu")
+    return aggregation_backend("cuda" if device.type == "cuda" else "cpu")
 
 
 def dropout_on(device: torch.device) -> ModuleType:
@@ -49,7 +49,7 @@ def dropout_on(device: torch.device) -> ModuleType:
     return import_module(".aggregation.cuda.dropout", __name__)
 
 
-def sampling(name: str = "cpu") -> ModuleType:
+def sampling_backend(name: str = "cpu") -> ModuleType:
     """The sampling kernels of that name.
 
     Raises:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...storage.partition.edge_shards import EdgeShards
-from ..base import Group
+from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 

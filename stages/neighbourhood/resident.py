@@ -6,8 +6,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..kernels import aggregation
-from ..kernels.aggregation.cuda.lists import DeviceLists
+from ..kernels import aggregation_backend
+from ..kernels.aggregation.lists import DeviceLists
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
 from .base import Reduce
@@ -25,7 +25,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
             hop: 0 is nearest the seeds.
             degree: gives [num_src] on the device, see `ListNeighbourhood`.
         """
-        super().__init__(degree, aggregation("cuda"))
+        super().__init__(degree, aggregation_backend("cuda"))
         self._where = bulk, q, hop
         self._lists = bulk.block(q, hop)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..base import TAGS, Group, Swap
+from ..comm.base import TAGS, Group, Swap
 from ..kernels.aggregation.cpu.shards import add_rows, take_rows
 from ..memory.arena import empty
 from .full_batch import View

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...storage.errors import InputError
-from ..kernels import aggregation
+from ..kernels import aggregation_backend
 from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..memory.arena import empty
@@ -58,7 +58,7 @@ class SequentialNeighbourhood:
         """
         self.batch, self.view, self.layer, self.ring, self.keep = batch, view, layer, ring, keep
         self._dtype = dtype
-        self.kernels = aggregation("cpu")
+        self.kernels = aggregation_backend("cpu")
 
     @property
     def num_dst(self) -> int:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ...storage.minibatch import Block
-from ..base import Group, Part, Phase, Placement, RankJob
+from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
+from ..messages import Part, Phase, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.halo import together
 from .sharded import Sharded, Share

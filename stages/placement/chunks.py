@@ -20,8 +20,8 @@ from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ...storage.partition.edge_shards import EdgeShards
-from ..base import Part, Phase, Placement, RankJob
 from ..kernels.partition import join
+from ..messages import Part, Phase, Placement, RankJob
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 from ..random import Purpose, draw, node_words, stream

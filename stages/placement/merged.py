@@ -11,7 +11,7 @@ from ...storage.dataset import SPLITS, Split
 from ...storage.features import MemoryFeatures
 from ...storage.graph import index_dtype
 from ...storage.partition.edge_shards import EdgeShards
-from ..base import Part
+from ..messages import Part
 from .chunks import lists_of, sources_of
 
 IdArray = npt.NDArray[np.int64]

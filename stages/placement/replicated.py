@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..base import Part, Phase, Placement, RankJob
+from ..messages import Part, Phase, Placement, RankJob
 
 
 @dataclass(frozen=True)

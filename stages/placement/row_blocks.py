@@ -18,7 +18,8 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
-from ..base import Group, Part, Phase, Placement, RankJob
+from ..comm.base import Group
+from ..messages import Part, Phase, Placement, RankJob
 from ..partition.base import Partitioner
 from ..partition.contiguous import Contiguous
 

@@ -12,7 +12,7 @@ from ...storage.features import CountedFeatures, FeatureStore, MemoryFeatures
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import shard_edges
 from ...storage.partition.partition import extract_partition
-from ..base import Part, Phase, Placement, RankJob
+from ..messages import Part, Phase, Placement, RankJob
 from ..neighbourhood.full_batch import FullBatch, arrange
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...storage.errors import InputError
-from ..base import Group
+from ..comm.base import Group
 
 BLOCK_ELEMENTS = 1 << 16
 """Rows are normalised about so many numbers at a time."""

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..base import Fetched, Group, StepRules, WorkDone
+from ..comm.base import Group
+from ..messages import Fetched, StepRules, WorkDone
 from ..train import forward_backward
 from .seed_weighted import SeedWeightedMean
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..base import Fetched, StepRules, WorkDone
+from ..messages import Fetched, StepRules, WorkDone
 from ..train import forward_backward
 from .seed_weighted import AllSeedsMean
 

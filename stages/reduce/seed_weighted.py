@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..base import Fetched, Group, Meanwhile, Statistics, StepRules, WorkDone, nothing
+from ..comm.base import Group, Meanwhile, nothing
+from ..messages import Fetched, StepRules, WorkDone
+from ..policies import Statistics
 from ..train import forward_backward
 from .batch_norm import GlobalBatchNorm, RunningStatistics
 

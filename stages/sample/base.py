@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..kernels.sampling.cpu.row_block import Drawn
     from ..kernels.sampling.samples import NeighborSample
     from ..placement.row_blocks import BlockRows
-    from .remote_nodewise import Owners
+    from .row_owners import Owners
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from ...storage.minibatch import Bulk, MiniBatch
 from ..kernels.sampling.layerwise import DEBIAS
 from .base import BulkRequest, per_layer
 from .remote_layerwise import draw_layer_wise
-from .remote_nodewise import Owners
+from .row_owners import Owners
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from ..kernels.sampling.exponential_race import quantised
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
 from .base import BulkRequest, per_layer
-from .remote_nodewise import Owners, draw_node_wise
+from .remote_nodewise import draw_node_wise
+from .row_owners import Owners
 
 
 @dataclass(frozen=True)

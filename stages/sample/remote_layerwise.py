@@ -39,7 +39,7 @@ from ..kernels.sampling.layerwise import (
     with_replacement,
 )
 from ..random import draw, node_words
-from .remote_nodewise import Ids, Letter, Owners, split_counts, splits_of
+from .row_owners import Ids, Letter, Owners, split_counts, splits_of
 
 IdArray = npt.NDArray[np.int64]
 Parts = Sequence[Sequence[npt.NDArray[Any]]]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ..base import Phase
+from ..messages import Phase
 from ..models.base import ModelConfig
 from ..models.lazy import Lazy, Phases
 

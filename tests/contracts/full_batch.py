@@ -8,8 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from millrace.stages.base import Group, Part, Phase, RankJob
+from millrace.stages.comm.base import Group
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.placement.sharded import Sharded, Share
 from millrace.storage.dataset import Split
 from millrace.storage.features import MemoryFeatures

@@ -19,8 +19,8 @@ from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.loop import Interrupted, Progress, Trainer, train_rank
 from millrace.pipeline.training.trainer import take_part
-from millrace.stages.base import Part, Phase, RankJob
 from millrace.stages.kernels.sampling.reference import backend as reference
+from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.storage.dataset import Dataset

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from millrace.stages.base import Meanwhile, nothing
+from millrace.stages.comm.base import Meanwhile, nothing
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.survivors import Survivors
 from millrace.storage.errors import PeerLostError

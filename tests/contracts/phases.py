@@ -16,10 +16,10 @@ from millrace.pipeline.config.schema import CheckpointEvery, Train
 from millrace.pipeline.config.systems import System
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.loop import Progress, Trainer, train_rank
-from millrace.stages.base import Fetched, RankJob, StepRules, WorkDone
-from millrace.stages.base import Phase as Stretch
 from millrace.stages.fetch.phase_store import PHASES
 from millrace.stages.memory.quantize import rounded
+from millrace.stages.messages import Fetched, RankJob, StepRules, WorkDone
+from millrace.stages.messages import Phase as Stretch
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.lazy import Lazy
 from millrace.stages.placement.boundary import BoundaryShare, Edges, WithBoundary

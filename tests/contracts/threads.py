@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millrace.stages.base import Meanwhile, nothing
+from millrace.stages.comm.base import Meanwhile, nothing
 from millrace.storage.ledger import Ledger
 
 LONG_S = 120.0

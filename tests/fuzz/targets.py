@@ -28,7 +28,7 @@ from millrace.pipeline.report.timeline import timeline
 from millrace.pipeline.setup.open_queue import open_queue
 from millrace.pipeline.setup.run_folder import local
 from millrace.stages.feed.queue_feed import sample_bulks
-from millrace.stages.kernels import sampling
+from millrace.stages.kernels import sampling_backend
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.given import Given
 from millrace.stages.partition.hash import Hash
@@ -66,7 +66,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.good, self.work = folder / "good", folder / "work"
         self.good.mkdir(parents=True)
-        self.dataset, self.kernel = dataset(), sampling("cpu")
+        self.dataset, self.kernel = dataset(), sampling_backend("cpu")
         self.plan = SeedPlan(self.dataset.split.train, 4, 2, 0)
         self.options = [
             ReadOptions(direction="directed"),

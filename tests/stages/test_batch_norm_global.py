@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from millrace.stages.base import Group
+from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
 from millrace.stages.reduce import batch_norm
 from millrace.stages.reduce.batch_norm import GlobalBatchNorm

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.base import Fetched
 from millrace.stages.memory.lazy_rows import NamedRows
+from millrace.stages.messages import Fetched
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from millrace.stages.base import Fetched, StepRules
 from millrace.stages.comm.solo import Solo
+from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.reduce.corrected import CoverageCorrected, shrunk
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 from millrace.tests.contracts.threads import ThreadGroup, run_threads

@@ -19,10 +19,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
-from millrace.stages.kernels import aggregation, aggregation_on  # noqa: E402
+from millrace.stages.kernels import aggregation_backend, aggregation_on  # noqa: E402
+from millrace.stages.kernels.aggregation import lists as lists_cuda  # noqa: E402
 from millrace.stages.kernels.aggregation import reference  # noqa: E402
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule  # noqa: E402
-from millrace.stages.kernels.aggregation.cuda import lists as lists_cuda  # noqa: E402
 from millrace.stages.kernels.aggregation.lists import InLists  # noqa: E402
 from millrace.stages.neighbourhood.block import whole_graph  # noqa: E402
 from millrace.storage.errors import InputError  # noqa: E402
@@ -31,7 +31,7 @@ from millrace.tests.contracts.aggregate_kernels import random_lists, results  # 
 from millrace.tests.contracts.aggregations import CALLS  # noqa: E402
 from millrace.tests.stages.test_shards import HEADS, attention, make_case, maxima, sums  # noqa: E402
 
-CUDA: Any = aggregation("cuda")
+CUDA: Any = aggregation_backend("cuda")
 CASE = make_case(7, 26, 2, 1)
 # Empty lists have a sum of 0, whose logarithm NumPy remarks upon; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning")
@@ -166,10 +166,10 @@ def test_pieces_are_the_edges_that_the_first_chunk_left(lists: InLists) -> None:
 
 
 def test_the_device_decides() -> None:
-    assert aggregation_on(torch.device("cpu")) is aggregation("cpu")
+    assert aggregation_on(torch.device("cpu")) is aggregation_backend("cpu")
     assert aggregation_on(torch.device("cuda", 1)) is CUDA
     with pytest.raises(InputError, match="did you mean 'cuda'"):
-        aggregation("cud")
+        aggregation_backend("cud")
 
 
 def python(code: str) -> str:
@@ -182,9 +182,9 @@ def python(code: str) -> str:
 def test_the_path_of_the_cpu_needs_no_triton_and_that_of_the_gpu_no_numba() -> None:
     without = "import sys\nfor name in {names}:\n    sys.modules[name] = None\n"
     one = without.format(names=["triton"]) + (
-        "import millrace.stages.kernels as k\nfrom millrace.storage.errors import InputError\nk.aggregation('cpu')\n"
+        "import millrace.stages.kernels as k\nfrom millrace.storage.errors import InputError\nk.aggregation_backend('cpu')\n"
         "import millrace.stages.neighbourhood.block\n"
-        "try:\n    k.aggregation('cuda')\nexcept InputError as e:\n    print(e)"
+        "try:\n    k.aggregation_backend('cuda')\nexcept InputError as e:\n    print(e)"
     )
     assert "needs Triton" in python(one)
     two = (

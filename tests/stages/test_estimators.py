@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.stages.base import Fetched, StepRules
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch.isolated import Covered
 from millrace.stages.kernels.sampling.reference import backend as reference
+from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.gcn import GCN
 from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.stages.reduce.corrected import CoverageCorrected

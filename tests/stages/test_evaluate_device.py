@@ -13,7 +13,7 @@ from millrace.stages.evaluate import cuda
 from millrace.stages.evaluate import layerwise as module
 from millrace.stages.evaluate.cuda import Room, fits
 from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, tally
-from millrace.stages.kernels import aggregation
+from millrace.stages.kernels import aggregation_backend
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
@@ -33,7 +33,7 @@ def bytes_for(fitting: str, model: torch.nn.Module) -> int:
 
 
 def room(num_bytes: int) -> Room:
-    return Room(DEVICE, num_bytes, aggregation("cuda"))
+    return Room(DEVICE, num_bytes, aggregation_backend("cuda"))
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.base import FetchesAhead, Phase, Placement, RankJob
 from millrace.stages.comm import lockstep
 from millrace.stages.comm.gloo import Gloo, ring_bytes
 from millrace.stages.comm.solo import Solo
@@ -27,7 +26,9 @@ from millrace.stages.fetch.exchange import MOST_STEPS, Exchanged
 from millrace.stages.fetch.owned_rows import SPARE, OwnedRows
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.lazy_rows import NamedRows
+from millrace.stages.messages import Phase, Placement, RankJob
 from millrace.stages.placement.row_blocks import BlockRows, Grid
+from millrace.stages.policies import FetchesAhead
 from millrace.stages.sample.base import Sampler, SeedPlan
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System, retexo
-from millrace.stages.base import Fetched, StepRules
 from millrace.stages.comm.solo import Solo
+from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN

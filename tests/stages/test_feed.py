@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from millrace.stages.base import PeeksAhead
 from millrace.stages.feed.queue_feed import QueueFeed
+from millrace.stages.policies import PeeksAhead
 from millrace.storage.errors import RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.ledger import Ledger

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System, retexo
-from millrace.stages.base import Fetched, RankJob
+from millrace.stages.messages import Fetched, RankJob
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN

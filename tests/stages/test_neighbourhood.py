@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.kernels import aggregation
+from millrace.stages.kernels import aggregation_backend
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
@@ -29,7 +29,7 @@ class WholeGraph(NeighbourhoodTests):
 
     def run(self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         leaves = {k: v.clone().requires_grad_() for k, v in {**rows, **params}.items()}
-        hood = whole_graph(graph, torch.float64, aggregation(self.backend))
+        hood = whole_graph(graph, torch.float64, aggregation_backend(self.backend))
         out = call(hood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
         grads = torch.autograd.grad((out * grad).sum(), list(leaves.values()))
         return out.detach(), dict(zip(leaves, grads))
@@ -214,7 +214,7 @@ MISTAKES = {
     "attention dropout": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0),
     "cannot reduce": lambda: hood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),  # type: ignore[arg-type]
     "the message's result": lambda: hood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),
-    "did you mean 'reference'": lambda: aggregation("refrence"),
+    "did you mean 'reference'": lambda: aggregation_backend("refrence"),
 }
 
 

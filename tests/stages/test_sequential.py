@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from millrace.stages.base import Group
+from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
 from millrace.stages.neighbourhood import sequential
 from millrace.stages.neighbourhood.base import Neighbourhood

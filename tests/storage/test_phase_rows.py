@@ -12,9 +12,9 @@ from torch import nn
 
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import retexo
-from millrace.stages.base import Phase
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch.lazy import Lazily, LazyRows
+from millrace.stages.messages import Phase
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.lazy import Lazy, Phases
 from millrace.stages.placement.boundary import WithBoundary

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from millrace.stages.feed.queue_feed import sample_bulks
-from millrace.stages.kernels import sampling
+from millrace.stages.kernels import sampling_backend
 from millrace.stages.sample.base import SeedPlan
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.queue.zarr import ZarrQueue
@@ -24,7 +24,7 @@ def fill():
 
     def fill(path, **options):
         queue = create(path, **options)
-        sample_bulks(data.graph, SAMPLER, plan, sampling("cpu"), queue, first_epoch=0, last_epoch=2)
+        sample_bulks(data.graph, SAMPLER, plan, sampling_backend("cpu"), queue, first_epoch=0, last_epoch=2)
         queue.finish()
         return [minibatch_digest(m) for m in queue]
 
@@ -103,6 +103,6 @@ def test_a_consumer_waits_for_what_was_dropped(tmp_path, fill):
     )
     with pytest.raises(TimeoutError):
         queue.get(1, 0, 0.0)
-    sample_bulks(data.graph, SAMPLER, plan, sampling("cpu"), queue, first_epoch=1, last_epoch=2)
+    sample_bulks(data.graph, SAMPLER, plan, sampling_backend("cpu"), queue, first_epoch=1, last_epoch=2)
     assert queue.get(1, 0, 0.0).index == 0
     assert len(told) == 1

@@ -15,6 +15,7 @@ from millrace.pipeline.cluster import supervisor
 from millrace.pipeline.cluster.supervisor import _Generation
 from millrace.pipeline.cluster.unresponsive import Silence
 from millrace.pipeline.telemetry.events import EpochDone
+from millrace.pipeline.telemetry.heartbeat import METRIC
 from millrace.pipeline.training.loop import Interrupted, ShortHandedError
 from millrace.stages.comm.survivors import here
 from millrace.storage.errors import PeerLostError, RunError
@@ -74,7 +75,7 @@ class Driver:
             seen[who] = self.seen.get(who, 0) if who in self.frozen else self.rounds
         for r, address in enumerate(sorted(self.workers)):
             told = [{"run": "run", "generation": 4, "rank": r, "beats": seen[str(r)], "ended": ""}]
-            records[address] = {"last_seen": seen[address], "metrics": {supervisor.METRIC: told}}
+            records[address] = {"last_seen": seen[address], "metrics": {METRIC: told}}
         self.seen = seen
         return records
 

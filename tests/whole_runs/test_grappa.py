@@ -23,12 +23,12 @@ from millrace.pipeline.config.systems import System, grappa
 from millrace.pipeline.setup.prepare import configure, make_system
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, MODEL
 from millrace.pipeline.training.loop import _PhaseLoop
-from millrace.stages.base import Phase
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo
 from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.feed.local_feed import QUIET, Local, nothing
 from millrace.stages.kernels.sampling.reference import backend as reference
+from millrace.stages.messages import Phase
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN

@@ -25,12 +25,13 @@ from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.loop import ShortHandedError, Trainer, train_rank
 from millrace.pipeline.training.trainer import take_part
-from millrace.stages.base import Meanwhile, Phase, nothing
+from millrace.stages.comm.base import Meanwhile, nothing
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.comm.survivors import Survivors
 from millrace.stages.feed.local_feed import QUIET
 from millrace.stages.kernels.sampling.reference import backend as reference
+from millrace.stages.messages import Phase
 from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.sample.neighbor import NeighborSampler

@@ -55,7 +55,7 @@ class EdgeNumbers:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """`first`, `own` and `edge` in the memory of `device`: they travel once."""
-        from .cuda.lists import on_device
+        from .lists import on_device
 
         if device not in self._there:
             edge = None if self.edge is None else on_device(self.edge, device)

@@ -1,17 +1,20 @@
-"""Neighbour lists as the aggregation kernels read them, and their transpose."""
+"""Neighbour lists as the aggregation kernels read them, in the memory of the host or of a device, and their transpose.
 
-from dataclasses import dataclass
+On a device a program of a kernel walks the lists of a few rows, so one long list among short ones would keep its program at work alone.
+Therefore a program walks the first `CHUNK` edges of a list at most; the rest is cut into pieces, each a list of its own whose partial
+result goes to scratch memory, and a second launch adds the pieces up, in their order: the result is the same from run to run.
+"""
+
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ....storage.graph import index_dtype
-
-if TYPE_CHECKING:
-    from .cuda.lists import DeviceLists
 
 IntArray = npt.NDArray[np.integer]
 
@@ -73,7 +76,7 @@ class InLists:
     def transposed(self) -> OutLists:
         """Lists by source, by counting sort; made when a gradient first needs them."""
         # Here, so that a machine with a GPU needs no compiler for its processor.
-        from .cpu.lists import transpose
+        from ..runtime.transpose import transpose
 
         t_indptr = np.zeros(self.num_src + 1, np.int64)
         t_dst = np.empty(self.num_edges, np.int32)
@@ -87,8 +90,116 @@ class InLists:
 
     def on(self, device: torch.device) -> "DeviceLists":
         """The lists in the memory of `device`: they travel once, however many calls ask."""
-        from .cuda.lists import DeviceLists
-
         if device not in self._there:
             self._there[device] = DeviceLists.of(self, device)
         return self._there[device]
+
+
+CHUNK = 256
+"""Edges of one list that one program walks."""
+
+
+def on_device(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
+    """The array in the memory of `device`."""
+    return torch.from_numpy(np.require(array, requirements=["C", "A", "W"])).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """The edges of m long lists beyond their first `CHUNK`, in p pieces of as many at most."""
+
+    begin: Tensor
+    """int64 [p], the first edge of each piece."""
+    end: Tensor
+    """int64 [p], the edge after its last."""
+    of: Tensor
+    """int64 [p], the list that it is a piece of."""
+    long: Tensor
+    """int64 [m], the lists that have pieces."""
+    pieces: "DeviceLists"
+    """For each of `long`, its pieces."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLists:
+    """`InLists` on a device: n lists over S source rows."""
+
+    indptr: Tensor
+    """int32 or int64 [n+1]."""
+    indices: Tensor
+    """int32 or int64 [e]."""
+    num_src: int
+    """S."""
+    longest: int
+    """Edges of the longest list."""
+    limit: int
+    """Edges of one list that one program walks."""
+
+    @classmethod
+    def of(cls, lists: InLists, device: torch.device) -> "DeviceLists":
+        """A copy of `lists` on `device`."""
+        longest = int(lists.kept.max(initial=0))
+        return cls(on_device(lists.indptr, device), on_device(lists.indices, device), lists.num_src, longest, CHUNK)
+
+    @property
+    def num_dst(self) -> int:
+        """n."""
+        # `len` of a tensor takes three times as long, and every launch asks.
+        return self.indptr.shape[0] - 1
+
+    @property
+    def num_edges(self) -> int:
+        """e."""
+        return self.indices.shape[0]
+
+    def on(self, device: torch.device) -> "DeviceLists":
+        """Themselves: they are there."""
+        return self
+
+    @cached_property
+    def begin(self) -> Tensor:
+        """int64 [n], the first edge of each list."""
+        return self.indptr[:-1]
+
+    @cached_property
+    def end(self) -> Tensor:
+        """int64 [n], the edge after its last."""
+        return self.indptr[1:]
+
+    @cached_property
+    def rest(self) -> Rest | None:
+        """What one program would walk too long; None where no list is long."""
+        if self.longest <= self.limit:
+            return None
+        kept = self.end - self.begin
+        long = torch.nonzero(kept > self.limit)[:, 0]
+        count = (kept[long] - 1) // self.limit
+        indptr = torch.nn.functional.pad(count.cumsum(0), (1, 0))
+        num_pieces = int(indptr[-1])
+        of = torch.repeat_interleave(long, count, output_size=num_pieces)
+        each = torch.arange(num_pieces, device=of.device)
+        place = each - torch.repeat_interleave(indptr[:-1], count, output_size=num_pieces)
+        begin = self.begin[of] + (place + 1) * self.limit
+        end = torch.minimum(begin + self.limit, self.end[of])
+        return Rest(begin, end, of, long, DeviceLists(indptr, each, num_pieces, (self.longest - 1) // self.limit, self.limit))
+
+    def over(self, indices: Tensor) -> "DeviceLists":
+        """The lists with other indices."""
+        other = replace(self, indices=indices)
+        other.__dict__["rest"] = self.rest
+        return other
+
+    @cached_property
+    def transposed(self) -> "tuple[DeviceLists, Tensor]":
+        """Lists by source, whose indices are destinations, ascending; and [e], the position of each of their edges here.
+
+        The length of the longest is asked of the device: the host waits for it, once for each block.
+        """
+        # A stable sort: the edges of a source stay in the order of their destinations.
+        edge = torch.sort(self.indices, stable=True).indices
+        kept = torch.bincount(self.indices, minlength=self.num_src)
+        dst = torch.repeat_interleave(torch.arange(self.num_dst, device=edge.device), self.end - self.begin, output_size=len(edge))
+        indptr = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        narrow = torch.from_numpy(np.empty(0, index_dtype(max(len(edge), self.num_dst)))).dtype
+        lists = DeviceLists(indptr, dst[edge].to(narrow), self.num_dst, int(kept.max()) if len(kept) else 0, self.limit)
+        return lists, edge.to(narrow)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..aggregation.cuda.lists import CHUNK, DeviceLists, Rest
+from ..aggregation.lists import CHUNK, DeviceLists, Rest
 from ..sampling.cuda.draw import Rows
 from ..sampling.cuda.graph import moved
 from ..sampling.cuda.renumber import Counts, DeviceList, before
@@ -221,7 +221,7 @@ class Transposed:
         self._cut(told, k, to)
 
     def _cut(self, told: np.ndarray, k: int, to: torch.device) -> None:
-        """Pieces of long lists, made on the host, where there are few: see `cuda.lists.Rest`."""
+        """Pieces of long lists, made on the host, where there are few: see `lists.Rest`."""
         entry, begin, length = told
         q = np.searchsorted(self._source_at, entry, side="right") - 1
         count = (length - 1) // CHUNK

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..aggregation.cuda.lists import CHUNK, DeviceLists, Rest
+from ..aggregation.lists import CHUNK, DeviceLists, Rest
 from ..runtime.triton_rng import launch, programs
 from ..sampling.cuda.graph import moved
 from ..sampling.cuda.renumber import Counts, before

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.base import Placement, StepRules
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch import cuda_graph
 from millrace.stages.fetch.gather_cuda import DeviceGather, GatheredOnDevice, Uploaded
-from millrace.stages.kernels.aggregation.cuda import lists as lists_cuda
+from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.minibatch_cuda import bulk as resident_cuda
 from millrace.stages.kernels.minibatch_cuda import frames as frames_cuda
 from millrace.stages.kernels.runtime.triton_rng import device
+from millrace.stages.messages import Placement, StepRules
 from millrace.stages.models import MODELS
 from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.labor import LaborSampler

@@ -11,12 +11,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millrace.stages.base import Placement, RankJob
 from millrace.stages.comm.solo import Solo
 from millrace.stages.feed.queue_feed import Sampled
 from millrace.stages.fetch import feature_cache
 from millrace.stages.fetch.feature_cache import choose, counted
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.messages import Placement, RankJob
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split

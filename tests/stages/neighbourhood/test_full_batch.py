@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from millrace.pipeline.training.evaluate_together import evaluate_together
-from millrace.stages.base import Fetched, Group, Placement
+from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
 from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.feed.full_batch_feed import Whole
 from millrace.stages.fetch.visit import Mode, Visited, Visits
+from millrace.stages.messages import Fetched, Placement
 from millrace.stages.models.base import Model, ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN

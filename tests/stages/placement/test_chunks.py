@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from millrace.stages.base import Phase, Placement
 from millrace.stages.fetch.isolated import Covered, seed_weights, smoothed
 from millrace.stages.kernels.sampling.reference import backend as reference
+from millrace.stages.messages import Phase, Placement
 from millrace.stages.placement.chunk_schedule import Deal
 from millrace.stages.placement.chunks import Chunks, Isolated, load
 from millrace.stages.sample.base import BulkRequest

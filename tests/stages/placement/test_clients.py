@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.stages.base import Phase
+from millrace.stages.messages import Phase
 from millrace.stages.placement import clients
 from millrace.stages.placement.boundary import WithBoundary
 from millrace.stages.placement.clients import client_traffic, open_clients, packed, read_traffic, write_clients

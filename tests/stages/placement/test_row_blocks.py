@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.pipeline.setup.parts import Parts
-from millrace.stages.base import Part, Phase, Placement, RankJob
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
+from millrace.stages.messages import Part, Phase, Placement, RankJob
 from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.stage import open_shards, partition_dataset

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.stages.base import Group
+from millrace.stages.comm.base import Group
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.kernels.runtime import threads
@@ -29,7 +29,7 @@ from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.stages.sample.remote_nodewise import Owners
+from millrace.stages.sample.row_owners import Owners
 from millrace.storage.dataset import Split
 from millrace.storage.errors import PeerLostError, RunError
 from millrace.storage.features import MemoryFeatures

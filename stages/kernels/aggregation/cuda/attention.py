@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ....random import GOLDEN, M1, M2, NODE
 from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import InLists, IntArray
-from .lists import DeviceLists, on_device
+from ..lists import DeviceLists, InLists, IntArray, on_device
 from .sums import TILE, UNROLL, add_lists, row_of, tile
 
 _GOLDEN, _NODE, _M1, _M2 = tl.constexpr(int(GOLDEN)), tl.constexpr(int(NODE)), tl.constexpr(int(M1)), tl.constexpr(int(M2))

@@ -13,9 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import InLists
+from ..lists import DeviceLists, InLists
 from .attention import dots, edge_name, gradients_by_src, leaky, log_denominators, logit_gradient, own_name, survives, whole_rows
-from .lists import DeviceLists
 from .sums import TILE, UNROLL, add_lists, row_of, tile
 
 _HEADS, _HELD = 4, 8 * TILE

@@ -9,7 +9,7 @@ Reading rows of x bounds all of these kernels: e rows of D numbers, against one 
 * a program has a tile of rows x columns: neighbouring threads read neighbouring columns of one source row, in whole sectors;
 * edges are walked `UNROLL` at a time: their reads do not wait for each other, and hide each other's latency;
 * sums live in registers; a row of the result is written once;
-* a list of thousands of edges is cut (`cuda.lists`), so that no program works long after the others are done;
+* a list of thousands of edges is cut (`lists`), so that no program works long after the others are done;
 * gradients gather through the transposed lists, so no two programs ever add to the same number.
 """
 
@@ -21,10 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ....memory.lazy_rows import NamedRows, device_base_and_ids
-from ..lists import InLists, IntArray
+from ..lists import DeviceLists, InLists, IntArray, on_device
 from .attention import add_outer, attend, attend_backward, attend_from, attend_into, dots, weighted_sum
 from .attention_shared import attend_shared, attend_shared_backward
-from .lists import DeviceLists, on_device
 from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile
 
 __all__ = [

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ....memory.lazy_rows import device_base_and_ids
 from ...runtime.triton_rng import node_word
-from ..lists import IntArray
-from .lists import on_device
+from ..lists import IntArray, on_device
 from .sums import tile
 
 _COLUMN, _A, _B = tl.constexpr(0x9E3779B9), tl.constexpr(0x21F0AAAD), tl.constexpr(0x735A2D97)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .lists import DeviceLists
+from ..lists import DeviceLists
 
 UNROLL = 4
 """Edges of each row whose reads are under way together."""

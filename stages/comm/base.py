@@ -1,0 +1,117 @@
+"""How the ranks of a run talk to each other: groups, and messages that are under way."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+TAGS = 1 << 30
+"""Tags that `Group.swap` takes."""
+
+
+Meanwhile = Callable[[], None]
+"""Work to do while numbers of other ranks are on their way."""
+
+
+def nothing() -> None:
+    """Nothing to do meanwhile."""
+
+
+class Group(Protocol):
+    """The ranks that train together.
+
+    All ranks call the same methods in the same order, from one thread. Payload bytes that this rank sends are counted in its ledger,
+    channel ``network``, under the `kind` that the caller names. A method raises PeerLostError when a peer is gone.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This process, in [0, size)."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """P, the number of ranks."""
+        ...
+
+    @property
+    def present(self) -> Sequence[int]:
+        """The ranks that were in the last sum, ascending: all, but in a group that outlives its members (`comm.survivors`)."""
+        ...
+
+    def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Group":
+        """A group of its own among some of these ranks, for another thread or for a smaller circle.
+
+        Exactly those ranks call this, at the same time. It counts in the same ledger, and closes with this group.
+
+        Args:
+            name: what else there is on the same ranks has another.
+            ranks: ascending, this one among them.
+            same_thread: whether the thread that uses this group will use the other too, and every rank in the same order.
+        """
+        ...
+
+    def counting(self, channel: str) -> AbstractContextManager[None]:
+        """Within, bytes are counted under this channel of the ledger."""
+        ...
+
+    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+        """Sum a contiguous tensor over the ranks, in place: the same bits on every rank.
+
+        Args:
+            flat: on all ranks of one size and dtype.
+            kind: what the ledger counts it under.
+            meanwhile: called at most once, while this rank's numbers are on their way: work that asks nothing of other ranks.
+        """
+        ...
+
+    def any(self, flag: bool) -> bool:
+        """True on every rank if `flag` is true on some rank. Counted as ``control``."""
+        ...
+
+    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
+        """Overwrite a contiguous tensor with that of rank `source`."""
+        ...
+
+    def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        """Hand part r to rank r, and get what each rank has for this one.
+
+        Args:
+            parts: P tensors, [n_r] or [n_r, F], of one dtype and one F on all ranks; any n_r, also 0.
+            kind: what the ledger counts the parts under. Sizes that ranks tell each other first count as ``control``.
+            into: P tensors that fit what will arrive, for a caller who knows the sizes: nothing is allocated and no sizes travel.
+                All ranks pass it, or none. Cut from one tensor (``Tensor.split``), with no rows for this rank.
+
+        Returns:
+            P tensors in the order of ranks; this rank's own is ``parts[rank]`` itself.
+        """
+        ...
+
+    def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "Swap":
+        """Start to send `part` to rank `to` and to receive `into` from rank `source`; returns at once.
+
+        Both sides know all sizes: an empty tensor neither travels nor is waited for. Ranks need not be in step: what belongs together
+        is told by the tag.
+
+        Args:
+            part: contiguous; not to be changed until it is sent.
+            to: another rank, unless `part` is empty.
+            into: contiguous; not to be read until it has been received.
+            source: another rank, unless `into` is empty.
+            tag: in [0, `TAGS`); the same on both sides, and no other message of these two under way has it.
+            kind: what the ledger counts `part` under.
+        """
+        ...
+
+
+class Swap(Protocol):
+    """A message out and a message in, both under way. `what` says in words what is waited for, should it never come."""
+
+    def received(self, what: str) -> None:
+        """Wait for what comes in. Raises PeerLostError when the peer is gone."""
+        ...
+
+    def sent(self, what: str) -> None:
+        """Wait until the part that goes out may be changed. Raises PeerLostError when the peer is gone."""
+        ...
