@@ -7,7 +7,7 @@ separate mappings for large blocks (`mmap`), and how much free memory the heap k
 
 * `sage`: its tensors lie in Millrace's arena, so the allocator should not matter.
 * `sage, batch norm`: norms are torch's own, and allocate.
-* `own`: layers of a user's, of `torch.nn.Linear` and `hood.mean`, of the same shapes; everything but the aggregation allocates.
+* `own`: layers of a user's, of `torch.nn.Linear` and `neighbourhood.mean`, of the same shapes; everything but the aggregation allocates.
 
 The task is that of `epoch.py`. Milliseconds are the median step's; "step" is the largest resident size while training beyond that of
 the loaded process, "after" what the process still holds of it once the model and the last minibatch are gone.
@@ -68,9 +68,9 @@ class Own(Model):
         widths = [FEATURES, *[HIDDEN] * (self.num_layers - 1), CLASSES]
         self.linears = nn.ModuleList(nn.Linear(2 * a, b) for a, b in zip(widths, widths[1:]))
 
-    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
-        out = self.linears[i](torch.cat([hood.mean(h), destinations(hood, h)], dim=1))
+        out = self.linears[i](torch.cat([neighbourhood.mean(h), destinations(neighbourhood, h)], dim=1))
         return torch.relu(out) if i < self.num_layers - 1 else out
 
 

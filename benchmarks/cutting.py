@@ -31,7 +31,7 @@ import numpy as np
 from millrace.stages.partition.registry import PARTITIONERS
 from millrace.stages.partition.stage import write_part
 from millrace.storage.dataset_store import open_stored
-from millrace.storage.partition.shuffle import Dealt, begin, deal
+from millrace.storage.partition.shuffle import ShuffledStore, begin, deal
 
 def own():
     # Pages of mapped files are the system's to take back.
@@ -67,7 +67,7 @@ book.sizes()
 ranges, deal_s, deal_bytes = watched(dealing)
 # Nodes of every block of the book, as the nodes outside a part are.
 _, book_s, _ = watched(lambda: book.local(np.arange(0, book.num_nodes, 1000)))
-counts, part_s, part_bytes = watched(lambda: [write_part(out, Dealt(folder).part(part), book, part, {}) for part in range(parts)])
+counts, part_s, part_bytes = watched(lambda: [write_part(out, ShuffledStore(folder).part(part), book, part, {}) for part in range(parts)])
 halo = max(c.halo for c in counts)
 told = {"ranges": ranges, "deal_s": deal_s, "deal_bytes": deal_bytes, "part_s": part_s, "part_bytes": part_bytes, "book_s": book_s}
 print(json.dumps({**told, "halo": halo}))

@@ -41,7 +41,7 @@ from torch import nn
 from unfused_attention import Unfused
 
 import millrace as mr
-from millrace.stages.fetch.visit import AHEAD_BYTES, Mode, Visited
+from millrace.stages.fetch.visit import AHEAD_BYTES, Mode, VisitFetch
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.sage import SAGE
@@ -128,7 +128,7 @@ class Lab:
 
     def predict(self, cell: Cell) -> tuple[int, int, int]:
         """What the largest rank will take; c0 and c1."""
-        module, policy = cell.module(), Visited(cell.modes, ahead_bytes=self.ahead_bytes)
+        module, policy = cell.module(), VisitFetch(cell.modes, ahead_bytes=self.ahead_bytes)
 
         def one_rank(share: float) -> int:
             (counts, seeds), *_ = self.counts(cell.graph, 1)

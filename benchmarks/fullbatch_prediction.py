@@ -10,7 +10,7 @@ import torch
 from peers.fullbatch_task import FEATURES
 from torch import nn
 
-from millrace.stages.fetch.visit import Visited, plan
+from millrace.stages.fetch.visit import VisitFetch, plan
 from millrace.stages.kernels.aggregation.attention_args import EdgeNumbers
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.neighbourhood.full_batch import FullBatch, Shard, View
@@ -96,7 +96,7 @@ def _view(counts: Counts, rank: int) -> View:
     return View(counts.dst, counts.src, tuple(shard(q) for q in range(len(counts.edges))), wanted)
 
 
-def predicted(counts: list[Counts], rank: int, num_seeds: int, policy: Visited, module: nn.Module) -> int:
+def predicted(counts: list[Counts], rank: int, num_seeds: int, policy: VisitFetch, module: nn.Module) -> int:
     """Bytes of a rank with these counts, of each layer and of the whole."""
     *layers, whole = (_view(c, rank) for c in counts)
     n = whole.num_src

@@ -18,7 +18,7 @@ import millrace as mr
 from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, generated, placed, shared_out
 from millrace.stages.feed.collective_feed import UNBOUNDED, SampledByOwners
 from millrace.stages.feed.queue_feed import QueueFeed
-from millrace.stages.fetch.exchange import AHEAD_BYTES, MOST_STEPS, Exchanged
+from millrace.stages.fetch.exchange import AHEAD_BYTES, MOST_STEPS, ExchangeFetch
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
@@ -35,7 +35,7 @@ HOT_RANKS = 4
 WAYS = ("samples", "degree")
 
 
-def trained(policy: Exchanged, sample: SampledByOwners, rows: BlockRows, job: RankJob, epochs: int) -> tuple[bool, dict[str, int]]:
+def trained(policy: ExchangeFetch, sample: SampledByOwners, rows: BlockRows, job: RankJob, epochs: int) -> tuple[bool, dict[str, int]]:
     """Fetch the rows of all of this rank's minibatches as training does.
 
     Returns:
@@ -58,7 +58,7 @@ def trained(policy: Exchanged, sample: SampledByOwners, rows: BlockRows, job: Ra
                 ahead.release(epoch, last - 1)
     finally:
         ahead.close()
-    return same, {**fetcher.told, "sent_bytes": job.ledger.get("network", "features") - before}
+    return same, {**fetcher.hit_counts, "sent_bytes": job.ledger.get("network", "features") - before}
 
 
 def fetch(
@@ -69,7 +69,7 @@ def fetch(
     for c in copies:
         for ahead_bytes in (0, PLENTY):
             rows, job = placed(group, c, graph, train, features, batch, 4, f"rows of {c}, {ahead_bytes} ahead")
-            same, told = trained(Exchanged(c, ahead_bytes=ahead_bytes), SampledByOwners(sampler), rows, job, 1)
+            same, told = trained(ExchangeFetch(c, ahead_bytes=ahead_bytes), SampledByOwners(sampler), rows, job, 1)
             found.append({"c": c, "ahead_bytes": ahead_bytes, "same": same, **told})
     return found
 
@@ -195,7 +195,7 @@ def hits(
             told: list[dict[str, int]] = []
             for last in (1, epochs):
                 meeting = job.group.sub(f"{share} by {by}, {last}", range(group.size))
-                same, account = trained(Exchanged(1, share, by), Drawn(sampler, bulks=bulks), rows, replace(job, group=meeting), last)
+                same, account = trained(ExchangeFetch(1, share, by), Drawn(sampler, bulks=bulks), rows, replace(job, group=meeting), last)
                 told.append({**account, "same": same})
             apart = dict(zip(spans, (told[0], {key: told[1][key] - told[0][key] for key in ("asked", "hits")})))
             exact = all(apart[name]["asked"] == int(span.sum()) for name, span in spans.items())

@@ -22,7 +22,7 @@ from millrace.pipeline.setup.open_queue import consumers_end
 from millrace.pipeline.setup.prepare import Outline, configure, prepare, prepare_part
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.trainer import take_part
+from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.features import MemoryFeatures
@@ -71,7 +71,7 @@ def rank(group: Any, job: dict[str, Any], store: str, parts: str | None, outline
         if isinstance(event, EpochDone):
             cpu.append(time.process_time())
 
-    report = take_part(
+    report = train_and_evaluate(
         prepared,
         Path(out),
         queue,

@@ -30,21 +30,21 @@ class Unfused(nn.Module):
         self.num_layers, self.convs, self.activation = config.layers, model.convs, config.activation
         self._lists: dict[InLists, tuple[InLists, InLists]] = {}
 
-    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
         conv = self.convs[i]
         assert isinstance(conv, GATConv)
         activation = "none" if i == self.num_layers - 1 else self.activation
-        if not isinstance(hood, HaloNeighbourhood):
+        if not isinstance(neighbourhood, HaloNeighbourhood):
             # Evaluation visits one rank after the other in every mode.
-            return conv(hood, h, activation)
+            return conv(neighbourhood, h, activation)
         z = linear(h, conv.linear.weight).view(-1, conv.heads, conv.head_width)
-        out = self._attend(hood, hood._all(z), conv)  # pyright: ignore[reportPrivateUsage]
+        out = self._attend(neighbourhood, neighbourhood._all(z), conv)  # pyright: ignore[reportPrivateUsage]
         return activate(out.flatten(1) if conv.concat else out.mean(1), conv.bias, activation)
 
-    def _attend(self, hood: HaloNeighbourhood, z: Tensor, conv: GATConv) -> Tensor:
+    def _attend(self, neighbourhood: HaloNeighbourhood, z: Tensor, conv: GATConv) -> Tensor:
         """[num_src + B, H, D] -> [num_dst, H, D]."""
-        lists, by_source = self._with_loops(hood._halo.hood.lists)  # pyright: ignore[reportPrivateUsage]
+        lists, by_source = self._with_loops(neighbourhood._halo.neighbourhood.lists)  # pyright: ignore[reportPrivateUsage]
         n = lists.num_dst
         src, dst = torch.from_numpy(lists.indices), torch.from_numpy(lists.rows)
         of_src = (z * conv.a_src).sum(-1)

@@ -299,7 +299,7 @@ def partition(
     job, out = resolve(_table(None, {"dataset": dataset, "seed": seed, "split": split}, overrides)), _folder(out)
     chosen, parts = partitioner(method), check_parts(parts)
     if isinstance(chosen, Clustered) and not out.exists():
-        chosen.refuse_what_is_missing()
+        chosen.check_available()
     on_cluster = job.executor == "dask"
     if on_cluster:
         from .cluster.dask_cluster import check_reachable
@@ -360,7 +360,7 @@ def plan(
     from .planning.inputs import Cluster, Numbers
     from .planning.network import Link, link_named
     from .planning.planner import plan as make_plan
-    from .planning.table import told
+    from .planning.table import as_text
     from .telemetry.console import Terminal
 
     flags = {
@@ -377,7 +377,7 @@ def plan(
     cluster = Cluster(hosts, None if memory is None else round(memory * 2**30), link_named(link) if link is not None else over)
     with Terminal() as terminal:
         made = make_plan(numbers=numbers, cluster=cluster, emit=terminal, config=table)
-    _say(told(made), err=as_json)
+    _say(as_text(made), err=as_json)
     if as_json:
         _say(json.dumps(made.to_record(), allow_nan=False))
     if made.recommended is None:

@@ -17,25 +17,25 @@ from ..storage.errors import InputError
 from ..storage.ledger import Ledger
 from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
-from .config.load import Job, read_toml, refuse_secrets
+from .config.load import Job, check_no_secrets, read_toml
 from .config.systems import System
 from .interop.model_argument import taken
-from .machine.compilers import refuse_without_compiler
-from .setup.open_queue import is_sampled_live, open_samples, own_queue, refuse_samples, sole_user
-from .setup.prepare import Prepared, configure, located, open_data, prepare, refuse_slow_products, refuse_what_is_missing
-from .setup.python_inputs import at_home, job_of_given, keep, refuse_other_data, refuse_without_module
+from .machine.compilers import check_compiler
+from .setup.open_queue import check_samples, is_sampled_live, open_samples, own_queue, sole_user
+from .setup.prepare import Prepared, check_available, check_matmul_precision, configure, located, open_data, prepare
+from .setup.python_inputs import at_home, check_module_importable, check_same_data, job_of_given, keep
 from .setup.result import SECONDS, STOPPED, Result, versions, write_json
 from .setup.resume import without_executor
 from .setup.run_folder import JOB, METRICS, RESULT, check_resumable, check_run_folder, held, local, write_whole
-from .setup.simulated_clients import refuse_owners, told_of_clients, with_clients
+from .setup.simulated_clients import check_owners, client_record, with_clients
 from .telemetry.console import heard
 from .telemetry.events import Emit, Note
-from .telemetry.heartbeat import Heart
+from .telemetry.heartbeat import Heartbeat
 from .telemetry.metrics_file import finite, recorded
 from .telemetry.timers import Clock
 from .training.loop import Interrupted
 from .training.stopped_run import reports_of_stopped
-from .training.trainer import RankReport, take_part
+from .training.trainer import RankReport, train_and_evaluate
 
 
 @contextmanager
@@ -90,8 +90,8 @@ def run(
         InputError: something does not fit.
         RunError: the run failed; it can be resumed.
     """
-    with heard(emit, verbose) as told:
-        return _run(dataset, system, model, out, resume, samples, told, stop, save, config, options)
+    with heard(emit, verbose) as message:
+        return _run(dataset, system, model, out, resume, samples, message, stop, save, config, options)
 
 
 def _run(
@@ -123,7 +123,7 @@ def _run(
     if isinstance(system, str):
         system = None  # the job names it
     folder = local(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
-    refuse_what_is_missing(job)
+    check_available(job)
     if job.executor == "dask":
         from .cluster.dask_cluster import check_reachable
         from .machine.gpus import check_cluster
@@ -133,22 +133,22 @@ def _run(
         check_reachable(job.cluster)
     else:
         # Ranks on a cluster look at their own processors and machines.
-        refuse_slow_products(job)
-        refuse_without_compiler(job)
+        check_matmul_precision(job)
+        check_compiler(job)
     check_run_folder(folder, resume)
     untold = dataset.notes if isinstance(dataset, Dataset) else ()
     if not isinstance(dataset, Dataset | str | Path | None):
         dataset = open_data(job, dataset, emit)
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
-        refuse_without_module(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
+        check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
     # The folder's job.toml must find the data again, from wherever it is read.
     in_memory = dataset if isinstance(dataset, Dataset) else None
     if isinstance(dataset, Dataset):
         job = job_of_given(job, dataset, folder)
     else:
         job = job.model_copy(update={"dataset": located(dataset or (at_home(job, folder) if resume else job).dataset)})
-    refuse_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
+    check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
     if job.start_from is not None:
         job = job.model_copy(update={"start_from": str(Path(job.start_from).expanduser().resolve())})
     if (owners := job.partition.owners) is not None:
@@ -159,15 +159,15 @@ def _run(
             dataset = open_data(job, dataset, emit)
         except InputError:
             if resume:
-                refuse_other_data(folder, job.dataset, None)
+                check_same_data(folder, job.dataset, None)
             raise
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
     # What cannot be is refused before anything is written.
-    refuse_samples(prepared, samples)
-    refuse_owners(prepared)
+    check_samples(prepared, samples)
+    check_owners(prepared)
     if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
-        cut.refuse_what_is_missing()
+        cut.check_available()
     if not prepared.outline.splits["train"]:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
     queue = open_samples(prepared, samples) if samples is not None else None
@@ -182,19 +182,19 @@ def _run(
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
-        with recorded(folder / METRICS, emit, resume) as told:
+        with recorded(folder / METRICS, emit, resume) as message:
             for note in untold:
-                told(Note(note))
+                message(Note(note))
             try:
                 if job.executor == "dask":
                     from .cluster.supervisor import run_on_cluster
 
-                    reports = run_on_cluster(prepared, folder, samples, module, told, stop, save)
+                    reports = run_on_cluster(prepared, folder, samples, module, message, stop, save)
                 else:
                     with _threads(job.threads):
                         if queue is None and prepared.has_minibatches:
-                            queue = own_queue(prepared, folder, lambda text: told(Note(text)))
-                        reports = [_run_inline(prepared, folder, queue, samples, told, stop, save, clock)]
+                            queue = own_queue(prepared, folder, lambda text: message(Note(text)))
+                        reports = [_run_inline(prepared, folder, queue, samples, message, stop, save, clock)]
             except Interrupted:
                 status, reports = STOPPED, reports_of_stopped(prepared, folder)
         result = _result(prepared, reports, clock.snapshot()["total"], folder, status)
@@ -227,8 +227,8 @@ def _run_inline(
     clock: Clock,
 ) -> RankReport:
     ledger, produce = Ledger(), samples is None
-    with Heart(0, clock, ledger, queue if produce else None, emit) as heart:
-        return take_part(
+    with Heartbeat(0, clock, ledger, queue if produce else None, emit) as heart:
+        return train_and_evaluate(
             prepared,
             out,
             queue,
@@ -283,7 +283,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         sampled_edges=sum(r.sampled_edges for r in reports),
         phases=first.phases,
         lost=first.lost,
-        clients=None if prepared.system.clients == "ranks" or status == STOPPED else told_of_clients(prepared, out, first.phases),
+        clients=None if prepared.system.clients == "ranks" or status == STOPPED else client_record(prepared, out, first.phases),
         fingerprint=prepared.fingerprint,
         parameters_sha256=first.parameters_sha256,
         out=str(out),

@@ -29,7 +29,7 @@ class Phase:
     """Exclusive. Epochs are counted over the whole run."""
     name: str = ""
     """What it trains, in words."""
-    anew: bool = False
+    fresh_optimizer: bool = False
     """Whether it has an optimiser and a best epoch of its own; the next phase then starts from the parameters of that epoch."""
 
     @property
@@ -90,7 +90,7 @@ class Peers(Protocol):
         ...
 
 
-class Held(Protocol):
+class PlacedData(Protocol):
     """What a partition policy gives; the policies of one system know what else it is."""
 
     @property
@@ -119,7 +119,7 @@ class Fetched:
 
     epoch: int
     index: int
-    hoods: tuple[Neighbourhood, ...]
+    neighbourhoods: tuple[Neighbourhood, ...]
     """L, outermost first."""
     h: Tensor
     """[num_src of hoods[0], F]; may lie in a buffer that the next fetch reuses."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..storage.features import FeatureStore
-from .comm.base import Group, Meanwhile, nothing
-from .messages import Fetched, Held, Part, Phase, Placement, RankJob, StepRules, Validation, WorkDone
+from .comm.base import Group, Overlap, nothing
+from .messages import Fetched, Part, Phase, PlacedData, Placement, RankJob, StepRules, Validation, WorkDone
 from .models.base import ModelConfig
 from .partition.base import Partitioner
 
@@ -55,7 +55,7 @@ class PartitionPolicy(Protocol):
         open the whole."""
         ...
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Held:
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> PlacedData:
         """This rank's view of the data in this phase; `before` is what this gave for the phase before it."""
         ...
 
@@ -81,7 +81,7 @@ class SamplePolicy(Protocol):
         ...
 
 
-class NeighbourhoodPolicy(Protocol):
+class FetchPolicy(Protocol):
     """How a layer's neighbours are seen: from work to tensors."""
 
     def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "Fetcher":
@@ -90,7 +90,7 @@ class NeighbourhoodPolicy(Protocol):
 
 
 @runtime_checkable
-class KeepsRows(NeighbourhoodPolicy, Protocol):
+class KeepsRows(FetchPolicy, Protocol):
     """A policy whose fetchers read rows that were put on the device once."""
 
     def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
@@ -145,7 +145,7 @@ class FetchesAhead(Fetcher, Protocol):
         ...
 
     @property
-    def told(self) -> dict[str, int]:
+    def hit_counts(self) -> dict[str, int]:
         """How much of what was needed was there already: plain counts."""
         ...
 
@@ -190,7 +190,7 @@ class ReducePolicy(Protocol):
         ...
 
     def reduce(
-        self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, meanwhile: Meanwhile = nothing
+        self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, overlap: Overlap = nothing
     ) -> tuple[float, bool]:
         """Turn the accumulated gradients of this rank into the step's gradient on every rank.
 
@@ -199,7 +199,7 @@ class ReducePolicy(Protocol):
             count: what this rank's seeds in the step count.
             group: the ranks.
             flag: raised by a rank that all ranks are to hear of; it travels with the gradients.
-            meanwhile: see `Group.all_reduce`.
+            overlap: see `Group.all_reduce`.
 
         Returns:
             The count over all ranks (zero: there was nothing to learn from, skip the step), and whether any has raised the flag.

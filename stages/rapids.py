@@ -26,7 +26,7 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
         MissingExtraError: a module is not installed.
         InputError: there is no GPU, or no driver.
     """
-    _refuse_lack_of(needed, what, instead)
+    _check_has(needed, what, instead)
     import cupy  # pyright: ignore[reportMissingImports]
 
     runtime = cupy.cuda.runtime
@@ -37,11 +37,11 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
     if gpus < 1:
         raise InputError(f"{what} needs an NVIDIA GPU, but there is none; use {instead}, or a machine with a GPU and its driver")
     if gpus > 1:
-        _refuse_lack_of(NEEDED_BY_SEVERAL, what, instead)
+        _check_has(NEEDED_BY_SEVERAL, what, instead)
     return gpus
 
 
-def _refuse_lack_of(modules: tuple[str, ...], what: str, instead: str) -> None:
+def _check_has(modules: tuple[str, ...], what: str, instead: str) -> None:
     lacking = [m for m in modules if find_spec(m) is None]
     if lacking:
         raise MissingExtraError(

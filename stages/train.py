@@ -48,8 +48,8 @@ def forward_backward(
         torch.default_generator.set_state(fetched.begun.generator)
     loss, logits = loss_of(model, fetched, task, products, weights)
     (loss * weight if weight != 1.0 else loss).backward()
-    told = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
-    return WorkDone(told if told.is_cuda else float(told), len(fetched.y))
+    message = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
+    return WorkDone(message if message.is_cuda else float(message), len(fetched.y))
 
 
 def begin(model: nn.Module, fetched: Fetched, seed: int, products: Literal["float32", "bfloat16"] = "float32") -> Fetched:
@@ -60,7 +60,7 @@ def begin(model: nn.Module, fetched: Fetched, seed: int, products: Literal["floa
         return fetched
     _seed_generators(fetched, seed)
     with _precision(fetched, products):
-        entered = enter(fetched.hoods[0], fetched.h)
+        entered = enter(fetched.neighbourhoods[0], fetched.h)
     return replace(fetched, begun=Begun(entered, torch.default_generator.get_state()))
 
 
@@ -85,7 +85,7 @@ def loss_of(
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or more."""
     with _precision(fetched, products):
-        logits = model(fetched.hoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
+        logits = model(fetched.neighbourhoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     return summed_loss(logits, fetched.y, task, weights), logits

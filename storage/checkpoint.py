@@ -105,7 +105,7 @@ class CheckpointStore:
         """
         assert not self.read_only, "this checkpoint store was opened to read"
         _check_plain(state, "state")
-        self._refuse_other_jobs()
+        self._check_same_job()
         folder = self._folder(cursor)
         try:
             with committed_folder(folder, overwrite=True) as aside:
@@ -121,7 +121,7 @@ class CheckpointStore:
             if c not in kept:
                 remove_tree(self._folder(c))
 
-    def _refuse_other_jobs(self) -> None:
+    def _check_same_job(self) -> None:
         for c in self.cursors():
             try:
                 body = read_manifest(self._folder(c), KIND)

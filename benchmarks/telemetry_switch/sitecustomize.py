@@ -15,7 +15,7 @@ def install() -> None:
     from millrace.pipeline.telemetry import heartbeat
     from millrace.pipeline.telemetry.events import StepDone
 
-    class Resting(heartbeat.Heart):
+    class Resting(heartbeat.Heartbeat):
         on = is_on(0)
 
         def __call__(self, event):
@@ -27,7 +27,7 @@ def install() -> None:
             if self.on or self._over.is_set():
                 super()._beat(tell)
 
-    heartbeat.Heart = Resting
+    heartbeat.Heartbeat = Resting
 
 
 if "MILLRACE_TELEMETRY" in os.environ:

@@ -18,7 +18,7 @@ from distributed import Client, LocalCluster, Security, WorkerPlugin
 from ...storage.errors import InputError, MissingExtraError, RunError
 from ..config.load import Job
 from ..config.schema import Cluster
-from ..interop.main_guard import refuse_without_guard
+from ..interop.main_guard import check_main_guard
 from ..machine.gpus import INSTALL, dealt, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -71,7 +71,7 @@ def check_reachable(c: Cluster) -> None:
         raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
     _security(c)
     if c.scheduler is None:
-        refuse_without_guard()
+        check_main_guard()
         return
     try:
         with socket.create_connection(where, timeout=ANSWER_S) as probe:

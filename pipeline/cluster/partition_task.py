@@ -15,7 +15,7 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import open_stored
 from ...storage.errors import RunError
 from ...storage.partition.book import Book, open_book
-from ...storage.partition.shuffle import Dealt, begin, deal
+from ...storage.partition.shuffle import ShuffledStore, begin, deal
 from ...storage.store import ASIDE, remove_tree
 from ..config.load import Job
 from ..setup.shared_dataset import share
@@ -99,4 +99,4 @@ def _deal(out: Path, dataset: Path, batch: str, k: int, folder: Path) -> None:
 
 
 def _write(out: Path, batch: str, part: int, folder: Path, fingerprint: dict[str, str]) -> tuple[int, PartCounts]:
-    return part, write_part(out, Dealt(folder).part(part), _book(out, batch), part, fingerprint)
+    return part, write_part(out, ShuffledStore(folder).part(part), _book(out, batch), part, fingerprint)

@@ -125,8 +125,8 @@ def _show(worker: Any, pulses: dict[str, Any]) -> None:
 
 def _ranks_of(worker: Any) -> list[dict[str, Any]]:
     records = [dict(pulses) for pulses in worker.millrace_ranks]
-    for told, pulses in zip(records, list(worker.millrace_ranks)):
-        if told["ended"]:
+    for message, pulses in zip(records, list(worker.millrace_ranks)):
+        if message["ended"]:
             worker.millrace_ranks.remove(pulses)
     return records
 

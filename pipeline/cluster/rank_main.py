@@ -137,13 +137,13 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from ..config.load import Job
     from ..interop.user_code import unpickled
     from ..machine.gpus import backend, take
-    from ..setup.open_queue import Told, consumers_end, minibatches_per_epoch
+    from ..setup.open_queue import ReportingQueue, consumers_end, minibatches_per_epoch
     from ..setup.prepare import Outline, prepare, prepare_part
     from ..setup.shared_dataset import open_shared
-    from ..telemetry.heartbeat import Heart
+    from ..telemetry.heartbeat import Heartbeat
     from ..telemetry.timers import Clock
     from ..training.dynamo import leave_compiler_out
-    from ..training.trainer import take_part
+    from ..training.trainer import train_and_evaluate
     from .rendezvous import connect
 
     leave_compiler_out()
@@ -182,17 +182,17 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     meeting = dist.PrefixStore(f"{spec.generation}/gloo", connect(spec.meeting))  # pyright: ignore[reportPrivateImportUsage]
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
-    told, alive = None, lambda: True
+    reporting, alive = None, lambda: True
     if prepared.has_minibatches:
         queue, alive = consumers_end(prepared, spec.queue, spec.samples)
-        told = Told(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
+        reporting = ReportingQueue(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
     produce = spec.queue is None and spec.samples is None
     teller = _Teller(tell, steps=spec.rank == 0 or goes_on)
-    with Heart(spec.rank, clock, ledger, told if produce else None, teller, lambda pulse: tell({"shown": vars(pulse)})) as heart:
-        report = take_part(
+    with Heartbeat(spec.rank, clock, ledger, reporting if produce else None, teller, lambda pulse: tell({"shown": vars(pulse)})) as heart:
+        report = train_and_evaluate(
             prepared,
             out,
-            told,
+            reporting,
             group=group,
             ledger=ledger,
             produce=produce,

@@ -114,16 +114,16 @@ def run_on_cluster(
     job = prepared.job
     sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
     name = uuid.uuid4().hex[:8]
-    with opened(job, emit, job.ranks + sampling) as client, shown(client, prepared, out, topic_of(name), emit) as told:
-        gang = _Gang(client, name, prepared, out, samples, module, told, stop, save)
+    with opened(job, emit, job.ranks + sampling) as client, shown(client, prepared, out, topic_of(name), emit) as announced:
+        supervisor = _Supervisor(client, name, prepared, out, samples, module, announced, stop, save)
         try:
-            reports = gang.run()
+            reports = supervisor.run()
         finally:
-            gang.close()
-    if gang.sample_s:
-        reports[0].seconds["sample"] = gang.sample_s
-    if gang.parts is not None:
-        reports[0].seconds["partition"] = reports[0].seconds.get("partition", 0.0) + gang.partition_s
+            supervisor.close()
+    if supervisor.sample_s:
+        reports[0].seconds["sample"] = supervisor.sample_s
+    if supervisor.parts is not None:
+        reports[0].seconds["partition"] = reports[0].seconds.get("partition", 0.0) + supervisor.partition_s
     return reports
 
 
@@ -132,7 +132,7 @@ def topic_of(name: str) -> str:
     return f"millrace-{name}"
 
 
-class _Gang:
+class _Supervisor:
     def __init__(
         self,
         client: Client,
@@ -218,15 +218,15 @@ class _Gang:
 
 
 class _Generation:
-    def __init__(self, gang: _Gang, number: int) -> None:
-        self.gang, self.number = gang, number
-        self.silence = Silence(gang.prepared.job.cluster.wait_note_s, lambda text: gang.emit(Note(text)))
+    def __init__(self, supervisor: _Supervisor, number: int) -> None:
+        self.supervisor, self.number = supervisor, number
+        self.silence = Silence(supervisor.prepared.job.cluster.wait_note_s, lambda text: supervisor.emit(Note(text)))
         self.reports: dict[int, RankReport] = {}
         self.pids: dict[int, int] = {}
         self.losses: list[Loss] = []
         self.lost: dict[int, Loss] = {}
         """Ranks that the others are to go on without."""
-        self.told = self.orders = 0
+        self.announced = self.orders = 0
         self.meet_by = math.inf
         self.workers_at = self.level_at = 0.0
         self.epochs_told = 0
@@ -239,14 +239,14 @@ class _Generation:
         self.saves = 0
 
     def run(self) -> list[RankReport] | Loss:
-        gang = self.gang
-        wait_for_worker(gang.client)
+        supervisor = self.supervisor
+        wait_for_worker(supervisor.client)
         self._place()
-        self.kill = Event(f"{gang.topic}-{self.number}", client=gang.client)
+        self.kill = Event(f"{supervisor.topic}-{self.number}", client=supervisor.client)
         flow = self._flow()
-        self.futures = {rank: self._start(rank) for rank in range(gang.ranks)}
+        self.futures = {rank: self._start(rank) for rank in range(supervisor.ranks)}
         try:
-            while len(self.reports) < gang.ranks:
+            while len(self.reports) < supervisor.ranks:
                 if flow is not None:
                     flow.advance()
                     self._tell_level(flow)
@@ -258,19 +258,19 @@ class _Generation:
                     return self._end()
                 time.sleep(WATCH_S)
             self._hear(flow)
-            return [self.reports[r] for r in range(gang.ranks)]
+            return [self.reports[r] for r in range(supervisor.ranks)]
         finally:
             self._stop_all()
             if flow is not None:
                 flow.close()
-                gang.sample_s += flow.seconds
+                supervisor.sample_s += flow.seconds
 
     def _place(self) -> None:
         """Say which worker holds which rank, and which GPU it has."""
-        client, ranks, job = self.gang.client, self.gang.ranks, self.gang.prepared.job
+        client, ranks, job = self.supervisor.client, self.supervisor.ranks, self.supervisor.prepared.job
         self.variables: list[dict[str, str]] = [{} for _ in range(ranks)]
         if job.device == "cpu":
-            self.addresses, self.sampling = places(client, ranks, self.gang.frozen)
+            self.addresses, self.sampling = places(client, ranks, self.supervisor.frozen)
             return
         # Once there were enough: a worker that is lost is being started again.
         placed, self.sampling = gpu_places(client, ranks, shared=backend(job) == "gloo", patience_s=START_S if self.number else 0.0)
@@ -278,27 +278,32 @@ class _Generation:
         self.variables = [{VISIBLE: gpu} for _, gpu in placed]
 
     def _flow(self) -> BulkFlow | None:
-        gang, job = self.gang, self.gang.prepared.job
-        if gang.samples is not None or job.queue.kind != "zarr" or not gang.prepared.has_minibatches:
+        supervisor, job = self.supervisor, self.supervisor.prepared.job
+        if supervisor.samples is not None or job.queue.kind != "zarr" or not supervisor.prepared.has_minibatches:
             return None
-        where = location(gang.prepared, gang.out)
+        where = location(supervisor.prepared, supervisor.out)
         # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
-        options = {"max_bytes": job.queue.max_bytes, "keep": job.queue.keep, "consumers": gang.ranks, "sweep": self.number == 0}
-        queue_ = mended_queue(gang.prepared, gang.out, gang.note, **options)
-        minibatches = minibatches_per_epoch(gang.prepared)
-        per_step = job.train.minibatches_per_step or gang.ranks
+        options = {"max_bytes": job.queue.max_bytes, "keep": job.queue.keep, "consumers": supervisor.ranks, "sweep": self.number == 0}
+        queue_ = mended_queue(supervisor.prepared, supervisor.out, supervisor.note, **options)
+        minibatches = minibatches_per_epoch(supervisor.prepared)
+        per_step = job.train.minibatches_per_step or supervisor.ranks
         pace = Pace.of(per_step, minibatches)
-        found = CheckpointStore(gang.out / CHECKPOINTS, gang.prepared.fingerprint, read_only=True).latest()
+        found = CheckpointStore(supervisor.out / CHECKPOINTS, supervisor.prepared.fingerprint, read_only=True).latest()
         taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
         epoch, step = divmod(taken, pace.steps_per_epoch)
         order = SampleOrder(
-            json.dumps(job.model_dump(mode="json")), str(gang.dataset), gang.prepared.dataset.name, gang.features, where, job.threads or 1
+            json.dumps(job.model_dump(mode="json")),
+            str(supervisor.dataset),
+            supervisor.prepared.dataset.name,
+            supervisor.features,
+            where,
+            job.threads or 1,
         )
         return BulkFlow(
-            gang.client,
+            supervisor.client,
             order,
             queue_,
-            run=gang.run_name,
+            run=supervisor.run_name,
             generation=self.number,
             first=(epoch, step * per_step // job.queue.bulk_size),
             last_epoch=job.epochs,
@@ -309,35 +314,35 @@ class _Generation:
         )
 
     def _start(self, rank: int) -> Future:
-        gang, job = self.gang, self.gang.prepared.job
-        uses_queue = gang.prepared.has_minibatches and gang.samples is None and job.queue.kind == "zarr"
+        supervisor, job = self.supervisor, self.supervisor.prepared.job
+        uses_queue = supervisor.prepared.has_minibatches and supervisor.samples is None and job.queue.kind == "zarr"
         spec = RankSpec(
             job=job.model_dump(mode="json"),
-            dataset=str(gang.dataset),
-            dataset_name=gang.prepared.dataset.name,
-            features=gang.features,
-            parts=None if gang.parts is None else str(gang.parts),
-            outline=asdict(gang.prepared.outline),
-            fingerprint=gang.prepared.fingerprint,
-            module=gang.module,
-            out=str(gang.out),
-            queue=location(gang.prepared, gang.out) if uses_queue else None,
-            samples=str(gang.samples) if gang.samples is not None else None,
+            dataset=str(supervisor.dataset),
+            dataset_name=supervisor.prepared.dataset.name,
+            features=supervisor.features,
+            parts=None if supervisor.parts is None else str(supervisor.parts),
+            outline=asdict(supervisor.prepared.outline),
+            fingerprint=supervisor.prepared.fingerprint,
+            module=supervisor.module,
+            out=str(supervisor.out),
+            queue=location(supervisor.prepared, supervisor.out) if uses_queue else None,
+            samples=str(supervisor.samples) if supervisor.samples is not None else None,
             rank=rank,
-            size=gang.ranks,
+            size=supervisor.ranks,
             generation=self.number,
-            meeting=gang.meeting.place(self.number),
-            threads=job.threads or max(1, (os.cpu_count() or 1) // gang.ranks),
+            meeting=supervisor.meeting.place(self.number),
+            threads=job.threads or max(1, (os.cpu_count() or 1) // supervisor.ranks),
             # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
-            environment={**(allocator(job.cluster.keep_freed_bytes) if gang.prepared.frees_steps else {}), **self.variables[rank]},
+            environment={**(allocator(job.cluster.keep_freed_bytes) if supervisor.prepared.frees_steps else {}), **self.variables[rank]},
         )
         # Pinned and never tried again by Dask: ranks start together or not at all.
-        return gang.client.submit(
+        return supervisor.client.submit(
             hold_rank,
             asdict(spec),
-            gang.topic,
+            supervisor.topic,
             self.kill.name,
-            key=(f"train-{gang.run_name}", self.number, rank),
+            key=(f"train-{supervisor.run_name}", self.number, rank),
             workers=[self.addresses[rank]],
             allow_other_workers=False,
             retries=0,
@@ -348,7 +353,7 @@ class _Generation:
     def _hear(self, flow: BulkFlow | None) -> None:
         while True:
             try:
-                message = self.gang.messages.get_nowait()
+                message = self.supervisor.messages.get_nowait()
             except queue.Empty:
                 return
             if message["generation"] != self.number:
@@ -365,35 +370,35 @@ class _Generation:
                 self._tell_epochs()
             elif rank == self._first() or said["event"] in ("Note", "Pulse"):
                 self.stepping |= said["event"] == "StepDone"
-                self.gang.emit(getattr(events, said.pop("event"))(**said))
+                self.supervisor.emit(getattr(events, said.pop("event"))(**said))
 
     def _tell_epochs(self) -> None:
         """Tell each epoch once: by the first rank that is left, also those that the one before it has finished but not told."""
         for said in self.epochs_untold.pop(self._first(), []):
             if said["epoch"] >= self.epochs_told:
                 self.epochs_told = said["epoch"] + 1
-                self.gang.emit(events.EpochDone(**{k: v for k, v in said.items() if k != "event"}))
+                self.supervisor.emit(events.EpochDone(**{k: v for k, v in said.items() if k != "event"}))
         for rank, waiting in self.epochs_untold.items():
             self.epochs_untold[rank] = [said for said in waiting if said["epoch"] >= self.epochs_told]
 
     def _tell_level(self, flow: BulkFlow) -> None:
         if time.monotonic() - self.level_at >= LEVEL_S:
             self.level_at = time.monotonic()
-            self.gang.emit(QueueLevel(**flow.level))
+            self.supervisor.emit(QueueLevel(**flow.level))
 
     def _obey(self) -> None:
-        if not self.stopping and self.gang.stop():
+        if not self.stopping and self.supervisor.stop():
             self.stopping = True
             if self.number and not self.stepping:
                 # Ranks that were to start again have nothing to save.
-                self.losses.append(Loss(f"interrupted; {self.gang._saved()}", final=True, exit_code=Interrupted.exit_code))
+                self.losses.append(Loss(f"interrupted; {self.supervisor._saved()}", final=True, exit_code=Interrupted.exit_code))
             self._order("stop")
-        elif not self.stopping and self.gang.save():
+        elif not self.stopping and self.supervisor.save():
             self.saves += 1
             self._order(f"save {self.saves}")
 
     def _order(self, word: str) -> None:
-        self.gang.store.set(f"{self.number}/order", word)
+        self.supervisor.store.set(f"{self.number}/order", word)
 
     def _look(self) -> None:
         """See which ranks have ended, and which workers are gone."""
@@ -412,24 +417,24 @@ class _Generation:
                 self._lose(rank, f"the worker {address} that held rank {rank}{self._pid(rank)} is gone")
         for address in set(self.sampling) - alive - self.gone:
             self.gone.add(address)
-            self.gang.emit(Note(f"the worker {address}, which sampled, is gone; others take over its tasks"))
+            self.supervisor.emit(Note(f"the worker {address}, which sampled, is gone; others take over its tasks"))
 
     def _ask(self) -> dict[str, Any] | None:
         """The scheduler's records of its workers; None if it does not answer now. Names whoever has not given a sign of life for long."""
-        gang, limit = self.gang, self.gang.prepared.job.cluster.silence_limit_s
+        supervisor, limit = self.supervisor, self.supervisor.prepared.job.cluster.silence_limit_s
         try:
-            records = ask_scheduler(gang.client, ANSWER_S)
+            records = ask_scheduler(supervisor.client, ANSWER_S)
         except TimeoutError as e:
-            if gang.silence.look({SCHEDULER: None}).get(SCHEDULER, 0.0) > START_S:
+            if supervisor.silence.look({SCHEDULER: None}).get(SCHEDULER, 0.0) > START_S:
                 raise silent_scheduler(e) from e
             return None
         except OSError as e:
             raise silent_scheduler(e) from e
-        given = beats(records, METRIC, gang.topic, self.number)
+        given = beats(records, METRIC, supervisor.topic, self.number)
         workers = {f"the worker {a}": (a, record.get("last_seen")) for a, record in records.items()}
         ranks = {f"rank {r}{self._pid(r)}": (r, given[r]) for r in self._left() if r in given and r not in self.reports}
         # Nothing is heard of the ranks that a frozen worker holds.
-        silent = gang.silence.look({**{name: seen for name, (_, seen) in workers.items()}, SCHEDULER: time.monotonic()})
+        silent = supervisor.silence.look({**{name: seen for name, (_, seen) in workers.items()}, SCHEDULER: time.monotonic()})
         gone = {workers[name][0]: seconds for name, seconds in silent.items() if name in workers}
         quiet = self.silence.look({name: n for name, (r, n) in ranks.items() if self.addresses[r] not in gone})
         if limit is not None:
@@ -437,7 +442,7 @@ class _Generation:
                 name = f"rank {rank}{self._pid(rank)}"
                 seconds = max(gone.get(address, 0.0), quiet.get(name, 0.0))
                 if seconds > limit and rank not in self.reports and rank not in self.lost and not self.losses:
-                    gang.frozen |= {address} & gone.keys()
+                    supervisor.frozen |= {address} & gone.keys()
                     held = f", held by the worker {address}," if address in gone else ""
                     self._lose(rank, f"{name}{held} has not answered for {seconds:.0f} s")
         return records
@@ -448,8 +453,8 @@ class _Generation:
             outcome = future.result(timeout=RESULT_S)
         except FutureCancelledError as e:
             # Of a scheduler that is gone, or that could not be reached for a moment and has forgotten the tasks.
-            told = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
-            self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost: {told}")
+            announced = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
+            self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost: {announced}")
             return
         except Exception as e:
             self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost ({type(e).__name__}: {e})")
@@ -472,7 +477,7 @@ class _Generation:
     def _lose(self, rank: int, text: str) -> None:
         """A rank is gone. Where the others have begun to end, they cannot go on."""
         loss = Loss(text, final=False)
-        if self.gang.prepared.job.cluster.on_rank_loss == "continue" and not self.losses:
+        if self.supervisor.prepared.job.cluster.on_rank_loss == "continue" and not self.losses:
             self.lost[rank] = loss
         else:
             self.losses.append(loss)
@@ -481,7 +486,7 @@ class _Generation:
         return min(self._left(), default=0)
 
     def _left(self) -> list[int]:
-        return [r for r in range(self.gang.ranks) if r not in self.lost]
+        return [r for r in range(self.supervisor.ranks) if r not in self.lost]
 
     def _go_on(self) -> None:
         """Tell the ranks that are left who they are, once that has changed; those who cannot go on say so by ending."""
@@ -489,19 +494,19 @@ class _Generation:
         if not left or (self.lost and self.reports):
             # Nobody is left, or training is over.
             self.losses.extend(self.lost.values())
-        elif len(self.lost) > self.told:
+        elif len(self.lost) > self.announced:
             self.orders += 1
-            self.gang.store.set(f"{orders}/members/{self.orders}", json.dumps(left))
+            self.supervisor.store.set(f"{orders}/members/{self.orders}", json.dumps(left))
             who = f"rank {left[0]} is" if len(left) == 1 else f"ranks {', '.join(map(str, left))} are"
-            for rank in list(self.lost)[self.told :]:
+            for rank in list(self.lost)[self.announced :]:
                 # A worker of the same address must not bring it back.
-                self.gang.client.cancel([self.futures[rank]])
-                self.gang.emit(Note(f"{self.lost[rank].text}; {who} to go on without it"))
-            self.told, self.meet_by = len(self.lost), time.monotonic() + MEET_S
+                self.supervisor.client.cancel([self.futures[rank]])
+                self.supervisor.emit(Note(f"{self.lost[rank].text}; {who} to go on without it"))
+            self.announced, self.meet_by = len(self.lost), time.monotonic() + MEET_S
             self._tell_epochs()
         elif time.monotonic() > self.meet_by:
             self.meet_by = math.inf
-            if not self.gang.store.check([f"{orders}/{key}" for key in here(self.orders, left)]):
+            if not self.supervisor.store.check([f"{orders}/{key}" for key in here(self.orders, left)]):
                 self.losses.append(Loss(f"ranks {left} did not come together within {MEET_S:g} s to go on without the others", final=False))
 
     def _pid(self, rank: int) -> str:
@@ -537,11 +542,11 @@ class _Generation:
         self.kill.set()
         end = time.monotonic() + END_S
         while not all(f.done() for f in left) and time.monotonic() < end:
-            alive = set(worker_addresses(self.gang.client))
+            alive = set(worker_addresses(self.supervisor.client))
             # The task of a worker that is gone never ends: the worker took its rank along.
             left = [f for r, f in self.futures.items() if r not in self.reports and self.addresses[r] in alive]
             time.sleep(WATCH_S)
-        self.gang.client.cancel(list(self.futures.values()))
+        self.supervisor.client.cancel(list(self.futures.values()))
 
 
 def _error(loss: Loss) -> MillraceError:

@@ -55,5 +55,5 @@ def beats(records: Mapping[str, Mapping[str, Any]], metric: str, run: str, gener
         run: whose ranks.
         generation: of the ranks.
     """
-    told = (told for record in records.values() for told in (record.get("metrics") or {}).get(metric) or [])
-    return {r["rank"]: r["beats"] for r in told if r["run"] == run and r["generation"] == generation and r["beats"] and not r["ended"]}
+    message = (message for record in records.values() for message in (record.get("metrics") or {}).get(metric) or [])
+    return {r["rank"]: r["beats"] for r in message if r["run"] == run and r["generation"] == generation and r["beats"] and not r["ended"]}

@@ -103,10 +103,17 @@ def predict_to_file(
     start = time.perf_counter()
     trained = load(run, model=model)
     data = trained.open_dataset(dataset, emit=emit)
-    told = predict(trained, data, _parsed(nodes, data), emit=emit)
-    write(told, out, all_probabilities=all_probabilities)
+    message = predict(trained, data, _parsed(nodes, data), emit=emit)
+    write(message, out, all_probabilities=all_probabilities)
     seconds = time.perf_counter() - start
-    return {"run": str(run), "model": trained.result.model, "dataset": data.name, "nodes": len(told), "out": str(out), "seconds": seconds}
+    return {
+        "run": str(run),
+        "model": trained.result.model,
+        "dataset": data.name,
+        "nodes": len(message),
+        "out": str(out),
+        "seconds": seconds,
+    }
 
 
 def _parsed(nodes: str | None, data: Dataset) -> Any:

@@ -65,7 +65,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk is sampled again.
     with nullcontext() if is_url(out) else held(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
-        if job.kernel in OTHER_BITS and (gpus := kernel.refuse_what_is_missing()) > 1:
+        if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
             fill = partial(sample_across, job, dataset, system.sample.sampler, queue, str(out), store, gpus)
         else:
             fill = partial(sample_bulks, dataset.graph, system.sample.sampler, plan, kernel, queue, first_epoch=0, last_epoch=job.epochs)

@@ -127,8 +127,8 @@ def _hint(key: str) -> str:
         known += dict.fromkeys(f"{name}.{f.name}" for kind in registry.values() for f in dataclasses.fields(kind))
     leaves = {k: k.rpartition(".")[2] for k in known}
     beside = [leaf for k, leaf in leaves.items() if k == f"{section}.{leaf}".lstrip(".")]
-    if (told := advice(last)) and last not in beside:
-        return told
+    if (message := advice(last)) and last not in beside:
+        return message
     word = last if last in leaves.values() else closest(last, beside) or closest(last, leaves.values())
     if word in beside:
         return f"; did you mean '{f'{section}.{word}'.lstrip('.')}'?"
@@ -185,7 +185,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid TOML: {e}") from None
 
 
-def refuse_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
+def check_no_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
     """Refuse URLs with credentials or a query: a run writes its configuration down.
 
     Raises:
@@ -193,7 +193,7 @@ def refuse_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
     """
     for key, value in table.items():
         if isinstance(value, Mapping):
-            refuse_secrets(value, f"{prefix}{key}.")
+            check_no_secrets(value, f"{prefix}{key}.")
         elif isinstance(value, str | Path) and has_secrets(str(value)):
             raise InputError(
                 f"configuration key '{prefix}{key}' is '{value}': its credentials or query would be written into the run's folder; "
@@ -208,7 +208,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
         InputError: one line per problem, at most three.
     """
     require_sound(table)
-    refuse_secrets(table)
+    check_no_secrets(table)
     table = expanded(table)
     try:
         job = Job.model_validate(table)

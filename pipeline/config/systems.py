@@ -5,28 +5,28 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ...stages.feed.collective_feed import SampledByOwners
-from ...stages.feed.full_batch_feed import Whole
+from ...stages.feed.full_batch_feed import FullBatchWork
 from ...stages.feed.local_feed import Local
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import AHEAD_BYTES as AHEAD_ROWS_BYTES
-from ...stages.fetch.exchange import Exchanged
+from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.feature_cache import HotBy
-from ...stages.fetch.gather import Gathered
-from ...stages.fetch.isolated import Correction, Covered
-from ...stages.fetch.lazy import Lazily
-from ...stages.fetch.visit import AHEAD_BYTES, Mode, Visited
+from ...stages.fetch.gather import GatherFetch
+from ...stages.fetch.isolated import Correction, CoverageFetch
+from ...stages.fetch.lazy import LazyFetch
+from ...stages.fetch.visit import AHEAD_BYTES, Mode, VisitFetch
 from ...stages.memory.quantize import Payload
 from ...stages.models.lazy import V1, Phases
 from ...stages.partition.base import Partitioner
 from ...stages.partition.contiguous import Contiguous
 from ...stages.partition.metis import MetisWork
 from ...stages.placement.boundary import WithBoundary
-from ...stages.placement.chunk_schedule import Sweep
+from ...stages.placement.chunk_schedule import Rotation
 from ...stages.placement.chunks import Chunks
 from ...stages.placement.replicated import Replicated
 from ...stages.placement.row_blocks import Blocks
 from ...stages.placement.sharded import Sharded
-from ...stages.policies import NeighbourhoodPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
+from ...stages.policies import FetchPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
 from ...stages.reduce.corrected import CoverageCorrected, Shrink
 from ...stages.reduce.federated import LocalSteps
 from ...stages.reduce.seed_weighted import AllSeedsMean, SeedWeightedMean
@@ -45,7 +45,7 @@ class System:
     name: str
     partition: PartitionPolicy
     sample: SamplePolicy
-    neighbourhood: NeighbourhoodPolicy
+    fetch: FetchPolicy
     reduce: ReducePolicy
     schedule: SchedulePolicy
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -95,11 +95,11 @@ def bulk(
     """
     drawn = sampler or NeighborSampler()
     options = {"topology": topology, "replication": replication, "hot": hot, "hot_by": hot_by, "ahead_bytes": ahead_bytes}
-    exchanged = Exchanged(replication, hot, hot_by, ahead_bytes)
+    exchanged = ExchangeFetch(replication, hot, hot_by, ahead_bytes)
     if topology == "partitioned":
         blocks = Blocks(replication, partitioner or Contiguous())
         return System("bulk", blocks, SampledByOwners(drawn), exchanged, SeedWeightedMean(), Epochs(), options)
-    fetch = exchanged if features == "owned" else Gathered()
+    fetch = exchanged if features == "owned" else GatherFetch()
     return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options)
 
 
@@ -126,8 +126,8 @@ def sar(
     return System(
         "sar",
         Sharded(partitioner or MetisWork(), prune),
-        Whole(),
-        Visited(modes, memory_bytes, ahead_bytes),
+        FullBatchWork(),
+        VisitFetch(modes, memory_bytes, ahead_bytes),
         AllSeedsMean(),
         Epochs(),
         {"mode": mode if isinstance(mode, str) else list(mode), "memory_bytes": memory_bytes, "ahead_bytes": ahead_bytes, "prune": prune},
@@ -139,7 +139,7 @@ def grappa(
     *,
     partitioner: Partitioner | None = None,
     chunks: int = 1,
-    sweep: Sweep = "sweep",
+    sweep: Rotation = "sweep",
     moved: float = 0.0,
     every: int = 50,
     halo: float = 1,
@@ -171,7 +171,7 @@ def grappa(
         "grappa",
         Chunks(partitioner or MetisWork(), sweep, halo, chunks, moved, ahead),
         Local(sampler or NeighborSampler()),
-        Covered(correction, hops, kappa),
+        CoverageFetch(correction, hops, kappa),
         CoverageCorrected(correction == "batch", shrink, strength),
         SuperEpochs(every),
         {
@@ -235,21 +235,23 @@ def retexo(
     if cut.head == "none" and cut.hands_on == "hidden":
         raise InputError('retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.hands_on = "logits" with it')
     if folds and cut.hands_on == "hidden":
-        told = f"retexo.folds is {folds}, but hidden rows of different trainings have nothing in common"
-        raise InputError(f'{told}; use retexo.hands_on = "logits" with it')
+        message = f"retexo.folds is {folds}, but hidden rows of different trainings have nothing in common"
+        raise InputError(f'{message}; use retexo.hands_on = "logits" with it')
     if folds == 1:
         raise InputError("retexo.folds is 1, so its one training has no train nodes left; use at least 2, or 0 for none")
     if not 0 <= distill < 1:
         raise InputError(f"retexo.distill is {distill}; expected a share of the loss, at least 0 and below 1")
     if distill and local_steps is not None:
-        told = f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
-        raise InputError(f"{told} together; leave one of them out")
+        message = (
+            f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
+        )
+        raise InputError(f"{message} together; leave one of them out")
     chosen = select_by or ("val_loss" if mode == "v1" else "val_accuracy")
     return System(
         "retexo",
         WithBoundary(partitioner or MetisWork(), inductive=inductive),
-        Whole(),
-        Lazily(chosen, clients=clients != "ranks" and local_steps is not None),
+        FullBatchWork(),
+        LazyFetch(chosen, clients=clients != "ranks" and local_steps is not None),
         AllSeedsMean() if local_steps is None else LocalSteps(local_steps),
         LayerByLayer(cut),
         {**asdict(cut), "mode": mode, "select_by": chosen, "local_steps": local_steps, "inductive": inductive, "clients": clients},

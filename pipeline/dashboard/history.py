@@ -1,6 +1,6 @@
 """What the scheduler has heard of the runs on it, in bounded memory: no Dask and no drawing in here.
 
-Ranks are heard through the metrics of their workers, what only a driver knows through its messages (`publisher.Told`).
+Ranks are heard through the metrics of their workers, what only a driver knows through its messages (`publisher`).
 """
 
 import time
@@ -96,7 +96,7 @@ class RunSeen:
     name: str
     began: float
     about: dict[str, Any] = field(default_factory=dict)
-    """What its driver says of it: see `publisher.Told`."""
+    """What its driver says of it: see `publisher`."""
     ranks: dict[int, RankSeen] = field(default_factory=dict)
     level: dict[str, Any] = field(default_factory=dict)
     """The last `events.QueueLevel`, if there was one."""
@@ -136,8 +136,8 @@ class RunSeen:
     def summed(self) -> Sums:
         """All ranks now."""
         pulses = {rank: seen.pulse for rank, seen in self.ranks.items() if seen.pulse}
-        told = {rank: (p["steps"], p["edges"]) for rank, p in pulses.items()}
-        every = [tuple(map(sum, zip(told.get(r, (0, 0)), self.before.get(r, (0, 0))))) for r in self.ranks]
+        heard = {rank: (p["steps"], p["edges"]) for rank, p in pulses.items()}
+        every = [tuple(map(sum, zip(heard.get(r, (0, 0)), self.before.get(r, (0, 0))))) for r in self.ranks]
         losses = [p["loss"] for p in pulses.values() if p["loss"] is not None]
         level = [self.level] if self.level else [p["queue"] for p in pulses.values() if p["queue"]]
         return Sums(
@@ -201,7 +201,7 @@ class History:
                     seen.ended = seen.ended or "its worker is gone"
 
     def hear_driver(self, message: Mapping[str, Any]) -> None:
-        """Take in what a driver tells: see `publisher.Told`."""
+        """Take in what a driver tells: see `publisher`."""
         run, now = self._run(message["run"]), self.now()
         if "about" in message:
             run.about = dict(message["about"])

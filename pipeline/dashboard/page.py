@@ -239,8 +239,8 @@ class Page:
         if queue is not None and times:
             # A bound far above what lies there would flatten everything else.
             most = max(curves["queue_bytes"])
-            told = f"{labels.count(queue['bulks'], 'bulk')}, {labels.size(queue['bytes'])} of at most {labels.size(queue['bound'])}"
-            self.queue.title.text = f"Queue, filled by {queue['filled_by']}: {told}"
+            heard = f"{labels.count(queue['bulks'], 'bulk')}, {labels.size(queue['bytes'])} of at most {labels.size(queue['bound'])}"
+            self.queue.title.text = f"Queue, filled by {queue['filled_by']}: {heard}"
             self.queue.y_range.end = 1.1 * max(most, queue["bound"] if queue["bound"] <= 20 * most else 1)
             self.bound.data_source.data = {"x": [times[0], times[-1]], "y": [queue["bound"]] * 2}
             self.queue.extra_y_ranges["bulks"].end = 1.1 * max(1, *curves["queue_bulks"])

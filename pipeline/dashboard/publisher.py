@@ -31,7 +31,7 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
     Yields:
         What to call with the run's events.
     """
-    told = None
+    heard = None
     try:
         from .plugin import NO_DASHBOARD, PAGE, TOPIC, MillracePage, token, trouble
 
@@ -43,22 +43,22 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
         else:
             address = f"{str(client.dashboard_link).removesuffix('/status')}/{PAGE}"
             emit(Note(f"this run: {address}?token={client.run_on_scheduler(token)}"))
-            told = _Told(client, TOPIC, run, emit)
-            told.tell(about=_about(client, prepared, out))
+            heard = _Publisher(client, TOPIC, run, emit)
+            heard.tell(about=_about(client, prepared, out))
     except Exception as e:
         emit(_no_page(f"{type(e).__name__}: {e}"))
-    if told is None:
+    if heard is None:
         yield emit
         return
     ended = "done"
     try:
-        yield told
+        yield heard
     except BaseException as e:
         ended = "interrupted" if isinstance(e, Interrupted | KeyboardInterrupt) else f"failed: {e}"
         raise
     finally:
-        told.tell(ended=ended)
-        told.close()
+        heard.tell(ended=ended)
+        heard.close()
 
 
 def _no_page(why: str) -> Note:
@@ -79,7 +79,7 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
     }
 
 
-class _Told:
+class _Publisher:
     """Passes events on, and tells the scheduler of some. A thread of its own does that, so that no run waits for a slow scheduler."""
 
     def __init__(self, client: Client, topic: str, run: str, emit: Emit) -> None:
@@ -90,11 +90,11 @@ class _Told:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        told = isinstance(event, EpochDone | Note | QueueLevel | StageStarted | StageEnded)
+        heard = isinstance(event, EpochDone | Note | QueueLevel | StageStarted | StageEnded)
         if isinstance(event, StepDone):
             # Of many steps a second, one that says how many an epoch has.
-            told, self._steps = event.steps_per_epoch != self._steps, event.steps_per_epoch
-        if told:
+            heard, self._steps = event.steps_per_epoch != self._steps, event.steps_per_epoch
+        if heard:
             self.tell(said={"event": type(event).__name__, **vars(event)})
         self._emit(event)
 

@@ -198,12 +198,12 @@ def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) ->
     return stages
 
 
-def _hot(told: list[dict[str, int]]) -> dict[str, Any] | None:
+def _hot(counts: list[dict[str, int]]) -> dict[str, Any] | None:
     """Over all ranks."""
-    if not told:
+    if not counts:
         return None
-    asked, hits = sum(h["asked"] for h in told), sum(h["hits"] for h in told)
-    return {"rows": sum(h["rows"] for h in told), "asked": asked, "hits": hits, "rate": _ratio(hits, asked)}
+    asked, hits = sum(h["asked"] for h in counts), sum(h["hits"] for h in counts)
+    return {"rows": sum(h["rows"] for h in counts), "asked": asked, "hits": hits, "rate": _ratio(hits, asked)}
 
 
 def _curves(run: RunSeen) -> dict[str, Any]:

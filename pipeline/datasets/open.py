@@ -58,17 +58,17 @@ def open_dataset(
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(
-            f"features is '{features}', but {_told(spec)} is not a Millrace store; `millrace convert` makes one, or use memory"
+            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or use memory"
         )
     if options.edges_on == "gpu" and not (isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))):
-        raise InputError(f"edges_on is 'gpu', but {_told(spec)} is not a folder of Parquet; leave edges_on out")
+        raise InputError(f"edges_on is 'gpu', but {_notes(spec)} is not a folder of Parquet; leave edges_on out")
     if isinstance(spec, Dataset):
         return _whole(spec, name, options, split, seed)
     if not isinstance(spec, (str, Path)):
         return _from_object(spec, name, options, split, seed)
     kind = str(spec).partition(":")[0]
     if kind in GENERATED:
-        _refuse_options(options, str(spec))
+        _check_options(options, str(spec))
         return GENERATED[kind](str(spec), name, split, seed)
     if str(spec) == "digits":
         return clean(read_digits(name), options, split, seed)
@@ -81,13 +81,13 @@ def open_dataset(
         if (public := how_to_get(str(spec))) is not None:
             raise InputError(public)
         raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}")
-    _refuse_table_options(path, options)
+    _check_no_table_options(path, options)
     if path.is_file() and path.name.lower().endswith(TABLES):
         from .readers.parquet import read_edge_file
 
         return clean(read_edge_file(path, options, name), options, split, seed)
     if not path.is_dir():
-        _refuse_format(path)
+        _check_format(path)
         return clean(read_npz(path, name), options, split, seed)
     if (path / MANIFEST).exists():
         return _whole(open_dataset_store(path, features), name, options, split, seed)
@@ -103,7 +103,7 @@ def open_dataset(
     raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {FORMS}")
 
 
-def _refuse_table_options(path: Path, options: ReadOptions) -> None:
+def _check_no_table_options(path: Path, options: ReadOptions) -> None:
     """Raises InputError where options say how to read tables, and `path` is none."""
     given = [name for name in FREE if getattr(options, name) is not None]
     tables = path.name.lower().endswith(TABLES) if path.is_file() else not ((path / MANIFEST).exists() or (path / "raw").is_dir())
@@ -111,7 +111,7 @@ def _refuse_table_options(path: Path, options: ReadOptions) -> None:
         raise InputError(f"{path} is no file or folder of tables, which alone are read with {' and '.join(given)}; leave that out")
 
 
-def _refuse_format(path: Path) -> None:
+def _check_format(path: Path) -> None:
     """Raises InputError for files of other programs: it says how they are read."""
     suffix = path.suffix.lower()
     if suffix in (".pt", ".pth"):
@@ -123,19 +123,19 @@ def _refuse_format(path: Path) -> None:
         raise InputError(f"{path} is a file of graphs that NetworkX reads: use mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))")
 
 
-def _told(spec: str | Path | object) -> str:
+def _notes(spec: str | Path | object) -> str:
     return str(spec) if isinstance(spec, str | Path) else f"a {type(spec).__name__}"
 
 
 def _whole(dataset: Dataset, name: str | None, options: ReadOptions, split: str | None, seed: int) -> Dataset:
     """A clean dataset under another name or with another split."""
-    _refuse_options(options, dataset.name)
+    _check_options(options, dataset.name)
     notes = list(dataset.notes)
     parts = make_split(dataset.labels, dataset.split, split, seed, options, notes)
     return replace(dataset, name=name or dataset.name, split=parts, notes=tuple(notes))
 
 
-def _refuse_options(options: ReadOptions, what: str) -> None:
+def _check_options(options: ReadOptions, what: str) -> None:
     given = [f.name for f in fields(options) if getattr(options, f.name) != f.default]
     if given:
         raise InputError(f"'{what}' is clean already and takes no reading options; leave out {', '.join(given)}")

@@ -11,7 +11,7 @@ from typing import Any
 from ...storage.errors import InputError
 
 
-def refuse_without_guard() -> None:
+def check_main_guard() -> None:
     """Refuse to start worker processes from a statement of the main script that they would run again.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from ...stages.models.base import ModelConfig, as_model, refuse_uninitialised
+from ...stages.models.base import ModelConfig, as_model, check_initialised
 from ...stages.models.pyg import PyGModel
 from ...stages.models.pyg_checks import forward_parameters
 from ...storage.errors import InputError
@@ -38,7 +38,7 @@ def _is_convolution(module: nn.Module) -> bool:
     return any(c.__name__ == "MessagePassing" for c in type(module).__mro__) and {"x", "edge_index"} <= forward_parameters(module).keys()
 
 
-def refuse_beside(model: Any, options: Mapping[str, Any]) -> None:
+def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
     """Refuse options of a model beside a model that has its own.
 
     Raises:
@@ -49,7 +49,7 @@ def refuse_beside(model: Any, options: Mapping[str, Any]) -> None:
         raise InputError(f"{', '.join(given)} would not reach the model, which is a {type(model).__name__} already; set it there")
 
 
-def refuse_misfit(module: nn.Module, num_features: int, num_classes: int, task: Literal["multiclass", "multilabel"], seed: int) -> None:
+def check_widths(module: nn.Module, num_features: int, num_classes: int, task: Literal["multiclass", "multilabel"], seed: int) -> None:
     """Refuse a module that a dataset does not fit; lazy parameters of a `PyGModel` get their shapes.
 
     Args:
@@ -65,8 +65,8 @@ def refuse_misfit(module: nn.Module, num_features: int, num_classes: int, task: 
     if isinstance(module, PyGModel):
         width = module.fit(num_features, seed)
         if width < num_classes or (task == "multilabel" and width != num_classes):
-            told = f"the last convolution gives {width} columns, but the dataset has {num_classes} classes"
-            raise InputError(f"{told}; make it {type(module.convs[-1]).__name__}(..., {num_classes})")
-    refuse_uninitialised(module)
+            message = f"the last convolution gives {width} columns, but the dataset has {num_classes} classes"
+            raise InputError(f"{message}; make it {type(module.convs[-1]).__name__}(..., {num_classes})")
+    check_initialised(module)
     if not any(p.requires_grad for p in module.parameters()):
         raise InputError(f"{type(module).__name__} has no parameters to train; give it at least one layer with weights")

@@ -26,7 +26,7 @@ def python_headers() -> Path:
     return Path(sysconfig.get_path("include")) / "Python.h"
 
 
-def refuse_without_compiler(job: Job) -> None:
+def check_compiler(job: Job) -> None:
     """Refuse to compile a model in this process without what that calls. Sampling and evaluating do not need it.
 
     Raises:

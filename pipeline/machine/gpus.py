@@ -40,7 +40,7 @@ def own_device() -> "torch.device":
     """
     import torch
 
-    told = 'device is "cuda", but'
+    message = 'device is "cuda", but'
     has_triton = find_spec("triton") is not None
     if has_triton:
         from ...stages.kernels.runtime import triton_rng
@@ -48,14 +48,16 @@ def own_device() -> "torch.device":
         if triton_rng.INTERPRETED:
             return torch.device("cpu")
     if not torch.backends.cuda.is_built():
-        raise InputError(f'{told} this torch ({torch.__version__}) is built without CUDA; install one with it, or use device = "cpu"')
+        raise InputError(f'{message} this torch ({torch.__version__}) is built without CUDA; install one with it, or use device = "cpu"')
     if not torch.cuda.is_available():
         raise InputError(
-            f"{told} torch sees no GPU here ({_why_none()}); `millrace doctor` says what there is: run on a machine with a GPU and its "
+            f"{message} torch sees no GPU here ({_why_none()}); `millrace doctor` says what there is: run on a machine with a GPU and its "
             'driver, or use device = "cpu"'
         )
     if not has_triton:
-        raise MissingExtraError(f'{told} Triton is not installed, which its kernels are written in; install triton, or use device = "cpu"')
+        raise MissingExtraError(
+            f'{message} Triton is not installed, which its kernels are written in; install triton, or use device = "cpu"'
+        )
     return torch.device("cuda", 0)
 
 
@@ -69,7 +71,7 @@ def _why_none() -> str:
     return "they are hidden or busy"
 
 
-def refuse_without_gpu(job: Job) -> None:
+def check_gpus(job: Job) -> None:
     """Refuse a job for GPUs where its ranks cannot have any. Ranks of a cluster that runs elsewhere look for themselves (`take`).
 
     Raises:
@@ -86,9 +88,9 @@ def refuse_without_gpu(job: Job) -> None:
             f'{INSTALL}, or train one rank with executor = "inline"'
         )
     if on_cluster and backend(job) == "nccl":
-        from ...stages.comm.nccl import refuse_without_nccl
+        from ...stages.comm.nccl import check_nccl
 
-        refuse_without_nccl()
+        check_nccl()
 
 
 def check_cluster(job: Job) -> None:

@@ -9,7 +9,7 @@ from ...stages.feed.local_feed import Local
 from ...stages.feed.queue_feed import Sampled
 from ...stages.models import MODELS
 from ...stages.partition.cut_counts import CutCounts
-from ...stages.placement.chunk_schedule import Deal
+from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...storage.dataset import Dataset
 from ...storage.partition.book import PartitionBook
 from ..config.load import Job, build
@@ -19,7 +19,7 @@ from .network import Link
 
 
 @dataclass(frozen=True, eq=False)
-class Situation:
+class Candidate:
     """One candidate."""
 
     label: str
@@ -102,7 +102,7 @@ class Situation:
         if self.cut is None:
             return self.train / self.ranks
         per_rank = self.job.grappa.chunks if self.system.name == "grappa" else 1
-        deal = Deal(self.job.seed, self.ranks, per_rank, self.job.grappa.moved if self.system.name == "grappa" else 0.0, "none")
+        deal = ChunkSchedule(self.job.seed, self.ranks, per_rank, self.job.grappa.moved if self.system.name == "grappa" else 0.0, "none")
         share = max(int(self.cut.train[list(deal.base(r, 0))].sum()) for r in range(self.ranks)) / max(1, int(self.cut.train.sum()))
         return share * self.train
 

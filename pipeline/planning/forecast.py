@@ -4,19 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...stages.fetch.visit import Visited, row_bytes
+from ...stages.fetch.visit import VisitFetch, row_bytes
 from ...stages.models.lazy import Lazy
 from ...stages.placement.boundary import WithBoundary
 from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
 from ..setup.prepare import TORCH_DTYPES
 from . import traffic as plan_bytes
-from .candidate import Situation
+from .candidate import Candidate
 from .rows import minibatch_rows, waiting_bytes
 from .time import load, network_seconds, seconds, share_of_work, tended
 from .traffic import Moved
-from .trial import Rehearsed
-from .trial_spec import Cast
+from .trial import TrialResult
+from .trial_spec import TrialSpec
 
 Parts = dict[str, int]
 """Bytes by what takes them."""
@@ -51,7 +51,7 @@ class Forecast:
     """Whether a generated graph stood for the real one, or fewer ranks for all."""
 
     @classmethod
-    def refused(cls, s: Situation, least: Parts, room: int) -> "Forecast":
+    def refused(cls, s: Candidate, least: Parts, room: int) -> "Forecast":
         """What cannot fit, by what it takes at least."""
         total = sum(least.values())
         return cls(
@@ -72,7 +72,7 @@ class Forecast:
         )
 
 
-def least_bytes(s: Situation, base: int) -> Parts:
+def least_bytes(s: Candidate, base: int) -> Parts:
     """What a rank cannot do without, found without training."""
     if isinstance(s.system.partition, Chunks):
         share = 1.0 if s.ranks == 1 else min(1.0, (1 + (s.ranks > 1)) / s.ranks)
@@ -93,7 +93,7 @@ def arithmetic(parts: Parts, room: int) -> str:
     return f"{terms} = {sum(parts.values()) / 2**20:,.0f} MiB, of {room / 2**20:,.0f} MiB for a rank"
 
 
-def foresee(s: Situation, seen: Rehearsed, cast: Cast, base: int, room: int) -> Forecast:
+def foresee(s: Candidate, seen: TrialResult, cast: TrialSpec, base: int, room: int) -> Forecast:
     """A run of the candidate, from its rehearsal."""
     moved, most_seen = moves(s, seen)
     memory = memory_of(s, seen, base, most_seen)
@@ -121,7 +121,7 @@ def foresee(s: Situation, seen: Rehearsed, cast: Cast, base: int, room: int) -> 
     )
 
 
-def moves(s: Situation, seen: Rehearsed) -> tuple[Moved, int]:
+def moves(s: Candidate, seen: TrialResult) -> tuple[Moved, int]:
     """Bytes of the run, and for isolated parts the most nodes that a rank sees."""
     moved, model, dtype, most = Moved(), s.model(), TORCH_DTYPES[s.job.dtype], 0
     phases = s.system.schedule.phases(s.job.epochs, model)
@@ -135,8 +135,8 @@ def moves(s: Situation, seen: Rehearsed) -> tuple[Moved, int]:
             assert isinstance(model, Lazy)
             plan_bytes.handed_on(moved, s.cut, model, dtype)
         elif isinstance(policy, Sharded):
-            assert isinstance(s.system.neighbourhood, Visited)
-            traffic = row_bytes(s.system.neighbourhood, model, s.outline.num_features, dtype)
+            assert isinstance(s.system.fetch, VisitFetch)
+            traffic = row_bytes(s.system.fetch, model, s.outline.num_features, dtype)
             plan_bytes.visits(moved, s.cut, traffic, policy.prune)
         elif isinstance(policy, Chunks):
             row = s.outline.num_features * s.itemsize
@@ -155,7 +155,7 @@ def _grow(moved: Moved, growth: float) -> None:
                 table[key] *= growth
 
 
-def memory_of(s: Situation, seen: Rehearsed, base: int, most_seen: int) -> Parts:
+def memory_of(s: Candidate, seen: TrialResult, base: int, most_seen: int) -> Parts:
     """What the largest rank takes, from what the largest rehearsing one took."""
     worst = int(np.argmax(seen.peak_rss_bytes))
     held = seen.memory_bytes[worst] if seen.memory_bytes else {"graph": 0, "features": 0, "step": 0}

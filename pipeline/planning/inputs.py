@@ -82,7 +82,7 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         InputError: the configuration does not hold together.
     """
     table = {k: v for k, v in table.items() if k not in ("system", "executor")}
-    _refuse_unknown(table)
+    _check_known(table)
     bulk = {k: v for k, v in dict(table.get("bulk", {})).items() if k == "ahead_bytes"}
     features = table.get("features", "memory")
     common = {**table, "features": "memory" if features == "owned" else features, "bulk": bulk}
@@ -106,7 +106,7 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     return found
 
 
-def _refuse_unknown(table: Mapping[str, Any]) -> None:
+def _check_known(table: Mapping[str, Any]) -> None:
     """Raises InputError: options that change what travels, by no law that is known here."""
     bulk, retexo = table.get("bulk", {}), table.get("retexo", {})
     known = {("bulk", "topology"): "replicated", ("retexo", "clients"): "ranks"}

@@ -87,19 +87,19 @@ def plan(
     jobs = candidates(with_options(table, options))
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
-    with heard(emit, verbose) as told, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
-        stage = Stage(first, dataset, numbers, where, Path(scratch), told)
+    with heard(emit, verbose) as message, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
+        stage = Stage(first, dataset, numbers, where, Path(scratch), message)
         forecasts, seen = [], {}
-        told(StageStarted("plan", f"rehearsing {stage.dataset.name}", len(jobs)))
+        message(StageStarted("plan", f"rehearsing {stage.dataset.name}", len(jobs)))
         with stage:
             for done, (label, job) in enumerate(jobs.items()):
                 forecast, rehearsed = stage.forecast(label, job)
                 forecasts.append(forecast)
                 if rehearsed is not None:
                     seen[label] = asdict(rehearsed)
-                told(StageAdvanced("plan", done + 1, len(jobs)))
+                message(StageAdvanced("plan", done + 1, len(jobs)))
         seconds = time.perf_counter() - started
-        told(StageEnded("plan", seconds))
+        message(StageEnded("plan", seconds))
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
     return Plan(
         dataset=stage.name,

@@ -8,13 +8,13 @@ import numpy as np
 from ...stages.feed.local_feed import Local
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import MOST_STEPS
-from .candidate import Situation
+from .candidate import Candidate
 from .time import share_of_work
 from .traffic import Moved
-from .trial import Rehearsed
+from .trial import TrialResult
 
 
-def minibatch_rows(s: Situation, seen: Rehearsed, moved: Moved) -> None:
+def minibatch_rows(s: Candidate, seen: TrialResult, moved: Moved) -> None:
     """What the rows of sampled minibatches take, as counted in the rehearsal."""
     if not isinstance(s.system.sample, Sampled):
         return
@@ -42,14 +42,14 @@ def minibatch_rows(s: Situation, seen: Rehearsed, moved: Moved) -> None:
         moved.once["network", kind] += (first - later) * each
 
 
-def _rehearsed(s: Situation, seen: Rehearsed) -> tuple[float, int]:
+def _rehearsed(s: Candidate, seen: TrialResult) -> tuple[float, int]:
     """Minibatches of a rehearsed epoch, and ranks."""
     if seen.all_seeds:
         return len(s.dataset.split.train) / s.job.train.batch_size, seen.ranks
     return float(MOST_STEPS * (s.job.train.minibatches_per_step or seen.ranks)), seen.ranks
 
 
-def rows_asked(s: Situation, seen: Rehearsed, minibatches: float, ranks: int) -> tuple[float, float]:
+def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
     """Rows that ranks ask for in the first epoch and in each later one, in rows of one minibatch.
 
     The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`): how many rows that leaves was counted.
@@ -92,7 +92,7 @@ def rows_of(united: Sequence[float], minibatches: float) -> float:
     return united[i - 1] * (minibatches / i) ** power
 
 
-def waiting_bytes(s: Situation, seen: Rehearsed) -> dict[str, int]:
+def waiting_bytes(s: Candidate, seen: TrialResult) -> dict[str, int]:
     """What comes to wait where sampling, and the fetching of rows, are faster than training: beyond what has waited in the rehearsal.
 
     Of N minibatches that take s seconds to make ready and t to train on, N (1 - s / t) are ready when the last one is. What epochs are

@@ -12,7 +12,7 @@ HEAD = ("system", "memory", "fits", "network", "rows+ids", "from store", "steps"
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-def told(plan: Plan) -> str:
+def as_text(plan: Plan) -> str:
     """A table of the systems, and what to make of it."""
     cluster, link = plan.cluster, plan.cluster.link
     between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link is not None else ""
@@ -42,8 +42,8 @@ def _goals(plan: Plan) -> list[str]:
         "least memory": lambda f: size(f.memory_bytes),
         "fewest bytes between ranks": lambda f: f"{size(network_bytes(f))} a run",
     }
-    told = [f"{goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
-    return ["Other goals:", *(f"  {line}" for line in told)] if told else []
+    as_text = [f"{goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
+    return ["Other goals:", *(f"  {line}" for line in as_text)] if as_text else []
 
 
 def _row(f: Forecast) -> str:

@@ -17,7 +17,7 @@ from ...stages.memory.quantize import row_bytes
 from ...stages.messages import Phase
 from ...stages.models.lazy import Lazy
 from ...stages.partition.cut_counts import CutCounts, halo_nodes
-from ...stages.placement.chunk_schedule import Deal
+from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.placement.chunks import Chunks
 from ...stages.reduce.seed_weighted import TOLD
 from ...storage.graph import Graph
@@ -139,7 +139,7 @@ def chunks_read(
         The most nodes that any rank sees at once.
     """
     ranks = cut.size // policy.per_rank
-    deal = Deal(seed, ranks, policy.per_rank, policy.moved, policy.sweep)
+    deal = ChunkSchedule(seed, ranks, policy.per_rank, policy.moved, policy.sweep)
     most, looked = 0, min(super_epochs, max(2, ranks))
     found: list[tuple[float, float]] = []
     before: list[set[int]] = [set() for _ in range(ranks)]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ...storage.errors import RunError
-from .trial_spec import Cast
+from .trial_spec import TrialSpec
 
 STEADY = 1
 """Epochs before this one pay for what is done once: kernels are loaded, buffers made."""
 
 
-class Understudy:
+class TrialProcess:
     """The process that rehearses. Use as a context manager."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class Understudy:
         self.base_bytes = int(self._hear()["base_bytes"])
         """What a rank takes before it has any data."""
 
-    def __enter__(self) -> "Understudy":
+    def __enter__(self) -> "TrialProcess":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -51,7 +51,7 @@ class Understudy:
         self._process.communicate()
         self._errors.close()
 
-    def rehearse(self, cast: Cast) -> "Rehearsed":
+    def run_trial(self, cast: TrialSpec) -> "TrialResult":
         """Have it rehearsed.
 
         Raises:
@@ -60,10 +60,10 @@ class Understudy:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(cast)) + "\n")
         self._process.stdin.flush()
-        told = self._hear()
-        if "failed" in told:
-            raise RunError(f"the rehearsal of system '{cast.job['system']}' failed: {told['failed']}")
-        return Rehearsed.of(cast, told["ranks"])
+        message = self._hear()
+        if "failed" in message:
+            raise RunError(f"the rehearsal of system '{cast.job['system']}' failed: {message['failed']}")
+        return TrialResult.of(cast, message["ranks"])
 
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -76,7 +76,7 @@ class Understudy:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class TrialResult:
     """What was seen. Where there are several ranks, lists are by rank."""
 
     ranks: int
@@ -111,10 +111,10 @@ class Rehearsed:
     """Whether an epoch was one of the run, with its smaller last minibatch."""
 
     @classmethod
-    def of(cls, cast: Cast, told: Sequence[Mapping[str, Any]]) -> "Rehearsed":
+    def of(cls, cast: TrialSpec, message: Sequence[Mapping[str, Any]]) -> "TrialResult":
         """From what the ranks say."""
-        reports = [t["report"] for t in told]
-        first, heard = reports[0], told[0]["heard"]
+        reports = [t["report"] for t in message]
+        first, heard = reports[0], message[0]["heard"]
         whole = "history" in first
         steps = heard["steps"]
         # From one step to the next, within an epoch where it has several: between epochs lie other things.
@@ -123,7 +123,7 @@ class Rehearsed:
         epochs = [e["seconds"] for e in first["history"]] if whole else []
         per_epoch = max(1, sum(1 for epoch, _ in steps if epoch == 0))
         steady = _steady(epochs, cast)
-        counted = [t["heard"] for t in told]
+        counted = [t["heard"] for t in message]
         handed = sum(h["minibatches"] for h in counted)
         per_step = cast.job["train"]["minibatches_per_step"] or cast.ranks
         # Where training was cut short, what had been handed on was sampled and, before more of it was, fetched.
@@ -156,7 +156,7 @@ class Rehearsed:
         )
 
 
-def _steady(epochs: list[float], cast: Cast) -> list[list[float]]:
+def _steady(epochs: list[float], cast: TrialSpec) -> list[list[float]]:
     """Of each phase, its epochs but the first; of sampled minibatches not the last either, when nothing is sampled any more."""
     per_phase = cast.job["epochs"]
     last = per_phase - 1 if cast.seeds is not None else per_phase

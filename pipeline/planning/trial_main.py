@@ -1,8 +1,8 @@
-"""The process that rehearses runs: ``python -m millrace.pipeline.planning.trial_main``, started by `trial.Understudy`.
+"""The process that runs trials: ``python -m millrace.pipeline.planning.trial_main``, started by `trial.TrialProcess`.
 
-It imports what a rank needs once, and forks the ranks of each rehearsal, so that they start in no time. A rank does what it would do in a
-run, on the same data and through the same code (`trainer.take_part`), only for a few steps. Each line of standard input is a `Cast`, each
-line of standard output what its ranks report.
+It imports what a rank needs once, and forks the ranks of each trial, so that they start in no time. A rank does what it would do in a run,
+on the same data and through the same code (`trainer.train_and_evaluate`), only for a few steps. Each line of standard input is a
+`TrialSpec`, each line of standard output what its ranks report.
 """
 
 import json
@@ -37,8 +37,8 @@ from ..telemetry.events import Event, StageStarted, StepDone, silent
 from ..telemetry.timers import Clock
 from ..training.dynamo import leave_compiler_out
 from ..training.loop import Interrupted
-from ..training.trainer import take_part
-from .trial_spec import Cast
+from ..training.trainer import train_and_evaluate
+from .trial_spec import TrialSpec
 
 TIMEOUT_S = 120.0
 """Ranks that wait longer for each other have lost one."""
@@ -71,7 +71,7 @@ class Heard:
             self.steps.append((event.epoch, time.perf_counter()))
 
 
-class Weighed:
+class MeteredQueue:
     """A queue, or a feed, that adds up the bytes of what it hands out."""
 
     def __init__(self, inner: Any, heard: Heard, unites: int = 0) -> None:
@@ -108,7 +108,7 @@ class ShortLocal(Local):
 
     def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> Any:
         """See `SamplePolicy.feed`."""
-        return Weighed(super().feed(placement, phase, job, first), self.heard)
+        return MeteredQueue(super().feed(placement, phase, job, first), self.heard)
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ def main() -> NoReturn:
     answers.write(json.dumps({"base_bytes": peak_rss_bytes()}) + "\n")
     library = library_bytes()
     for line in sys.stdin:
-        answers.write(json.dumps(perform(Cast(**json.loads(line)), library)) + "\n")
+        answers.write(json.dumps(perform(TrialSpec(**json.loads(line)), library)) + "\n")
     os._exit(0)
 
 
-def perform(cast: Cast, library: int) -> dict[str, Any]:
+def perform(cast: TrialSpec, library: int) -> dict[str, Any]:
     """The reports of all ranks, or in ``failed`` what the first that failed has said."""
     # A file, not a server: that would be a thread of this process, which forks.
     place = Path(cast.out) / "meeting"
@@ -182,26 +182,26 @@ def perform(cast: Cast, library: int) -> dict[str, Any]:
     reports = [pipe.read() for pipe in pipes]
     for pid in pids:
         os.waitpid(pid, 0)
-    told = [json.loads(text) if text else {"failed": "a rank died without a word"} for text in reports]
+    message = [json.loads(text) if text else {"failed": "a rank died without a word"} for text in reports]
     # A rank whose peer is gone says so; the cause is what the others do not say.
-    failed = sorted((t["failed"] for t in told if "failed" in t), key=lambda text: "PeerLostError" in text)
-    return {"failed": failed[0]} if failed else {"ranks": told}
+    failed = sorted((t["failed"] for t in message if "failed" in t), key=lambda text: "PeerLostError" in text)
+    return {"failed": failed[0]} if failed else {"ranks": message}
 
 
-def _play(cast: Cast, rank: int, place: str, library: int, answer: Any) -> NoReturn:
+def _play(cast: TrialSpec, rank: int, place: str, library: int, answer: Any) -> NoReturn:
     try:
         torch.set_num_threads(cast.threads)
         set_num_threads(cast.threads)
-        told = rehearse(cast, rank, place)
-        told["report"]["peak_rss_bytes"] = as_if_started(library)
+        message = run_trial(cast, rank, place)
+        message["report"]["peak_rss_bytes"] = as_if_started(library)
     except BaseException as e:
-        told = {"failed": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()}
-    answer.write(json.dumps(told))
+        message = {"failed": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()}
+    answer.write(json.dumps(message))
     answer.flush()
     os._exit(0)
 
 
-def rehearse(cast: Cast, rank: int, place: str) -> dict[str, Any]:
+def run_trial(cast: TrialSpec, rank: int, place: str) -> dict[str, Any]:
     """One rank's part in a rehearsal. Returns its `RankReport` and `Heard` as plain values."""
     job, ledger, heard = Job.model_validate(cast.job), Ledger(), Heard()
     if cast.parts is not None:
@@ -217,7 +217,7 @@ def rehearse(cast: Cast, rank: int, place: str) -> dict[str, Any]:
     if cast.ranks > 1:
         group = Gloo(dist.FileStore(place, cast.ranks), rank, cast.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)  # pyright: ignore[reportPrivateImportUsage]
     unites = job.train.batch_size if cast.ranks > 1 and job.features == "owned" else 0
-    queue: Any = Weighed(own_queue(prepared, Path(cast.out)), heard, unites) if prepared.has_minibatches else None
+    queue: Any = MeteredQueue(own_queue(prepared, Path(cast.out)), heard, unites) if prepared.has_minibatches else None
     clock = Clock()
 
     def hear(event: Event) -> None:
@@ -231,7 +231,7 @@ def rehearse(cast: Cast, rank: int, place: str) -> dict[str, Any]:
 
     try:
         report = asdict(
-            take_part(
+            train_and_evaluate(
                 prepared,
                 Path(cast.out),
                 queue,
@@ -249,7 +249,7 @@ def rehearse(cast: Cast, rank: int, place: str) -> dict[str, Any]:
     return {"report": report, "heard": asdict(heard)}
 
 
-def _opened(cast: Cast, job: Job) -> Dataset:
+def _opened(cast: TrialSpec, job: Job) -> Dataset:
     dataset = (
         open_data(job, cast.dataset, silent)
         if cast.features is None

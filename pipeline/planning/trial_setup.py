@@ -27,11 +27,11 @@ from ..machine.malloc import allocator
 from ..setup.prepare import Outline, make_system, open_data, placed
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, StageStarted, silent
-from .candidate import Situation
+from .candidate import Candidate
 from .forecast import Forecast, foresee, least_bytes
 from .inputs import MOST_EDGES, MOST_FEATURE_BYTES, Cluster, Numbers, stand_in
-from .trial import Rehearsed, Understudy
-from .trial_spec import Cast
+from .trial import TrialProcess, TrialResult
+from .trial_spec import TrialSpec
 
 STEPS = MOST_STEPS
 """Of a rehearsed epoch of minibatches: a bulk, and as many as rows of other ranks are asked for together."""
@@ -89,8 +89,8 @@ class Stage:
     def __exit__(self, *error: object) -> None:
         self._exits.close()
 
-    def _started(self, keeps_bytes: int) -> Understudy:
-        return self._exits.enter_context(Understudy(allocator(keeps_bytes)))
+    def _started(self, keeps_bytes: int) -> TrialProcess:
+        return self._exits.enter_context(TrialProcess(allocator(keeps_bytes)))
 
     def book(self, partitioner: Partitioner, parts: int) -> PartitionBook:
         """Who owns what: cut once for all systems that cut the same way."""
@@ -119,7 +119,7 @@ class Stage:
         partition_dataset(self.dataset, Given(owners), parts, folder, self.job.seed)
         return str(folder)
 
-    def forecast(self, label: str, job: Job) -> tuple[Forecast, Rehearsed | None]:
+    def forecast(self, label: str, job: Job) -> tuple[Forecast, TrialResult | None]:
         """What one candidate would take."""
         system = make_system(placed(job) if job.ranks == 1 else job)
         sampled = isinstance(system.sample, Sampled | Local)
@@ -131,7 +131,7 @@ class Stage:
         ranks = self._rehearsing(job)
         self.emit(StageStarted("rehearse", f"rehearsing {label} with {counted(ranks, 'rank')}"))
         cast = self._cast(job, system, ranks, sampled)
-        rehearsed = self._understudy(self._keeps(job, system)).rehearse(cast)
+        rehearsed = self._understudy(self._keeps(job, system)).run_trial(cast)
         return foresee(situation, rehearsed, cast, base, self.room), rehearsed
 
     def _rehearsing(self, job: Job) -> int:
@@ -142,14 +142,14 @@ class Stage:
         frees = isinstance(system.sample, Sampled)
         return job.cluster.keep_freed_bytes if frees and job.executor == "dask" else 0
 
-    def _situation(self, label: str, job: Job, system: System) -> Situation:
+    def _situation(self, label: str, job: Job, system: System) -> Candidate:
         layers = int(job.model["layers"])
         cut = smaller = book = None
         if (partitioner := system.partition.partitioner) is not None:
             parts = system.parts_before(job.ranks)
             cut, book = self.cut(partitioner, parts, layers), self.book(partitioner, parts)
             smaller = self.cut(partitioner, system.parts_before(self._rehearsing(job)), layers)
-        return Situation(
+        return Candidate(
             label=label,
             job=job,
             system=system,
@@ -168,7 +168,7 @@ class Stage:
             link=self.cluster.link,
         )
 
-    def _cast(self, job: Job, system: System, ranks: int, sampled: bool) -> Cast:
+    def _cast(self, job: Job, system: System, ranks: int, sampled: bool) -> TrialSpec:
         inline = job.executor == "inline"
         per_step = (job.train.minibatches_per_step or ranks) if not isinstance(system.sample, Local) else ranks
         seeds = None
@@ -196,7 +196,7 @@ class Stage:
         parts = self.parts(system, ranks)
         if parts is not None:
             changes["partition"] = job.partition.model_copy(update={"owners": None})
-        return Cast(
+        return TrialSpec(
             job=job.model_copy(update=changes).model_dump(mode="json"),
             dataset=dataset,
             features=features,

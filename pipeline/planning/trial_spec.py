@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Cast:
+class TrialSpec:
     """Who is to rehearse what."""
 
     job: dict[str, Any]

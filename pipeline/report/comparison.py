@@ -54,7 +54,7 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
 
 def epoch_seconds(run: RunRecord) -> float | None:
     """Median seconds of an epoch."""
-    seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [e["seconds"] for e in run.told.epochs.values()]
+    seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [e["seconds"] for e in run.history.epochs.values()]
     return float(np.median(seconds)) if seconds else None
 
 
@@ -81,14 +81,14 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
 
     Args:
         runs: of the report.
-        value: a key of `Told.epochs`.
+        value: a key of `EventHistory.epochs`.
         by_time: over seconds since the first step, not over epochs.
     """
     curves = []
     for number, (run, line, _) in enumerate(runs):
         points = [
             (float(line.place(seen["time"])) - first_step(run, line) if by_time and line else epoch + 1, seen[value])
-            for epoch, seen in sorted(run.told.epochs.items())
+            for epoch, seen in sorted(run.history.epochs.items())
             if seen[value] is not None
         ]
         if points:

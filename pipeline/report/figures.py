@@ -47,7 +47,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
 
     def on(sheet: Sheet) -> None:
         ranks = shown_ranks(line, summary)
-        spans = [(s.stage, *line.place([s.begin, s.end])) for s in run.told.spans]
+        spans = [(s.stage, *line.place([s.begin, s.end])) for s in run.history.spans]
         spans = [(stage, max(begin, first), end) for stage, begin, end in spans if end >= first]
         stages = list(dict.fromkeys(stage for stage, *_ in spans))
         axes = sheet.rows([0.28 + 0.17 * max(1, len(stages)), *[0.85 if len(ranks) < 9 else 0.5] * len(ranks)])
@@ -58,7 +58,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
         axes[0].set_yticks(range(len(stages)), stages)
         axes[0].invert_yaxis()
         axes[0].set_title("the run")
-        for at in line.place([at for at, _ in run.told.notes]):
+        for at in line.place([at for at, _ in run.history.notes]):
             axes[0].axvline(at, color=INK, linewidth=0.6, linestyle=":")
         patches: dict[str, Any] = {}
         for ax, rank in zip(axes[1:], ranks):
@@ -94,17 +94,17 @@ def by_epoch(ax: Any) -> None:
 
 def curves(run: RunRecord) -> Draw | None:
     """Loss of steps and epochs, and validation accuracy."""
-    told = run.told
-    if not told.epochs and not told.steps:
+    history = run.history
+    if not history.epochs and not history.steps:
         return None
 
     def on(sheet: Sheet) -> None:
-        validated = [(e + 1, seen["val_accuracy"]) for e, seen in sorted(told.epochs.items()) if seen["val_accuracy"] is not None]
+        validated = [(e + 1, seen["val_accuracy"]) for e, seen in sorted(history.epochs.items()) if seen["val_accuracy"] is not None]
         axes = sheet.grid(1 + bool(validated), 2.5, 2)
-        if told.steps:
-            steps = thinned(np.array([(x, loss) for _, x, loss in (told.steps[key] for key in sorted(told.steps))]))
+        if history.steps:
+            steps = thinned(np.array([(x, loss) for _, x, loss in (history.steps[key] for key in sorted(history.steps))]))
             axes[0].plot(*steps.T, color=STAGES["other"], linewidth=1, label="of steps (first rank)")
-        epochs = [(e + 1, seen["train_loss"]) for e, seen in sorted(told.epochs.items()) if seen["train_loss"] is not None]
+        epochs = [(e + 1, seen["train_loss"]) for e, seen in sorted(history.epochs.items()) if seen["train_loss"] is not None]
         if epochs:
             axes[0].plot(
                 *np.array(epochs).T, color=LINES[0], marker="o" if len(epochs) < 40 else None, markersize=3, label="of epochs (all ranks)"
@@ -193,15 +193,15 @@ def pairs(summary: Summary) -> Draw | None:
 
 def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
     """Resident memory of each rank over time, above what it is known to consist of."""
-    told = run.told.ranks
-    ranks = [rank for rank in shown_ranks(line, summary) if len(told[rank].rss_bytes) > 1]
+    history = run.history.ranks
+    ranks = [rank for rank in shown_ranks(line, summary) if len(history[rank].rss_bytes) > 1]
     if not ranks:
         return None
     held = (run.result or {}).get("memory_bytes") or []
 
     def on(sheet: Sheet) -> None:
         patches: dict[str, Any] = {}
-        top = max(max(told[rank].rss_bytes) for rank in ranks) / 2**20
+        top = max(max(history[rank].rss_bytes) for rank in ranks) / 2**20
         for ax, rank in zip(
             sheet.grid(len(ranks), 1.9 if len(ranks) < 5 else 1.5, 2 if len(ranks) < 5 else 4, sharex=True, sharey=True), ranks
         ):
@@ -209,9 +209,9 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
             for name, size in held[rank].items() if rank < len(held) else ():
                 patches[name] = ax.axhspan(base, base + size / 2**20, color=KINDS.get(name, STAGES["other"]), linewidth=0)
                 base += size / 2**20
-            points = _over_time(line, told[rank], told[rank].rss_bytes)
+            points = _over_time(line, history[rank], history[rank].rss_bytes)
             patches["resident"] = ax.plot(points[:, 0], points[:, 1] / 2**20, color=INK, linewidth=1.4)[0]
-            ax.set_title(f"rank {rank}: at most {amount(max(told[rank].rss_bytes))}")
+            ax.set_title(f"rank {rank}: at most {amount(max(history[rank].rss_bytes))}")
             ax.set_xlim(0, line.length)
             ax.set_ylim(0, top * 1.08)
             ax.set_xlabel("seconds")
@@ -228,9 +228,9 @@ def _over_time(line: Timeline, log: RankLog, values: Any) -> np.ndarray[Any, Any
 
 def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
     """What waits in the queue: that which sampling tasks fill, else those of the ranks."""
-    levels = {"all ranks": run.told.levels} if run.told.levels else {}
+    levels = {"all ranks": run.history.levels} if run.history.levels else {}
     if not levels:
-        logs = run.told.ranks
+        logs = run.history.ranks
         levels = {f"rank {rank}": logs[rank].queue for rank in shown_ranks(line, summary) if logs[rank].queue}
     if not any(bulks for queue in levels.values() for _, bulks, *_ in queue):
         return None

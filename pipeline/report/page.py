@@ -76,7 +76,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "quality": run.quality,
         "partitioner": run.partitioner,
         "notes": _notes(run, line),
-        "more_notes": max(0, len(run.told.notes) - MOST_NOTES),
+        "more_notes": max(0, len(run.history.notes) - MOST_NOTES),
         "config": run.config,
         "changed": sorted(run.changed),
         "versions": result.get("versions") or {},
@@ -120,7 +120,7 @@ def _bytes(summary: Summary) -> list[tuple[str, list[int]]]:
 
 
 def _notes(run: RunRecord, line: Timeline | None) -> list[tuple[float, str]]:
-    return [(float(line.place(at)) if line else 0.0, text) for at, text in run.told.notes[:MOST_NOTES]]
+    return [(float(line.place(at)) if line else 0.0, text) for at, text in run.history.notes[:MOST_NOTES]]
 
 
 def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
@@ -137,8 +137,8 @@ def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
             "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): what each rank did when, its "
             "memory over time, and who sent how much to whom are not known."
         )
-    if run.told.unreadable:
-        missing.append(f"{count(run.told.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
+    if run.history.unreadable:
+        missing.append(f"{count(run.history.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
     if run.quality is None and run.config.get("system") in ("sar", "retexo", "grappa"):
         missing.append("There are no parts in the folder (one rank, or they were removed): partition quality is not known.")
     return missing

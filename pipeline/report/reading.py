@@ -83,7 +83,7 @@ class StageSpan:
 
 
 @dataclass
-class Told:
+class EventHistory:
     """What ``metrics.jsonl`` says."""
 
     ranks: dict[int, RankLog] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class RunRecord:
     result: dict[str, Any] | None
     """None: the run has not finished."""
     running: bool
-    told: Told
+    history: EventHistory
     quality: PartitionQuality | None
     """None: the run has no parts, or they are not all there."""
     partitioner: str
@@ -131,7 +131,7 @@ class RunRecord:
     @property
     def has_pulses(self) -> bool:
         """Whether every rank told what it did."""
-        return any(len(log.time) > 1 for log in self.told.ranks.values())
+        return any(len(log.time) > 1 for log in self.history.ranks.values())
 
 
 SILENCE_S = 30.0
@@ -186,60 +186,60 @@ def _quality(folder: Path) -> tuple[PartitionQuality | None, str]:
         return None, ""
 
 
-def read_events(path: Path) -> Told:
+def read_events(path: Path) -> EventHistory:
     """Read the events of a run. A line that is cut off, or is no event, is counted and left out."""
-    told = Told()
+    history = EventHistory()
     open_spans: dict[str, tuple[str, float]] = {}
     try:
         f = path.open("rb")
     except FileNotFoundError:
-        return told
+        return history
     with f:
         for line in f:
             try:
                 event = table(json.loads(line))
-                _take(told, open_spans, str(event["event"]), number(event["time"]), event)
+                _take(history, open_spans, str(event["event"]), number(event["time"]), event)
             except (ValueError, KeyError, TypeError, RecursionError):
-                told.unreadable += 1
+                history.unreadable += 1
     for stage, (text, begin) in open_spans.items():
-        told.spans.append(StageSpan(stage, text, begin, told.last or begin))
-    told.spans.sort(key=lambda s: s.begin)
-    return told
+        history.spans.append(StageSpan(stage, text, begin, history.last or begin))
+    history.spans.sort(key=lambda s: s.begin)
+    return history
 
 
 def _level(at: float, queue: dict[str, Any]) -> tuple[float, int, int, int]:
     return at, whole(queue["bulks"]), whole(queue["bytes"]), whole(queue["bound"])
 
 
-def _take(told: Told, open_spans: dict[str, tuple[str, float]], kind: str, at: float, event: dict[str, Any]) -> None:
+def _take(history: EventHistory, open_spans: dict[str, tuple[str, float]], kind: str, at: float, event: dict[str, Any]) -> None:
     match kind:
         case "Pulse":
             rank = whole(event["rank"], most=MOST_RANKS - 1)
-            log = told.ranks.get(rank) or RankLog()
+            log = history.ranks.get(rank) or RankLog()
             log.add(at, event)
-            told.ranks[rank] = log
+            history.ranks[rank] = log
         case "QueueLevel":
-            told.levels.append(_level(at, event))
+            history.levels.append(_level(at, event))
         case "StepDone":
             epoch, step, steps, loss = (*(whole(event[k]) for k in ("epoch", "step")), whole(event["steps_per_epoch"], 1), event["loss"])
-            told.steps[epoch, step] = at, epoch + (step + 1) / steps, math.nan if loss is None else number(loss, negative=True)
+            history.steps[epoch, step] = at, epoch + (step + 1) / steps, math.nan if loss is None else number(loss, negative=True)
         case "EpochDone":
             loss, accuracy = (None if event[k] is None else number(event[k], negative=True) for k in ("train_loss", "val_accuracy"))
             done = {"train_loss": loss, "val_accuracy": accuracy, "seconds": number(event["seconds"]), "best": bool(event["best"])}
-            told.epochs[whole(event["epoch"])] = done | {"time": at}
+            history.epochs[whole(event["epoch"])] = done | {"time": at}
         case "Note":
-            told.notes.append((at, str(event["text"])))
+            history.notes.append((at, str(event["text"])))
         case "StageStarted" | "StageEnded":
             stage = str(event["stage"])
             text, begin = open_spans.pop(stage, (stage, at - number(event.get("seconds", 0.0))))
             if kind == "StageEnded" or begin < at:
-                told.spans.append(StageSpan(stage, text, begin, at))
+                history.spans.append(StageSpan(stage, text, begin, at))
             if kind == "StageStarted":
                 open_spans[stage] = str(event["text"]), at
-    if told.first is None or told.last is None:
-        told.first = told.last = at
-    silent = sum(b - a for a, b in told.silences)
+    if history.first is None or history.last is None:
+        history.first = history.last = at
+    silent = sum(b - a for a, b in history.silences)
     # Without pulses a run may be silent while it works.
-    if told.ranks and at - told.last > max(SILENCE_S, SILENCE_SHARE * (told.last - told.first - silent)):
-        told.silences.append((told.last, at))
-    told.last = max(told.last, at)
+    if history.ranks and at - history.last > max(SILENCE_S, SILENCE_SHARE * (history.last - history.first - silent)):
+        history.silences.append((history.last, at))
+    history.last = max(history.last, at)

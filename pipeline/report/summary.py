@@ -90,12 +90,12 @@ def summarise(run: RunRecord, line: Timeline | None) -> Summary:
     whole = sum(sum(s.values()) for s in seconds)
     shares = {name: sum(s[name] for s in seconds) / whole for name in ROWS} if whole else {}
     waits = line.waits().tolist() if line and len(seconds) > 1 else []
-    result, told = run.result or {}, run.told
-    last = [log.lives[-1] for _, log in sorted(told.ranks.items()) if log.lives]
-    peaks = [max(log.rss_bytes) for _, log in sorted(told.ranks.items()) if log.rss_bytes]
+    result, history = run.result or {}, run.history
+    last = [log.lives[-1] for _, log in sorted(history.ranks.items()) if log.lives]
+    peaks = [max(log.rss_bytes) for _, log in sorted(history.ranks.items()) if log.rss_bytes]
     total_s = result.get("seconds", {}).get("total") or (line.length if line else 0.0)
     counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"} or _added([x["bytes"] for x in last])
-    epochs = result.get("epochs", len(told.epochs))
+    epochs = result.get("epochs", len(history.epochs))
     return Summary(
         headline=_headline(run, shares, total_s, epochs),
         findings=_findings(run, line, waits),
@@ -121,10 +121,10 @@ def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, 
 
 def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
     """Over all lives of a rank: what was done twice is counted twice."""
-    told = [(r, channel, to) for r, log in run.told.ranks.items() for life in log.lives for channel, to in _messages(life["sent_to"])]
-    size = max([len(to) for *_, to in told] + [r + 1 for r, *_ in told], default=0)
+    history = [(r, channel, to) for r, log in run.history.ranks.items() for life in log.lives for channel, to in _messages(life["sent_to"])]
+    size = max([len(to) for *_, to in history] + [r + 1 for r, *_ in history], default=0)
     tables: dict[str, np.ndarray[Any, Any]] = {}
-    for rank, channel, to in told:
+    for rank, channel, to in history:
         tables.setdefault(channel, np.zeros((size, size), np.int64))[rank, : len(to)] += np.array(to, np.int64)
     return {channel: table.tolist() for channel, table in tables.items()}
 
@@ -181,7 +181,7 @@ def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -
 
 def first_step(run: RunRecord, line: Timeline) -> float:
     """When the first step was done, in seconds of the timeline; its end where none was."""
-    first = min((at for at, *_ in run.told.steps.values()), default=None)
+    first = min((at for at, *_ in run.history.steps.values()), default=None)
     return line.length if first is None else float(line.place(first))
 
 
@@ -200,7 +200,7 @@ def _began_late(run: RunRecord, line: Timeline) -> list[str]:
 
 def _held_up(run: RunRecord, line: Timeline) -> list[str]:
     """What takes much of the time between the first epoch's end, when everything is compiled and warm, and the last one's."""
-    times = [e["time"] for _, e in sorted(run.told.epochs.items())]
+    times = [e["time"] for _, e in sorted(run.history.epochs.items())]
     if len(times) < 2:
         return []
     seconds = line.over_ranks(*line.place([times[0], times[-1]]).tolist())
@@ -237,5 +237,7 @@ def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> list[str]:
 def heard_of(run: RunRecord) -> str:
     """How long ago a run that goes on was last heard of."""
     return (
-        "" if run.told.last is None else f"last heard of {duration(max(0.0, time.time() - run.told.last))} before this report was written"
+        ""
+        if run.history.last is None
+        else f"last heard of {duration(max(0.0, time.time() - run.history.last))} before this report was written"
     )

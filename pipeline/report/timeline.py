@@ -159,16 +159,16 @@ class Timeline:
 
 def timeline(run: RunRecord) -> Timeline | None:
     """The timeline of a run; None where it told nothing at all."""
-    told = run.told
-    if told.first is None or told.last is None:
+    history = run.history
+    if history.first is None or history.last is None:
         return None
     exchange = EXCHANGES.get(str(run.config.get("system")), BACKGROUND)
-    resumed_at = next((at for at, text in told.notes if text.startswith("resumed at ")), None)
-    ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(told.ranks.items())}
+    resumed_at = next((at for at, text in history.notes if text.startswith("resumed at ")), None)
+    ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(history.ranks.items())}
     ranks = {rank: found for rank, found in ranks.items() if found}
     begins = [float(s.at[0]) for found in ranks.values() for s in found]
-    begin = min([told.first, *begins])
+    begin = min([history.first, *begins])
     # A rank's clock runs before anything is heard of it.
-    silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in told.silences]
+    silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in history.silences]
     found = Timeline(begin, silences, 0.0, ranks)
-    return Timeline(begin, silences, max(float(found.place(told.last)), 1e-3), ranks)
+    return Timeline(begin, silences, max(float(found.place(history.last)), 1e-3), ranks)

@@ -4,27 +4,27 @@ from dataclasses import replace
 
 import torch
 
-from ...stages.fetch.exchange import Exchanged
-from ...stages.fetch.gather import Gathered
+from ...stages.fetch.exchange import ExchangeFetch
+from ...stages.fetch.gather import GatherFetch
 from ...stages.messages import RankJob
 from ...storage.errors import InputError
 from ..config.load import Job
 from ..config.systems import System
-from ..machine.gpus import own_device, refuse_without_gpu
+from ..machine.gpus import check_gpus, own_device
 
 
-def refuse_off_device(job: Job) -> None:
+def check_device(job: Job) -> None:
     """Refuse what no GPU can do in this version, before anything slow is done for it.
 
     Raises:
-        InputError: a system without minibatches, or see `refuse_without_gpu`, likewise for the next.
+        InputError: a system without minibatches, or see `check_gpus`, likewise for the next.
         MissingExtraError: a package is not installed.
     """
     if job.system in ("sar", "retexo"):
         raise InputError(
             f"device is 'cuda', but system '{job.system}' trains on CPUs only in this version; use bulk or grappa, or device = \"cpu\""
         )
-    refuse_without_gpu(job)
+    check_gpus(job)
 
 
 def ready_device(job: Job) -> torch.device | None:
@@ -53,14 +53,14 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         job: the configuration.
     """
     # Needs Triton.
-    from ...stages.fetch.exchange_cuda import ExchangedOnDevice
-    from ...stages.fetch.gather_cuda import GatheredOnDevice, MovedToDevice
+    from ...stages.fetch.exchange_cuda import DeviceExchangeFetch
+    from ...stages.fetch.gather_cuda import DeviceGatherFetch, DeviceMoveFetch
 
-    inner, gpu = system.neighbourhood, job.gpu
-    if isinstance(inner, Gathered):
-        policy = GatheredOnDevice(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
-    elif isinstance(inner, Exchanged):
-        policy = ExchangedOnDevice(inner, gpu.features, gpu.cache_bytes, gpu.topology)
+    inner, gpu = system.fetch, job.gpu
+    if isinstance(inner, GatherFetch):
+        policy = DeviceGatherFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
+    elif isinstance(inner, ExchangeFetch):
+        policy = DeviceExchangeFetch(inner, gpu.features, gpu.cache_bytes, gpu.topology)
     else:
-        return replace(system, neighbourhood=MovedToDevice(inner)), rank_job
-    return replace(system, neighbourhood=policy), replace(rank_job, resident=job.kernel == "cuda")
+        return replace(system, fetch=DeviceMoveFetch(inner)), rank_job
+    return replace(system, fetch=policy), replace(rank_job, resident=job.kernel == "cuda")

@@ -16,7 +16,7 @@ from ..datasets import GENERATED, ReadOptions
 from ..interop.model_argument import taken
 from ..telemetry.events import Emit, silent
 from .prepare import Outline, make_system, model_of, open_data, placed
-from .python_inputs import at_home, refuse_other_data, refuse_without_module
+from .python_inputs import at_home, check_module_importable, check_same_data
 from .result import Result, read_result
 from .run_folder import JOB, MODEL, RESULT
 
@@ -47,8 +47,8 @@ class TrainedRun:
         data = source if isinstance(source, Dataset) else self._own(emit) if source is None else _other(self.config, source, emit)
         seen, wanted = data.features.num_features, self.result.num_features
         if seen != wanted:
-            told = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
-            raise InputError(f"{told}; give a dataset with as many")
+            message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
+            raise InputError(f"{message}; give a dataset with as many")
         return data
 
     def _own(self, emit: Emit) -> Dataset:
@@ -56,9 +56,9 @@ class TrainedRun:
         try:
             data = open_data(self.config, None, emit)
         except InputError:
-            refuse_other_data(self.folder, name, None)
+            check_same_data(self.folder, name, None)
             raise
-        refuse_other_data(self.folder, name, data)
+        check_same_data(self.folder, name, data)
         return data
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
         raise InputError(f"{folder} holds a run that has not finished (no {missing}); {again}")
     model = taken(model)
     if model is None:
-        refuse_without_module(folder, f'mr.load("{folder}", model=...)')
+        check_module_importable(folder, f'mr.load("{folder}", model=...)')
     result = _as_result(record, folder)
     # The parameters are in the run's own folder; the one that training began from may be gone. Nothing is sampled.
     device = job.device if torch.cuda.is_available() else "cpu"

@@ -141,11 +141,11 @@ def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
         yield
 
 
-def refuse_samples(prepared: Prepared, samples: str | Path | None) -> None:
+def check_samples(prepared: Prepared, samples: str | Path | None) -> None:
     """Refuse sampled minibatches for a system that trains on none."""
     if samples is not None and isinstance(prepared.system.sample, SampledByOwners):
-        told = f'--samples is {samples}, but bulk.topology is "partitioned", which is for ranks that sample'
-        raise InputError(f'{told}; use features = "owned" in its place')
+        message = f'--samples is {samples}, but bulk.topology is "partitioned", which is for ranks that sample'
+        raise InputError(f'{message}; use features = "owned" in its place')
     if samples is not None and not prepared.has_minibatches:
         raise InputError(f"--samples is {samples}, but system '{prepared.system.name}' trains on no minibatches; leave it out")
 
@@ -160,7 +160,7 @@ def consumers_end(prepared: Prepared, where: str | None, samples: str | None) ->
     return own_queue(prepared, Path()), lambda: True
 
 
-class Told:
+class ReportingQueue:
     """A queue whose releases are told to whoever keeps account of them elsewhere."""
 
     def __init__(self, queue: MinibatchQueue, tell: Callable[[int, int], None], per_epoch: int) -> None:

@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.local_feed import Local
 from ...stages.feed.queue_feed import Sampled
-from ...stages.fetch.exchange import Exchanged
-from ...stages.fetch.isolated import Covered
-from ...stages.fetch.visit import Visited
+from ...stages.fetch.exchange import ExchangeFetch
+from ...stages.fetch.isolated import CoverageFetch
+from ...stages.fetch.visit import VisitFetch
 from ...stages.kernels import OTHER_BITS, sampling_backend
 from ...stages.messages import Part, Placement
 from ...stages.models import MODELS
@@ -44,9 +44,9 @@ from ..config.aliases import with_options
 from ..config.load import Job, build, resolve
 from ..config.systems import System
 from ..datasets import GENERATED, ReadOptions, open_dataset
-from ..interop.model_argument import refuse_beside, refuse_misfit, taken
+from ..interop.model_argument import check_no_model_options, check_widths, taken
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
-from .device_policies import refuse_off_device
+from .device_policies import check_device
 from .parts import Parts
 from .warm_start import begun
 
@@ -164,7 +164,7 @@ def has_bfloat16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
 
 
-def refuse_slow_products(job: Job) -> None:
+def check_matmul_precision(job: Job) -> None:
     """Refuse to train on this processor what it would only imitate. Sampling and evaluating do not need it.
 
     Raises:
@@ -174,14 +174,14 @@ def refuse_slow_products(job: Job) -> None:
         raise InputError("train.products is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\"")
 
 
-def refuse_what_is_missing(job: Job) -> None:
+def check_available(job: Job) -> None:
     """Refuse a job that this version cannot run, before anything slow is done for it.
 
     Raises:
         InputError: it asks for a device, kernels or an executor that are not there.
     """
     if job.device == "cuda":
-        refuse_off_device(job)
+        check_device(job)
     if job.executor != "dask" or job.cluster.scheduler is None:
         # Ranks and samplers of a cluster that runs elsewhere look for themselves.
         _ = sampling_backend(job.kernel)
@@ -210,16 +210,16 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     Raises:
         InputError: they do not fit, or this version cannot run them.
     """
-    refuse_what_is_missing(job)
+    check_available(job)
     system = system or make_system(job)
     if job.features == "owned":
         if not isinstance(system.sample, Sampled | SampledByOwners):
             raise InputError(f"features is 'owned', but system '{system.name}' keeps each row where its node is trained; leave it out")
-        if not isinstance(system.neighbourhood, Exchanged):
-            known = {f.name for f in fields(Exchanged)}
-            system = replace(system, neighbourhood=Exchanged(**{k: v for k, v in system.options.items() if k in known}))
+        if not isinstance(system.fetch, ExchangeFetch):
+            known = {f.name for f in fields(ExchangeFetch)}
+            system = replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
     if job.cluster.on_rank_loss == "continue":
-        _refuse_to_go_on_alone(job, system)
+        _check_on_rank_loss(job, system)
     outline = Outline.of(dataset)
     make, description, name = model_of(job, outline, system, model)
     layers = make().num_layers
@@ -229,14 +229,14 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
         raise InputError(
             f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
         )
-    if isinstance(system.neighbourhood, Visited):
-        modes = system.neighbourhood.for_layers(int(layers))  # pyright: ignore[reportArgumentType]
+    if isinstance(system.fetch, VisitFetch):
+        modes = system.fetch.for_layers(int(layers))  # pyright: ignore[reportArgumentType]
         if job.ranks > 1 and isinstance(model, PyGModel) and (one := set(modes) - {"auto", "halo"}):
             raise InputError(
                 f'sar.mode is "{min(one)}", but a PyG convolution reads the rows of all ranks in one block; use "halo", or "auto"'
             )
-    if isinstance(system.neighbourhood, Covered) and isinstance(model, PyGModel):
-        _refuse_unweighted(system.neighbourhood.correction, model)
+    if isinstance(system.fetch, CoverageFetch) and isinstance(model, PyGModel):
+        _check_weights(system.fetch.correction, model)
     normed = any(isinstance(m, _BatchNorm) for m in make().modules())
     if isinstance(system.sample, Local) and normed and job.ranks > 1:
         raise InputError(
@@ -248,10 +248,10 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     graph = dataset.graph
     if isinstance(system.sample, Sampled | Local | SampledByOwners):
         system.sample.sampler.check(graph)
-    if isinstance(system.partition, Blocks) or isinstance(system.neighbourhood, Exchanged):
+    if isinstance(system.partition, Blocks) or isinstance(system.fetch, ExchangeFetch):
         _ = Grid(job.ranks, system.options.get("replication", 1))
     if system.name == "bulk":
-        _refuse_what_bulk_ignores(job, system)
+        _check_bulk_options(job, system)
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
@@ -269,18 +269,18 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
     if decides := system.schedule.record(job.epochs):
-        policies = {"reduce": repr(system.reduce), "neighbourhood": repr(system.neighbourhood), "partition": repr(system.partition)}
+        policies = {"reduce": repr(system.reduce), "neighbourhood": repr(system.fetch), "partition": repr(system.partition)}
         # Inductive training leaves the test nodes out of the graph, so which they are decides too.
         absent = {"test": digest_arrays(test=dataset.split.test)} if getattr(system.partition, "inductive", False) else {}
         fingerprint["phases"] = digest_record({**decides, **policies, **absent, "clients": system.clients})
     if system.partition.partitioner is not None:
-        _refuse_empty_parts(job, system, graph.num_nodes)
+        _check_parts(job, system, graph.num_nodes)
         # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
         fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return Prepared(job, outline, system, make, data, fingerprint, name, dataset)
 
 
-def _refuse_empty_parts(job: Job, system: System, num_nodes: int) -> None:
+def _check_parts(job: Job, system: System, num_nodes: int) -> None:
     """Raises InputError for more parts than nodes."""
     parts = system.parts_before(job.ranks)
     if parts > num_nodes:
@@ -288,23 +288,23 @@ def _refuse_empty_parts(job: Job, system: System, num_nodes: int) -> None:
         raise InputError(f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node")
 
 
-def _refuse_unweighted(correction: str, model: PyGModel) -> None:
+def _check_weights(correction: str, model: PyGModel) -> None:
     """Raises InputError for a correction of messages that convolutions would not hear of."""
     deaf = next((type(c).__name__ for c in model.convs if not takes_weights(c)), None)
     if correction in ("edge", "edge-hajek") and deaf is not None:
         raise InputError(f'grappa.correction is "{correction}", a weight for each edge, which {deaf} does not sum by; use "batch"')
 
 
-def _refuse_to_go_on_alone(job: Job, system: System) -> None:
+def _check_on_rank_loss(job: Job, system: System) -> None:
     """Raises InputError where no rank could go on without another."""
-    told = 'cluster.on_rank_loss is "continue"'
+    message = 'cluster.on_rank_loss is "continue"'
     if not isinstance(system.sample, Local):
-        raise InputError(f"{told}, but under system '{system.name}' ranks need each other's rows or minibatches; use \"restart\"")
+        raise InputError(f"{message}, but under system '{system.name}' ranks need each other's rows or minibatches; use \"restart\"")
     if job.executor == "inline":
-        raise InputError(f'{told}, but executor is "inline", with one rank; use executor = "dask" and more ranks, or "restart"')
+        raise InputError(f'{message}, but executor is "inline", with one rank; use executor = "dask" and more ranks, or "restart"')
 
 
-def _refuse_what_bulk_ignores(job: Job, system: System) -> None:
+def _check_bulk_options(job: Job, system: System) -> None:
     """Raises InputError for options that do not go with who holds what."""
     partitioned = 'bulk.topology is "partitioned"'
     if isinstance(system.sample, SampledByOwners):
@@ -312,11 +312,11 @@ def _refuse_what_bulk_ignores(job: Job, system: System) -> None:
             raise InputError(f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out')
         if job.queue.kind == "zarr":
             raise InputError(f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out')
-    elif not isinstance(system.neighbourhood, Exchanged):
+    elif not isinstance(system.fetch, ExchangeFetch):
         for name in ("replication", "hot"):
             if system.options.get(name) != systems.bulk().options[name]:
-                told = f"bulk.{name} is {system.options[name]}, but every rank has all features"
-                raise InputError(f'{told}; use features = "owned" or bulk.topology = "partitioned" with it')
+                message = f"bulk.{name} is {system.options[name]}, but every rank has all features"
+                raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')
 
 
 def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprint: dict[str, str], *, model: Any = None) -> Prepared:
@@ -350,7 +350,7 @@ def model_of(job: Job, outline: Outline, system: System, model: Any) -> tuple[Ca
                 "expected one of Millrace's models, such as GraphSAGE(...)"
             )
         module = as_model(record)
-        refuse_misfit(module, outline.num_features, outline.num_classes, outline.task, torch_seed(stream(job.seed, Purpose.INIT)))
+        check_widths(module, outline.num_features, outline.num_classes, outline.task, torch_seed(stream(job.seed, Purpose.INIT)))
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
 
         def again() -> nn.Module:
@@ -440,7 +440,7 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
     layers = None
     model = taken(model)
     if model is not None:
-        refuse_beside(model, options)
+        check_no_model_options(model, options)
         layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers
         table["model"] = {"name": model.name, **vars(model)} if not isinstance(model, nn.Module) else {"layers": layers}
     if system is not None:
@@ -450,7 +450,7 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
             table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
         if system.partition.partitioner is not None and not isinstance(system.partition.partitioner, Given):
             table["partition"] = {"method": system.partition.partitioner.name}
-        if isinstance(system.neighbourhood, Exchanged) and isinstance(system.sample, Sampled):
+        if isinstance(system.fetch, ExchangeFetch) and isinstance(system.sample, Sampled):
             table["features"] = "owned"
         if system.options:
             table[system.name] = dict(system.options)

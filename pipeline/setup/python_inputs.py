@@ -78,7 +78,7 @@ def at_home(job: Job, folder: Path) -> Job:
     return job.model_copy(update={"dataset": str(path)}) if kept else job
 
 
-def refuse_without_module(folder: Path, passed: str) -> None:
+def check_module_importable(folder: Path, passed: str) -> None:
     """Refuse to go on without the module of the user's own that a run trains.
 
     Args:
@@ -98,13 +98,13 @@ def refuse_without_module(folder: Path, passed: str) -> None:
             f"the model of {folder} is a PyGModel, and no folder keeps its convolutions; pass them again: {passed}, or on the command line "
             "--model MODULE:NAME of a function of yours that makes it"
         )
-    told = f"the model of {folder} is a module of your own, {name} of {module}"
+    message = f"the model of {folder} is a module of your own, {name} of {module}"
     if module == "__main__" or "<locals>" in name:
-        raise InputError(f"{told}, which cannot be imported; pass it where it is defined: {passed}")
-    raise InputError(f"{told}; pass it: {passed}, or --model {module}:{name}, or a function that makes it")
+        raise InputError(f"{message}, which cannot be imported; pass it where it is defined: {passed}")
+    raise InputError(f"{message}; pass it: {passed}, or --model {module}:{name}, or a function that makes it")
 
 
-def refuse_other_data(folder: Path, name: str, found: Dataset | None) -> None:
+def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
     """Refuse to take for a run's dataset what was found under its name alone, and is another one or nothing.
 
     Args:
@@ -119,8 +119,10 @@ def refuse_other_data(folder: Path, name: str, found: Dataset | None) -> None:
     given = read_given(folder)
     if "dataset" not in given or (found is not None and given["dataset"] == _digests(found)):
         return
-    told = f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above {KEPT_BYTES >> 20} MiB)"
-    raise InputError(f"{told}; pass it, or give --dataset with its path")
+    message = (
+        f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above {KEPT_BYTES >> 20} MiB)"
+    )
+    raise InputError(f"{message}; pass it, or give --dataset with its path")
 
 
 def read_given(folder: Path) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def read_result(run: Path) -> dict[str, Any] | None:
     if seen != SCHEMA_VERSION:
         raise StoreError(f"{path} has schema version {shown(seen)}; this Millrace reads {SCHEMA_VERSION}")
     if (key := _misshapen(result)) is not None:
-        told = f"{path} holds {key} = {shown(result[key])}, which no run writes"
-        raise StoreError(f"{told}; write it again by `millrace run --resume --out {run}`")
+        message = f"{path} holds {key} = {shown(result[key])}, which no run writes"
+        raise StoreError(f"{message}; write it again by `millrace run --resume --out {run}`")
     return result
 
 
@@ -197,8 +197,8 @@ class Result:
     """Of this record."""
 
     def __repr__(self) -> str:
-        told = {"validation accuracy": self.val_accuracy, "test accuracy": self.test_accuracy, "train loss": self.train_loss}
-        figures = ", ".join(f"{name} {value:.4f}" for name, value in told.items() if value is not None)
+        message = {"validation accuracy": self.val_accuracy, "test accuracy": self.test_accuracy, "train loss": self.train_loss}
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in message.items() if value is not None)
         trained = f"{self.model} on {self.dataset} by {self.system}: {counted(self.epochs, 'epoch')}"
         return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"
 

@@ -42,7 +42,7 @@ class Pace:
         whole, begun = divmod(step * self.minibatches_per_step, now.minibatches_per_step)
         return epoch * now.steps_per_epoch + whole, begun
 
-    def told(self, now: "Pace") -> str:
+    def describe(self, now: "Pace") -> str:
         """What a change to `now` means, for the user."""
         return (
             f"the checkpoint was written with {counted(self.minibatches_per_step, 'minibatch', 'minibatches')} a step, and this run takes "

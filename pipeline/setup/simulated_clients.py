@@ -15,7 +15,7 @@ from ...storage.errors import InputError
 from .prepare import Prepared
 
 
-def refuse_owners(prepared: Prepared) -> None:
+def check_owners(prepared: Prepared) -> None:
     """Refuse clients or owners that do not fit the graph, before anything is written.
 
     Raises:
@@ -49,7 +49,7 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
     return replace(prepared, system=replace(prepared.system, partition=replace(partition, partitioner=owners)))
 
 
-def told_of_clients(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
+def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
     """What the clients of a finished run would have sent and received, in bytes: of all rows, and of parameters.
 
     In every round a client that has train nodes (where a phase learns from the one before, any node of the training graph) sends what it

@@ -29,7 +29,7 @@ def begun(model: nn.Module, job: Job) -> nn.Module:
     except Exception as e:
         reason = "there is no such file" if isinstance(e, FileNotFoundError) else " ".join(str(e).split())[:200]
         raise InputError(f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run") from None
-    _refuse_other_options(resolve(read_toml(folder / JOB)), job)
+    _check_same_options(resolve(read_toml(folder / JOB)), job)
     # The heads of a model that was trained layer after layer are not part of the network that they have trained.
     beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
     other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
@@ -37,15 +37,15 @@ def begun(model: nn.Module, job: Job) -> nn.Module:
         k = (other or beyond)[0]
         seen, wanted = (list(state[k].shape) if k in state else "nothing" for state in (given, own))
         hint = ' (after retexo: model.norm = "layer")' if k.startswith("norms.") else ""
-        told = f"it has {seen} for '{k}', and the model here {wanted}"
-        raise InputError(f"start_from: {path} is of another model: {told}; give this run the same model options{hint}")
+        message = f"it has {seen} for '{k}', and the model here {wanted}"
+        raise InputError(f"start_from: {path} is of another model: {message}; give this run the same model options{hint}")
     model.load_state_dict({k: given[k] for k in own})
     if isinstance(model, Lazy):
         model.begin_here()
     return model
 
 
-def _refuse_other_options(before: Job, now: Job) -> None:
+def _check_same_options(before: Job, now: Job) -> None:
     for key in SHAPELESS:
         if key in before.model and key in now.model and before.model[key] != now.model[key]:
             raise InputError(

@@ -21,7 +21,7 @@ SHOWN_S = 1.0
 """Between the beats of a pulse that somebody watches, at most."""
 
 
-class Heart:
+class Heartbeat:
     """Beats while it is entered, and once more at the end. It is called with the rank's own events, which it passes on."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Heart:
             self._last, self._steps, self._edges = event, self._steps + 1, self._edges + event.edges
         self._emit(event)
 
-    def __enter__(self) -> "Heart":
+    def __enter__(self) -> "Heartbeat":
         self._thread.start()
         return self
 

@@ -17,7 +17,7 @@ def evaluate_together(module: nn.Module, share: Share, visits: Visits, split: st
     """`accuracy` over all ranks' rows of a split; None for a split without nodes. All ranks call this at the same time.
 
     Args:
-        module: has `layer(i, hood, h)`; runs in evaluation mode, without gradients, and gets its mode back.
+        module: has `layer(i, neighbourhood, h)`; runs in evaluation mode, without gradients, and gets its mode back.
         share: of this rank.
         visits: of the same.
         split: train, val or test.
@@ -26,11 +26,11 @@ def evaluate_together(module: nn.Module, share: Share, visits: Visits, split: st
     """
     rows = share.splits[split]
     with group.counting("evaluation"), evaluating(module):
-        hoods, h = visits.everything(share.graph, module, num_layers)
-        for i, hood in enumerate(hoods):
+        neighbourhoods, h = visits.everything(share.graph, module, num_layers)
+        for i, neighbourhood in enumerate(neighbourhoods):
             # Layers differ in width: what one has used would lie idle beside what the next one takes.
             with reusing(Arena()):
-                h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+                h = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
             give_back()
         counts = torch.cat([tally(h[rows], share.labels[rows]).cpu(), torch.tensor([len(rows)], dtype=torch.float64)])
         group.all_reduce(counts, "control")

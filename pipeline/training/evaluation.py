@@ -19,7 +19,7 @@ from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import Grid
 from ...stages.placement.sharded import Sharded, Share, share
-from ...stages.policies import KeepsRows, NeighbourhoodPolicy
+from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.dataset import Split
 from ...storage.features import CountedFeatures, MemoryFeatures
 from ...storage.partition.edge_shards import shard_edges
@@ -61,10 +61,10 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     on_host = all(p.device.type == "cpu" for p in model.parameters())
     if on_host and job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
         return _together(prepared, lambda: _piece_of(prepared, job), job)
-    return _by_the_first(prepared, system.neighbourhood, job, out, emit)
+    return _by_the_first(prepared, system.fetch, job, out, emit)
 
 
-def _by_the_first(prepared: Prepared, policy: NeighbourhoodPolicy, job: RankJob, out: Path, emit: Emit) -> Score:
+def _by_the_first(prepared: Prepared, policy: FetchPolicy, job: RankJob, out: Path, emit: Emit) -> Score:
     """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told. Rows that `policy` keeps on the
     device are read there."""
     dataset, group = prepared.dataset, job.group

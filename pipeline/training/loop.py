@@ -15,7 +15,7 @@ from ...stages.comm.base import Group
 from ...stages.kernels.runtime.threads import one_torch_thread
 from ...stages.memory.arena import Arena, reusing
 from ...stages.memory.meter import TensorBytes
-from ...stages.messages import Fetched, Held, Part, Phase, Placement, RankJob, StepRules, Validation
+from ...stages.messages import Fetched, Part, Phase, PlacedData, Placement, RankJob, StepRules, Validation
 from ...stages.models.compiled import Compiled
 from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, PhaseFetcher, RecordsSteps
 from ...stages.reduce.seed_weighted import SeedWeightedMean
@@ -78,7 +78,7 @@ class Progress:
     minibatches: int = 0
     sampled_edges: int = 0
     fetched: dict[str, int] = field(default_factory=dict)
-    """What `FetchesAhead.told` says, of this life of the run."""
+    """What `FetchesAhead.hit_counts` says, of this life of the run."""
     pooled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     """What all ranks together had counted by the last checkpoint, the same on every rank, for any of them may be lost."""
     ledgers: list[list[int]] = field(default_factory=list)
@@ -152,7 +152,7 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         if trainer.job.group.rank == 0:  # all are alike
             trainer.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
     phases = trainer.system.schedule.phases(trainer.job.epochs, trainer.model)
-    placement: Held | None = None
+    placement: PlacedData | None = None
     epochs = max(p.last_epoch for p in phases)
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and trainer.job.group.rank == 0:
@@ -167,7 +167,7 @@ def train_rank(trainer: Trainer, clock: Clock) -> Progress:
         loop.finish(last=phase.number + 1 == len(phases))
         if missing := _missing(trainer.job.group):
             raise ShortHandedError(f"{phase.name} ended without rank {', '.join(map(str, missing))}")
-        optimizer_state = None if phase.anew else loop.optimizer.state_dict()
+        optimizer_state = None if phase.fresh_optimizer else loop.optimizer.state_dict()
         del loop
     return progress
 
@@ -181,7 +181,7 @@ class _PhaseLoop:
         progress: Progress,
         clock: Clock,
         optimizer_state: dict[str, Any] | None,
-        placement: Held,
+        placement: PlacedData,
     ) -> None:
         """`epochs` of the whole run; `placement` is that of this phase."""
         self.t, self.phase, self.epochs, self.progress, self.clock = trainer, phase, epochs, progress, clock
@@ -198,7 +198,7 @@ class _PhaseLoop:
         """Optimiser steps in an epoch."""
         if self.steps == 0:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
-        self.fetcher: Fetcher = trainer.system.neighbourhood.fetcher(self.placement, trainer.job, self.module)
+        self.fetcher: Fetcher = trainer.system.fetch.fetcher(self.placement, trainer.job, self.module)
         self.statistics = trainer.system.reduce.statistics(self.module, trainer.job.group)
         self.replays = None
         # The compiler launches less of a step by itself; what it has made is not recorded.
@@ -231,7 +231,7 @@ class _PhaseLoop:
         step, self.trained_before = before.position(cursor.step, self.pace)
         self.progress.cursor = Cursor(cursor.phase, step)
         if before != self.pace and cursor.step and self.t.job.group.rank == 0:
-            self.t.emit(Note(before.told(self.pace)))
+            self.t.emit(Note(before.describe(self.pace)))
 
     def run(self) -> None:
         if self.progress.unvalidated:
@@ -252,7 +252,7 @@ class _PhaseLoop:
         self.progress.fetched = self._hot()
 
     def _hot(self) -> dict[str, int]:
-        return self.fetcher.told if isinstance(self.fetcher, FetchesAhead) else {}
+        return self.fetcher.hit_counts if isinstance(self.fetcher, FetchesAhead) else {}
 
     def _epochs(self, epoch: int, step: int) -> None:
         """From this step on."""
@@ -285,19 +285,19 @@ class _PhaseLoop:
             if progress.best_state and not last:
                 t.model.load_state_dict(progress.best_state)
             waited, start = self.fetcher.exchange_s, time.perf_counter()
-            told = self.fetcher.finish(self.module)
+            hit_counts = self.fetcher.finish(self.module)
             waited = self.fetcher.exchange_s - waited
             self.clock.add("exchange", waited)
             self.clock.add("forward_backward", time.perf_counter() - start - waited)
             best = {"best_epoch": progress.best_epoch, "val_accuracy": progress.best_accuracy} if progress.best_epoch >= 0 else {}
-            progress.phases.append({**told, "name": self.phase.name, "epochs": progress.cursor.step // self.steps, **best})
+            progress.phases.append({**hit_counts, "name": self.phase.name, "epochs": progress.cursor.step // self.steps, **best})
         if last:
             return
         progress.cursor = Cursor(self.phase.number + 1, 0)
-        if self.phase.anew:
+        if self.phase.fresh_optimizer:
             progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = -math.inf, -1.0, -1, 0
             progress.best_state = {}
-        self._save(None if self.phase.anew else self.optimizer.state_dict())
+        self._save(None if self.phase.fresh_optimizer else self.optimizer.state_dict())
 
     def _enough(self) -> bool:
         patience = self.t.train.patience
@@ -355,11 +355,11 @@ class _PhaseLoop:
         progress.sampled_edges += edges
         hot = self._hot()
 
-        def told(loss: float) -> None:
+        def hit_counts(loss: float) -> None:
             progress.loss_sum += loss
             t.emit(StepDone(epoch, step, self.steps, loss / max(seeds, 1), seeds, edges, hot))
 
-        self.losses.add(loss_sum, told)
+        self.losses.add(loss_sum, hit_counts)
 
     def _begin(self, epoch: int, index: int) -> None:
         """Begin this rank's next piece of work: a rank that is done sooner than another does what needs no parameters, and is then ahead
@@ -396,8 +396,10 @@ class _PhaseLoop:
         }
         if others is not None and self.t.job.group.rank == 0 and sum(self.progress.memory_bytes.values()) >= WORTH_TELLING_BYTES:
             mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in self.progress.memory_bytes.items()}
-            told = f"graph {mib['graph']}, features {mib['features']}, a step's tensors {mib['step']} in buffers that later steps reuse"
-            self.t.emit(Note(f"memory: {told}"))
+            hit_counts = (
+                f"graph {mib['graph']}, features {mib['features']}, a step's tensors {mib['step']} in buffers that later steps reuse"
+            )
+            self.t.emit(Note(f"memory: {hit_counts}"))
 
     def _account_losses(self, epoch: int, step: int) -> None:
         """Write down which ranks are gone since the last look, and say so; `step` is the first without them."""
@@ -410,7 +412,7 @@ class _PhaseLoop:
             seeds = len(peers.part(rank).split.train)
             self.lost[rank] = {"rank": rank, "phase": self.phase.number, "epoch": epoch, "step": step, "seeds": seeds, "epochs": 0}
             progress.lost.append(self.lost[rank])
-            if _speaks(group):
+            if _is_leader(group):
                 where = f"epoch {epoch + 1}, step {step + 1} of {self.steps}"
                 what = f"its {seeds:,} seeds, and validation, are left out until {self.phase.name} ends"
                 t.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
@@ -430,7 +432,7 @@ class _PhaseLoop:
             progress.unvalidated = bool(_missing(t.job.group))
             if not progress.unvalidated:
                 accuracy, best = self._validated(t.validate, epoch)
-        if _speaks(t.job.group) and not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
+        if _is_leader(t.job.group) and not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
             t.emit(Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr"))
         record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
         if accuracy is not None:
@@ -448,7 +450,7 @@ class _PhaseLoop:
         record = self.progress.history[-1]
         record["val_accuracy"], _ = self._validated(self.t.validate, int(record["epoch"]))
         self.progress.unvalidated = False
-        if _speaks(self.t.job.group):
+        if _is_leader(self.t.job.group):
             self.t.emit(Note(f"validation accuracy after epoch {record['epoch'] + 1}, left out before: {record['val_accuracy']:.4f}"))
 
     def _validated(self, whole: Validate, epoch: int) -> tuple[float, bool]:
@@ -502,7 +504,7 @@ class _PhaseLoop:
             return
         self.losses.wait()
         self._pool()
-        if _speaks(t.job.group):
+        if _is_leader(t.job.group):
             state = {name: value for name, value in vars(progress).items() if name not in KEPT_OUT}
             t.checkpoints.taken_over().save(
                 progress.cursor,
@@ -538,7 +540,7 @@ class _PhaseLoop:
                 progress.pooled[name] += int(value)
                 setattr(progress, name, 0)
             else:
-                setattr(progress, name, value if _speaks(group) else 0.0)
+                setattr(progress, name, value if _is_leader(group) else 0.0)
 
 
 def on_host(state: Any) -> Any:
@@ -550,6 +552,6 @@ def _missing(group: Group) -> list[int]:
     return [] if len(group.present) == group.size else sorted(set(range(group.size)) - set(group.present))
 
 
-def _speaks(group: Group) -> bool:
+def _is_leader(group: Group) -> bool:
     """Whether this rank says what all know, and writes what all need: the first one that is there."""
     return group.rank == group.present[0]

@@ -1,6 +1,6 @@
 """One rank's part in a run: train, evaluate the test split, and, as the first rank, save the model.
 
-Every executor calls `take_part` once in each rank, with what differs between them: the group, the queue, and who fills it.
+Every executor calls `train_and_evaluate` once in each rank, with what differs between them: the group, the queue, and who fills it.
 """
 
 import gc
@@ -18,16 +18,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...stages.comm.base import Group
 from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
-from ...stages.messages import Held, Part, Phase, Placement, RankJob
+from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob
 from ...stages.partition.base import Partitioner
 from ...stages.policies import PartitionPolicy
 from ...storage.checkpoint import CheckpointStore
 from ...storage.fingerprint import digest_record
 from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
-from ..machine.compilers import refuse_without_compiler
+from ..machine.compilers import check_compiler
 from ..setup.device_policies import on_device, ready_device
-from ..setup.prepare import TORCH_DTYPES, Prepared, refuse_slow_products
+from ..setup.prepare import TORCH_DTYPES, Prepared, check_matmul_precision
 from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, MODEL
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -76,7 +76,7 @@ def parameters_sha256(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def take_part(
+def train_and_evaluate(
     prepared: Prepared,
     out: Path,
     queue: MinibatchQueue | None,
@@ -114,8 +114,8 @@ def take_part(
         RunError: a stage failed; the last checkpoint is intact.
     """
     job, outline = prepared.job, prepared.outline
-    refuse_slow_products(job)
-    refuse_without_compiler(job)
+    check_matmul_precision(job)
+    check_compiler(job)
     device = ready_device(job)
     model = prepared.build_model()
     if device is not None:
@@ -199,14 +199,14 @@ class PlacedOnce:
 
     def __init__(self, policy: PartitionPolicy) -> None:
         self._policy = policy
-        self._placed: tuple[int, Held] | None = None
+        self._placed: tuple[int, PlacedData] | None = None
 
     @property
     def partitioner(self) -> Partitioner | None:
         """See `PartitionPolicy.partitioner`."""
         return self._policy.partitioner
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Held | None = None) -> Held:
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: PlacedData | None = None) -> PlacedData:
         """See `PartitionPolicy.place`."""
         if self._placed is None or self._placed[0] != phase.number:
             self._placed = phase.number, self._policy.place(data, phase, job, self._placed and self._placed[1])

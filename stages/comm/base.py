@@ -10,7 +10,7 @@ TAGS = 1 << 30
 """Tags that `Group.swap` takes."""
 
 
-Meanwhile = Callable[[], None]
+Overlap = Callable[[], None]
 """Work to do while numbers of other ranks are on their way."""
 
 
@@ -56,13 +56,13 @@ class Group(Protocol):
         """Within, bytes are counted under this channel of the ledger."""
         ...
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """Sum a contiguous tensor over the ranks, in place: the same bits on every rank.
 
         Args:
             flat: on all ranks of one size and dtype.
             kind: what the ledger counts it under.
-            meanwhile: called at most once, while this rank's numbers are on their way: work that asks nothing of other ranks.
+            overlap: called at most once, while this rank's numbers are on their way: work that asks nothing of other ranks.
         """
         ...
 

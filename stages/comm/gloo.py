@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
-from .base import TAGS, Meanwhile, nothing
+from .base import TAGS, Overlap, nothing
 from .watch import Watch
 
 SEGMENT_BYTES = 1 << 20
@@ -124,7 +124,7 @@ class Gloo:
         finally:
             self._channel = before
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on. Two ranks tell each other their
         gradients, step after step as many, without a question (`_Ahead`)."""
         assert flat.is_contiguous()
@@ -133,7 +133,7 @@ class Gloo:
         with self._speaking("all_reduce"):
             there = self._begin_sum(flat, kind)
         # What fails in it is no peer's doing.
-        meanwhile()
+        overlap()
         with self._speaking("all_reduce"):
             sent, waits = self._finish_sum(there, flat, kind)
         self._ledger.add(self._channel, kind, sent, waits)

@@ -66,7 +66,7 @@ class Nccl(Gloo):
             InputError: torch has no NCCL, two ranks are on one GPU, or `host` is not an address of this machine.
             PeerLostError: the others did not come in time, or NCCL could not connect them.
         """
-        refuse_without_nccl()
+        check_nccl()
         super().__init__(store, rank, size, ledger, timeout_s=timeout_s, host=host, on_wait=on_wait, wait_note_s=wait_note_s)
         self._device = device
         self._is_broken = False
@@ -141,7 +141,7 @@ class Nccl(Gloo):
             raise
 
 
-def refuse_without_nccl() -> None:
+def check_nccl() -> None:
     """Raises InputError: torch was built without NCCL."""
     if not hasattr(dist, "ProcessGroupNCCL"):
         raise InputError(

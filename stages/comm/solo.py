@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from .base import Meanwhile, Swap, nothing
+from .base import Overlap, Swap, nothing
 
 
 class Solo:
@@ -23,7 +23,7 @@ class Solo:
         """Nothing is counted."""
         return nullcontext()
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """A sum over one rank is the tensor itself."""
 
     def any(self, flag: bool) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from ...storage.errors import PeerLostError
-from .base import Group, Meanwhile, Swap, nothing
+from .base import Group, Overlap, Swap, nothing
 
 ORDER_S = 15.0
 """Whoever starts the ranks sees that one has ended, and says who is left, within this time after the others have seen it."""
@@ -80,9 +80,9 @@ class Survivors:
         finally:
             self.bears = bears
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """See `Group.all_reduce`; over those that are left."""
-        left = [meanwhile]
+        left = [overlap]
 
         def once() -> None:
             while left:

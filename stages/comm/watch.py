@@ -37,12 +37,12 @@ class Watch:
         self._closed.set()
 
     def _look(self) -> None:
-        told: tuple[str, float] | None = None
+        message: tuple[str, float] | None = None
         due = self._after_s
         while not self._closed.wait(self._after_s / 4):
             wait = self._wait
-            if wait is not told:
+            if wait is not message:
                 due = self._after_s
             if wait is not None and (lasted := time.monotonic() - wait[1]) >= due:
                 self._tell(f"waiting for {lasted:.0f} s already: {wait[0]}")
-                told, due = wait, 2 * lasted
+                message, due = wait, 2 * lasted

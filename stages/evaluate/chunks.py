@@ -226,7 +226,7 @@ class Chunks:
             yield rows[start:stop]
             start = stop
 
-    def hood(self, dst: IdArray) -> BlockNeighbourhood:
+    def neighbourhood(self, dst: IdArray) -> BlockNeighbourhood:
         """The block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in order."""
         graph, table = self.graph, self._table
         indptr = np.zeros(len(dst) + 1, np.int64)

@@ -51,7 +51,7 @@ class Layers:
 
     nodes: IdArray
     """int64 [S], sources of the first layer. The first of them are the nodes in question, ascending."""
-    hoods: tuple[BlockNeighbourhood, ...]
+    neighbourhoods: tuple[BlockNeighbourhood, ...]
     """One for each layer, first to last."""
     device: torch.device
 
@@ -128,16 +128,16 @@ def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Ten
         if weight is not None and graph.edge_weight is not None:
             weight[here] = graph.edge_weight[edges]
     degree = degree[torch.from_numpy(nodes)].to(room.device)
-    hoods: list[BlockNeighbourhood] = []
+    neighbourhoods: list[BlockNeighbourhood] = []
     for before, own in pairwise(rows):
-        if hoods and (before, own) == (hoods[-1].num_src, hoods[-1].num_dst):
+        if neighbourhoods and (before, own) == (neighbourhoods[-1].num_src, neighbourhoods[-1].num_dst):
             # Its lists are on the device once.
-            hoods.append(hoods[-1])
+            neighbourhoods.append(neighbourhoods[-1])
             continue
         e = int(indptr[own])
         block = Block(own, nodes[:before], indptr[: own + 1], indices[:e], None if weight is None else weight[:e])
-        hoods.append(BlockNeighbourhood(block, degree[:before], room.kernels))
-    return Layers(nodes, tuple(hoods), room.device)
+        neighbourhoods.append(BlockNeighbourhood(block, degree[:before], room.kernels))
+    return Layers(nodes, tuple(neighbourhoods), room.device)
 
 
 _kept: WeakKeyDictionary[Graph, tuple[Tensor, tuple[Any, ...], IdArray, Layers]] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph
-from ..models.base import as_model, refuse_uninitialised
+from ..models.base import as_model, check_initialised
 from ..models.pyg import PyGModel
 from ..neighbourhood.block import BlockNeighbourhood
 from ..nodes import node_ids
@@ -48,7 +48,7 @@ def infer(
 
     Memory: a chunk takes at most `max_bytes` for its edges, its sources with two working copies as wide as the model's widest
     weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is that of the
-    largest in-degree; and a layer that keeps a tensor per edge (`hood.apply`) takes that on top. Beyond the chunk there are the
+    largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top. Beyond the chunk there are the
     results of two successive layers (in `scratch` where they are larger than `max_bytes`), those for `nodes`, and about
     (40 + L) V bytes of tables.
 
@@ -57,7 +57,7 @@ def infer(
     holds two layers' rows and no more, chunks are gathered there, and are as large as that leaves room for; else chunks travel.
 
     Args:
-        model: has `num_layers` and `layer(i, hood, h)`.
+        model: has `num_layers` and `layer(i, neighbourhood, h)`.
         graph: a `Dataset`, or a graph of V nodes; edge weights are used if it has any.
         features: [V, F], a store, an array or a tensor; converted to the dtype of the model's parameters. A dataset has its own.
         degree: [V], in-degree of each node in the whole graph (weighted: the sum of its in-edges' weights); by default the graph's.
@@ -76,24 +76,24 @@ def infer(
         InputError: something of the above is not as described, or a layer's result has the wrong shape.
         RunError: the scratch folder cannot be written.
     """
-    refuse_uninitialised(as_model(model))
+    check_initialised(as_model(model))
     limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "room": room}
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph
         if features is not None:
             raise InputError("features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)")
-        _refuse_width(model, dataset.features)
+        _check_width(model, dataset.features)
         return outputs(model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits)
     if not isinstance(graph, Graph):
         raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
     if features is None:
         raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
     store = _store(features)
-    _refuse_width(model, store)
+    _check_width(model, store)
     return outputs(model, graph, store, _degree(graph, degree), node_ids(nodes, graph.num_nodes), **limits)
 
 
-def _refuse_width(model: nn.Module, features: FeatureStore) -> None:
+def _check_width(model: nn.Module, features: FeatureStore) -> None:
     if isinstance(model, PyGModel):
         model.fit(features.num_features, 0)
 
@@ -153,10 +153,10 @@ def outputs(
 
 def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress | None) -> Tensor:
     """[n, C] for the n nodes that `layers` was made for, from the rows [S, F] that the first layer reads."""
-    done, total = 0, sum(hood.num_dst for hood in layers.hoods)
-    for i, hood in enumerate(layers.hoods):
-        h = _layer(model, i, hood, h)
-        done += hood.num_dst
+    done, total = 0, sum(neighbourhood.num_dst for neighbourhood in layers.neighbourhoods)
+    for i, neighbourhood in enumerate(layers.neighbourhoods):
+        h = _layer(model, i, neighbourhood, h)
+        done += neighbourhood.num_dst
         if on_progress is not None:
             on_progress(done, total)
     return h
@@ -178,8 +178,8 @@ def _in_chunks(
         rows, last = np.flatnonzero(mask), i == len(needed) - 1
         sink = DeviceSink(len(rows)) if resident else HostSink(len(rows), None if last else scratch, chunks.max_bytes)
         for dst in chunks.cut(rows, source, widest):
-            hood = chunks.hood(dst)
-            sink.append(_layer(model, i, hood, source.gather(hood.block.src)))
+            neighbourhood = chunks.neighbourhood(dst)
+            sink.append(_layer(model, i, neighbourhood, source.gather(neighbourhood.block.src)))
             done += len(dst)
             if on_progress is not None:
                 on_progress(done, total)
@@ -194,18 +194,20 @@ def _in_chunks(
     raise AssertionError("a model has a layer")
 
 
-def _layer(model: nn.Module, i: int, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
+def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
     try:
-        out = model.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+        out = model.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
     except RuntimeError as e:
         # torch has no error of its own for this.
         if i or "shapes cannot be multiplied" not in str(e):
             raise
         name, width = type(model).__name__, h.shape[1]
         raise InputError(f"a node has {width} features; expected as many as the first layer of {name} multiplies ({e})") from e
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != hood.num_dst:
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(f"layer {i} of {type(model).__name__} returned {seen}; expected [{hood.num_dst}, D], a row per destination")
+        raise InputError(
+            f"layer {i} of {type(model).__name__} returned {seen}; expected [{neighbourhood.num_dst}, D], a row per destination"
+        )
     return out
 
 

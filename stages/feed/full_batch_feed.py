@@ -10,7 +10,7 @@ from ..placement.sharded import Share
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullBatchWork:
     """Every rank takes its own share of the nodes; all shares together are one optimiser step, and one step is an epoch."""
 
     num_layers: None = None
@@ -32,12 +32,12 @@ class Whole:
             )
         return job.group.size
 
-    def feed(self, placement: Share, phase: Phase, job: RankJob, first: tuple[int, int]) -> "WholeFeed":
+    def feed(self, placement: Share, phase: Phase, job: RankJob, first: tuple[int, int]) -> "FullBatchFeed":
         """See `SamplePolicy.feed`."""
-        return WholeFeed(placement.graph)
+        return FullBatchFeed(placement.graph)
 
 
-class WholeFeed:
+class FullBatchFeed:
     """The same work every epoch. See `Feed`."""
 
     sample_s = 0.0

@@ -26,7 +26,7 @@ from ..comm.lockstep import Lockstep
 from ..feed.collective_feed import SampledByOwners
 from ..feed.queue_feed import QueueFeed, Sampled
 from ..kernels.sampling.cpu.row_block import Numbering
-from ..memory.lazy_rows import NamedRows
+from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Phase, Placement, RankJob
 from ..placement.row_blocks import BlockRows, Grid
 from ..policies import Feed
@@ -41,7 +41,7 @@ WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class ExchangeFetch:
     """The rank in row i of the grid keeps block i of the rows in memory, read once, and serves them to its column."""
 
     replication: int = 1
@@ -55,7 +55,7 @@ class Exchanged:
     turns."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
-        """See `NeighbourhoodPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
+        """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
         features, first, book, group, degree = self.held(placement, job)
         return Exchange(self, placement, job, OwnedRows(features, first, book, group, degree))
 
@@ -83,8 +83,8 @@ class Exchange(Gather):
 
     _ahead: "Units[Any] | None" = None
 
-    def __init__(self, policy: Exchanged, placement: Placement, job: RankJob, owned: Owned) -> None:
-        """See `Exchanged.fetcher`."""
+    def __init__(self, policy: ExchangeFetch, placement: Placement, job: RankJob, owned: Owned) -> None:
+        """See `ExchangeFetch.fetcher`."""
         super().__init__(placement, placement.features)
         self._policy, self._job, self._owned = policy, job, owned
 
@@ -114,8 +114,8 @@ class Exchange(Gather):
         return self._ahead.exchange_s if self._ahead else 0.0
 
     @property
-    def told(self) -> dict[str, int]:
-        """See `FetchesAhead.told`."""
+    def hit_counts(self) -> dict[str, int]:
+        """See `FetchesAhead.hit_counts`."""
         owned = self._owned
         saved = owned.hits.hits * owned.row_bytes
         return {"rows": owned.num_hot, "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}
@@ -124,7 +124,7 @@ class Exchange(Gather):
         """See `Fetcher.fetch`: waits for the rows of `work`, if they are not there yet."""
         assert isinstance(self._ahead, RowsAhead)
         rows, place, degree = self._ahead.rows(work)
-        return self._fetched(work, NamedRows(rows, place), degree)
+        return self._fetched(work, LazyRows(rows, place), degree)
 
     def idle(self) -> None:
         """See `Fetcher.idle`: the thread answers what others ask for."""
@@ -179,7 +179,7 @@ class Units(ABC, Generic[U]):
             feed: of this rank's minibatches.
             group: of those that fetch together.
             plan: what is to come.
-            ahead_bytes: see `Exchanged`.
+            ahead_bytes: see `ExchangeFetch`.
         """
         self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, ahead_bytes
         self._units: list[U] = []
@@ -267,7 +267,7 @@ class RowsAhead(Units[_Unit]):
             feed: of this rank's minibatches.
             owned: rows, and whom to ask for the others.
             plan: what is to come.
-            ahead_bytes: see `Exchanged`.
+            ahead_bytes: see `ExchangeFetch`.
         """
         super().__init__(feed, owned.group, plan, ahead_bytes)
         self._owned = owned

@@ -18,19 +18,19 @@ from ...storage.minibatch import MiniBatch
 from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.sampling.cuda.graph import Place, place, settle
-from ..memory.lazy_rows import NamedRows
+from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Placement, RankJob
 from ..placement.row_blocks import BlockRows
-from .exchange import Exchange, Exchanged, Plan, Unit, Units
-from .gather_cuda import Leash, neighbourhoods, resident_there, upload
+from .exchange import Exchange, ExchangeFetch, Plan, Unit, Units
+from .gather_cuda import Leash, resident_neighbourhoods, resident_there, upload
 from .owned_rows_cuda import CollectedThere, OwnedOnDevice
 
 
 @dataclass(frozen=True)
-class ExchangedOnDevice:
-    """`Exchanged` on a device."""
+class DeviceExchangeFetch:
+    """`ExchangeFetch` on a device."""
 
-    inner: Exchanged
+    inner: ExchangeFetch
     features: Place = "auto"
     """Where this rank's rows lie."""
     cache_bytes: int = 1 << 30
@@ -39,7 +39,7 @@ class ExchangedOnDevice:
     """Where neighbour lists lie that are sampled from there."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "ExchangeOnDevice":
-        """See `NeighbourhoodPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
+        """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
         assert job.device is not None
         if job.resident and job.produce:
             place(placement.graph, self.topology)
@@ -54,8 +54,8 @@ class ExchangedOnDevice:
 class ExchangeOnDevice(Exchange):
     """`Exchange` whose neighbourhoods are over lists on the device, as `DeviceGather`'s are."""
 
-    def __init__(self, policy: Exchanged, placement: Placement, job: RankJob, owned: OwnedOnDevice) -> None:
-        """See `ExchangedOnDevice.fetcher`."""
+    def __init__(self, policy: ExchangeFetch, placement: Placement, job: RankJob, owned: OwnedOnDevice) -> None:
+        """See `DeviceExchangeFetch.fetcher`."""
         super().__init__(policy, placement, job, owned)
         assert job.device is not None
         self._device = job.device
@@ -74,10 +74,10 @@ class ExchangeOnDevice(Exchange):
         self._ahead.begin()
         bulk, q, got = self._ahead.rows(work)
         nodes = bulk.nodes_of(q)
-        hoods = neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree))
+        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree))
         seeds = nodes[: int(bulk.node_ends[0][q])]
         y = self._placement.labels_of(work.seeds).to(self._device, non_blocking=True) if self._labels is None else self._labels[seeds]
-        return Fetched(work.epoch, work.index, hoods, NamedRows(got.rows, got.place), y)
+        return Fetched(work.epoch, work.index, neighbourhoods, LazyRows(got.rows, got.place), y)
 
     def idle(self) -> None:
         """See `Fetcher.idle`: begins what is due, and answers what others ask for."""
@@ -113,7 +113,7 @@ class UnitsOnDevice(Units[_Unit]):
             feed: of this rank's minibatches.
             owned: rows, and whom to ask for the others.
             plan: what is to come.
-            ahead_bytes: see `Exchanged`.
+            ahead_bytes: see `ExchangeFetch`.
             device: where rows go.
         """
         super().__init__(feed, owned.group, plan, ahead_bytes)

@@ -72,12 +72,12 @@ def added(ids: tuple[IdArray, ...], times: tuple[IdArray, ...]) -> tuple[IdArray
 def _listed(graph: Graph, book: RangeBook, group: Group, count: int) -> tuple[IdArray, IdArray]:
     """The `count` rows of each rank that the most lists of all ranks hold, and in how many places."""
 
-    def told(ids: list[IdArray], times: list[IdArray]) -> tuple[IdArray, IdArray]:
+    def published(ids: list[IdArray], times: list[IdArray]) -> tuple[IdArray, IdArray]:
         heard = [group.all_to_all([torch.from_numpy(p) for p in parts], "graph") for parts in (ids, times)]
         return added(*(tuple(t.numpy() for t in h) for h in heard))
 
     ids, times = counted([graph.indices])
     ends = np.searchsorted(ids, book.offsets[1:-1])
-    ids, times = told(np.split(ids, ends), np.split(times, ends))
+    ids, times = published(np.split(ids, ends), np.split(times, ends))
     best = np.lexsort((ids, -times))[:count]
-    return told([ids[best]] * group.size, [times[best]] * group.size)
+    return published([ids[best]] * group.size, [times[best]] * group.size)

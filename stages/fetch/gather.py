@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
 from ..memory.arena import empty
-from ..memory.lazy_rows import NamedRows, torch_dtype
+from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatherFetch:
     """Each node's row is fetched at most once per minibatch; every block then aggregates locally."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Gather":
-        """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
+        """See `FetchPolicy.fetcher`. Asks nothing of the module."""
         return Gather(placement, CountedFeatures(placement.features, job.ledger, "store"))
 
 
 class Gather:
-    """Rows come as `NamedRows` from a store in memory, else gathered."""
+    """Rows come as `LazyRows` from a store in memory, else gathered."""
 
     exchange_s = 0.0
 
@@ -48,14 +48,14 @@ class Gather:
         data, nodes = self._placement, work.nodes
         # Most layers ask for no degrees, and those of all sources are as many random reads as a small gather.
         degree = cache(lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees)
-        hoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
-        return Fetched(work.epoch, work.index, hoods, h, data.labels_of(work.seeds))
+        neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
+        return Fetched(work.epoch, work.index, neighbourhoods, h, data.labels_of(work.seeds))
 
     def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         features = self._features
         base = in_place(features, nodes)
         if base is not None:
-            return NamedRows(base, nodes)
+            return LazyRows(base, nodes)
         rows = empty((len(nodes), features.num_features), torch_dtype(features.dtype))
         features.gather(nodes, out=rows.numpy())
         return rows

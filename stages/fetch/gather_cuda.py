@@ -20,10 +20,10 @@ from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..kernels.sampling.cuda.draw import Rows
 from ..kernels.sampling.cuda.graph import Place, moved, near, place, reachable, settle
 from ..kernels.sampling.cuda.renumber import DeviceList
-from ..memory.lazy_rows import NamedRows, torch_dtype
+from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..neighbourhood.resident import ResidentNeighbourhood
-from ..policies import Feed, Fetcher, FetchesAhead, NeighbourhoodPolicy, SamplePolicy
+from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
 
@@ -34,8 +34,8 @@ STEPS_AHEAD = 3
 
 
 @dataclass(frozen=True)
-class GatheredOnDevice:
-    """`Gathered` on a device: rows lie in its memory, or are read from the host's, each at most once per minibatch."""
+class DeviceGatherFetch:
+    """`GatherFetch` on a device: rows lie in its memory, or are read from the host's, each at most once per minibatch."""
 
     features: Place = "auto"
     """Where rows lie."""
@@ -48,7 +48,7 @@ class GatheredOnDevice:
     _uploads: "WeakKeyDictionary[FeatureStore, Uploaded]" = field(default_factory=WeakKeyDictionary, init=False, repr=False, compare=False)
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
-        """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
+        """See `FetchPolicy.fetcher`. Asks nothing of the module."""
         assert job.device is not None
         if job.resident and job.produce:
             place(placement.graph, self.topology)
@@ -122,7 +122,7 @@ class DeviceGather:
 
     exchange_s = 0.0
 
-    def __init__(self, placement: Placement, uploaded: Uploaded, device: torch.device, policy: GatheredOnDevice) -> None:
+    def __init__(self, placement: Placement, uploaded: Uploaded, device: torch.device, policy: DeviceGatherFetch) -> None:
         """
         Args:
             placement: labels and degrees.
@@ -146,17 +146,17 @@ class DeviceGather:
         bulk, q = resident_there(work, self._device)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
-        h = NamedRows(self._base, nodes) if self._near else self._gathered(bulk, q)
-        hoods = neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]))
-        return Fetched(work.epoch, work.index, hoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
+        h = LazyRows(self._base, nodes) if self._near else self._gathered(bulk, q)
+        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes]))
+        return Fetched(work.epoch, work.index, neighbourhoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
 
     def framed(self, frame: Frame) -> Fetched:
         """What `fetch` gives for whatever lies in the frame when the device reads it."""
         nodes, sizes = frame.nodes, frame.layout.nodes
         degree = cache(lambda: self._degree()[nodes])
         hops = reversed(range(len(sizes) - 1))
-        hoods = tuple(ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n]) for h in hops)
-        return Fetched(0, 0, hoods, NamedRows(self._base, nodes), self._labels[nodes[: sizes[0]]])
+        neighbourhoods = tuple(ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n]) for h in hops)
+        return Fetched(0, 0, neighbourhoods, LazyRows(self._base, nodes), self._labels[nodes[: sizes[0]]])
 
     def recorded(self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> StepGraph | None:
         """See `RecordsSteps.recorded`."""
@@ -223,7 +223,7 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
     return moved(first.astype(np.int64), to)
 
 
-def neighbourhoods(bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]) -> tuple[ResidentNeighbourhood, ...]:
+def resident_neighbourhoods(bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]) -> tuple[ResidentNeighbourhood, ...]:
     """Of minibatch q, outermost first; `degree` gives that of each of its nodes, [n], on the device."""
     hops = reversed(range(bulk.num_hops))
     return tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in hops)
@@ -261,13 +261,13 @@ def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
 
 
 @dataclass(frozen=True)
-class MovedToDevice:
+class DeviceMoveFetch:
     """Another policy's minibatches, fetched on the host: rows, labels and weights move to the device, and lists when a layer asks."""
 
-    inner: NeighbourhoodPolicy
+    inner: FetchPolicy
 
     def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "MovedFetcher":
-        """See `NeighbourhoodPolicy.fetcher`."""
+        """See `FetchPolicy.fetcher`."""
         assert job.device is not None
         inner = self.inner.fetcher(placement, job, module)
         return MovedAhead(inner, job.device) if isinstance(inner, FetchesAhead) else MovedFetcher(inner, job.device)
@@ -312,6 +312,6 @@ class MovedAhead(MovedFetcher):
         return self._inner.ahead(feed, sample, phase, first)
 
     @property
-    def told(self) -> dict[str, int]:
-        """See `FetchesAhead.told`."""
-        return self._inner.told
+    def hit_counts(self) -> dict[str, int]:
+        """See `FetchesAhead.hit_counts`."""
+        return self._inner.hit_counts

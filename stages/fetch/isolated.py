@@ -20,7 +20,7 @@ to add up to each node's degree in the whole graph."""
 
 
 @dataclass(frozen=True)
-class Covered:
+class CoverageFetch:
     """Rows come from this rank's memory; seeds and messages are weighed as the correction has it."""
 
     correction: Correction = "batch"
@@ -29,15 +29,15 @@ class Covered:
     kappa: float = 0.0
     """So many in-edges are added to each node's when its coverage is measured, covered as the rank's seeds are on average."""
 
-    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module) -> "CoveredGather":
-        """See `NeighbourhoodPolicy.fetcher`. Asks nothing of the module."""
-        return CoveredGather(placement, self)
+    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module) -> "CoverageFetcher":
+        """See `FetchPolicy.fetcher`. Asks nothing of the module."""
+        return CoverageFetcher(placement, self)
 
 
-class CoveredGather(Gather):
+class CoverageFetcher(Gather):
     """`Gather` with weights."""
 
-    def __init__(self, placement: Isolated, policy: Covered) -> None:
+    def __init__(self, placement: Isolated, policy: CoverageFetch) -> None:
         """
         Args:
             placement: of this rank.

@@ -22,7 +22,7 @@ from ...storage.errors import RunError
 from ..evaluate.layerwise import evaluating, quotient, tally
 from ..memory.quantize import Payload, decode, encode, rounded, row_bytes
 from ..messages import Fetched, RankJob, Validation
-from ..models.lazy import Phase, Still
+from ..models.lazy import FrozenInputs, Phase
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.boundary import ABSENT, BoundaryShare
 from ..placement.clients import open_clients
@@ -41,7 +41,7 @@ early one is right more often than it is sure."""
 
 
 @dataclass(frozen=True)
-class Lazily:
+class LazyFetch:
     """Rows of other ranks are exchanged once before each phase that reads neighbours."""
 
     select_by: Literal["val_accuracy", "val_loss"] = "val_accuracy"
@@ -50,7 +50,7 @@ class Lazily:
     """Whether the work is cut up by clients, for policies that train each of them by itself."""
 
     def fetcher(self, placement: BoundaryShare, job: RankJob, module: nn.Module) -> "LazyRows":
-        """See `NeighbourhoodPolicy.fetcher`.
+        """See `FetchPolicy.fetcher`.
 
         Raises:
             StoreError: rows that the phase before was to leave are lacking, damaged, or of other parameters.
@@ -63,7 +63,9 @@ class Lazily:
 class LazyRows:
     """What one phase reads on one rank. See `Fetcher` and `PhaseFetcher`."""
 
-    def __init__(self, policy: Lazily, share: BoundaryShare, job: RankJob, module: Phase, client: npt.NDArray[np.integer] | None) -> None:
+    def __init__(
+        self, policy: LazyFetch, share: BoundaryShare, job: RankJob, module: Phase, client: npt.NDArray[np.integer] | None
+    ) -> None:
         """
         Args:
             policy: how.
@@ -104,7 +106,7 @@ class LazyRows:
         """See `PhaseFetcher.finish`: the rows that the next phase reads, exchanged and written down."""
         assert isinstance(module, Phase)
         model, group = module.model, self._job.group
-        told: dict[str, Any] = {
+        message: dict[str, Any] = {
             "phase": module.number,
             "parameters": sum(p.numel() for p in module.parameters()),
             "graphs": len(self._edges.graphs),
@@ -116,16 +118,16 @@ class LazyRows:
         if module.passes_messages:
             remote = torch.tensor([float(sum(self._edges.counts))], dtype=torch.float64)
             group.all_reduce(remote, "control")
-            told["remote_rows"] = int(remote)
-            told["row_bytes"] = row_bytes(told["width"], self._rounding, self._job.dtype)
+            message["remote_rows"] = int(remote)
+            message["row_bytes"] = row_bytes(message["width"], self._rounding, self._job.dtype)
         if module.fold is not None:
             self._keep_fold(module)
-            return {**told, "remote_rows": 0, "row_bytes": 0, "fold": module.fold}
+            return {**message, "remote_rows": 0, "row_bytes": 0, "fold": module.fold}
         if module.last:
-            return told
+            return message
         after = model.phase(module.number + 1)
         if self._store.stand(after, replaceable=True):
-            return told
+            return message
         with evaluating(module):
             found = {name: self._handed_on(module, name) for name in self._edges.graphs}
             unrounded = {name: self._out_of_fold(module, name, rows) for name, rows in found.items()}
@@ -135,7 +137,7 @@ class LazyRows:
             arrays[name] = rows.numpy()
             arrays[f"{name}-remote"] = self._exchanged(rows, after).numpy()
         self._store.write(after, arrays)
-        return told
+        return message
 
     def _graph(self, name: str) -> str:
         """The graph to train or validate on."""
@@ -161,8 +163,8 @@ class LazyRows:
 
     def _fetched(self, rows: IdArray, index: int) -> Fetched:
         still = self._still("train", rows)
-        hoods: Any = (still,)
-        return Fetched(0, index, hoods, still.h, self._share.labels[torch.from_numpy(rows)])
+        neighbourhoods: Any = (still,)
+        return Fetched(0, index, neighbourhoods, still.h, self._share.labels[torch.from_numpy(rows)])
 
     def _fetched_taught(self, seeds: IdArray) -> Fetched:
         """All rows, with what is to be said of each, and what each counts: (1 - s) / T of a label and s / N of what the phase before has
@@ -179,8 +181,8 @@ class LazyRows:
         weight = torch.full((len(rows),), share, dtype=torch.float64)
         weight[at] += of_label
         still = self._still("train", rows)
-        hoods: Any = (still,)
-        return Fetched(0, 0, hoods, still.h, target / weight.to(target)[:, None], weight)
+        neighbourhoods: Any = (still,)
+        return Fetched(0, 0, neighbourhoods, still.h, target / weight.to(target)[:, None], weight)
 
     @cached_property
     def _taught_rows(self) -> IdArray:
@@ -198,13 +200,13 @@ class LazyRows:
         return int(counts[0]), int(counts[1])
 
     @cached_property
-    def _validation(self) -> Still:
+    def _validation(self) -> FrozenInputs:
         return self._still("val", self._share.splits["val"].numpy())
 
-    def _still(self, graph: str, rows: IdArray) -> Still:
+    def _still(self, graph: str, rows: IdArray) -> FrozenInputs:
         module, graph = self._module, self._graph(graph)
-        hood, src = self._edges.graphs[graph].around(rows, module.passes_messages)
-        return module.still(hood, self._rows[graph][torch.from_numpy(src)])
+        neighbourhood, src = self._edges.graphs[graph].around(rows, module.passes_messages)
+        return module.still(neighbourhood, self._rows[graph][torch.from_numpy(src)])
 
     def _handed_on(self, module: Phase, graph: str) -> Tensor:
         n = self._share.graph.whole.num_dst
@@ -236,9 +238,9 @@ class LazyRows:
         """Rows of other ranks, for `phase`: [N, D] -> [B, D]."""
         self._agree(phase.number)
         start = time.perf_counter()
-        told = self._edges.ask(encode(own, self._rounding), kind(phase), self._job.group)
+        message = self._edges.ask(encode(own, self._rounding), kind(phase), self._job.group)
         self.exchange_s += time.perf_counter() - start
-        return decode(told, self._rounding, own.dtype)
+        return decode(message, self._rounding, own.dtype)
 
     def _agree(self, phase: int) -> None:
         """Refuse to exchange with a rank that is elsewhere."""

@@ -178,11 +178,11 @@ class OwnedRows(Owned):
         if self._degree is not None:
             came = torch.empty(n, dtype=self._degree.dtype)
             *into, mine_out, hot_out = came.split(counts)
-            told = torch.cat([self._degree[:0], *(self._degree[a.long()] for r, a in enumerate(asked) if r != group.rank)])
+            message = torch.cat([self._degree[:0], *(self._degree[a.long()] for r, a in enumerate(asked) if r != group.rank)])
             mine_out.copy_(self._degree[own.long()])
             if self.hot.degree is not None:
                 hot_out.copy_(self.hot.degree[kept.long()])
-            group.all_to_all(list(told.split(sizes)), "graph", into)
+            group.all_to_all(list(message.split(sizes)), "graph", into)
             degree = torch.empty_like(came)
             degree[torch.from_numpy(order)] = came
         place = np.empty(n, np.int32 if n < 2**31 else np.int64)

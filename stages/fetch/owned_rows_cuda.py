@@ -89,9 +89,9 @@ class OwnedOnDevice(Owned):
         self.hits.asked += n - counts[-2]
         self.hits.hits += counts[-1]
         *wanted, own, hot = where[order].to(self._id_type).split(counts)
-        told = group.all_to_all(wanted, "control")
+        message = group.all_to_all(wanted, "control")
 
-        asked, sizes = torch.cat(told), [len(a) for a in told]
+        asked, sizes = torch.cat(message), [len(a) for a in message]
         rows = torch.empty((n, self._own.shape[1]), dtype=self._own.dtype, device=self._device)
         *into, mine, near = rows.split(counts)
         answers = gather_rows(self._own, asked, self._cache)

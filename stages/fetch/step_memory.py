@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..comm.base import Meanwhile, Swap, nothing
+from ..comm.base import Overlap, Swap, nothing
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..memory.arena import SMALL, Arena, reusing
@@ -37,7 +37,7 @@ Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
 """Makes the layers' neighbourhoods, from the scale, a full batch and a group."""
 
 
-def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods) -> int:
+def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods) -> int:
     """Bytes of tensors at the peak of one forward and backward pass, beside the features, the graph and the model itself.
 
     Args:
@@ -46,12 +46,12 @@ def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int
         size: P.
         num_features: F.
         dtype: of the features.
-        hoods: see `Hoods`.
+        neighbourhoods: see `Hoods`.
     """
     rows = max(view.num_src for view in batch.layers)
     state = torch.default_generator.get_state()
     try:
-        few, many = (_rehearse(module, batch, max(1.0, rows / r), size, num_features, dtype, hoods) for r in ROWS)
+        few, many = (_rehearse(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods) for r in ROWS)
     finally:
         torch.default_generator.set_state(state)
     beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
@@ -123,15 +123,15 @@ def _peak(changes: list[Change]) -> float:
 
 
 def _rehearse(
-    module: nn.Module, batch: FullBatch, scale: float, size: int, num_features: int, dtype: torch.dtype, hoods: Hoods
+    module: nn.Module, batch: FullBatch, scale: float, size: int, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
 ) -> list[Change]:
     small = _smaller(batch, scale)
     group, log = _Absent(batch.rank, size), _Log()
     module = copy.deepcopy(module).train()
     h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype)
     with reusing(log), _Elsewhere(log):
-        for i, hood in enumerate(hoods(max(1, int(scale)), small, group)):
-            h = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+        for i, neighbourhood in enumerate(neighbourhoods(max(1, int(scale)), small, group)):
+            h = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
         seeds = h[: max(1, small.num_seeds)]
         nn.functional.cross_entropy(seeds, torch.zeros(len(seeds), dtype=torch.int64), reduction="sum").backward()
     return log.changes
@@ -174,7 +174,7 @@ class _Absent:
     def counting(self, channel: str) -> nullcontext[None]:
         return nullcontext()
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """Nobody adds anything."""
 
     def any(self, flag: bool) -> bool:
@@ -195,7 +195,7 @@ FEW, SENT, READ = 8, 2, 3
 """Of the two ranks of `row_traffic`: rows, those that one sends and those that it reads, which tell apart what travels."""
 
 
-def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, hoods: Hoods) -> list[tuple[int, int]]:
+def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods) -> list[tuple[int, int]]:
     """What travels for a row between ranks in a training step, layer by layer.
 
     Each layer is rehearsed by itself on a handful of rows, by one of two ranks, of which the other says nothing but zeros.
@@ -204,7 +204,7 @@ def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, hoods:
         module: what will be trained; not changed.
         num_features: F.
         dtype: of the features.
-        hoods: see `Hoods`.
+        neighbourhoods: see `Hoods`.
 
     Returns:
         For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and bytes that come back.
@@ -221,9 +221,9 @@ def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, hoods:
     h, found = torch.zeros((FEW, num_features), dtype=dtype), []
     state = torch.default_generator.get_state()
     try:
-        for i, hood in enumerate(hoods(1, batch, group)):
+        for i, neighbourhood in enumerate(neighbourhoods(1, batch, group)):
             group.bytes = {SENT: 0, READ: 0}
-            out = module.layer(i, hood, h)  # pyright: ignore[reportCallIssue]
+            out = module.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
             out.sum().backward()
             found.append((group.bytes[SENT], group.bytes[READ]))
             h = out.detach().requires_grad_()

@@ -32,7 +32,7 @@ UNKNOWN = 1 << 50
 
 
 @dataclass(frozen=True)
-class Visited:
+class VisitFetch:
     """Each layer visits its neighbours on other ranks in one of the modes."""
 
     modes: tuple[Mode | Literal["auto"], ...] = ("auto",)
@@ -54,7 +54,7 @@ class Visited:
         return modes
 
     def fetcher(self, placement: Share, job: RankJob, module: nn.Module) -> "Visits":
-        """See `NeighbourhoodPolicy.fetcher`. Tells the modes, and what a step will take. Raises InputError: see `for_layers`."""
+        """See `FetchPolicy.fetcher`. Tells the modes, and what a step will take. Raises InputError: see `for_layers`."""
         modes = self.for_layers(job.num_layers)
         if reads_blocks(module):
             modes = ("halo",) * len(modes)
@@ -76,7 +76,7 @@ class Visited:
 
 
 def plan(
-    share: Share, modes: Sequence[Mode | Literal["auto"]], policy: Visited, group: Group, module: nn.Module
+    share: Share, modes: Sequence[Mode | Literal["auto"]], policy: VisitFetch, group: Group, module: nn.Module
 ) -> tuple[tuple[Mode, ...], int]:
     """The modes that are taken, the same on all ranks, and what a step takes with them on this one, in bytes.
 
@@ -113,14 +113,14 @@ def plan(
     return chosen, rehearsed(chosen)
 
 
-def row_bytes(policy: Visited, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+def row_bytes(policy: VisitFetch, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
     """What travels for each row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` is taken for ``halo``."""
     modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in policy.for_layers(int(module.num_layers)))  # pyright: ignore[reportArgumentType]
 
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
         rows = MemoryFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
         share = Share(batch, rows, torch.zeros(len(batch.names), dtype=torch.int64), {})
-        return Visits(share, modes, policy.ahead_bytes, absent).fetch(batch).hoods
+        return Visits(share, modes, policy.ahead_bytes, absent).fetch(batch).neighbourhoods
 
     return row_traffic(module, num_features, dtype, visits)
 
@@ -135,7 +135,7 @@ def _small_visits(
     share: Share, modes: tuple[Mode, ...], ahead_bytes: int, scale: int, batch: FullBatch, absent: Group
 ) -> Sequence[Neighbourhood]:
     """Neighbourhoods for a rehearsal."""
-    return Visits(replace(share, graph=batch), modes, ahead_bytes // scale, absent).fetch(batch).hoods
+    return Visits(replace(share, graph=batch), modes, ahead_bytes // scale, absent).fetch(batch).neighbourhoods
 
 
 def spare_bytes() -> int:
@@ -151,7 +151,7 @@ class Visits:
         Args:
             share: of this rank.
             modes: one for each layer.
-            ahead_bytes: see `Visited`.
+            ahead_bytes: see `VisitFetch`.
             group: the ranks.
         """
         self._share, self._modes, self._ahead_bytes, self._group = share, modes, ahead_bytes, group
@@ -164,17 +164,19 @@ class Visits:
         ring = Ring(self._group, self._ahead_bytes)
         # The last one's account is complete when the next pass begins.
         self._waited_s, self._ring = self.exchange_s, ring
-        hoods = tuple(self._hood(work, view, i, mode, ring) for i, (view, mode) in enumerate(zip(work.layers, self._modes)))
+        neighbourhoods = tuple(
+            self._neighbourhood(work, view, i, mode, ring) for i, (view, mode) in enumerate(zip(work.layers, self._modes))
+        )
         # The same for all ranks: dropout is a function of the epoch and of what a row is, not of who holds it.
-        return Fetched(work.epoch, 0, hoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds])
+        return Fetched(work.epoch, 0, neighbourhoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds])
 
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: what evaluation of the module sees."""
         ring = Ring(self._group, self._ahead_bytes)
         mode = "halo" if reads_blocks(module) else "rematerialize"
-        return tuple(self._hood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._share.x
+        return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._share.x
 
-    def _hood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
+    def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
         if mode != "halo" and self._group.size > 1:
             return SequentialNeighbourhood(batch, view, layer, ring, self._dtype, keep=mode == "keep")
         # With one rank the modes are the same: there is nobody to visit.

@@ -28,7 +28,7 @@ def aggregation_backend(name: str = "cpu") -> ModuleType:
     if name not in known:
         raise InputError(f"no aggregation backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
     if name in ON_DEVICE:
-        _refuse_without_triton("aggregation on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
+        _check_triton("aggregation on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
     return import_module(f".aggregation.{name}" if name == "reference" else f".aggregation.{name}.backend", __name__)
 
 
@@ -45,7 +45,7 @@ def dropout_on(device: torch.device) -> ModuleType:
     """
     if device.type != "cuda":
         return import_module(".aggregation.cpu.dropout", __name__)
-    _refuse_without_triton("dropout on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
+    _check_triton("dropout on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
     return import_module(".aggregation.cuda.dropout", __name__)
 
 
@@ -60,16 +60,16 @@ def sampling_backend(name: str = "cpu") -> ModuleType:
     if name not in known:
         raise InputError(f"no sampling backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
     if name == "cuda":
-        _refuse_without_triton('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out')
+        _check_triton('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out')
     module = import_module(f".sampling.{name if name in SAMPLING else 'rapids'}.backend", __name__)
     if name == "cuda":
         module.device()
     elif name in OTHER_BITS:
-        module.refuse_what_is_missing()
+        module.check_available()
     return module
 
 
-def _refuse_without_triton(text: str) -> None:
+def _check_triton(text: str) -> None:
     try:
         import_module("triton")
     except ImportError:

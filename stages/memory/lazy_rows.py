@@ -20,7 +20,7 @@ def torch_dtype(dtype: npt.DTypeLike) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-class NamedRows(Tensor):
+class LazyRows(Tensor):
     """``base[ids]``, [n, F], as a tensor without memory. Constant: no gradient reaches the features.
 
     `torch` functions and methods see the gathered rows, which are kept from the first use on. The neighbourhoods of this package read
@@ -33,7 +33,7 @@ class NamedRows(Tensor):
     """[n] rows of `base`; beside it."""
 
     @staticmethod
-    def __new__(cls, base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor) -> "NamedRows":
+    def __new__(cls, base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor) -> "LazyRows":
         """`ids` must be in range."""
         make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
         there = {"dtype": base.dtype, "device": base.device} if isinstance(base, Tensor) else {"dtype": torch_dtype(base.dtype)}
@@ -61,7 +61,7 @@ class NamedRows(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(NamedRows, NamedRows.gathered, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(LazyRows, LazyRows.gathered, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def numpy(self, *, force: bool = False) -> npt.NDArray[Any]:
@@ -80,19 +80,19 @@ class NamedRows(Tensor):
         return self.gathered().clone()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"NamedRows({list(self.shape)}, {self.dtype})"
+        return f"LazyRows({list(self.shape)}, {self.dtype})"
 
 
 def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer] | None]:
     """What a kernel reads: row u of `x` is ``base[ids[u]]``, or ``base[u]`` where there are no ids."""
-    if isinstance(x, NamedRows) and x._rows is None:  # pyright: ignore[reportPrivateUsage]
+    if isinstance(x, LazyRows) and x._rows is None:  # pyright: ignore[reportPrivateUsage]
         return np.asarray(x.base), np.asarray(x.ids)
     return x.numpy(), None
 
 
 def device_base_and_ids(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """`base_and_ids` in the memory of x's device."""
-    if isinstance(x, NamedRows):
+    if isinstance(x, LazyRows):
         if x._rows is None and isinstance(x.base, Tensor) and isinstance(x.ids, Tensor):  # pyright: ignore[reportPrivateUsage]
             return x.base, x.ids
         return x.gathered(), None
@@ -101,7 +101,7 @@ def device_base_and_ids(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def head(x: Tensor, n: int) -> Tensor:
     """The first n rows of x; of rows that are only named, no others are gathered."""
-    if isinstance(x, NamedRows):
+    if isinstance(x, LazyRows):
         return x.head(n)
     # The gradient of a slice is a matrix of zeros with the slice's in it.
     return x if n == len(x) else torch.narrow(x, 0, 0, n)

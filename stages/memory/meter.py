@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .arena import Arena
-from .lazy_rows import NamedRows
+from .lazy_rows import LazyRows
 
 
 class TensorBytes(TorchDispatchMode):
@@ -38,7 +38,7 @@ class TensorBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for x in pytree.tree_leaves(made):
-            if isinstance(x, Tensor) and not isinstance(x, NamedRows):
+            if isinstance(x, Tensor) and not isinstance(x, LazyRows):
                 self._follow(x, lent=func is torch.ops.aten.lift_fresh.default)
         return made
 

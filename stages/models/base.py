@@ -28,19 +28,19 @@ class Model(nn.Module, ABC):
     """Whether a layer needs all rows that it reads in one block, those of other ranks too."""
 
     @abstractmethod
-    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """Layer i (0 is nearest the input) with its dropout, norm and activation: [num_src, D_i] -> [num_dst, D_i+1]."""
 
-    def forward(self, hoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
-        """All layers: `hoods` outermost first, one for each layer; [hoods[0].num_src, F] -> [hoods[-1].num_dst, C].
+    def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
+        """All layers: `neighbourhoods` outermost first, one for each layer; [hoods[0].num_src, F] -> [hoods[-1].num_dst, C].
 
         Raises:
             InputError: there are not as many neighbourhoods as layers.
         """
-        if len(hoods) != self.num_layers:
-            raise InputError(f"{len(hoods)} blocks for a model of {self.num_layers} layers; give one fanout for each layer")
-        for i, hood in enumerate(hoods):
-            h = self.layer(i, hood, h)
+        if len(neighbourhoods) != self.num_layers:
+            raise InputError(f"{len(neighbourhoods)} blocks for a model of {self.num_layers} layers; give one fanout for each layer")
+        for i, neighbourhood in enumerate(neighbourhoods):
+            h = self.layer(i, neighbourhood, h)
         return h
 
 
@@ -48,7 +48,7 @@ def as_model(module: object) -> nn.Module:
     """`module` itself, once it is known to be trainable by layers; it gets `Model.forward` if it has no `forward` of its own.
 
     Raises:
-        InputError: it is no `nn.Module`, or lacks `num_layers` or `layer(i, hood, h)`.
+        InputError: it is no `nn.Module`, or lacks `num_layers` or `layer(i, neighbourhood, h)`.
     """
     wanted = "expected an nn.Module with an integer num_layers and a method layer(i, hood, h) -> h"
     if not isinstance(module, nn.Module):
@@ -73,7 +73,7 @@ def reads_blocks(module: nn.Module) -> bool:
     return getattr(module, "reads_blocks", False) is True
 
 
-def refuse_uninitialised(module: nn.Module) -> None:
+def check_initialised(module: nn.Module) -> None:
     """Refuse a module whose lazy parameters have no shape yet.
 
     Raises:
@@ -94,13 +94,13 @@ class AggregateFirst(nn.Module, ABC):
     def weight(self) -> Tensor:
         """[width_out, width_in], what each aggregated row is multiplied by, before or after."""
 
-    def aggregates_first(self, hood: Neighbourhood) -> bool:
+    def aggregates_first(self, neighbourhood: Neighbourhood) -> bool:
         """Whether it does, over these edges: see `neighbourhood.base.aggregate_first`."""
         weight = self.weight
-        return aggregate_first(hood, weight.numel(), before=weight.shape[1], after=weight.shape[0])
+        return aggregate_first(neighbourhood, weight.numel(), before=weight.shape[1], after=weight.shape[0])
 
     @abstractmethod
-    def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def aggregate(self, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """[num_src, width_in] -> [num_dst, A], without parameters."""
 
     @abstractmethod
@@ -141,36 +141,36 @@ class Stack(Model):
         """Whether what takes time is done by the kernels and `stages.nn.dense`: operations of torch itself are then worth one thread."""
         return all(isinstance(norm, nn.Identity) for norm in self.norms)
 
-    def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
+    def convolve(self, i: int, neighbourhood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
         """Convolution i, then the activation."""
-        return self.convs[i](hood, h, activation)
+        return self.convs[i](neighbourhood, h, activation)
 
-    def forward(self, hoods: Sequence[Neighbourhood], h: Tensor, entered: Entered | None = None) -> Tensor:
+    def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor, entered: Entered | None = None) -> Tensor:
         """See `Model.forward`; `entered` is what `enter` has made of h, where that was called before."""
         if entered is None:
-            return super().forward(hoods, h)
-        h = self._left(0, hoods[0], entered)
-        for i, hood in enumerate(hoods[1:], start=1):
-            h = self.layer(i, hood, h)
+            return super().forward(neighbourhoods, h)
+        h = self._left(0, neighbourhoods[0], entered)
+        for i, neighbourhood in enumerate(neighbourhoods[1:], start=1):
+            h = self.layer(i, neighbourhood, h)
         return h
 
-    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`."""
-        return self._left(i, hood, self.enter(hood, h, i))
+        return self._left(i, neighbourhood, self.enter(neighbourhood, h, i))
 
-    def enter(self, hood: Neighbourhood, h: Tensor, i: int = 0) -> Entered:
+    def enter(self, neighbourhood: Neighbourhood, h: Tensor, i: int = 0) -> Entered:
         """What comes before the first parameter of layer i: dropout, and the aggregate where the convolution begins with that."""
-        h, conv = dropout(h, self.dropout, self.training, hood.names), self.convs[i]
-        if isinstance(conv, AggregateFirst) and conv.aggregates_first(hood):
-            return Entered(conv.aggregate(hood, h), conv)
+        h, conv = dropout(h, self.dropout, self.training, neighbourhood.names), self.convs[i]
+        if isinstance(conv, AggregateFirst) and conv.aggregates_first(neighbourhood):
+            return Entered(conv.aggregate(neighbourhood, h), conv)
         return Entered(h)
 
-    def _left(self, i: int, hood: Neighbourhood, entered: Entered) -> Tensor:
+    def _left(self, i: int, neighbourhood: Neighbourhood, entered: Entered) -> Tensor:
         """What follows `enter`."""
         last, by = i == self.num_layers - 1, entered.by
         plain = last or not isinstance(self.norms[i], nn.Identity)
         activation = "none" if plain else self.activation
-        z = self.convolve(i, hood, entered.rows, activation) if by is None else by.combine(entered.rows, activation)
+        z = self.convolve(i, neighbourhood, entered.rows, activation) if by is None else by.combine(entered.rows, activation)
         return z if last or not plain else ACTIVATIONS[self.activation](self.norms[i](z))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..memory.lazy_rows import NamedRows
+from ..memory.lazy_rows import LazyRows
 from ..neighbourhood.base import Neighbourhood
 from ..nn.compile_boundary import hide, outside
 from .base import Stack
@@ -37,22 +37,27 @@ class Compiled(nn.Module):
         # Random numbers that a module draws by torch's own operations stay those that it would draw uncompiled.
         self._run = torch.compile(module, dynamic=True, options={"fallback_random": True})
 
-    def forward(self, hoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
+    def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
         """See `models.base.Model.forward`."""
-        h = h.gathered() if isinstance(h, NamedRows) and not self._names_rows else h
-        return self._run([Seen(hood) for hood in hoods], h)
+        h = h.gathered() if isinstance(h, LazyRows) and not self._names_rows else h
+        return self._run([Seen(neighbourhood) for neighbourhood in neighbourhoods], h)
 
 
 class Seen:
     """A `Neighbourhood` as the compiler sees it: sizes that may be any, and calls that it does not look into."""
 
-    def __init__(self, hood: Neighbourhood) -> None:
+    def __init__(self, neighbourhood: Neighbourhood) -> None:
         """
         Args:
-            hood: answers.
+            neighbourhood: answers.
         """
-        self.inner, self.names = hood, hood.names
-        self.num_dst, self.num_src, self.num_edges, self.spans_ranks = hood.num_dst, hood.num_src, hood.num_edges, hood.spans_ranks
+        self.inner, self.names = neighbourhood, neighbourhood.names
+        self.num_dst, self.num_src, self.num_edges, self.spans_ranks = (
+            neighbourhood.num_dst,
+            neighbourhood.num_src,
+            neighbourhood.num_edges,
+            neighbourhood.spans_ranks,
+        )
 
     @property
     def degree(self) -> Tensor:
@@ -67,8 +72,8 @@ def _call(name: str) -> Callable[..., Any]:
     return call
 
 
-def _answer(hood: Neighbourhood, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return getattr(hood, name)(*args, **kwargs)
+def _answer(neighbourhood: Neighbourhood, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return getattr(neighbourhood, name)(*args, **kwargs)
 
 
 for _name in ("sum", "mean", "mean_beside", "max", "attend", "attend_both", "attend_shared", "apply"):

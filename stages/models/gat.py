@@ -26,18 +26,18 @@ class GATConv(nn.Module):
         for weight in (self.linear.weight, self.a_src, self.a_dst):
             nn.init.xavier_uniform_(weight)
 
-    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
+    def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, heads * head_width], or [num_dst, head_width] when averaged."""
         weight = self.linear.weight
         drop = self.attention_dropout if self.training else 0.0
-        if not aggregate_first(hood, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]):
+        if not aggregate_first(neighbourhood, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]):
             z = linear(h, weight).view(-1, self.heads, self.head_width)
-            out = hood.attend_both(z, self.a_src, self.a_dst, self.slope, drop)
+            out = neighbourhood.attend_both(z, self.a_src, self.a_dst, self.slope, drop)
             return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
         # The same with W after the sum: <a, W h> = <W^T a, h>, and W goes with each head's sum of h.
         by_head = weight.view(self.heads, self.head_width, -1)
         a_src, a_dst = (torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst))
-        out = hood.attend_shared(h, a_src, a_dst, self.slope, drop)
+        out = neighbourhood.attend_shared(h, a_src, a_dst, self.slope, drop)
         if self.concat:
             return per_head(out, by_head, self.bias, activation)
         mean = by_head.transpose(0, 1).flatten(1) / self.heads

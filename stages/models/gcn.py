@@ -28,17 +28,17 @@ class GCNConv(AggregateFirst):
         """See `AggregateFirst.weight`."""
         return self.linear.weight
 
-    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
+    def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
-        if self.aggregates_first(hood):
-            return self.combine(self.aggregate(hood, h), activation)
-        return activate(self.aggregate(hood, linear(h, self.weight)), self.bias, activation)
+        if self.aggregates_first(neighbourhood):
+            return self.combine(self.aggregate(neighbourhood, h), activation)
+        return activate(self.aggregate(neighbourhood, linear(h, self.weight)), self.bias, activation)
 
-    def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def aggregate(self, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `AggregateFirst.aggregate`: the normalised sum."""
-        scale = (hood.degree.to(h.dtype) + 1).rsqrt()
-        here = destinations(hood, scale)
-        return hood.sum(h, factor=scale, own=here) * here[:, None]
+        scale = (neighbourhood.degree.to(h.dtype) + 1).rsqrt()
+        here = destinations(neighbourhood, scale)
+        return neighbourhood.sum(h, factor=scale, own=here) * here[:, None]
 
     def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
         """See `AggregateFirst.combine`."""

@@ -19,10 +19,10 @@ class GINConv(nn.Module):
         self.eps = nn.Parameter(torch.zeros(()))
         self.mlp = nn.Sequential(nn.Linear(width_in, hidden), nn.ReLU(), nn.Linear(hidden, width_out))
 
-    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
+    def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
         inner, outer = (m for m in self.mlp if isinstance(m, nn.Linear))
-        total = hood.sum(h, own=(1 + self.eps).expand(hood.num_dst))
+        total = neighbourhood.sum(h, own=(1 + self.eps).expand(neighbourhood.num_dst))
         return linear(linear(total, inner.weight, inner.bias, "relu"), outer.weight, outer.bias, activation)
 
 

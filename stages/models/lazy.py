@@ -47,10 +47,10 @@ V1 = Phases(base="mlp", hands_on="logits", head="linear")
 
 
 @dataclass(frozen=True, eq=False)
-class Still:
+class FrozenInputs:
     """What a phase reads, which does not change while it is trained."""
 
-    hood: Neighbourhood
+    neighbourhood: Neighbourhood
     h: Tensor
     """[num_src, D]; fewer, or none, where the aggregate has all that is needed of them."""
     aggregated: Tensor | None = None
@@ -104,14 +104,14 @@ class Lazy(Stack):
         folds = range(self.phases.folds)
         return [(k, fold) for k in range(len(self)) for fold in (*(folds if k < len(self) - 1 else ()), None)]
 
-    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`: what the phase of this convolution hands on, or the logits of the last."""
         phases = [self.phase(k) for k in range(len(self))][-self.num_layers :]
         if i == 0 and len(self) > self.num_layers:
             h = self.phase(0).of_rows(h)
         elif i == 0:
             h = self._rounded(h)
-        still = Still(hood, h)
+        still = FrozenInputs(neighbourhood, h)
         return phases[i].logits(still) if i == self.num_layers - 1 else self._rounded(phases[i].hand_on(still))
 
     def _rounded(self, h: Tensor) -> Tensor:
@@ -157,20 +157,20 @@ class Phase(nn.Module):
         own = {k: v for k, v in self.model._initial.items() if k.startswith(prefix)}  # pyright: ignore[reportPrivateUsage]
         self.model.load_state_dict({**self.model.state_dict(), **own})
 
-    def still(self, hood: Neighbourhood, h: Tensor) -> Still:
+    def still(self, neighbourhood: Neighbourhood, h: Tensor) -> FrozenInputs:
         """What can be computed once for the whole phase, from rows [num_src, D]."""
         if not isinstance(self.conv, AggregateFirst):
-            return Still(hood, h)
+            return FrozenInputs(neighbourhood, h)
         with torch.no_grad():
-            aggregated = self.conv.aggregate(hood, h)
+            aggregated = self.conv.aggregate(neighbourhood, h)
         # Of the rows themselves those of the destinations may be added; of the others nothing is needed any more.
-        return Still(hood, h[: hood.num_dst if self.model.phases.residual else 0].clone(), aggregated)
+        return FrozenInputs(neighbourhood, h[: neighbourhood.num_dst if self.model.phases.residual else 0].clone(), aggregated)
 
-    def forward(self, stills: Sequence[Still], h: Tensor) -> Tensor:
+    def forward(self, stills: Sequence[FrozenInputs], h: Tensor) -> Tensor:
         """Logits [num_dst, C] of the one element of `stills`."""
         return self.logits(stills[0])
 
-    def logits(self, still: Still) -> Tensor:
+    def logits(self, still: FrozenInputs) -> Tensor:
         """[num_dst, C]."""
         if isinstance(self.head, nn.Identity):
             z = self._convolved(still, "none")
@@ -178,7 +178,7 @@ class Phase(nn.Module):
         logits = linear(self._hidden(still), self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
         return logits if self.last or self.model.phases.hands_on == "hidden" else self._residual(logits, still)
 
-    def hand_on(self, still: Still) -> Tensor:
+    def hand_on(self, still: FrozenInputs) -> Tensor:
         """[num_dst, hidden] or [num_dst, C], not yet rounded."""
         if self.model.phases.hands_on == "logits":
             return self.logits(still)
@@ -203,31 +203,31 @@ class Phase(nn.Module):
         earlier = [self.model.phase(k).state_dict() for k in range(self.number)]
         return digest_record({str(k): digest_arrays(**{n: v.numpy() for n, v in state.items()}) for k, state in enumerate(earlier)})
 
-    def _hidden(self, still: Still) -> Tensor:
+    def _hidden(self, still: FrozenInputs) -> Tensor:
         activation = self.model.activation
         if self.inner is not None:
-            return self._from_inner(destinations(still.hood, still.h), still.hood)
+            return self._from_inner(destinations(still.neighbourhood, still.h), still.neighbourhood)
         if isinstance(self.norm, nn.Identity):
             hidden = self._convolved(still, activation)
         else:
             hidden = ACTIVATIONS[activation](self.norm(self._convolved(still, "none")))
         return hidden if self.model.phases.hands_on == "logits" else self._residual(hidden, still)
 
-    def _from_inner(self, h: Tensor, hood: Neighbourhood | None) -> Tensor:
-        names = None if hood is None or hood.names is None else hood.names[: len(h)]
+    def _from_inner(self, h: Tensor, neighbourhood: Neighbourhood | None) -> Tensor:
+        names = None if neighbourhood is None or neighbourhood.names is None else neighbourhood.names[: len(h)]
         h = dropout(h, self.model.dropout, self.training, names)
         return linear(h, self.inner.weight, self.inner.bias, self.model.activation)  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
 
-    def _convolved(self, still: Still, activation: str) -> Tensor:
+    def _convolved(self, still: FrozenInputs, activation: str) -> Tensor:
         assert self.conv is not None
-        names, p = still.hood.names, self.model.dropout
+        names, p = still.neighbourhood.names, self.model.dropout
         if still.aggregated is not None:
             # After the aggregate: before it, one mask would be frozen for all rounds.
-            kept = dropout(still.aggregated, p, self.training, None if names is None else names[: still.hood.num_dst])
+            kept = dropout(still.aggregated, p, self.training, None if names is None else names[: still.neighbourhood.num_dst])
             return self.conv.combine(kept, activation)  # pyright: ignore[reportCallIssue]
-        return self.conv(still.hood, dropout(still.h, p, self.training, names), activation)
+        return self.conv(still.neighbourhood, dropout(still.h, p, self.training, names), activation)
 
-    def _residual(self, z: Tensor, still: Still) -> Tensor:
+    def _residual(self, z: Tensor, still: FrozenInputs) -> Tensor:
         if not self.model.phases.residual or self.inner is not None or still.h.shape[1] != z.shape[1]:
             return z
-        return z + destinations(still.hood, still.h)
+        return z + destinations(still.neighbourhood, still.h)

@@ -87,40 +87,42 @@ class PyGModel(Stack):
         finally:
             torch.default_generator.set_state(before)
 
-    def convolve(self, i: int, hood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
+    def convolve(self, i: int, neighbourhood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
         """Convolution i on a block, then the activation.
 
         Raises:
             InputError: the neighbourhood is not a block.
         """
-        if isinstance(hood, HaloNeighbourhood):
-            hood, h = hood.as_block(h)
-        if not isinstance(hood, ListNeighbourhood):
-            raise InputError(f"PyG convolutions need blocks, but got a {type(hood).__name__}; use one of Millrace's own models here")
-        return ACTIVATIONS[activation](self._bounded(self.convs[i], hood, h))
+        if isinstance(neighbourhood, HaloNeighbourhood):
+            neighbourhood, h = neighbourhood.as_block(h)
+        if not isinstance(neighbourhood, ListNeighbourhood):
+            raise InputError(
+                f"PyG convolutions need blocks, but got a {type(neighbourhood).__name__}; use one of Millrace's own models here"
+            )
+        return ACTIVATIONS[activation](self._bounded(self.convs[i], neighbourhood, h))
 
-    def _bounded(self, conv: nn.Module, hood: ListNeighbourhood, h: Tensor) -> Tensor:
+    def _bounded(self, conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
         """The convolution; without gradients in bounded memory, for PyG keeps rows for each edge."""
-        if not torch.is_grad_enabled() and isinstance(hood, BlockNeighbourhood) and h.device.type == "cpu":
+        if not torch.is_grad_enabled() and isinstance(neighbourhood, BlockNeighbourhood) and h.device.type == "cpu":
             widest = max([h.shape[1], *(p.shape[0] for p in conv.parameters() if not is_lazy(p) and p.ndim)])
             most = max(1, EDGE_BYTES // (ROWS_PER_EDGE * widest * h.itemsize))
-            if hood.num_edges > most:
-                return torch.cat([self._on_block(conv, piece, h[rows]) for piece, rows in pieces(hood, most)])
-        return self._on_block(conv, hood, h)
+            if neighbourhood.num_edges > most:
+                return torch.cat([self._on_block(conv, piece, h[rows]) for piece, rows in pieces(neighbourhood, most)])
+        return self._on_block(conv, neighbourhood, h)
 
-    def _on_block(self, conv: nn.Module, hood: ListNeighbourhood, h: Tensor) -> Tensor:
-        src, dst = hood.ends(h.device)
+    def _on_block(self, conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
+        src, dst = neighbourhood.ends(h.device)
         if type(conv).__name__ == "GCNConv":
-            own = torch.arange(hood.num_dst, device=h.device)
-            scale = (hood.degree.to(h.dtype) + 1).rsqrt()
-            coef = torch.cat([hood.coefficients(h.dtype) * scale[src] * scale[dst], scale[own] ** 2])
+            own = torch.arange(neighbourhood.num_dst, device=h.device)
+            scale = (neighbourhood.degree.to(h.dtype) + 1).rsqrt()
+            coef = torch.cat([neighbourhood.coefficients(h.dtype) * scale[src] * scale[dst], scale[own] ** 2])
             edges = torch.stack([torch.cat([src, own]), torch.cat([dst, own])])
-            return destinations(hood, conv(h, edges, coef))
+            return destinations(neighbourhood, conv(h, edges, coef))
         takes, extra = forward_parameters(conv), {}
         if "size" in takes:
-            extra["size"] = (hood.num_src, hood.num_dst)
+            extra["size"] = (neighbourhood.num_src, neighbourhood.num_dst)
         if takes_weights(conv):
-            extra["edge_weight"] = hood.coefficients(h.dtype)
-        elif "edge_weight" in takes and hood.weight is not None:
-            extra["edge_weight"] = hood.weight.to(h.device, h.dtype)
-        return conv((h, destinations(hood, h)), torch.stack([src, dst]), **extra)
+            extra["edge_weight"] = neighbourhood.coefficients(h.dtype)
+        elif "edge_weight" in takes and neighbourhood.weight is not None:
+            extra["edge_weight"] = neighbourhood.weight.to(h.device, h.dtype)
+        return conv((h, destinations(neighbourhood, h)), torch.stack([src, dst]), **extra)

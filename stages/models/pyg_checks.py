@@ -36,7 +36,7 @@ def refuse(conv: object) -> None:
     if not {"x", "edge_index"} <= takes.keys():
         between = "; activation and dropout go between layers by PyGModel(..., activation=..., dropout=...)" if _is_plain(conv) else ""
         raise InputError(f"{name}.forward takes {list(takes)}; expected a PyG convolution with x and edge_index{between}")
-    _refuse_edge_features(conv, name)
+    _check_no_edge_features(conv, name)
     needed = [p.name for p in takes.values() if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if more := [p for p in needed if p not in ("x", "edge_index")]:
         raise InputError(f"{name}.forward needs {', '.join(more)} too; expected a PyG convolution that x and edge_index are enough for")
@@ -58,7 +58,7 @@ def _is_plain(module: nn.Module) -> bool:
     return isinstance(module, nn.Dropout | nn.modules.batchnorm._BatchNorm) or type(module).__module__ == "torch.nn.modules.activation"  # pyright: ignore[reportPrivateUsage]
 
 
-def _refuse_edge_features(conv: nn.Module, name: str) -> None:
+def _check_no_edge_features(conv: nn.Module, name: str) -> None:
     for option in ("edge_dim", "in_edge_channels"):
         if getattr(conv, option, None) is not None:
             raise InputError(f"{name} has {option}={getattr(conv, option)}, {NO_EDGE_FEATURES}; leave {option} out")
@@ -85,25 +85,26 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
     Raises:
         InputError: a convolution takes other widths, or fails.
     """
-    hood = BlockNeighbourhood(Block(2, np.arange(3), np.array([0, 2, 3]), np.array([1, 2, 0], np.int32)), torch.full((3,), 2.0))
+    neighbourhood = BlockNeighbourhood(Block(2, np.arange(3), np.array([0, 2, 3]), np.array([1, 2, 0], np.int32)), torch.full((3,), 2.0))
     modes = [(module, module.training) for module in model.modules()]
     width, source = num_features, "the dataset"
     model.eval()
     try:
         with torch.no_grad():
             for i, conv in enumerate(convs):
-                _refuse_width(i, conv, width, source)
+                _check_width(i, conv, width, source)
                 known = next((p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0))
                 try:
-                    out = model.layer(i, hood, torch.zeros(3, width, dtype=known.dtype, device=known.device))
+                    out = model.layer(i, neighbourhood, torch.zeros(3, width, dtype=known.dtype, device=known.device))
                 except InputError:
                     raise
                 except Exception as e:
                     said = " ".join(str(e).split())[:200] or type(e).__name__
                     raise InputError(f"layer {i}, {_short(conv)}, cannot take {width} columns from {source} ({said})") from e
-                if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != hood.num_dst:
+                if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
                     seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-                    raise InputError(f"layer {i}, {_short(conv)}, returned {seen} for {hood.num_dst} rows; expected [{hood.num_dst}, D]")
+                    rows = neighbourhood.num_dst
+                    raise InputError(f"layer {i}, {_short(conv)}, returned {seen} for {rows} rows; expected [{rows}, D]")
                 width, source = out.shape[1], f"layer {i}"
     finally:
         for module, mode in modes:
@@ -111,7 +112,7 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
     return width
 
 
-def _refuse_width(i: int, conv: nn.Module, width: int, source: str) -> None:
+def _check_width(i: int, conv: nn.Module, width: int, source: str) -> None:
     taken = getattr(conv, "in_channels", None)
     widths = taken if isinstance(taken, tuple | list) else (taken,)
     for given in widths:

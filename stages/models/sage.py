@@ -25,20 +25,20 @@ class SAGEConv(AggregateFirst):
         """See `AggregateFirst.weight`: that of the neighbours."""
         return self.neighbours.weight
 
-    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
+    def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
         own, neighbours = self.own.weight, self.neighbours.weight
-        if self.aggregates_first(hood):
-            return self.combine(self.aggregate(hood, h), activation)
-        if hood.num_src == hood.num_dst:
+        if self.aggregates_first(neighbourhood):
+            return self.combine(self.aggregate(neighbourhood, h), activation)
+        if neighbourhood.num_src == neighbourhood.num_dst:
             near, itself = linear(h, torch.cat([neighbours, own])).split(len(own), dim=1)
         else:
-            near, itself = linear(h, neighbours), linear(destinations(hood, h), own)
-        return activate(hood.mean(near) + itself, self.own.bias, activation)
+            near, itself = linear(h, neighbours), linear(destinations(neighbourhood, h), own)
+        return activate(neighbourhood.mean(near) + itself, self.own.bias, activation)
 
-    def aggregate(self, hood: Neighbourhood, h: Tensor) -> Tensor:
+    def aggregate(self, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `AggregateFirst.aggregate`: the mean, and the row itself beside it."""
-        return hood.mean_beside(h)
+        return neighbourhood.mean_beside(h)
 
     def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
         """See `AggregateFirst.combine`."""
@@ -54,10 +54,10 @@ class SAGEPoolConv(nn.Module):
         self.own = nn.Linear(width_in, width_out)
         self.neighbours = nn.Linear(pool, width_out, bias=False)
 
-    def forward(self, hood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
+    def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, width_out]."""
-        most = hood.max(linear(h, self.pool.weight, self.pool.bias, "relu"))
-        own = linear(destinations(hood, h), self.own.weight)
+        most = neighbourhood.max(linear(h, self.pool.weight, self.pool.bias, "relu"))
+        own = linear(destinations(neighbourhood, h), self.own.weight)
         return activate(linear(most, self.neighbours.weight) + own, self.own.bias, activation)
 
 

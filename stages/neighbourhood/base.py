@@ -136,27 +136,27 @@ class Neighbourhood(Protocol):
         ...
 
 
-def destinations(hood: Neighbourhood, h: Tensor) -> Tensor:
+def destinations(neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
     """The rows of `h` that belong to the destinations, [num_dst, ...]."""
-    return outside(head, h, hood.num_dst)
+    return outside(head, h, neighbourhood.num_dst)
 
 
 EDGE_COST = 8
 """What a multiply-add of an aggregation takes, in multiply-adds of a matrix product: the first waits for memory, the second does not."""
 
 
-def aggregate_first(hood: Neighbourhood, weights: int, before: int, after: int) -> bool:
+def aggregate_first(neighbourhood: Neighbourhood, weights: int, before: int, after: int) -> bool:
     """Whether to aggregate and then multiply by a matrix, rather than multiply and then aggregate. Both give the same, to rounding.
 
     Rows that travel go by the narrower side: the wire is slower than either, and widths are what all ranks agree on.
 
     Args:
-        hood: a block has many more sources than destinations; a whole graph as many.
+        neighbourhood: a block has many more sources than destinations; a whole graph as many.
         weights: elements of the matrix.
         before: columns that are aggregated if that comes first.
         after: columns that are aggregated if the product comes first.
     """
-    if hood.spans_ranks:
+    if neighbourhood.spans_ranks:
         return before <= after
-    edges = EDGE_COST * hood.num_edges
-    return hood.num_dst * weights + edges * before <= hood.num_src * weights + edges * after
+    edges = EDGE_COST * neighbourhood.num_edges
+    return neighbourhood.num_dst * weights + edges * before <= neighbourhood.num_src * weights + edges * after

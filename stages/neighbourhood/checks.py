@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ...storage.errors import InputError
 from ..kernels.aggregation.attention_args import AttentionRule
-from ..memory.lazy_rows import NamedRows
+from ..memory.lazy_rows import LazyRows
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def as_matrix(h: Tensor, rows: int, name: str) -> Tensor:
     check_dtype(h, name)
     if h.ndim < 1 or len(h) != rows:
         raise InputError(f"{name} has shape {list(h.shape)}; expected {rows} rows, one for each source")
-    return h if isinstance(h, NamedRows) else h.reshape(rows, h.shape[1:].numel()).contiguous()
+    return h if isinstance(h, LazyRows) else h.reshape(rows, h.shape[1:].numel()).contiguous()
 
 
 def check_scale(values: Tensor | None, rows: int, name: str) -> None:

@@ -196,9 +196,9 @@ def arrange(shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int,
             list_ends.append([int(np.searchsorted(shard.rows, end)) for end in row_ends])
             ends.append([int(np.searchsorted(near[by_need], k, side="right")) for k in range(levels)] + [len(near)])
         arranged.append(shard)
-    told = group.all_to_all([torch.from_numpy(a) for a in asked], "graph")
+    message = group.all_to_all([torch.from_numpy(a) for a in asked], "graph")
     told_ends = group.all_to_all([torch.tensor(e) for e in ends], "graph")
-    wanted = [place[ids.numpy()] for ids in told]
+    wanted = [place[ids.numpy()] for ids in message]
 
     def view(k: int) -> View:
         heads = tuple(s.head(n[k], e[k]) for s, n, e in zip(arranged, list_ends, ends))
@@ -245,10 +245,10 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
             asked[q] |= new
             first = int(shards.source_splits[q])
             parts.append(shards.sources[first + np.flatnonzero(new)].astype(np.int64))
-        told = group.all_to_all([torch.from_numpy(p) for p in parts], "graph")
+        message = group.all_to_all([torch.from_numpy(p) for p in parts], "graph")
         # Only now: what this hop finds must not be taken for its own frontier.
         hops[own] = hop
-        for ids in told:
+        for ids in message:
             ids = ids.numpy()
             hops[ids[hops[ids] == FAR]] = hop
 

@@ -47,7 +47,7 @@ class Halo:
         degree = torch.zeros(len(src), dtype=dtype)
         degree[: view.num_src] = batch.degree[: view.num_src].to(dtype)
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
-        self.hood = BlockNeighbourhood(block, degree, names=batch.names[: view.num_src], numbers=numbers)
+        self.neighbourhood = BlockNeighbourhood(block, degree, names=batch.names[: view.num_src], numbers=numbers)
         self.exchanged_degree: Tensor | None = None
         """The degrees of all rows, those of other ranks too, once somebody has asked for them."""
 
@@ -106,7 +106,7 @@ class HaloNeighbourhood:
     @property
     def degree(self) -> Tensor:
         """See `Neighbourhood.degree`."""
-        return self._halo.hood.degree[: self.num_src]
+        return self._halo.neighbourhood.degree[: self.num_src]
 
     @property
     def names(self) -> npt.NDArray[np.int64]:
@@ -121,53 +121,53 @@ class HaloNeighbourhood:
     def as_block(self, h: Tensor) -> tuple[BlockNeighbourhood, Tensor]:
         """The layer as one block over this rank's rows and those of the others that it reads, and h of these. All ranks call this at
         the same time, and ask for the block's degrees at the same time."""
-        return BlockNeighbourhood(self._halo.hood.block, self._all_degrees), self._all(h)
+        return BlockNeighbourhood(self._halo.neighbourhood.block, self._all_degrees), self._all(h)
 
     def _all_degrees(self) -> Tensor:
         halo = self._halo
         if self._group.size > 1 and halo.exchanged_degree is None:
-            halo.exchanged_degree = self._all(halo.hood.degree[: self.num_src, None].contiguous())[:, 0].clone()
-        return halo.hood.degree if halo.exchanged_degree is None else halo.exchanged_degree
+            halo.exchanged_degree = self._all(halo.neighbourhood.degree[: self.num_src, None].contiguous())[:, 0].clone()
+        return halo.neighbourhood.degree if halo.exchanged_degree is None else halo.exchanged_degree
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
         check_scale(factor, self.num_src, "factor")
         if self._group.size == 1:
-            return self._halo.hood.sum(h, factor, own)
+            return self._halo.neighbourhood.sum(h, factor, own)
         if factor is None:
-            return self._halo.hood.sum(self._all(h), own=own)
+            return self._halo.neighbourhood.sum(self._all(h), own=own)
         check_scale(own, self.num_dst, "own")
         trailing = [1] * (h.ndim - 1)
-        total = self._halo.hood.sum(self._all(h * factor.detach().to(h.dtype).view(-1, *trailing)))
+        total = self._halo.neighbourhood.sum(self._all(h * factor.detach().to(h.dtype).view(-1, *trailing)))
         return total if own is None else total + own.to(h.dtype).view(-1, *trailing) * h[: self.num_dst]
 
     def mean(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
-        return self._halo.hood.mean(self._all(h))
+        return self._halo.neighbourhood.mean(self._all(h))
 
     def mean_beside(self, h: Tensor) -> Tensor:
         """[num_src, D] -> [num_dst, 2D]."""
-        return self._halo.hood.mean_beside(self._all(h))
+        return self._halo.neighbourhood.mean_beside(self._all(h))
 
     def max(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
-        return self._halo.hood.max(self._all(h))
+        return self._halo.neighbourhood.max(self._all(h))
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D]."""
-        return self._halo.hood.attend(self._all(z), a_src, logit_dst, slope, dropout)
+        return self._halo.neighbourhood.attend(self._all(z), a_src, logit_dst, slope, dropout)
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]."""
-        return self._halo.hood.attend_both(self._all(z), a_src, a_dst, slope, dropout)
+        return self._halo.neighbourhood.attend_both(self._all(z), a_src, a_dst, slope, dropout)
 
     def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]."""
-        return self._halo.hood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)
+        return self._halo.neighbourhood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
         """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
-        return self._halo.hood.apply(message, self._all(h), params, reduce)
+        return self._halo.neighbourhood.apply(message, self._all(h), params, reduce)
 
 
 class _Exchange(torch.autograd.Function):

@@ -10,21 +10,21 @@ from ...storage.minibatch import Block
 from .block import BlockNeighbourhood
 
 
-def pieces(hood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple[BlockNeighbourhood, Tensor]]:
+def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple[BlockNeighbourhood, Tensor]]:
     """Successive destinations of a block with all their edges.
 
     Args:
-        hood: the block.
+        neighbourhood: the block.
         most_edges: of a piece; one destination that has more is a piece of its own.
 
     Yields:
         The piece, and int64 [its num_src]: which rows of the block's sources it reads, its destinations first.
     """
-    lists, block, start = hood.lists, hood.block, 0
+    lists, block, start = neighbourhood.lists, neighbourhood.block, 0
     indptr, indices = lists.indptr, lists.indices
     while True:
         stop = max(start + 1, int(np.searchsorted(indptr, int(indptr[start]) + most_edges, side="right")) - 1)
-        stop = min(stop, hood.num_dst)
+        stop = min(stop, neighbourhood.num_dst)
         edges = slice(int(indptr[start]), int(indptr[stop]))
         read = indices[edges]
         others = np.unique(read)
@@ -36,7 +36,7 @@ def pieces(hood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple[BlockNei
         weight = None if block.weight is None else block.weight[edges]
         rows = torch.from_numpy(src)
         piece = Block(count, src, (indptr[start : stop + 1] - indptr[start]).astype(np.int64), local, weight)
-        yield BlockNeighbourhood(piece, lambda rows=rows: hood.degree[rows]), rows
+        yield BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree[rows]), rows
         start = stop
-        if start >= hood.num_dst:
+        if start >= neighbourhood.num_dst:
             return

@@ -181,16 +181,22 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, own: Tensor | None, hood: SequentialNeighbourhood, factor: Tensor | None, scale: Tensor | None, beside: bool
+        ctx: Any,
+        x: Tensor,
+        own: Tensor | None,
+        neighbourhood: SequentialNeighbourhood,
+        factor: Tensor | None,
+        scale: Tensor | None,
+        beside: bool,
     ) -> Tensor:
-        kernels, call = hood.kernels, hood.ring.call()
-        ctx.rest = hood, factor, scale, beside, call
+        kernels, call = neighbourhood.kernels, neighbourhood.ring.call()
+        ctx.rest = neighbourhood, factor, scale, beside, call
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
-        here = hood.own
+        here = neighbourhood.own
         coef = _coefficients(here, factor)
         out = kernels.spmm_beside(here.lists, x, coef, scale) if beside else kernels.spmm(here.lists, x, coef, scale, own)
-        for q, rows in hood.ring.rows(hood.view, x, call, hood.layer, factor):
-            shard = hood.view.shards[q]
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer, factor):
+            shard = neighbourhood.view.shards[q]
             kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight, scale)
             del rows  # before the next rank's come
         return out
@@ -198,8 +204,8 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hood, factor, scale, beside, call = ctx.rest
-        kernels, here, grad = hood.kernels, hood.own, grads[0].contiguous()
+        neighbourhood, factor, scale, beside, call = ctx.rest
+        kernels, here, grad = neighbourhood.kernels, neighbourhood.own, grads[0].contiguous()
         own, x = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
@@ -209,11 +215,11 @@ class _Sum(torch.autograd.Function):
             width = grad.shape[1] // 2 if beside else grad.shape[1]
 
             def of(q: int) -> Tensor:
-                shard = hood.view.shards[q]
+                shard = neighbourhood.view.shards[q]
                 return kernels.spmm_from(shard.lists, shard.rows, grad, width, shard.weight, scale)
 
-            hood.ring.push_all(hood.view, of, dx, call, hood.layer, factor)
-        down = kernels.dots(grad[:, None], x[: hood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None
+            neighbourhood.ring.push_all(neighbourhood.view, of, dx, call, neighbourhood.layer, factor)
+        down = kernels.dots(grad[:, None], x[: neighbourhood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None
         return dx, down, None, None, None, None
 
 
@@ -229,34 +235,34 @@ class _Maximum(torch.autograd.Function):
     """``apply(x, hood)``: keeps the place of the winning edge of each element, so that no row is fetched again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, hood: SequentialNeighbourhood) -> Tensor:
-        kernels, call = hood.kernels, hood.ring.call()
-        out = empty((hood.num_dst, x.shape[1]), x.dtype)
+    def forward(ctx: Any, x: Tensor, neighbourhood: SequentialNeighbourhood) -> Tensor:
+        kernels, call = neighbourhood.kernels, neighbourhood.ring.call()
+        out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype)
         arg = empty(out.shape, torch.int64).fill_(-1)
-        here = hood.own
+        here = neighbourhood.own
         kernels.maximum_into(here.lists, None, here.edge, x, out, arg)
-        for q, rows in hood.ring.rows(hood.view, x, call, hood.layer):
-            shard = hood.view.shards[q]
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer):
+            shard = neighbourhood.view.shards[q]
             kernels.maximum_into(shard.lists, shard.rows, shard.edge, rows, out, arg)
             del rows
-        out[torch.from_numpy(hood.view.kept == 0)] = 0
-        ctx.rest = hood, call
+        out[torch.from_numpy(neighbourhood.view.kept == 0)] = 0
+        ctx.rest = neighbourhood, call
         ctx.save_for_backward(arg)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hood, call = ctx.rest
+        neighbourhood, call = ctx.rest
         (arg,) = ctx.saved_tensors
         grad = grads[0].contiguous()
 
         def of(q: int) -> Tensor:
-            shard = hood.view.shards[q]
-            return hood.kernels.maximum_from(shard.lists, shard.rows, shard.edge, arg, grad)
+            shard = neighbourhood.view.shards[q]
+            return neighbourhood.kernels.maximum_from(shard.lists, shard.rows, shard.edge, arg, grad)
 
-        dx = of(hood.batch.rank)
-        hood.ring.push_all(hood.view, of, dx, call, hood.layer)
+        dx = of(neighbourhood.batch.rank)
+        neighbourhood.ring.push_all(neighbourhood.view, of, dx, call, neighbourhood.layer)
         return dx, None
 
 
@@ -266,30 +272,32 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, hood: SequentialNeighbourhood, rule: AttentionRule, heads: int, both: bool
+        ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, neighbourhood: SequentialNeighbourhood, rule: AttentionRule, heads: int, both: bool
     ) -> Tensor:
-        kernels, call, here = hood.kernels, hood.ring.call(), hood.own
+        kernels, call, here = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.own
         spread = _Spread(heads)
-        logit_dst = kernels.dots(z[: hood.num_dst], dst[None]) if both else dst
-        out = empty((hood.num_dst, *a_src.shape), z.dtype).zero_()
-        log_sum = empty((hood.num_dst, len(a_src)), z.dtype).fill_(-torch.inf)
-        kernels.attend_into(here.lists, None, hood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True)
+        logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
+        out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype).zero_()
+        log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype).fill_(-torch.inf)
+        kernels.attend_into(here.lists, None, neighbourhood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True)
         kept = {}
-        for q, rows in hood.ring.rows(hood.view, z, call, hood.layer):
-            shard = hood.view.shards[q]
-            kernels.attend_into(shard.lists, shard.rows, hood.numbers(shard), spread(rows), a_src, logit_dst, rule, out, log_sum, False)
-            if hood.keep:
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call, neighbourhood.layer):
+            shard = neighbourhood.view.shards[q]
+            kernels.attend_into(
+                shard.lists, shard.rows, neighbourhood.numbers(shard), spread(rows), a_src, logit_dst, rule, out, log_sum, False
+            )
+            if neighbourhood.keep:
                 kept[q] = rows
             del rows
-        ctx.rest = hood, rule, spread, call, kept
+        ctx.rest = neighbourhood, rule, spread, call, kept
         ctx.save_for_backward(z, a_src, logit_dst, out, log_sum, dst if both else None)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hood, rule, spread, call, kept = ctx.rest
-        kernels, here, view = hood.kernels, hood.own, hood.view
+        neighbourhood, rule, spread, call, kept = ctx.rest
+        kernels, here, view = neighbourhood.kernels, neighbourhood.own, neighbourhood.view
         z, a_src, logit_dst, out, log_sum, a_dst = ctx.saved_tensors
         grad = grads[0].contiguous()
         delta = kernels.dots(grad, out)
@@ -297,7 +305,7 @@ class _Attend(torch.autograd.Function):
         d_src = torch.zeros_like(a_src)
 
         def of(shard: Shard, rows: Tensor, own: bool) -> Tensor:
-            numbers = hood.numbers(shard)
+            numbers = neighbourhood.numbers(shard)
             dz, da = kernels.attend_from(
                 shard.lists, shard.rows, numbers, spread(rows), a_src, logit_dst, rule, log_sum, grad, delta, d_dst, own
             )
@@ -305,10 +313,10 @@ class _Attend(torch.autograd.Function):
             return spread.back(dz)
 
         dz = of(here, z, True)
-        _rebuild(hood, z, call, kept, lambda q, rows: of(view.shards[q], rows, False), dz if ctx.needs_input_grad[0] else None)
+        _rebuild(neighbourhood, z, call, kept, lambda q, rows: of(view.shards[q], rows, False), dz if ctx.needs_input_grad[0] else None)
         if a_dst is not None:
             kernels.add_outer(dz, d_dst, a_dst)
-            d_dst = kernels.weighted_sum(d_dst, z[: hood.num_dst])
+            d_dst = kernels.weighted_sum(d_dst, z[: neighbourhood.num_dst])
         return dz if ctx.needs_input_grad[0] else None, d_src, d_dst, *[None] * 4
 
 
@@ -329,11 +337,16 @@ class _Spread:
 
 
 def _rebuild(
-    hood: SequentialNeighbourhood, x: Tensor, call: int, kept: dict[int, Tensor], of: Callable[[int, Tensor], Tensor], onto: Tensor | None
+    neighbourhood: SequentialNeighbourhood,
+    x: Tensor,
+    call: int,
+    kept: dict[int, Tensor],
+    of: Callable[[int, Tensor], Tensor],
+    onto: Tensor | None,
 ) -> None:
     """The backward pass of a call that needs the rows of every other rank again, and hands gradients back unless there is no `onto`."""
-    ring, view = hood.ring, hood.view
-    again = None if hood.keep else ring.rows(view, x, call, hood.layer, again=True)
+    ring, view = neighbourhood.ring, neighbourhood.view
+    again = None if neighbourhood.keep else ring.rows(view, x, call, neighbourhood.layer, again=True)
     before: Push | None = None
     for r in ring.rounds(view):
         q = ring.source(r)
@@ -344,7 +357,7 @@ def _rebuild(
             before.finish()
             before = None
         if onto is not None:
-            before = ring.push(view, r, part, onto, call, hood.layer)
+            before = ring.push(view, r, part, onto, call, neighbourhood.layer)
             if before.nbytes > ring.ahead_bytes:
                 before.finish()
                 before = None
@@ -363,7 +376,7 @@ class _Apply(torch.autograd.Function):
     def forward(
         ctx: Any,
         h: Tensor,
-        hood: SequentialNeighbourhood,
+        neighbourhood: SequentialNeighbourhood,
         message: Message,
         scale: Tensor | None,
         reduce: Reduce,
@@ -371,16 +384,16 @@ class _Apply(torch.autograd.Function):
         num_params: int,
         *inputs: Tensor,
     ) -> Tensor:
-        kernels, call, batch = hood.kernels, hood.ring.call(), hood.batch
+        kernels, call, batch = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.batch
         key = stream(key, Purpose.DROPOUT, call)
         params = inputs[:num_params]
-        dst = h[: hood.num_dst]
+        dst = h[: neighbourhood.num_dst]
         out, arg, shape = None, None, None
         kept = {}
 
         def visit(q: int, rows: Tensor) -> None:
             nonlocal out, arg, shape
-            shard = hood.view.shards[q]
+            shard = neighbourhood.view.shards[q]
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b)
                 coef = None if shard.weight is None else shard.weight[src.start : src.stop]
@@ -390,7 +403,7 @@ class _Apply(torch.autograd.Function):
                 shape = tuple(x.shape[1:])
                 x = as_matrix(x, len(src.indices), "the message's result").detach()
                 if out is None:
-                    out = empty((hood.num_dst, x.shape[1]), x.dtype).zero_()
+                    out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype).zero_()
                     arg = empty(out.shape, torch.int64).fill_(-1) if reduce == "max" else None
                 of_rows = _rows_of(shard, a, b)
                 if reduce == "max":
@@ -399,24 +412,24 @@ class _Apply(torch.autograd.Function):
                     kernels.spmm_into(lists, of_rows, x, out, coef, scale)
 
         visit(batch.rank, h)
-        for q, rows in hood.ring.rows(hood.view, h, call, hood.layer):
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, h, call, neighbourhood.layer):
             if len(rows):
                 visit(q, rows)
-            if hood.keep:
+            if neighbourhood.keep:
                 kept[q] = rows
             del rows
         assert out is not None
-        ctx.rest = hood, message, scale, reduce, key, num_params, call, kept
+        ctx.rest = neighbourhood, message, scale, reduce, key, num_params, call, kept
         ctx.save_for_backward(h, arg, *inputs)
-        return out.reshape(hood.num_dst, *(shape or ()))
+        return out.reshape(neighbourhood.num_dst, *(shape or ()))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hood, message, scale, reduce, key, num_params, call, kept = ctx.rest
-        kernels, batch = hood.kernels, hood.batch
+        neighbourhood, message, scale, reduce, key, num_params, call, kept = ctx.rest
+        kernels, batch = neighbourhood.kernels, neighbourhood.batch
         h, arg, *inputs = ctx.saved_tensors
-        grad = grads[0].reshape(hood.num_dst, grads[0].shape[1:].numel()).contiguous()
+        grad = grads[0].reshape(neighbourhood.num_dst, grads[0].shape[1:].numel()).contiguous()
         wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
         d_inputs = {i: torch.zeros_like(inputs[i]) for i in wanted}
         # Without its history: a parameter may have made the rows and be used by the messages too.
@@ -426,14 +439,14 @@ class _Apply(torch.autograd.Function):
         dh = torch.zeros_like(h)
 
         def of(q: int, rows: Tensor) -> Tensor:
-            shard = hood.view.shards[q]
+            shard = neighbourhood.view.shards[q]
             d_rows = torch.zeros_like(rows)
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b)
                 coef = None if shard.weight is None else shard.weight[src.start : src.stop]
                 weight = None if coef is None else coef.to(h.dtype)
                 with torch.enable_grad(), _drawn(key, batch.rank, q, a):
-                    x_src, x_dst = rows[src.indices].requires_grad_(), h[: hood.num_dst][there].requires_grad_()
+                    x_src, x_dst = rows[src.indices].requires_grad_(), h[: neighbourhood.num_dst][there].requires_grad_()
                     x = message(x_src, x_dst, weight, *given[:num_params])
                 of_rows = _rows_of(shard, a, b)
                 width = grad.shape[1]
@@ -454,7 +467,7 @@ class _Apply(torch.autograd.Function):
             return d_rows
 
         dh.add_(of(batch.rank, h))
-        _rebuild(hood, h, call, kept, of, dh if ctx.needs_input_grad[0] else None)
+        _rebuild(neighbourhood, h, call, kept, of, dh if ctx.needs_input_grad[0] else None)
         return dh if ctx.needs_input_grad[0] else None, *[None] * 6, *(d_inputs.get(i) for i in range(len(inputs)))
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..kernels.runtime.threads import parallel
 from ..memory.arena import empty
-from ..memory.lazy_rows import NamedRows
+from ..memory.lazy_rows import LazyRows
 from . import dense_cuda
 from .compile_boundary import outside
 
@@ -260,13 +260,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
         bias: [D_out] or None.
         activation: one of `FUSED`.
     """
-    if is_compiling() and not isinstance(x, NamedRows) and not _in_bfloat16(x):
+    if is_compiling() and not isinstance(x, LazyRows) and not _in_bfloat16(x):
         return _ACTIVATIONS[activation](F.linear(x, weight, bias))
     return outside(_linear, x, weight, bias, activation)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    x = x.gathered() if isinstance(x, NamedRows) else x
+    x = x.gathered() if isinstance(x, LazyRows) else x
     product = _Linear if x.device.type == "cpu" else dense_cuda.Linear
     return product.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
 

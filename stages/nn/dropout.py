@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kernels import dropout_on
 from ..kernels.aggregation.lists import IntArray
-from ..memory.lazy_rows import NamedRows
+from ..memory.lazy_rows import LazyRows
 from .compile_boundary import outside
 
 KeySource = Callable[[], int | Tensor]
@@ -67,4 +67,4 @@ def _dropped(h: Tensor, p: float, names: IntArray | Tensor | None) -> Tensor:
     taken: KeySource | None = getattr(_keys, "source", None)
     key = draw_key() if taken is None else taken()
     # Constants need no gradient, and autograd would have to ask for one.
-    return dropout_on(h.device).scale_kept(h, key, p, names) if isinstance(h, NamedRows) else _Dropout.apply(h, key, p, names)
+    return dropout_on(h.device).scale_kept(h, key, p, names) if isinstance(h, LazyRows) else _Dropout.apply(h, key, p, names)

@@ -46,7 +46,7 @@ class Clustered:
         if not self.slack > 1:
             raise InputError(f"slack is {self.slack}; expected more than 1, such as 1.1: the heaviest part over the mean")
 
-    def refuse_what_is_missing(self) -> int:
+    def check_available(self) -> int:
         """The number of GPUs.
 
         Raises:
@@ -58,11 +58,11 @@ class Clustered:
         """See `Partitioner.assign`. A graph without edges, or with no more nodes than parts, is cut into ranges.
 
         Raises:
-            InputError: as `refuse_what_is_missing`.
+            InputError: as `check_available`.
             RunError: cuGraph left out nodes.
         """
         parts = check_parts(parts)
-        gpus = self.refuse_what_is_missing()
+        gpus = self.check_available()
         pairs = scipy.sparse.coo_array(scipy.sparse.triu(undirected(graph), 1))
         if not pairs.nnz or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from ..random import Purpose, permutation, stream
 
 IdArray = npt.NDArray[np.int64]
-Sweep = Literal["sweep", "fixed", "none"]
+Rotation = Literal["sweep", "fixed", "none"]
 """Whose chunks lie beside a rank's own: each other rank's in turn; always those of the next one; nobody's."""
 
 
 @dataclass(frozen=True)
-class Deal:
+class ChunkSchedule:
     """Q = m P chunks for P ranks: each chunk is a base chunk of one rank, each rank has m of them."""
 
     seed: int
@@ -29,7 +29,7 @@ class Deal:
     moved: float = 0.0
     """The share of all chunks whose place is drawn anew at every switch, at least two of them; 0: none, rank p keeps the chunks m p to
     m p + m - 1; 1: all, so that no super-epoch tells anything of another."""
-    sweep: Sweep = "sweep"
+    sweep: Rotation = "sweep"
 
     @property
     def num_chunks(self) -> int:

@@ -2,7 +2,7 @@
 
 Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are cut into chunks, one or more for each rank. A rank trains on
 the seeds of its *base* chunks, and sees *variable* chunks beside them, which change from super-epoch to super-epoch
-(`chunk_schedule.Deal`). The rest is not there.
+(`chunk_schedule.ChunkSchedule`). The rest is not there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from ..messages import Part, Phase, Placement, RankJob
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 from ..random import Purpose, draw, node_words, stream
-from .chunk_schedule import Deal, Sweep
+from .chunk_schedule import ChunkSchedule, Rotation
 
 IdArray = npt.NDArray[np.int64]
 
@@ -82,13 +82,13 @@ class Chunks:
     """So many chunks for each rank, and another rank's beside them, that change from phase to phase."""
 
     partitioner: Partitioner = field(default_factory=MetisWork)
-    sweep: Sweep = "sweep"
+    sweep: Rotation = "sweep"
     halo: float = 1
     """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch. 1: nodes of all chunks here have all their
     in-edges."""
     per_rank: int = 1
     moved: float = 0.0
-    """See `Deal`."""
+    """See `ChunkSchedule`."""
     ahead: bool = field(default=True, repr=False)
     """What the next super-epoch will see is read and put together while the one before it trains, and is in memory beside it. No part of
     what this is told by (a run's fingerprint): it decides nothing."""
@@ -106,7 +106,7 @@ class Chunks:
                 comes_with=np.zeros(v, np.int64),
             )
         rank, t = job.group.rank, phase.number
-        deal = Deal(job.seed, job.group.size, self.per_rank, self.moved, self.sweep)
+        deal = ChunkSchedule(job.seed, job.group.size, self.per_rank, self.moved, self.sweep)
         held = before if isinstance(before, Isolated) else None
         seen = held.following.result() if held is not None and held.following is not None else None
         if seen is None or (seen.base, seen.variable) != (deal.base(rank, t), deal.variable(rank, t)):
@@ -119,7 +119,7 @@ class Chunks:
             return seen
         return replace(seen, kept={}, following=_in_a_thread(lambda: self._seen(deal, t + 1, seen, data, job)))
 
-    def _seen(self, deal: Deal, t: int, held: Isolated | None, data: Part, job: RankJob) -> Isolated:
+    def _seen(self, deal: ChunkSchedule, t: int, held: Isolated | None, data: Part, job: RankJob) -> Isolated:
         """What is seen in super-epoch t, with all its chunks in `kept`; those that `held` keeps are not read again."""
         base, variable = deal.base(job.group.rank, t), deal.variable(job.group.rank, t)
         if held is not None and (held.base, held.variable) == (base, variable) and self.halo in (0, 1):

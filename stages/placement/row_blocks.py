@@ -38,8 +38,8 @@ class Grid:
         if c < 1 or p % c:
             valid = [d for d in range(1, p + 1) if p % d == 0]
             near = sorted(sorted(valid, key=lambda d: abs(d - c))[:3])
-            told = ", ".join(map(str, near))
-            raise InputError(f"bulk.replication is {c}, which does not divide {p} ranks; nearest are {told}")
+            message = ", ".join(map(str, near))
+            raise InputError(f"bulk.replication is {c}, which does not divide {p} ranks; nearest are {message}")
 
     @property
     def blocks(self) -> int:
@@ -127,14 +127,14 @@ class Blocks:
         graph = rows_of(shards, book)
         # Blocks ascend, and so do the ids of each: the whole does too.
         train = torch.from_numpy(np.sort(data.split.train))
-        told = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
+        message = column.all_to_all([train + int(book.offsets[shards.part])] * grid.blocks, "graph")
         labels = column.all_to_all([data.labels[train]] * grid.blocks, "graph")
         return BlockRows(
             graph,
             data.features,
             data.labels,
             torch.from_numpy(graph.degree).to(job.dtype),
-            _only_train(torch.cat(told).numpy()),
+            _only_train(torch.cat(message).numpy()),
             book=book,
             block=shards.part,
             first_edge=int(shards.first_edge[0]) if shards.num_owned else 0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ..comm.base import Group, Meanwhile, nothing
+from ..comm.base import Group, Overlap, nothing
 from ..messages import Fetched, StepRules, WorkDone
 from ..policies import Statistics
 from ..train import forward_backward
@@ -37,7 +37,7 @@ class SeedWeightedMean:
         return RunningStatistics(module, group)
 
     def reduce(
-        self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, meanwhile: Meanwhile = nothing
+        self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, overlap: Overlap = nothing
     ) -> tuple[float, bool]:
         """See `ReducePolicy.reduce`."""
         if group.size == 1:
@@ -47,9 +47,9 @@ class SeedWeightedMean:
                 torch._foreach_div_(grads, count)  # pyright: ignore[reportPrivateImportUsage]
             return count, flag
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
-        told = parameters[0].new_tensor([count, flag])
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [told])
-        group.all_reduce(flat, "gradients", meanwhile)
+        message = parameters[0].new_tensor([count, flag])
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [message])
+        group.all_reduce(flat, "gradients", overlap)
         total, flags = flat[-TOLD:].tolist()
         at = 0
         for p in parameters:

@@ -240,8 +240,8 @@ class _Layers:
         letters = owners.exchange([[np.array([len(running)]), *body] if running else [] for _ in range(owners.group.size)])
         answers = []
         for letter in letters:
-            told = letter.take(3 * int(letter.take(1, np.int64)[0]), np.uint64).reshape(-1, 3) if letter else np.empty((0, 3), np.uint64)
-            best = [self._first(int(key), int(need), letter.take(int(n), np.int64)) for key, need, n in told]
+            message = letter.take(3 * int(letter.take(1, np.int64)[0]), np.uint64).reshape(-1, 3) if letter else np.empty((0, 3), np.uint64)
+            best = [self._first(int(key), int(need), letter.take(int(n), np.int64)) for key, need, n in message]
             answers.append([np.array([len(b[0]) for b in best], np.int64), *(a for b in best for a in b)])
         found: list[list[tuple[IdArray, IdArray]]] = [[] for _ in running]
         for letter in owners.exchange(answers):
@@ -295,10 +295,10 @@ class _Layers:
 
     def _known(self, minibatches: Sequence[_Minibatch], counts: IdArray) -> list[npt.NDArray[Any]]:
         """For one owner: of each minibatch that has rows there, how many nodes and rows it has, and its nodes."""
-        told = [m for m, n in zip(minibatches, counts) if n]
-        if not told:
+        message = [m for m, n in zip(minibatches, counts) if n]
+        if not message:
             return []
-        return [np.array([len(told), *(v for m in told for v in (len(m.nodes), len(m.rows)))]), *(m.nodes for m in told)]
+        return [np.array([len(message), *(v for m in message for v in (len(m.nodes), len(m.rows)))]), *(m.nodes for m in message)]
 
     def _edges(self, letter: Letter) -> list[npt.NDArray[Any]]:
         """For one rank that asks: counts, places and weights of the edges of this rank's rows."""

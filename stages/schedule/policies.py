@@ -74,8 +74,8 @@ class LayerByLayer:
         """See `SchedulePolicy.phases`: each takes `epochs`."""
         assert isinstance(model, Lazy)
         names = [*(["an MLP on the features"] if self.cut.base == "mlp" else []), *(f"layer {i + 1}" for i in range(model.num_layers))]
-        told = [names[k] if fold is None else f"{names[k]}, without fold {fold + 1} of {self.cut.folds}" for k, fold in model.rounds]
-        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, anew=True) for k, name in enumerate(told))
+        message = [names[k] if fold is None else f"{names[k]}, without fold {fold + 1} of {self.cut.folds}" for k, fold in model.rounds]
+        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, fresh_optimizer=True) for k, name in enumerate(message))
 
     def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
         """See `SchedulePolicy.begin`."""

@@ -5,7 +5,7 @@ The rows are cut into ranges, and each range is written again, into a file of it
 a stretch of every file, and these stretches, one after the other, are its rows, ascending.
 
 A folder holds a plan (`begin`) and the files (`deal`: in any order, by anyone, more than once if it must be). `stages/partition` makes it,
-cuts parts from it (`Dealt`) and takes it away.
+cuts parts from it (`ShuffledStore`) and takes it away.
 """
 
 import os
@@ -150,7 +150,7 @@ class Stretch(NamedTuple):
     edges: int
 
 
-class Dealt:
+class ShuffledStore:
     """A dataset that has been dealt."""
 
     def __init__(self, folder: Path) -> None:

@@ -85,7 +85,7 @@ def _dense(name: str) -> Callable[[Graph, Tensors], Tensor]:
 
 
 def _reduction(name: str, shape: tuple[int, ...]) -> Aggregation:
-    return Aggregation(lambda hood, x: getattr(hood, name)(x["h"]), _dense(name), {"h": shape}, width=int(np.prod(shape)))
+    return Aggregation(lambda neighbourhood, x: getattr(neighbourhood, name)(x["h"]), _dense(name), {"h": shape}, width=int(np.prod(shape)))
 
 
 def _scaled(graph: Graph, x: Tensors) -> Tensor:
@@ -100,7 +100,7 @@ def _attention(dropout: float) -> Aggregation:
         return dense_attend(Edges.of_graph(graph), x["z"], x["a"], x["l"], 0.1)
 
     return Aggregation(
-        lambda hood, x: hood.attend(x["z"], x["a"], destinations(hood, x["l"]), 0.1, dropout),
+        lambda neighbourhood, x: neighbourhood.attend(x["z"], x["a"], destinations(neighbourhood, x["l"]), 0.1, dropout),
         dense,
         {"z": (H, D), "l": (H,)},
         {"a": (H, D)},
@@ -114,7 +114,7 @@ def _both(dropout: float) -> Aggregation:
         return _attention(dropout).dense(graph, {"z": x["z"], "a": x["a"], "l": (x["z"] * x["b"]).sum(-1)})
 
     return Aggregation(
-        lambda hood, x: hood.attend_both(x["z"], x["a"], x["b"], 0.1, dropout),
+        lambda neighbourhood, x: neighbourhood.attend_both(x["z"], x["a"], x["b"], 0.1, dropout),
         dense,
         {"z": (H, D)},
         {"a": (H, D), "b": (H, D)},
@@ -129,7 +129,7 @@ def _shared(dropout: float, constants: tuple[str, ...] = ()) -> Aggregation:
         return _attention(dropout).dense(graph, {"z": z, "a": x["a"], "l": x["h"] @ x["b"].T})
 
     return Aggregation(
-        lambda hood, x: hood.attend_shared(x["h"], x["a"], x["b"], 0.1, dropout),
+        lambda neighbourhood, x: neighbourhood.attend_shared(x["h"], x["a"], x["b"], 0.1, dropout),
         dense,
         {"h": (D,)},
         {"a": (H, D), "b": (H, D)},
@@ -141,10 +141,10 @@ def _shared(dropout: float, constants: tuple[str, ...] = ()) -> Aggregation:
 def _message(reduce: Literal["sum", "mean", "max"], make: Callable[..., Tensor], passed: bool, **kwargs: object) -> Aggregation:
     """``make(h_src, h_dst, weight, p)``, with p passed in `params` or captured."""
 
-    def call(hood: Neighbourhood, x: Tensors) -> Tensor:
+    def call(neighbourhood: Neighbourhood, x: Tensors) -> Tensor:
         if passed:
-            return hood.apply(make, x["h"], [x["p"]], reduce)
-        return hood.apply(lambda s, d, w: make(s, d, w, x["p"]), x["h"], (), reduce)
+            return neighbourhood.apply(make, x["h"], [x["p"]], reduce)
+        return neighbourhood.apply(lambda s, d, w: make(s, d, w, x["p"]), x["h"], (), reduce)
 
     def dense(graph: Graph, x: Tensors) -> Tensor:
         return per_edge(graph, reduce, lambda s, d, w: make(s, d, w, x["p"]), x["h"])
@@ -174,18 +174,22 @@ CALLS: dict[str, Aggregation] = {
     "sum of matrices": _reduction("sum", (2, 2)),
     "mean": _reduction("mean", (D,)),
     "max": _reduction("max", (D,)),
-    "max with ties": Aggregation(lambda hood, x: hood.max(x["h"]), lambda graph, x: first_max(graph, x["h"]), {"h": (D,)}, ties=True),
+    "max with ties": Aggregation(
+        lambda neighbourhood, x: neighbourhood.max(x["h"]), lambda graph, x: first_max(graph, x["h"]), {"h": (D,)}, ties=True
+    ),
     "mean_beside": Aggregation(
-        lambda hood, x: hood.mean_beside(x["h"]), lambda graph, x: torch.cat([_dense("mean")(graph, x), x["h"]], 1), {"h": (D,)}
+        lambda neighbourhood, x: neighbourhood.mean_beside(x["h"]),
+        lambda graph, x: torch.cat([_dense("mean")(graph, x), x["h"]], 1),
+        {"h": (D,)},
     ),
     "sum with factor and own": Aggregation(
-        lambda hood, x: hood.sum(x["h"], factor=x["factor"], own=destinations(hood, x["own"])),
+        lambda neighbourhood, x: neighbourhood.sum(x["h"], factor=x["factor"], own=destinations(neighbourhood, x["own"])),
         _scaled,
         {"h": (D,), "factor": (), "own": ()},
         constants=("factor",),
     ),
     "sum of constants, with factor and own": Aggregation(
-        lambda hood, x: hood.sum(x["h"], factor=x["factor"], own=destinations(hood, x["own"])),
+        lambda neighbourhood, x: neighbourhood.sum(x["h"], factor=x["factor"], own=destinations(neighbourhood, x["own"])),
         _scaled,
         {"h": (D,), "factor": (), "own": ()},
         constants=("factor", "h"),
@@ -203,28 +207,28 @@ CALLS: dict[str, Aggregation] = {
     "apply, max with ties": _message("max", lambda s, d, w, p: s * p + d, passed=True, ties=True),
     "apply, a captured leaf": _message("sum", message, passed=False),
     "apply, a parameter that was computed": Aggregation(
-        lambda hood, x: hood.apply(message, x["h"], [x["p"].exp()], "mean"),
+        lambda neighbourhood, x: neighbourhood.apply(message, x["h"], [x["p"].exp()], "mean"),
         lambda graph, x: per_edge(graph, "mean", lambda s, d, w: message(s, d, w, x["p"].exp()), x["h"]),
         {"h": (D,)},
         {"p": (D,)},
         again=True,
     ),
     "apply, a module": Aggregation(
-        lambda hood, x: hood.apply(Edgewise(x["p"]), x["h"]),
+        lambda neighbourhood, x: neighbourhood.apply(Edgewise(x["p"]), x["h"]),
         lambda graph, x: per_edge(graph, "sum", lambda s, d, w: message(s, d, w, x["p"]), x["h"]),
         {"h": (D,)},
         {"p": (D,)},
         again=True,
     ),
     "apply, a parameter passed and captured": Aggregation(
-        lambda hood, x: hood.apply(lambda s, d, w, p: message(s, d, w, p) * x["p"], x["h"], [x["p"]]),
+        lambda neighbourhood, x: neighbourhood.apply(lambda s, d, w, p: message(s, d, w, p) * x["p"], x["h"], [x["p"]]),
         lambda graph, x: per_edge(graph, "sum", lambda s, d, w: message(s, d, w, x["p"]) * x["p"], x["h"]),
         {"h": (D,)},
         {"p": (D,)},
         again=True,
     ),
     "apply, a parameter that made the rows too": Aggregation(
-        lambda hood, x: hood.apply(lambda s, d, w: message(s, d, w, x["p"]), x["h"] * x["p"]),
+        lambda neighbourhood, x: neighbourhood.apply(lambda s, d, w: message(s, d, w, x["p"]), x["h"] * x["p"]),
         _tied_dense,
         {"h": (D,)},
         {"p": (D,)},

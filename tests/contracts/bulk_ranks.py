@@ -58,7 +58,7 @@ def _rank(group: Any, spec: str, out: Path, table: Mapping[str, Any], steps: int
     report = {}
     try:
         report = asdict(
-            trainer.take_part(
+            trainer.train_and_evaluate(
                 prepared, out, queue, group=group, ledger=ledger, produce=samples is None, producer_alive=alive, emit=told.append,
                 stop=lambda: steps is not None and group.rank == 0 and sum(isinstance(e, StepDone) for e in told) >= steps, clock=Clock(),
             )

@@ -18,7 +18,7 @@ from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.loop import Interrupted, Progress, Trainer, train_rank
-from millrace.pipeline.training.trainer import take_part
+from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.stage import partition_dataset
@@ -134,7 +134,7 @@ def _rank(group: Any, table: dict[str, Any], outline: Outline, out: Path, finger
     prepared = prepare_part(resolve(table), outline, out / "parts", group.rank, fingerprint)
     asked = iter(range(1, 1 << 30))
     try:
-        report = take_part(
+        report = train_and_evaluate(
             prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True, emit=silent,
             stop=lambda: next(asked) == stop_after, clock=Clock(),
         )  # fmt: skip

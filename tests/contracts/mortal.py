@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from millrace.stages.comm.base import Meanwhile, nothing
+from millrace.stages.comm.base import Overlap, nothing
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.survivors import Survivors
 from millrace.storage.errors import PeerLostError
@@ -25,8 +25,8 @@ class Line(Gloo):
 
     deaf = False
 
-    def all_reduce(self, flat: torch.Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
-        super().all_reduce(flat, kind, meanwhile)
+    def all_reduce(self, flat: torch.Tensor, kind: str, overlap: Overlap = nothing) -> None:
+        super().all_reduce(flat, kind, overlap)
         self._lose(flat)
 
     def any(self, flag: bool) -> bool:

@@ -123,7 +123,7 @@ class NeighbourhoodTests:
     @CHECKED
     def test_reductions(self, name: str, oracle: Callable[[Edges, Tensor], Tensor], shape: tuple[int, ...], graph: Graph) -> None:
         rows = {"h": torch.randn(graph.num_nodes, *shape, dtype=torch.float64)}
-        self.compare(graph, lambda hood, r, p: getattr(hood, name)(r["h"]), lambda e, x: oracle(e, x["h"]), rows, {})
+        self.compare(graph, lambda neighbourhood, r, p: getattr(neighbourhood, name)(r["h"]), lambda e, x: oracle(e, x["h"]), rows, {})
 
     @given(graph=graphs(), heads=st.integers(1, 3), size=st.sampled_from([0.5, 30.0]))
     @CHECKED
@@ -133,7 +133,7 @@ class NeighbourhoodTests:
         params = {"a": size * torch.randn(heads, 4, dtype=torch.float64)}
         self.compare(
             graph,
-            lambda hood, r, p: hood.attend(r["z"], p["a"], destinations(hood, r["l"]), slope=0.1),
+            lambda neighbourhood, r, p: neighbourhood.attend(r["z"], p["a"], destinations(neighbourhood, r["l"]), slope=0.1),
             lambda e, x: dense_attend(e, x["z"], x["a"], x["l"], 0.1),
             rows,
             params,
@@ -148,7 +148,7 @@ class NeighbourhoodTests:
         def dense(edges: Edges, x: Tensors) -> Tensor:
             return dense_attend(edges, x["z"], x["a"], (x["z"] * x["b"]).sum(-1), 0.1)
 
-        self.compare(graph, lambda hood, r, p: hood.attend_both(r["z"], p["a"], p["b"], slope=0.1), dense, rows, params)
+        self.compare(graph, lambda neighbourhood, r, p: neighbourhood.attend_both(r["z"], p["a"], p["b"], slope=0.1), dense, rows, params)
 
     @pytest.mark.parametrize(("reduce", "oracle"), [("sum", dense_sum), ("mean", dense_mean), ("max", dense_max)])
     @given(graph=graphs())
@@ -167,7 +167,7 @@ class NeighbourhoodTests:
 
         rows = {"h": torch.randn(graph.num_nodes, 3, dtype=torch.float64)}
         params = {"p": torch.randn(3, dtype=torch.float64)}
-        self.compare(graph, lambda hood, r, p: hood.apply(message, r["h"], [p["p"]], reduce), per_edge, rows, params)
+        self.compare(graph, lambda neighbourhood, r, p: neighbourhood.apply(message, r["h"], [p["p"]], reduce), per_edge, rows, params)
 
     def test_degree_is_of_the_whole_graph(self) -> None:
         for weight in (None, [0.5, 2.0, 1.0]):
@@ -175,7 +175,11 @@ class NeighbourhoodTests:
             want = torch.tensor([0.0, 1, 2, 0] if weight is None else [0, 0.5, 3, 0], dtype=torch.float64)
             rows = {"h": torch.zeros(4, dtype=torch.float64)}
             got, _ = self.run(
-                graph, lambda hood, r, p: destinations(hood, hood.degree + r["h"]), rows, {}, torch.ones(4, dtype=torch.float64)
+                graph,
+                lambda neighbourhood, r, p: destinations(neighbourhood, neighbourhood.degree + r["h"]),
+                rows,
+                {},
+                torch.ones(4, dtype=torch.float64),
             )
             assert_close(got, want)
 

@@ -60,7 +60,7 @@ def _rank(group: Any, table: dict[str, Any], outline: Outline, out: Path, finger
     if kill is not None and group.rank == 1:
         _arm(*kill)
     try:
-        report = trainer.take_part(
+        report = trainer.train_and_evaluate(
             prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True,
             emit=silent, stop=lambda: False, clock=Clock(),
         )  # fmt: skip

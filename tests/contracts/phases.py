@@ -90,9 +90,9 @@ class Trained:
     def logits(self, graph: str = "whole") -> Tensor:
         """Of the last phase from what it has read, [N, C]."""
         last = self.model.phase(len(self.model) - 1).eval()
-        hood, src = self.edges(graph).around(np.arange(len(self.share.graph.names)))
+        neighbourhood, src = self.edges(graph).around(np.arange(len(self.share.graph.names)))
         with torch.no_grad():
-            return last.logits(last.still(hood, self.rows(last.number, graph)[torch.from_numpy(src)]))
+            return last.logits(last.still(neighbourhood, self.rows(last.number, graph)[torch.from_numpy(src)]))
 
 
 def initial(config: ModelConfig, system: System, num_features: int, seed: int = 5) -> Lazy:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millrace.stages.comm.base import Meanwhile, nothing
+from millrace.stages.comm.base import Overlap, nothing
 from millrace.storage.ledger import Ledger
 
 LONG_S = 120.0
@@ -59,9 +59,9 @@ class ThreadGroup:
         self._meeting.barrier.wait()
         return list(self._meeting.slots)
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         assert flat.is_contiguous()
-        meanwhile()
+        overlap()
         flat.copy_(torch.stack(self.all(flat.clone())).sum(0))
 
     def any(self, flag: bool) -> bool:

@@ -39,11 +39,11 @@ class Own(nn.Module):
         torch.manual_seed(0)
         self.a, self.norm, self.b = nn.Linear(10, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
 
-    def layer(self, i, hood, h):
+    def layer(self, i, neighbourhood, h):
         if i == 0:
-            h = torch.relu(self.norm(self.a(torch.cat([h[: hood.num_dst], hood.max(h)], 1))))
+            h = torch.relu(self.norm(self.a(torch.cat([h[: neighbourhood.num_dst], neighbourhood.max(h)], 1))))
             return nn.functional.dropout(h, 0.3, self.training)
-        return self.b(h[: hood.num_dst] + hood.apply(lambda src, dst, w: src * torch.sigmoid(dst), h, reduce="mean"))
+        return self.b(h[: neighbourhood.num_dst] + neighbourhood.apply(lambda src, dst, w: src * torch.sigmoid(dst), h, reduce="mean"))
 
 
 def train(data, out, **options):
@@ -109,7 +109,7 @@ def test_the_doctor_names_compilers(monkeypatch):
     assert told["machine"]["C++ compiler"].startswith("not found: train.compile")
     assert told["gpu"]["C compiler"].startswith("not found: device")
     with pytest.raises(mr.MillraceError, match=r"no C compiler was found \(\$CC is '/nowhere/gcc'\)"):
-        compilers.refuse_without_compiler(configure({"train": {"compile": True}}, device="cuda"))
+        compilers.check_compiler(configure({"train": {"compile": True}}, device="cuda"))
 
 
 @pytest.mark.parametrize("system", ["sar", "retexo"])

@@ -18,7 +18,7 @@ from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
 from millrace.stages.kernels.aggregation.cpu.softmax import CHUNK_ROWS, chunk_parts, num_chunks
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.kernels.runtime.threads import set_num_threads
-from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids
+from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
 from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
 from millrace.tests.contracts.aggregate_kernels import random_lists, results
 
@@ -215,7 +215,7 @@ def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, dtype: A
         gradients = k.attend_shared_backward(lists, x, a, b, rule, *made, grad, False)[1:]
         return [k.spmm(lists, x, own=own), k.spmm_beside(lists, x), *k.maximum(lists, x), *made, *gradients]
 
-    named = NamedRows(base, ids)
+    named = LazyRows(base, ids)
     for got, want in zip(found(named), found(torch.from_numpy(base[ids])), strict=True):
         assert torch.equal(got, want)
     assert base_and_ids(named)[1] is ids

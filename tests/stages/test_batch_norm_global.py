@@ -112,7 +112,7 @@ class Mute(Solo):
     def __init__(self) -> None:
         self.reduced: list[tuple[int, str]] = []
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: object = None) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: object = None) -> None:
         assert flat.is_contiguous()
         assert flat.dtype == torch.float64
         self.reduced.append((flat.numel(), kind))

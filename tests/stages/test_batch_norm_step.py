@@ -117,7 +117,7 @@ class Pair(Solo):
     def __init__(self) -> None:
         self.reduced: list[tuple[int, str]] = []
 
-    def all_reduce(self, flat: Tensor, kind: str, meanwhile: object = None) -> None:
+    def all_reduce(self, flat: Tensor, kind: str, overlap: object = None) -> None:
         self.reduced.append((flat.numel(), kind))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.memory.lazy_rows import NamedRows
+from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.messages import Fetched
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
@@ -21,15 +21,15 @@ from millrace.storage.minibatch import Block
 def fetched(layers: int) -> Fetched:
     """Rows that are only named; blocks with rows of no edges, self loops and multi-edges."""
     rng = np.random.default_rng(3)
-    hoods, sizes = [], [9, 6, 3][3 - layers - 1 :] if layers < 3 else [12, 9, 6, 3]
+    neighbourhoods, sizes = [], [9, 6, 3][3 - layers - 1 :] if layers < 3 else [12, 9, 6, 3]
     for num_src, num_dst in zip(sizes, sizes[1:]):
         kept = rng.integers(0, 4, num_dst)
         kept[0] = 0
         indptr = np.concatenate([[0], np.cumsum(kept)])
         block = Block(num_dst, np.arange(num_src), indptr, rng.integers(0, num_src, indptr[-1]).astype(np.int32))
-        hoods.append(BlockNeighbourhood(block, torch.from_numpy(rng.integers(1, 9, num_src)).float()))
-    rows = NamedRows(rng.standard_normal((40, 5)).astype(np.float32), rng.integers(0, 40, sizes[0]))
-    return Fetched(2, 7, tuple(hoods), rows, torch.tensor([0, 2, 1]))
+        neighbourhoods.append(BlockNeighbourhood(block, torch.from_numpy(rng.integers(1, 9, num_src)).float()))
+    rows = LazyRows(rng.standard_normal((40, 5)).astype(np.float32), rng.integers(0, 40, sizes[0]))
+    return Fetched(2, 7, tuple(neighbourhoods), rows, torch.tensor([0, 2, 1]))
 
 
 @pytest.mark.parametrize("layers", [1, 3])

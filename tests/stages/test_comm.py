@@ -341,14 +341,14 @@ def sums_with_work_meanwhile(group: Gloo) -> list[Any]:
     for n, kind in enumerate(("gradients", "gradients", "control")):
         flat = torch.full((1000,), 1.0 + group.rank)
 
-        def meanwhile(n: int = n) -> None:
+        def overlap(n: int = n) -> None:
             called.append(n)
             if group.rank == 0:
                 group._store.set(f"begin/{n}", "")
 
         if group.rank:
             group._store.wait([f"begin/{n}"])
-        group.all_reduce(flat, kind, meanwhile)
+        group.all_reduce(flat, kind, overlap)
         found.append(flat.unique().tolist())
     return [called, found]
 

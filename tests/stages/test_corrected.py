@@ -32,7 +32,7 @@ class Head(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(F, 5).double(), nn.Linear(5, C).double()
 
-    def forward(self, hoods: Any, h: Tensor) -> Tensor:
+    def forward(self, neighbourhoods: Any, h: Tensor) -> Tensor:
         return self.b(torch.tanh(self.a(h)))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch.isolated import Covered
+from millrace.stages.fetch.isolated import CoverageFetch
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.gcn import GCN
@@ -41,13 +41,13 @@ def seen(place: Isolated, fanout: tuple[int, ...], seeds: Any) -> Fetched:
     """The minibatch of these seeds with all neighbours that are there."""
     request = BulkRequest(0, 0, 0, 0, (np.asarray(seeds, np.int64),))
     work = NeighborSampler(fanout).sample(place.graph, request, reference).minibatches[0]
-    return Covered("none").fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)  # pyright: ignore[reportArgumentType]
+    return CoverageFetch("none").fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)  # pyright: ignore[reportArgumentType]
 
 
 def gradients(model: nn.Module, place: Isolated, seeds: Any) -> np.ndarray:
     """[B, parameters], of each seed's loss on what the rank sees."""
     work = seen(place, (-1, -1), seeds)
-    losses = nn.functional.cross_entropy(model(work.hoods, work.h), work.y, reduction="none")
+    losses = nn.functional.cross_entropy(model(work.neighbourhoods, work.h), work.y, reduction="none")
     each = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses]
     return np.array([torch.cat([g.reshape(-1) for g in of_seed]).numpy() for of_seed in each])
 
@@ -80,7 +80,7 @@ def local_means(case: Case, t: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """[N, F] mean of the neighbours of each base node that are there, and [N], their share of all."""
     place = placed(case, Chunks(halo=0), rank, t)
     work = seen(place, (-1,), np.arange(place.num_base))
-    return work.hoods[0].mean(torch.from_numpy(np.asarray(work.h))).numpy(), place.coverage[: place.num_base].numpy()
+    return work.neighbourhoods[0].mean(torch.from_numpy(np.asarray(work.h))).numpy(), place.coverage[: place.num_base].numpy()
 
 
 def test_coverage_does_not_make_up_for_a_base_chunk_that_stays() -> None:
@@ -137,7 +137,7 @@ def test_one_weight_for_a_minibatch_is_the_nearest_one() -> None:
     rules = StepRules(0, "multiclass", "float32", Solo(), lambda parameters: torch.optim.SGD(parameters))
 
     class Head(nn.Module):
-        def forward(self, hoods: Any, h: torch.Tensor) -> torch.Tensor:
+        def forward(self, neighbourhoods: Any, h: torch.Tensor) -> torch.Tensor:
             return module(h)
 
     done = CoverageCorrected().contribute(

@@ -22,10 +22,10 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.feed.queue_feed import Sampled
 from millrace.stages.fetch import owned_rows
-from millrace.stages.fetch.exchange import MOST_STEPS, Exchanged
+from millrace.stages.fetch.exchange import MOST_STEPS, ExchangeFetch
 from millrace.stages.fetch.owned_rows import SPARE, OwnedRows
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.memory.lazy_rows import NamedRows
+from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.messages import Phase, Placement, RankJob
 from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.policies import FetchesAhead
@@ -258,7 +258,7 @@ HOLD: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda got: memoryview(got.rows),
     "a tensor": lambda got: torch.from_numpy(got.rows),
     "a piece of one": lambda got: torch.from_numpy(got.rows)[10:20].t(),
-    "what a minibatch names": lambda got: NamedRows(got.rows, got.place),
+    "what a minibatch names": lambda got: LazyRows(got.rows, got.place),
 }
 
 
@@ -495,11 +495,11 @@ class Trainer:
             place, sample = block_rows(grid, grid.among(group, "column")), SampledByOwners(sampler, way.waiting)
         else:
             place, sample = replicated(), Sampled(sampler)
-        policy: Any = Exchanged(c, way.hot, way.hot_by, way.ahead)
+        policy: Any = ExchangeFetch(c, way.hot, way.hot_by, way.ahead)
         if device is not None:
-            from millrace.stages.fetch.exchange_cuda import ExchangedOnDevice
+            from millrace.stages.fetch.exchange_cuda import DeviceExchangeFetch
 
-            policy = ExchangedOnDevice(policy, way.features, 10 * ROW_BYTES)
+            policy = DeviceExchangeFetch(policy, way.features, 10 * ROW_BYTES)
         self.fetcher = policy.fetcher(place, self.job)
         assert isinstance(self.fetcher, FetchesAhead)
         first = way.first[0], way.first[1] * self.m
@@ -545,12 +545,12 @@ class Trainer:
         assert minibatch_digest(work) == minibatch_digest(serial(self.way.sampler, epoch)[index])
         fetched, nodes = self.fetcher.fetch(work), work.nodes.astype(np.int64)
         assert (fetched.epoch, fetched.index, fetched.h.shape, fetched.h.dtype) == (epoch, index, (len(nodes), F), torch.float32)
-        assert isinstance(fetched.h, NamedRows)
+        assert isinstance(fetched.h, LazyRows)
         assert np.array_equal(named(fetched.h), X[nodes])
         assert torch.equal(fetched.y.cpu(), LABELS[torch.from_numpy(work.seeds.astype(np.int64))])
-        for hood, block in zip(fetched.hoods, work.blocks, strict=True):
+        for neighbourhood, block in zip(fetched.neighbourhoods, work.blocks, strict=True):
             degree = graph().degree[block.src]
-            assert np.array_equal(hood.degree.cpu().numpy(), degree.astype(np.float32))
+            assert np.array_equal(neighbourhood.degree.cpu().numpy(), degree.astype(np.float32))
         # Rows that were given out stay as they are, whatever is fetched in the meantime.
         self.held.append((nodes, fetched.h))
         assert all(np.array_equal(named(h), X[n]) for n, h in self.held)
@@ -563,7 +563,7 @@ class Trainer:
             self.feed.close()
 
 
-def named(h: NamedRows) -> Any:
+def named(h: LazyRows) -> Any:
     """The rows, on the host."""
     rows = h.base[h.ids]
     return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
@@ -597,7 +597,7 @@ def train(group: Any, names: Sequence[str], on_device: bool = False) -> dict[tup
         left = left_over()
         network = sent(trainer.ledger)
         found[name, by_owners] = {
-            "left": left, "trained": trainer.trained, "told": trainer.fetcher.told, "read": trainer.read,
+            "left": left, "trained": trainer.trained, "told": trainer.fetcher.hit_counts, "read": trainer.read,
             "features": network["features"], "graph": network["graph"], "control": network["control"],
             "read in all": sent(trainer.ledger, "store")["features"], "exchange_s": trainer.fetcher.exchange_s,
         }  # fmt: skip
@@ -762,7 +762,7 @@ def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int
         seed=SEED, batch_size=10, bulk_size=4, epochs=epochs, dtype=torch.float32, kernel=cpu, group=Solo(), ledger=Ledger(), queue=queue,
     )  # fmt: skip
     sample, phase = Sampled(NeighborSampler((2,))), Phase(0, 0, epochs)
-    fetcher = Exchanged(ahead_bytes=ahead).fetcher(place, job)
+    fetcher = ExchangeFetch(ahead_bytes=ahead).fetcher(place, job)
     feed: Any = fetcher.ahead(sample.feed(place, phase, job, (0, 0)), sample, phase, (0, 0))
     lengths = []
     for epoch, step in product(range(epochs), range(20)):

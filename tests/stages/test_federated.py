@@ -179,7 +179,7 @@ class Line(nn.Module):
         self.unused = nn.Parameter(torch.ones(1, dtype=torch.float64))
         self.seen: list[Tensor] = []
 
-    def forward(self, hoods: Any, h: Tensor) -> Tensor:
+    def forward(self, neighbourhoods: Any, h: Tensor) -> Tensor:
         self.seen.append(self.w.detach().clone())
         return h @ self.w
 

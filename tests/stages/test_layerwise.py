@@ -268,13 +268,13 @@ def test_the_ratio_is_biased_as_documented_and_the_plain_sample_too():
 
 
 def test_a_neighbourhood_reads_the_weights_as_meant():
-    """Unbiased sums through `hood.sum`; the ratio's mean is the row-normalised 1/p of the authors."""
+    """Unbiased sums through `neighbourhood.sum`; the ratio's mean is the row-normalised 1/p of the authors."""
     h = torch.tensor([[3.0], [-1], [2], [5], [-4], [1], [2]], dtype=torch.float64)
     degree = torch.from_numpy(dense(SMALL)[0].sum(axis=1))
     b = LadiesSampler((2,)).sample(SMALL, BulkRequest(1, 0, 0, 0, (np.array([0, 1]),)), cpu).minibatches[0].blocks[0]
     src = torch.from_numpy(b.src.astype(np.int64))
-    hood = BlockNeighbourhood(b, degree[src])
-    assert torch.allclose(hood.sum(h[src]), hood.mean(h[src]) * degree[src[: b.num_dst], None], rtol=1e-5)
+    neighbourhood = BlockNeighbourhood(b, degree[src])
+    assert torch.allclose(neighbourhood.sum(h[src]), neighbourhood.mean(h[src]) * degree[src[: b.num_dst], None], rtol=1e-5)
     plain = LadiesSampler((2,), "none").sample(UNWEIGHTED, BulkRequest(1, 0, 0, 0, (np.array([0, 1]),)), cpu).minibatches[0].blocks[0]
     assert plain.weight is None
 

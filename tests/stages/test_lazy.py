@@ -149,10 +149,10 @@ def close(got: Any, want: Any, what: str) -> None:
 
 def chain(model: Lazy, case: Case) -> list[Tensor]:
     """Every layer's result over the whole graph, as evaluation computes it."""
-    hood, h, found = whole_graph(case.graph, F64), torch.from_numpy(case.x), []
+    neighbourhood, h, found = whole_graph(case.graph, F64), torch.from_numpy(case.x), []
     with torch.no_grad():
         for i in range(model.num_layers):
-            h = model.layer(i, hood, h)
+            h = model.layer(i, neighbourhood, h)
             found.append(h)
     return found
 
@@ -355,10 +355,10 @@ def phase_of(kind: str, dropout: float) -> tuple[Any, Any, Tensor]:
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
 def test_the_aggregate_is_kept_clean_and_dropout_is_fresh_every_epoch(kind: str) -> None:
     """One mask that was applied before the aggregate would stay for all rounds."""
-    module, hood, x = phase_of(kind, 0.5)
-    still = module.still(hood, x)
-    clean = module.conv.aggregate(hood, x)
-    y = torch.zeros(hood.num_dst, dtype=torch.int64)
+    module, neighbourhood, x = phase_of(kind, 0.5)
+    still = module.still(neighbourhood, x)
+    clean = module.conv.aggregate(neighbourhood, x)
+    y = torch.zeros(neighbourhood.num_dst, dtype=torch.int64)
     masks, losses = [], []
     for epoch in range(4):
         fetched = Fetched(epoch, 0, (still,), still.h, y)  # type: ignore[arg-type]
@@ -380,13 +380,13 @@ def test_the_aggregate_is_kept_clean_and_dropout_is_fresh_every_epoch(kind: str)
     assert all(not torch.equal(a, b) for a, b in zip(masks, masks[1:]))
     assert torch.equal(still.aggregated, clean)
     with torch.no_grad():
-        close(module.eval().logits(still), module.logits(module.still(hood, x)), "evaluation")
+        close(module.eval().logits(still), module.logits(module.still(neighbourhood, x)), "evaluation")
 
 
 @pytest.mark.parametrize("kind", ["sage-max", "gat"])
 def test_what_has_parameters_before_the_aggregate_is_not_aggregated_beforehand(kind: str) -> None:
-    module, hood, x = phase_of(kind, 0.5)
-    still = module.still(hood, x)
+    module, neighbourhood, x = phase_of(kind, 0.5)
+    still = module.still(neighbourhood, x)
     assert still.aggregated is None and torch.equal(still.h, x)
 
 
@@ -438,10 +438,10 @@ def test_a_model_of_phases_can_be_tuned_end_to_end(cut: str) -> None:
     """Gradients reach every convolution; heads that were thrown away take none; rows are not rounded on the way."""
     trial = Trial("gcn", 3, cut, "int8")
     model, case = trial.model().train(), larger(1, "random")
-    hood, x = whole_graph(case.graph, F64), torch.from_numpy(case.x)
+    neighbourhood, x = whole_graph(case.graph, F64), torch.from_numpy(case.x)
     full = Trial("gcn", 3, cut).dense(model.state_dict())
-    close(model([hood] * 3, x).detach(), full.infer(matrices(case), x), "logits")
-    model([hood] * 3, x).square().sum().backward()
+    close(model([neighbourhood] * 3, x).detach(), full.infer(matrices(case), x), "logits")
+    model([neighbourhood] * 3, x).square().sum().backward()
     without = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
     assert without == ({f"heads.{i}.{w}" for i in (0, 1) for w in ("weight", "bias")} if cut == "v3" else set())
 

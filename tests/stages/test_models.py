@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids
+from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
 from millrace.stages.models import MODELS, base, gat
 from millrace.stages.models.base import AggregateFirst, Model, ModelConfig, Stack, as_model
 from millrace.stages.models.gat import GAT
@@ -57,23 +57,23 @@ def minibatch(graph: Graph, layers: int) -> list[BlockNeighbourhood]:
     return blocks
 
 
-def dense_matrices(hood: BlockNeighbourhood) -> tuple[Tensor, Tensor]:
+def dense_matrices(neighbourhood: BlockNeighbourhood) -> tuple[Tensor, Tensor]:
     """What each edge counts in a sum, and how many edges there are: [num_dst, num_src]."""
-    b = hood.block
-    A, N = torch.zeros(2, hood.num_dst, hood.num_src, dtype=F64)
-    for v in range(hood.num_dst):
+    b = neighbourhood.block
+    A, N = torch.zeros(2, neighbourhood.num_dst, neighbourhood.num_src, dtype=F64)
+    for v in range(neighbourhood.num_dst):
         row = range(b.indptr[v], b.indptr[v + 1])
         for e in row:
-            A[v, b.indices[e]] += float(hood.degree[v]) / len(row) if b.weight is None else float(b.weight[e])
+            A[v, b.indices[e]] += float(neighbourhood.degree[v]) / len(row) if b.weight is None else float(b.weight[e])
             N[v, b.indices[e]] += 1
     return A, N
 
 
-def dense_layer(conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
+def dense_layer(conv: nn.Module, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
     """The published formula, on matrices."""
-    A, N = dense_matrices(hood)
-    n, p = hood.num_dst, dict(conv.named_parameters())
-    own = torch.eye(n, hood.num_src, dtype=F64)
+    A, N = dense_matrices(neighbourhood)
+    n, p = neighbourhood.num_dst, dict(conv.named_parameters())
+    own = torch.eye(n, neighbourhood.num_src, dtype=F64)
     kind = type(conv).__name__
     if kind == "SAGEConv":
         mean = torch.nan_to_num(A / A.sum(1, keepdim=True), 0.0)
@@ -84,12 +84,12 @@ def dense_layer(conv: nn.Module, hood: BlockNeighbourhood, h: Tensor) -> Tensor:
         most = torch.stack(rows) if n else pooled[:0]
         return h[:n] @ p["own.weight"].T + p["own.bias"] + most @ p["neighbours.weight"].T
     if kind == "GCNConv":
-        d = 1 / torch.sqrt(hood.degree + 1)
+        d = 1 / torch.sqrt(neighbourhood.degree + 1)
         return d[:n, None] * (A + own) * d @ h @ p["linear.weight"].T + p["bias"]
     if kind == "GINConv":
         x = ((1 + p["eps"]) * own + A) @ h
         return torch.relu(x @ p["mlp.0.weight"].T + p["mlp.0.bias"]) @ p["mlp.2.weight"].T + p["mlp.2.bias"]
-    z = (h @ p["linear.weight"].T).view(hood.num_src, *p["a_src"].shape)
+    z = (h @ p["linear.weight"].T).view(neighbourhood.num_src, *p["a_src"].shape)
     logit = nn.functional.leaky_relu((z * p["a_src"]).sum(-1) + (z[:n] * p["a_dst"]).sum(-1)[:, None], 0.2)
     weight = (N + own)[..., None] * torch.exp(logit)
     out = torch.einsum("vuh,uhd->vhd", weight / weight.sum(1, keepdim=True), z)
@@ -109,31 +109,31 @@ def compare(got: Tensor, want: Tensor, leaves: list[Tensor]) -> None:
 def test_models_equal_dense_formulas(config: ModelConfig, sampled: bool, weighted: bool) -> None:
     torch.manual_seed(1)
     graph = make_graph(weighted)
-    hoods = minibatch(graph, config.layers) if sampled else [whole_graph(graph, F64)] * config.layers
+    neighbourhoods = minibatch(graph, config.layers) if sampled else [whole_graph(graph, F64)] * config.layers
     model = config.build(5, 3).double()
     assert isinstance(model, Stack)
-    h = torch.randn(hoods[0].num_src, 5, dtype=F64, requires_grad=True)
+    h = torch.randn(neighbourhoods[0].num_src, 5, dtype=F64, requires_grad=True)
     for parameter in model.parameters():
         nn.init.normal_(parameter)  # also what starts at zero
     want = h
-    for i, hood in enumerate(hoods):
-        want = dense_layer(model.convs[i], hood, want)
+    for i, neighbourhood in enumerate(neighbourhoods):
+        want = dense_layer(model.convs[i], neighbourhood, want)
         if i < config.layers - 1:
             want = model.norms[i](want)
             want = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda x: x}[config.activation](want)
-    compare(model(hoods, h), want, [h, *model.parameters()])
-    assert want.shape == (hoods[-1].num_dst, 3)
+    compare(model(neighbourhoods, h), want, [h, *model.parameters()])
+    assert want.shape == (neighbourhoods[-1].num_dst, 3)
 
 
 @pytest.mark.parametrize("config", [SAGE(hidden=8), GCN(hidden=8), GAT(hidden=8), GIN(hidden=8)], ids=str)
 def test_a_seed_fixes_parameters_and_dropout(config: ModelConfig) -> None:
-    hood, h = whole_graph(make_graph(False)), torch.randn(12, 5)
+    neighbourhood, h = whole_graph(make_graph(False)), torch.randn(12, 5)
 
     def once(seed: int) -> tuple[Tensor, Tensor, Tensor]:
         torch.manual_seed(seed)
         model = config.build(5, 3)
-        train = model([hood] * 3, h)
-        return train, model.eval()([hood] * 3, h), model([hood] * 3, h)
+        train = model([neighbourhood] * 3, h)
+        return train, model.eval()([neighbourhood] * 3, h), model([neighbourhood] * 3, h)
 
     first, again, other = once(1), once(1), once(2)
     assert all(torch.equal(a, b) for a, b in zip(first, again))
@@ -144,10 +144,10 @@ def test_a_seed_fixes_parameters_and_dropout(config: ModelConfig) -> None:
 
 def test_dropout_acts_on_the_input_features() -> None:
     model = SAGE(hidden=4, layers=1, dropout=0.5).build(6, 2)
-    hood = whole_graph(from_edges([], [], 1000))
+    neighbourhood = whole_graph(from_edges([], [], 1000))
     model.convs[0].own.bias.data.zero_()  # type: ignore[union-attr]
     model.convs[0].own.weight.data.fill_(1.0)  # type: ignore[union-attr]
-    kept = model([hood], torch.ones(1000, 6))[:, 0] / 2
+    kept = model([neighbourhood], torch.ones(1000, 6))[:, 0] / 2
     assert torch.equal(kept, kept.round())
     assert 2.7 < float(kept.detach().mean()) < 3.3
 
@@ -155,10 +155,10 @@ def test_dropout_acts_on_the_input_features() -> None:
 def test_attention_dropout_acts_in_training_only() -> None:
     torch.manual_seed(0)
     model = GAT(hidden=8, layers=2, dropout=0.0, attention_dropout=0.5).build(5, 3)
-    hoods, h = [whole_graph(make_graph(False))] * 2, torch.randn(12, 5)
-    assert not torch.equal(model(hoods, h), model(hoods, h))
+    neighbourhoods, h = [whole_graph(make_graph(False))] * 2, torch.randn(12, 5)
+    assert not torch.equal(model(neighbourhoods, h), model(neighbourhoods, h))
     model.eval()
-    assert torch.equal(model(hoods, h), model(hoods, h))
+    assert torch.equal(model(neighbourhoods, h), model(neighbourhoods, h))
 
 
 ONE_LAYER = [
@@ -178,19 +178,19 @@ def test_either_order_equals_the_dense_formula_on_any_block(
 ) -> None:
     """Product first or aggregation first; from gathered rows, and from rows that are read where they lie."""
     block, degree = case
-    hood = BlockNeighbourhood(block, degree)
+    neighbourhood = BlockNeighbourhood(block, degree)
     conv = config.conv(0, 4, config.hidden if config.layers == 2 else 5).double()
     for parameter in conv.parameters():
         nn.init.normal_(parameter)
     h = torch.randn(block.num_src, 4, dtype=F64, requires_grad=True)
-    named = NamedRows(torch.cat([torch.ones(2, 4), h.detach()]).numpy(), np.arange(2, 2 + block.num_src))
-    want = dense_layer(conv, hood, h)
+    named = LazyRows(torch.cat([torch.ones(2, 4), h.detach()]).numpy(), np.arange(2, 2 + block.num_src))
+    want = dense_layer(conv, neighbourhood, h)
     want = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda x: x}[activation](want)
     parameters = list(conv.parameters())
     with pytest.MonkeyPatch.context() as patch:
         for module in (base, gat):
             patch.setattr(module, "aggregate_first", lambda *args, **kwargs: first)
-        got, constant = conv(hood, h, activation), conv(hood, named, activation)
+        got, constant = conv(neighbourhood, h, activation), conv(neighbourhood, named, activation)
     assert_close(constant, want)
     grad, nothing = torch.randn(want.shape, dtype=F64), sum(0 * p.sum() for p in (h, *parameters))
     leaves = [h, *parameters]
@@ -205,15 +205,15 @@ def test_either_order_equals_the_dense_formula_on_any_block(
 @settings(deadline=None, max_examples=40)
 def test_what_aggregates_first_does_so_without_parameters(case: tuple[Block, Tensor], config: ModelConfig, activation: str) -> None:
     block, degree = case
-    hood, conv = BlockNeighbourhood(block, degree), config.conv(0, 4, 5).double()
+    neighbourhood, conv = BlockNeighbourhood(block, degree), config.conv(0, 4, 5).double()
     assert isinstance(conv, AggregateFirst)
     h = torch.randn(block.num_src, 4, dtype=F64)
-    aggregated = conv.aggregate(hood, h)
+    aggregated = conv.aggregate(neighbourhood, h)
     assert not aggregated.requires_grad and len(aggregated) == block.num_dst
     for parameter in conv.parameters():
         nn.init.normal_(parameter)
-    assert torch.equal(conv.aggregate(hood, h), aggregated)
-    assert_close(conv.combine(aggregated, activation), conv(hood, h, activation))
+    assert torch.equal(conv.aggregate(neighbourhood, h), aggregated)
+    assert_close(conv.combine(aggregated, activation), conv(neighbourhood, h, activation))
 
 
 def test_what_has_parameters_before_the_aggregate_does_not_aggregate_first() -> None:
@@ -231,11 +231,11 @@ def test_sampled_blocks_are_aggregated_first_and_whole_graphs_on_the_narrower_si
 
 @pytest.mark.parametrize("name", ["sage", "gcn", "gin"])
 def test_rows_in_place_are_never_gathered_by_a_first_layer(name: str) -> None:
-    hoods = minibatch(make_graph(False), 2)
+    neighbourhoods = minibatch(make_graph(False), 2)
     rows = np.random.default_rng(0).random((12, 5))
-    named = NamedRows(rows, hoods[0].block.src)
+    named = LazyRows(rows, neighbourhoods[0].block.src)
     model = MODELS[name](hidden=8, layers=2, dropout=0).build(5, 3).double()
-    model(hoods, named).sum().backward()
+    model(neighbourhoods, named).sum().backward()
     assert base_and_ids(named)[1] is not None
 
 
@@ -250,8 +250,8 @@ class Own(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
-        return hood.mean(self.linear(h))
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
+        return neighbourhood.mean(self.linear(h))
 
 
 def test_a_module_of_the_users_own_is_trained_as_it_is() -> None:
@@ -259,8 +259,8 @@ def test_a_module_of_the_users_own_is_trained_as_it_is() -> None:
     model = as_model(own)
     assert model is own
     assert set(model.state_dict()) == {"linear.weight", "linear.bias"}
-    hood, h = whole_graph(make_graph(False)), torch.randn(12, 4)
-    assert torch.equal(model([hood, hood], h), own.layer(1, hood, own.layer(0, hood, h)))
+    neighbourhood, h = whole_graph(make_graph(False)), torch.randn(12, 4)
+    assert torch.equal(model([neighbourhood, neighbourhood], h), own.layer(1, neighbourhood, own.layer(0, neighbourhood, h)))
     built = SAGE().build(3, 2)
     assert as_model(built) is built
 
@@ -273,7 +273,7 @@ class NoMethod(nn.Module):
     num_layers = 1
 
 
-class Whole(nn.Module):
+class FullBatchWork(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return x
 
@@ -303,7 +303,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "Linear.forward takes": lambda: PyGModel([nn.Linear(1, 1)]),
     "activation and dropout go between": lambda: PyGModel([nn.ReLU()]),
     "got a int among": lambda: PyGModel([3]),  # type: ignore[list-item]
-    "Whole.forward takes a whole edge_index": lambda: as_model(Whole()),
+    "Whole.forward takes a whole edge_index": lambda: as_model(FullBatchWork()),
 }
 
 
@@ -313,18 +313,18 @@ def test_mistakes_are_named(match: str) -> None:
         MISTAKES[match]()
 
 
-def with_own_edges(hood: BlockNeighbourhood) -> BlockNeighbourhood:
+def with_own_edges(neighbourhood: BlockNeighbourhood) -> BlockNeighbourhood:
     """The block with an explicit edge from each destination to itself, last in its row."""
-    b = hood.block
-    rows = [[*b.indices[b.indptr[v] : b.indptr[v + 1]], v] for v in range(hood.num_dst)]
+    b = neighbourhood.block
+    rows = [[*b.indices[b.indptr[v] : b.indptr[v + 1]], v] for v in range(neighbourhood.num_dst)]
     indptr = np.cumsum([0, *map(len, rows)])
-    return BlockNeighbourhood(Block(b.num_dst, b.src, indptr, np.concatenate(rows).astype(np.int32)), hood.degree)
+    return BlockNeighbourhood(Block(b.num_dst, b.src, indptr, np.concatenate(rows).astype(np.int32)), neighbourhood.degree)
 
 
-def as_plain_sum(hood: BlockNeighbourhood) -> BlockNeighbourhood:
+def as_plain_sum(neighbourhood: BlockNeighbourhood) -> BlockNeighbourhood:
     """The block with weights of one: PyG's sums are over the edges that are present."""
-    b = hood.block
-    return BlockNeighbourhood(Block(b.num_dst, b.src, b.indptr, b.indices, np.ones(b.num_edges, np.float32)), hood.degree)
+    b = neighbourhood.block
+    return BlockNeighbourhood(Block(b.num_dst, b.src, b.indptr, b.indices, np.ones(b.num_edges, np.float32)), neighbourhood.degree)
 
 
 class TestPyG:
@@ -332,41 +332,41 @@ class TestPyG:
 
     pyg = pytest.importorskip("torch_geometric.nn")
 
-    def compare(self, ours: Model, theirs: nn.Module, ours_hood: BlockNeighbourhood, hood: BlockNeighbourhood) -> None:
-        h = torch.randn(hood.num_src, 5, dtype=F64, requires_grad=True)
-        compare(PyGModel([theirs])([hood], h), ours([ours_hood], h), [h])
+    def compare(self, ours: Model, theirs: nn.Module, ours_hood: BlockNeighbourhood, neighbourhood: BlockNeighbourhood) -> None:
+        h = torch.randn(neighbourhood.num_src, 5, dtype=F64, requires_grad=True)
+        compare(PyGModel([theirs])([neighbourhood], h), ours([ours_hood], h), [h])
 
     @pytest.mark.parametrize("sampled", [False, True])
     def test_sage(self, sampled: bool) -> None:
-        hood = minibatch(make_graph(False), 1)[0] if sampled else whole_graph(make_graph(False), F64)
+        neighbourhood = minibatch(make_graph(False), 1)[0] if sampled else whole_graph(make_graph(False), F64)
         ours, theirs = SAGE(layers=1, dropout=0).build(5, 3).double(), self.pyg.SAGEConv(5, 3).double()
         theirs.lin_l.weight, theirs.lin_l.bias, theirs.lin_r.weight = (
             ours.convs[0].neighbours.weight,
             ours.convs[0].own.bias,
             ours.convs[0].own.weight,
         )
-        self.compare(ours, theirs, hood, hood)
+        self.compare(ours, theirs, neighbourhood, neighbourhood)
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_gcn(self, weighted: bool) -> None:
-        hood = minibatch(make_graph(weighted), 1)[0]
+        neighbourhood = minibatch(make_graph(weighted), 1)[0]
         ours, theirs = GCN(layers=1, dropout=0).build(5, 3).double(), self.pyg.GCNConv(5, 3, normalize=False).double()
         theirs.lin.weight, theirs.bias = ours.convs[0].linear.weight, ours.convs[0].bias
-        self.compare(ours, theirs, hood, hood)
+        self.compare(ours, theirs, neighbourhood, neighbourhood)
 
     def test_gcn_on_the_whole_graph_is_pygs_own_normalisation(self) -> None:
         graph = make_graph(False)
         keep = graph.indices != np.repeat(np.arange(12), graph.in_degree)  # PyG would not add a self loop beside one
         src, dst = graph.indices[keep], np.repeat(np.arange(12), graph.in_degree)[keep]
-        hood = whole_graph(from_edges(src, dst, 12), F64)
+        neighbourhood = whole_graph(from_edges(src, dst, 12), F64)
         ours, theirs = GCN(layers=1, dropout=0).build(5, 3).double(), self.pyg.GCNConv(5, 3).double()
         theirs.lin.weight, theirs.bias = ours.convs[0].linear.weight, ours.convs[0].bias
         h = torch.randn(12, 5, dtype=F64)
-        assert_close(theirs(h, torch.from_numpy(np.stack([src, dst]).astype(np.int64))), ours([hood], h))
+        assert_close(theirs(h, torch.from_numpy(np.stack([src, dst]).astype(np.int64))), ours([neighbourhood], h))
 
     @pytest.mark.parametrize("layers", [1, 2])
     def test_gat(self, layers: int) -> None:
-        hoods = minibatch(make_graph(False), layers)
+        neighbourhoods = minibatch(make_graph(False), layers)
         ours = GAT(hidden=6, layers=layers, dropout=0, heads=2).build(5, 3).double()
         convs = []
         for i, conv in enumerate(ours.convs):
@@ -375,30 +375,30 @@ class TestPyG:
             theirs.lin.weight, theirs.bias = conv.linear.weight, conv.bias
             theirs.att_src.data, theirs.att_dst.data = conv.a_src.data[None], conv.a_dst.data[None]
             convs.append(theirs)
-        h = torch.randn(hoods[0].num_src, 5, dtype=F64, requires_grad=True)
-        compare(PyGModel(convs, activation="elu")([with_own_edges(x) for x in hoods], h), ours(hoods, h), [h])
+        h = torch.randn(neighbourhoods[0].num_src, 5, dtype=F64, requires_grad=True)
+        compare(PyGModel(convs, activation="elu")([with_own_edges(x) for x in neighbourhoods], h), ours(neighbourhoods, h), [h])
 
     def test_gin(self) -> None:
-        hood = minibatch(make_graph(False), 1)[0]
+        neighbourhood = minibatch(make_graph(False), 1)[0]
         ours = GIN(hidden=4, layers=1, dropout=0).build(5, 3).double()
-        self.compare(ours, self.pyg.GINConv(ours.convs[0].mlp, train_eps=True).double(), as_plain_sum(hood), hood)
+        self.compare(ours, self.pyg.GINConv(ours.convs[0].mlp, train_eps=True).double(), as_plain_sum(neighbourhood), neighbourhood)
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_a_sum_that_takes_weights_gets_the_coefficients(self, weighted: bool) -> None:
-        hood = minibatch(make_graph(weighted), 1)[0]
+        neighbourhood = minibatch(make_graph(weighted), 1)[0]
         conv = self.pyg.GraphConv(5, 3).double()
-        h = torch.randn(hood.num_src, 5, dtype=F64, requires_grad=True)
-        want = conv.lin_rel(hood.sum(h)) + conv.lin_root(h[: hood.num_dst])
-        compare(PyGModel([conv])([hood], h), want, [h, *conv.parameters()])
+        h = torch.randn(neighbourhood.num_src, 5, dtype=F64, requires_grad=True)
+        want = conv.lin_rel(neighbourhood.sum(h)) + conv.lin_root(h[: neighbourhood.num_dst])
+        compare(PyGModel([conv])([neighbourhood], h), want, [h, *conv.parameters()])
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_a_mean_gets_the_weights_of_the_edges_alone(self, weighted: bool) -> None:
-        hood = minibatch(make_graph(weighted), 1)[0]
+        neighbourhood = minibatch(make_graph(weighted), 1)[0]
         conv = self.pyg.GraphConv(5, 3, aggr="mean").double()
-        h = torch.randn(hood.num_src, 5, dtype=F64)
-        kept = torch.from_numpy(np.diff(hood.block.indptr)).clamp(min=1)[:, None]
-        total = hood.sum(h) if weighted else as_plain_sum(hood).sum(h)
-        assert_close(PyGModel([conv])([hood], h), conv.lin_rel(total / kept) + conv.lin_root(h[: hood.num_dst]))
+        h = torch.randn(neighbourhood.num_src, 5, dtype=F64)
+        kept = torch.from_numpy(np.diff(neighbourhood.block.indptr)).clamp(min=1)[:, None]
+        total = neighbourhood.sum(h) if weighted else as_plain_sum(neighbourhood).sum(h)
+        assert_close(PyGModel([conv])([neighbourhood], h), conv.lin_rel(total / kept) + conv.lin_root(h[: neighbourhood.num_dst]))
 
     def test_convolutions_that_would_see_the_wrong_graph_are_refused(self) -> None:
         pyg = self.pyg
@@ -435,7 +435,7 @@ class TestPyG:
 
         model, again = made(), made()
         with pytest.raises(InputError, match=r"parameter '\S+' of PyGModel is lazy"):
-            base.refuse_uninitialised(model)
+            base.check_initialised(model)
         before = torch.random.get_rng_state()
         assert model.fit(5, seed=1) == again.fit(5, seed=1) == 3
         assert torch.equal(before, torch.random.get_rng_state()) and model.training

@@ -29,8 +29,8 @@ class WholeGraph(NeighbourhoodTests):
 
     def run(self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         leaves = {k: v.clone().requires_grad_() for k, v in {**rows, **params}.items()}
-        hood = whole_graph(graph, torch.float64, aggregation_backend(self.backend))
-        out = call(hood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
+        neighbourhood = whole_graph(graph, torch.float64, aggregation_backend(self.backend))
+        out = call(neighbourhood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
         grads = torch.autograd.grad((out * grad).sum(), list(leaves.values()))
         return out.detach(), dict(zip(leaves, grads))
 
@@ -47,7 +47,7 @@ class TestReference(WholeGraph):
 @settings(deadline=None, max_examples=60)
 def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int, ...]) -> None:
     block, degree = case
-    hood = BlockNeighbourhood(block, degree)
+    neighbourhood = BlockNeighbourhood(block, degree)
     edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
 
     def beside(edges: Edges, h: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int
         if name == "mean_beside" and 0 in (*shape, block.num_dst):
             continue
         h = torch.randn(block.num_src, *shape, dtype=torch.float64, requires_grad=True)
-        got, want = getattr(hood, name)(h), oracle(edges, h) if block.num_dst else h[:0]
+        got, want = getattr(neighbourhood, name)(h), oracle(edges, h) if block.num_dst else h[:0]
         assert_close(got, want)
         grad = torch.randn(want.shape, dtype=torch.float64)
         got_h, want_h = (torch.autograd.grad((x * grad).sum() + 0 * h.sum(), h)[0] for x in (got, want))
@@ -69,11 +69,11 @@ def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int
 @settings(deadline=None, max_examples=60)
 def test_attention_over_sampled_blocks_equals_dense_with_the_same_dropout(case: tuple[Block, Tensor], dropout: float, seed: int) -> None:
     block, degree = case
-    hood = BlockNeighbourhood(block, degree)
+    neighbourhood = BlockNeighbourhood(block, degree)
     edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
     leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((block.num_src, 2, 3), (2, 3), (block.num_dst, 2))]
     torch.manual_seed(seed)
-    got = hood.attend(*leaves, slope=0.2, dropout=dropout)
+    got = neighbourhood.attend(*leaves, slope=0.2, dropout=dropout)
     factors = None
     if dropout:
         torch.manual_seed(seed)
@@ -104,12 +104,12 @@ def uniform(key: int, e: int, head: int) -> float:
 @settings(deadline=None, max_examples=40)
 def test_sums_with_factors_and_own_rows_equal_dense(case: tuple[Block, Tensor], seed: int) -> None:
     block, degree = case
-    hood = BlockNeighbourhood(block, degree)
+    neighbourhood = BlockNeighbourhood(block, degree)
     edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
     g = torch.Generator().manual_seed(seed)
     h, factor, own = (torch.randn(s, dtype=torch.float64, generator=g) for s in ((block.num_src, 3), block.num_src, block.num_dst))
     h.requires_grad_(), own.requires_grad_()
-    got = hood.sum(h, factor=factor, own=own)
+    got = neighbourhood.sum(h, factor=factor, own=own)
     inner = dense_sum(edges, h * factor[:, None]) if block.num_dst else h[:0]
     want = inner + own[:, None] * h[: block.num_dst]
     assert_close(got, want)
@@ -123,15 +123,15 @@ def test_sums_with_factors_and_own_rows_equal_dense(case: tuple[Block, Tensor], 
 def test_shared_attention_is_attention_with_the_product_moved_behind_the_sum(case: tuple[Block, Tensor], dropout: float, seed: int) -> None:
     """The same coefficients, drop for drop, and the same gradients in everything."""
     block, degree = case
-    hood = BlockNeighbourhood(block, degree)
+    neighbourhood = BlockNeighbourhood(block, degree)
     shapes = ((block.num_src, 4), (2, 3, 4), (2, 3), (2, 3))
     h, weight, a, b = leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     torch.manual_seed(seed)
     z = torch.einsum("uf,hdf->uhd", h, weight)
-    want = hood.attend(z, a, (z[: block.num_dst] * b).sum(-1), dropout=dropout)
+    want = neighbourhood.attend(z, a, (z[: block.num_dst] * b).sum(-1), dropout=dropout)
     torch.manual_seed(seed)
     a_src, a_dst = (torch.einsum("hd,hdf->hf", x, weight) for x in (a, b))
-    shared = hood.attend_shared(h, a_src, a_dst, dropout=dropout)
+    shared = neighbourhood.attend_shared(h, a_src, a_dst, dropout=dropout)
     got = torch.einsum("vhf,hdf->vhd", shared, weight)
     assert_close(got, want)
     grad = torch.randn(want.shape, dtype=torch.float64)
@@ -141,33 +141,33 @@ def test_shared_attention_is_attention_with_the_product_moved_behind_the_sum(cas
 
 
 def test_dropout_draws_anew_with_each_call_and_repeats_under_a_seed() -> None:
-    hood = whole_graph(from_edges(np.arange(40) % 7, np.arange(40) % 9, 9))
+    neighbourhood = whole_graph(from_edges(np.arange(40) % 7, np.arange(40) % 9, 9))
     z, a, logit = torch.randn(9, 2, 3), torch.randn(2, 3), torch.randn(9, 2)
     torch.manual_seed(1)
-    first, second = hood.attend(z, a, logit, dropout=0.5), hood.attend(z, a, logit, dropout=0.5)
+    first, second = neighbourhood.attend(z, a, logit, dropout=0.5), neighbourhood.attend(z, a, logit, dropout=0.5)
     torch.manual_seed(1)
-    again = hood.attend(z, a, logit, dropout=0.5)
+    again = neighbourhood.attend(z, a, logit, dropout=0.5)
     assert not torch.equal(first, second)
     assert torch.equal(first, again)
 
 
 def test_the_gradient_of_a_tie_goes_to_the_first_edge() -> None:
-    hood = BlockNeighbourhood(Block(1, np.arange(3), np.array([0, 3]), np.array([2, 1, 0], np.int32)), torch.tensor([3.0, 0, 0]))
+    neighbourhood = BlockNeighbourhood(Block(1, np.arange(3), np.array([0, 3]), np.array([2, 1, 0], np.int32)), torch.tensor([3.0, 0, 0]))
     h = torch.ones(3, 2, requires_grad=True)
-    hood.max(h).sum().backward()
+    neighbourhood.max(h).sum().backward()
     assert h.grad is not None
     assert h.grad.tolist() == [[0, 0], [0, 0], [1, 1]]
 
 
 def test_inputs_that_do_not_lie_row_by_row() -> None:
-    hood = whole_graph(from_edges([0, 1, 2, 0], [1, 2, 0, 2], 3), torch.float64)
+    neighbourhood = whole_graph(from_edges([0, 1, 2, 0], [1, 2, 0, 2], 3), torch.float64)
     h = torch.randn(4, 3, dtype=torch.float64).t()
     assert not h.is_contiguous()
-    assert_close(hood.sum(h), hood.sum(h.contiguous()))
+    assert_close(neighbourhood.sum(h), neighbourhood.sum(h.contiguous()))
     z, a, logit = torch.randn(2, 3, 4).transpose(0, 1), torch.randn(4, 2).t(), torch.randn(2, 3).t()
-    assert_close(hood.attend(z, a, logit), hood.attend(z.contiguous(), a.contiguous(), logit.contiguous()))
+    assert_close(neighbourhood.attend(z, a, logit), neighbourhood.attend(z.contiguous(), a.contiguous(), logit.contiguous()))
     leaf = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    hood.sum(leaf).sum().backward()  # the incoming gradient is one number, expanded
+    neighbourhood.sum(leaf).sum().backward()  # the incoming gradient is one number, expanded
     assert leaf.grad is not None
     assert_close(leaf.grad, torch.tensor([[2.0, 2], [1, 1], [1, 1]], dtype=torch.float64))
 
@@ -191,29 +191,29 @@ def test_the_blocks_arrays_are_shared() -> None:
     assert np.shares_memory(lists.indices, block.indices)
 
 
-def hood() -> BlockNeighbourhood:
+def neighbourhood() -> BlockNeighbourhood:
     return whole_graph(from_edges([0, 1], [1, 2], 3))
 
 
 F64 = torch.float64
 MISTAKES = {
-    "degree has shape": lambda: BlockNeighbourhood(hood().block, torch.ones(2)),
-    "h has shape": lambda: hood().sum(torch.ones(2, 4)),
-    r"h has shape \[\]": lambda: hood().mean(torch.tensor(1.0)),
-    "h is torch.int64": lambda: hood().max(torch.ones(3, dtype=torch.int64)),
-    "h is torch.float16": lambda: hood().sum(torch.ones(3, dtype=torch.float16)),
-    "on meta": lambda: hood().sum(torch.ones(3, device="meta")),
-    "expected one dtype": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(3, 1)),
-    "a_src is torch.int64": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=torch.int64), torch.ones(3, 1)),
-    "attend got": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 1)),
-    "attend_both got": lambda: hood().attend_both(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 2)),
-    "attend_shared got": lambda: hood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(2, 2)),
-    "a_dst is torch.float64": lambda: hood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(1, 2, dtype=F64)),
-    "factor has shape": lambda: hood().sum(torch.ones(3, 2), factor=torch.ones(2)),
-    "own has shape": lambda: hood().sum(torch.ones(3, 2), own=torch.ones(3, 1)),
-    "attention dropout": lambda: hood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0),
-    "cannot reduce": lambda: hood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),  # type: ignore[arg-type]
-    "the message's result": lambda: hood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),
+    "degree has shape": lambda: BlockNeighbourhood(neighbourhood().block, torch.ones(2)),
+    "h has shape": lambda: neighbourhood().sum(torch.ones(2, 4)),
+    r"h has shape \[\]": lambda: neighbourhood().mean(torch.tensor(1.0)),
+    "h is torch.int64": lambda: neighbourhood().max(torch.ones(3, dtype=torch.int64)),
+    "h is torch.float16": lambda: neighbourhood().sum(torch.ones(3, dtype=torch.float16)),
+    "on meta": lambda: neighbourhood().sum(torch.ones(3, device="meta")),
+    "expected one dtype": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(3, 1)),
+    "a_src is torch.int64": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=torch.int64), torch.ones(3, 1)),
+    "attend got": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 1)),
+    "attend_both got": lambda: neighbourhood().attend_both(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 2)),
+    "attend_shared got": lambda: neighbourhood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(2, 2)),
+    "a_dst is torch.float64": lambda: neighbourhood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(1, 2, dtype=F64)),
+    "factor has shape": lambda: neighbourhood().sum(torch.ones(3, 2), factor=torch.ones(2)),
+    "own has shape": lambda: neighbourhood().sum(torch.ones(3, 2), own=torch.ones(3, 1)),
+    "attention dropout": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0),
+    "cannot reduce": lambda: neighbourhood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),  # type: ignore[arg-type]
+    "the message's result": lambda: neighbourhood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),
     "did you mean 'reference'": lambda: aggregation_backend("refrence"),
 }
 

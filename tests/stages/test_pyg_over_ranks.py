@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from millrace.pipeline.training.evaluate_together import evaluate_together
 from millrace.stages.evaluate.layerwise import evaluate
-from millrace.stages.fetch.visit import Visited, Visits
+from millrace.stages.fetch.visit import VisitFetch, Visits
 from millrace.stages.models import pyg as models
 from millrace.stages.models.pyg import PyGModel
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
@@ -63,10 +63,10 @@ def test_models_learn_over_ranks_what_they_learn_from_the_whole_graph(name: str)
         def rank(group: ThreadGroup, prune=prune, case=case, mine=mine) -> tuple[Tensor, list[Tensor | None]]:
             share = case.share(group, 2, prune)
             own = mine[group.rank]
-            visits = Visited().fetcher(share, rank_job(group, 2), own)
+            visits = VisitFetch().fetcher(share, rank_job(group, 2), own)
             fetched = visits.fetch(share.graph)
-            assert all(isinstance(hood, HaloNeighbourhood) for hood in fetched.hoods)
-            part = nn.functional.cross_entropy(own(fetched.hoods, fetched.h)[: len(fetched.y)], fetched.y, reduction="sum")
+            assert all(isinstance(neighbourhood, HaloNeighbourhood) for neighbourhood in fetched.neighbourhoods)
+            part = nn.functional.cross_entropy(own(fetched.neighbourhoods, fetched.h)[: len(fetched.y)], fetched.y, reduction="sum")
             part.backward()
             return part.detach(), [p.grad for p in own.parameters()]
 

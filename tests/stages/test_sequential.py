@@ -62,8 +62,8 @@ class OverRanks(NeighbourhoodTests):
             batch = case.share(group, 1, prune=False).graph
             leaves = {k: v[torch.from_numpy(batch.names)].requires_grad_() for k, v in rows.items()}
             leaves |= {k: v.clone().requires_grad_() for k, v in params.items()}
-            hood = make_hood(batch, batch.whole, self.mode, Ring(group, 64))
-            out = call(hood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
+            neighbourhood = make_hood(batch, batch.whole, self.mode, Ring(group, 64))
+            out = call(neighbourhood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
             grads = torch.autograd.grad((out * grad[torch.from_numpy(batch.names)]).sum(), list(leaves.values()))
             return batch.names, out.detach(), dict(zip(leaves, grads))
 
@@ -114,10 +114,10 @@ def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
             inputs = aggregation.inputs(case.graph.num_nodes, seed)
             for mode in MODES:
                 leaves = aggregation.leaves({k: x[names] if k in aggregation.rows else x for k, x in inputs.items()})
-                hood = make_hood(batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3]))
+                neighbourhood = make_hood(batch, view_of(batch, view), mode, Ring(group, AHEAD[seed % 3]))
                 torch.manual_seed(seed)
                 before = sent()
-                out = aggregation.call(hood, leaves)
+                out = aggregation.call(neighbourhood, leaves)
                 forward = sent()
                 if out.requires_grad:
                     (out * towards(out.shape[1:], case, seed)[names[: len(out)]]).sum().backward()
@@ -127,8 +127,8 @@ def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
                     "grads": {k: (torch.zeros_like(x) if x.grad is None else x.grad).numpy() for k, x in leaves.items()},
                     "forward": forward - before,
                     "backward": sent() - forward,
-                    "degree": hood.degree.numpy(),
-                    "edges": hood.num_edges,
+                    "degree": neighbourhood.degree.numpy(),
+                    "edges": neighbourhood.num_edges,
                 }
     sequential.MESSAGE_BYTES = piece
     return found
@@ -194,7 +194,7 @@ def draw(group: Group, mode: str) -> dict[str, Any]:
     sequential.MESSAGE_BYTES = 200
     case = make_case(7, group.size)
     batch = case.share(group, 1, False).graph
-    hood = make_hood(batch, batch.whole, mode, Ring(group, 0))
+    neighbourhood = make_hood(batch, batch.whole, mode, Ring(group, 0))
     h = torch.from_numpy(np.c_[batch.names, case.x[batch.names]]).requires_grad_()
     drawn: list[list[tuple[np.ndarray, ...]]] = [[], []]
 
@@ -206,7 +206,7 @@ def draw(group: Group, mode: str) -> dict[str, Any]:
 
     torch.manual_seed(4)
     state = torch.get_rng_state()
-    out = [hood.apply(partial(message, i), h) for i in range(2)]
+    out = [neighbourhood.apply(partial(message, i), h) for i in range(2)]
     untouched = torch.equal(torch.get_rng_state(), state)
     calls = [len(d) for d in drawn]
     (out[0] * towards(h.shape[1:], case, 0)[torch.from_numpy(batch.names)]).sum().backward()
@@ -287,13 +287,13 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
                     assert_close(x, y, 1e-14 if name.startswith("apply") else 0.0)
 
 
-def hood() -> SequentialNeighbourhood:
+def neighbourhood() -> SequentialNeighbourhood:
     batch = make_case(8, 1).share(Solo(), 1, False).graph
     return SequentialNeighbourhood(batch, batch.whole, 0, Ring(Solo(), 0), F64)
 
 
 def test_a_message_may_not_use_what_was_computed_outside_of_it() -> None:
-    at = hood()
+    at = neighbourhood()
     h, p = torch.randn(at.num_src, 3, dtype=F64), torch.randn(3, dtype=F64, requires_grad=True)
     computed = p.exp()
     with pytest.raises(InputError, match=r"uses a tensor that was computed, with gradients, outside of it; .*pass that tensor in `params`"):
@@ -307,7 +307,7 @@ def test_a_message_may_not_use_what_was_computed_outside_of_it() -> None:
 
 
 def test_a_message_that_holds_no_gradients_is_called_for_the_edges_only() -> None:
-    at, seen = hood(), []
+    at, seen = neighbourhood(), []
     with torch.no_grad():
         at.apply(lambda s, d, w: seen.append(len(s)) or s, torch.randn(at.num_src, 3, dtype=F64))
     assert seen == [at.num_edges]
@@ -335,4 +335,4 @@ MISTAKES: dict[str, Callable[[SequentialNeighbourhood], object]] = {
 @pytest.mark.parametrize("match", MISTAKES)
 def test_mistakes_are_named(match: str) -> None:
     with pytest.raises(InputError, match=match):
-        MISTAKES[match](hood())
+        MISTAKES[match](neighbourhood())

@@ -20,7 +20,7 @@ from millrace.stages.kernels.aggregation.cpu.dropout import scale_kept
 from millrace.stages.kernels.aggregation.lists import InLists, IntArray
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.arena import Arena, reusing
-from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids
+from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
 from millrace.stages.random import draw, node_words
 
 HEADS = 2
@@ -332,7 +332,7 @@ def test_named_rows_are_read_where_they_lie(rows: IntArray | None) -> None:
         k.maximum_into(lists, rows, None, x, top, arg)
         return [out, top, arg, k.take_rows(x, take), k.take_rows(x, take, torch.arange(6.0))]
 
-    named = NamedRows(base, ids)
+    named = LazyRows(base, ids)
     for got, want in zip(found(named), found(torch.from_numpy(base[ids])), strict=True):
         assert torch.equal(got, want)
     assert base_and_ids(named)[1] is ids
@@ -372,7 +372,7 @@ def test_dropout_follows_the_names_of_rows(V: int, shape: tuple[int, ...], seed:
     if len(shape) == 1:
         # Rows that are only named: of ids[i], but called names[i].
         names = rng.permutation(V)[: len(ids)]
-        assert torch.equal(scale_kept(NamedRows(x.numpy(), ids), 77, 0.4, names), scale_kept(at(x, ids), 77, 0.4, names))
+        assert torch.equal(scale_kept(LazyRows(x.numpy(), ids), 77, 0.4, names), scale_kept(at(x, ids), 77, 0.4, names))
 
 
 def test_what_a_caller_must_not_pass() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import retexo
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch.lazy import Lazily, LazyRows
+from millrace.stages.fetch.lazy import LazyFetch, LazyRows
 from millrace.stages.messages import Phase
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.lazy import Lazy, Phases
@@ -91,7 +91,7 @@ def reopened(folder: Path, model: Lazy, phase: int, case: Any = CASE) -> LazyRow
     """What a resumed run opens."""
     of = replace(job(Solo(), model.num_layers), folder=folder, seed=RUN_SEED)
     share = WithBoundary().place(case.part(0), Phase(0, 0, 1), of)
-    return Lazily().fetcher(share, of, model.phase(phase))
+    return LazyFetch().fetcher(share, of, model.phase(phase))
 
 
 @pytest.mark.parametrize("phase", [0, 1, 2])

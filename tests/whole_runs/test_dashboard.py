@@ -63,7 +63,7 @@ def token_of(board):
     return board.client.run_on_scheduler(plugin.token)
 
 
-class Held:
+class PlacedData:
     """A run in a thread, whose driver stops at the end of its second epoch until it is let go; so do its ranks, for lack of samples."""
 
     def __init__(self, board, out, **job):
@@ -138,7 +138,7 @@ def browsed(address, token):
 @pytest.fixture(scope="module")
 def live(board, tmp_path_factory):
     """What is served in the middle of a run, and after it."""
-    with Held(board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"hot": 0.1}) as run:
+    with PlacedData(board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"hot": 0.1}) as run:
         # Its driver is held, so the ranks wait for minibatches, and the share of their lives that they have waited grows.
         until(
             lambda: (
@@ -225,8 +225,8 @@ def test_a_browser_shows_the_page(live):
 def test_two_runs_of_which_one_loses_a_rank(board, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "SILENT_S", 1.5)
     queue = {"queue": {"kind": "zarr", "bulk_size": 2, "max_bytes": 1}}
-    first = Held(board, tmp_path / "first", **queue)
-    second = Held(board, tmp_path / "second", checkpoint={"every_epochs": 1}, **queue)
+    first = PlacedData(board, tmp_path / "first", **queue)
+    second = PlacedData(board, tmp_path / "second", checkpoint={"every_epochs": 1}, **queue)
     with first, second:
         found = {r["out"]: r for r in runs(board)}
         assert found[str(first.out)]["state"] == found[str(second.out)]["state"] == "running"

@@ -192,18 +192,18 @@ class Raises(torch.nn.Module):
         self.a, self.b = torch.nn.Linear(10, 8), torch.nn.Linear(8, 3)
         self.calls = 0
 
-    def layer(self, i, hood, h):
+    def layer(self, i, neighbourhood, h):
         if i == 0:
             self.calls += self.training
             if self.calls == 5 and os.readlink("/proc/self/fd/2").endswith("rank-1.log"):
                 print(f"raised at {time.time()}", file=sys.stderr, flush=True)
                 raise ValueError("the fifth is one too many")
-            return torch.relu(self.a(torch.cat([destinations(hood, h), hood.mean(h)], 1)))
-        return self.b(destinations(hood, h) + hood.mean(h))
+            return torch.relu(self.a(torch.cat([destinations(neighbourhood, h), neighbourhood.mean(h)], 1)))
+        return self.b(destinations(neighbourhood, h) + neighbourhood.mean(h))
 
-    def forward(self, hoods, h):
-        for i, hood in enumerate(hoods):
-            h = self.layer(i, hood, h)
+    def forward(self, neighbourhoods, h):
+        for i, neighbourhood in enumerate(neighbourhoods):
+            h = self.layer(i, neighbourhood, h)
         return h
 
 

@@ -38,7 +38,7 @@ from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.stage import open_part, open_shards, partition_dataset
-from millrace.stages.placement.chunk_schedule import Deal
+from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.placement.chunks import Chunks
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
@@ -142,7 +142,7 @@ def test_super_epochs_cover_all_epochs(epochs, every):
     assert [e for p in phases for e in range(p.first_epoch, p.last_epoch)] == list(range(epochs))
     assert [p.number for p in phases] == list(range(len(phases)))
     assert all(p.epochs == every for p in phases[:-1])
-    assert not any(p.anew for p in phases)
+    assert not any(p.fresh_optimizer for p in phases)
 
 
 def test_records_become_the_configuration():
@@ -165,7 +165,7 @@ def test_records_become_the_configuration():
     cut = again.partition
     assert (cut.sweep, cut.halo, cut.per_rank, cut.moved, cut.ahead, cut.partitioner.name) == ("fixed", 0, 4, 0.5, False, "contiguous")
     assert [again.parts_before(r) for r in range(4)] == [0, 4, 8, 12]
-    assert (again.sample, again.neighbourhood, again.reduce, again.schedule) == tuple(
+    assert (again.sample, again.fetch, again.reduce, again.schedule) == tuple(
         getattr(system, name) for name in ("sample", "neighbourhood", "reduce", "schedule")
     )
     assert not again.reduce.by_batch
@@ -357,7 +357,7 @@ def test_nasty_graphs_train(case, kind, sampler, sweep, halo, correction, shrink
         return
     ranks = train_threads(case, system, initial(kind), epochs, train)
     per_chunk = np.bincount(case.part_of[case.split.train], minlength=case.parts)
-    deal = Deal(7, size, per_rank, dealt[1], sweep)
+    deal = ChunkSchedule(7, size, per_rank, dealt[1], sweep)
     steps = [max(-(-per_chunk[list(deal.base(p, t))].sum() // batch) for p in range(size)) for t in range(epochs)]
     for progress, model, group in ranks:
         assert torch.equal(flat(model), flat(ranks[0][1]))
@@ -436,7 +436,7 @@ def test_a_step_against_each_rank_by_itself(seed, parts, kind, correction, halo)
         if not len(place.seeds):
             continue
         feed = system.sample.feed(place, Phase(0, 0, 1), solo, (0, 0))
-        fetched = system.neighbourhood.fetcher(place, solo, model).fetch(feed.get(0, 0))
+        fetched = system.fetch.fetcher(place, solo, model).fetch(feed.get(0, 0))
         feed.close()
         weight = np.ones(len(fetched.y)) if fetched.weight is None else fetched.weight.numpy()
         if correction == "batch":
@@ -476,10 +476,10 @@ def test_full_batch_in_isolation_is_a_sampler_that_takes_all(seed, kind):
         place = placed(case, system.partition, rank)
         graph, n = place.graph, place.graph.num_nodes
         whole = Block(n, np.arange(n), graph.indptr, graph.indices, weight=graph.edge_weight)
-        hood = BlockNeighbourhood(whole, place.degree)
+        neighbourhood = BlockNeighbourhood(whole, place.degree)
         alone, h = copy.deepcopy(model), torch.from_numpy(place.features.gather(np.arange(n)))
         seeds = torch.from_numpy(place.seeds)
-        nn.functional.cross_entropy(alone((hood, hood), h)[seeds], place.labels[seeds], reduction="sum").backward()
+        nn.functional.cross_entropy(alone((neighbourhood, neighbourhood), h)[seeds], place.labels[seeds], reduction="sum").backward()
         total += torch.cat([p.grad.reshape(-1) for p in alone.parameters()]).numpy()
         losses += len(seeds)
     np.testing.assert_allclose(one_step(case, system, model, 0.01), total / losses, rtol=1e-8, atol=1e-10)
@@ -552,7 +552,7 @@ def test_chunks_are_read_once(dataset, two, three, tmp_path):
         partition_dataset(dataset, Hash(), ranks, folder, TABLE["seed"])
         graph = [open_shards(folder, p)[0].nbytes for p in range(ranks)]
         for r, report in enumerate(reports):
-            seen = [*(Deal(0, ranks).variable(r, t)[0] for t in range(3 if ranks > 2 else 1))]
+            seen = [*(ChunkSchedule(0, ranks).variable(r, t)[0] for t in range(3 if ranks > 2 else 1))]
             assert report["bytes"]["store"]["graph"] == graph[r] + sum(graph[q] for q in seen)
 
 
@@ -587,7 +587,7 @@ def test_fine_clusters_are_regrouped_and_go_on_bit_for_bit(dataset, dealt, tmp_p
     """What is read is what the deal says; ranks evaluate as one process does; and a run that was stopped in between ends the same."""
     whole, out = train_processes(dataset, tmp_path / "whole", dealt), tmp_path / "run"
     assert whole is not None
-    deal = Deal(TABLE["seed"], 2, 3, 0.5)
+    deal = ChunkSchedule(TABLE["seed"], 2, 3, 0.5)
     assert {deal.base(0, t) for t in range(3)} != {deal.base(0, 0)}
     shards = [open_shards(tmp_path / "whole" / "parts", c)[0] for c in range(6)]
     for r, report in enumerate(whole):

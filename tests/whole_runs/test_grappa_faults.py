@@ -24,8 +24,8 @@ from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.loop import ShortHandedError, Trainer, train_rank
-from millrace.pipeline.training.trainer import take_part
-from millrace.stages.comm.base import Meanwhile, nothing
+from millrace.pipeline.training.trainer import train_and_evaluate
+from millrace.stages.comm.base import Overlap, nothing
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.comm.survivors import Survivors
@@ -71,7 +71,7 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
         place = placed(case, system.partition, rank)  # pyright: ignore[reportArgumentType]
         solo = replace(job(Solo(), 2), batch_size=1000, kernel=reference)
         feed = system.sample.feed(place, Phase(0, 0, 1), solo, (0, 0))
-        fetched = system.neighbourhood.fetcher(place, solo, model).fetch(feed.get(0, 0))
+        fetched = system.fetch.fetcher(place, solo, model).fetch(feed.get(0, 0))
         feed.close()
         alone = copy.deepcopy(model)
         w = torch.ones(len(fetched.y), dtype=torch.float64) if fetched.weight is None else fetched.weight
@@ -89,10 +89,10 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
         mine: Any = copy.deepcopy(model)
         if group.rank == victim:
 
-            def die(flat: torch.Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+            def die(flat: torch.Tensor, kind: str, overlap: Overlap = nothing) -> None:
                 if kind == "gradients":
                     raise DeadError
-                Survivors.all_reduce(group, flat, kind, meanwhile)
+                Survivors.all_reduce(group, flat, kind, overlap)
 
             group.all_reduce = die
         of = replace(job(group, 2), epochs=1, batch_size=1000, kernel=reference, ledger=gang.ledgers[group.rank])
@@ -129,12 +129,12 @@ class Doomed(Survivors):
     plan: dict[int, tuple[int, str]]
     sums = 0
 
-    def all_reduce(self, flat: torch.Tensor, kind: str, meanwhile: Meanwhile = nothing) -> None:
+    def all_reduce(self, flat: torch.Tensor, kind: str, overlap: Overlap = nothing) -> None:
         due = kind == "gradients" and self.plan.get(self.rank, (0, ""))[0] == self.sums + 1
         self.sums += kind == "gradients"
         if due and self.plan[self.rank][1] == "before":
             self.die()
-        super().all_reduce(flat, kind, meanwhile)
+        super().all_reduce(flat, kind, overlap)
         if due:
             self.die()
 
@@ -156,7 +156,7 @@ def one_life(group: Any, outline: Outline, out: Path, fingerprint: dict[str, str
     group.plan = plan
     notes: list[str] = []
     try:
-        report = take_part(
+        report = train_and_evaluate(
             prepared, out, None, group=group, ledger=ledger, produce=False, producer_alive=lambda: True,
             emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None, stop=lambda: False, clock=Clock(),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from millrace.pipeline.setup.prepare import Outline, configure, make_system, pre
 from millrace.pipeline.telemetry.events import Note, StepDone, silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.loop import Interrupted
-from millrace.pipeline.training.trainer import take_part
+from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.partition.stage import open_part, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
 from millrace.storage.features import MemoryFeatures
@@ -101,7 +101,7 @@ def train_one(group: Any, table: Any, outline: Outline, folder: Path, out: Path,
         queue = own_queue(prepared, out)
     asked = iter(range(1, 1 << 30))
     try:
-        report = take_part(
+        report = train_and_evaluate(
             prepared, out, queue, group=group, ledger=group._ledger, produce=True, producer_alive=lambda: True, emit=silent,
             stop=lambda: next(asked) == stop_after, clock=Clock(),
         )  # fmt: skip
@@ -508,7 +508,7 @@ def test_a_record_of_the_system_becomes_the_configuration():
     assert found.bulk.model_dump() == options
     assert (found.system, found.partition.method, found.sampler["name"]) == ("bulk", "contiguous", "labor")
     again = make_system(found)
-    assert (again.partition, again.neighbourhood, again.options) == (system.partition, system.neighbourhood, system.options)
+    assert (again.partition, again.fetch, again.options) == (system.partition, system.fetch, system.options)
     assert (again.sample.sampler, again.sample.max_bytes) == (system.sample.sampler, found.queue.max_bytes)
     assert configure({}, system="bulk").bulk == configure({}, system=mr.bulk()).bulk
 
@@ -517,11 +517,11 @@ def test_a_record_with_owned_features_becomes_the_configuration(dataset):
     """Ranks make the system again from it, and must not find another one."""
     system = mr.bulk(features="owned", replication=2, hot=0.25)
     found = configure({}, system=system, ranks=4)
-    assert make_system(found).neighbourhood == system.neighbourhood
-    assert prepare(found, dataset).system.neighbourhood == prepare(found, dataset, system=system).system.neighbourhood
+    assert make_system(found).fetch == system.fetch
+    assert prepare(found, dataset).system.fetch == prepare(found, dataset, system=system).system.fetch
 
 
 def test_owned_features_keep_what_the_record_says(dataset):
     system = mr.bulk(replication=2, hot=0.25)
     found = configure({}, system=system, ranks=4, features="owned")
-    assert prepare(found, dataset, system=system).system.neighbourhood == make_system(found).neighbourhood
+    assert prepare(found, dataset, system=system).system.fetch == make_system(found).fetch

@@ -9,15 +9,15 @@ import millrace as mr
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.planning import forecast as plan_laws
 from millrace.pipeline.planning import rows, time, trial_setup
-from millrace.pipeline.planning.candidate import Situation
+from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
 from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates, stand_in
 from millrace.pipeline.planning.network import LINKS, Link
 from millrace.pipeline.planning.planner import Plan, plan
-from millrace.pipeline.planning.table import told
+from millrace.pipeline.planning.table import as_text
 from millrace.pipeline.planning.traffic import Moved
-from millrace.pipeline.planning.trial import Rehearsed
-from millrace.pipeline.planning.trial_spec import Cast
+from millrace.pipeline.planning.trial import TrialResult
+from millrace.pipeline.planning.trial_spec import TrialSpec
 from millrace.pipeline.setup.prepare import make_system, placed
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
@@ -31,13 +31,13 @@ class Played:
     """A plan for two ranks, and, for each candidate, the law of exactly what was rehearsed beside what was counted there."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.situations: dict[str, Situation] = {}
-        self.seen: dict[str, Rehearsed] = {}
+        self.situations: dict[str, Candidate] = {}
+        self.seen: dict[str, TrialResult] = {}
         self.laws: dict[str, Moved] = {}
         self.events: list[object] = []
         foresee = plan_laws.foresee
 
-        def heard(s: Situation, seen: Rehearsed, cast: Cast, base: int, room: int) -> Forecast:
+        def heard(s: Candidate, seen: TrialResult, cast: TrialSpec, base: int, room: int) -> Forecast:
             job = Job.model_validate(cast.job)
             as_rehearsed = replace(s, job=job, system=make_system(placed(job)))
             self.situations[s.label], self.seen[s.label] = as_rehearsed, seen
@@ -86,7 +86,7 @@ def test_memory_holds_the_process_and_time_is_more_than_nothing(played: Played) 
 
 
 def test_a_plan_is_told_and_recorded(played: Played) -> None:
-    text, record = told(played.plan), json.loads(json.dumps(played.plan.to_record(), allow_nan=False))
+    text, record = as_text(played.plan), json.loads(json.dumps(played.plan.to_record(), allow_nan=False))
     assert all(f.label in text for f in played.plan.systems)
     assert f"Choose {played.plan.recommended}: " in text
     assert played.plan.recommended in ("bulk", "bulk, owned features", "sar"), "on one machine"

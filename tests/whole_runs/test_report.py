@@ -16,7 +16,7 @@ import millrace as mr
 from millrace.pipeline import cli
 from millrace.pipeline.report import write
 from millrace.pipeline.report.canvas import Picture
-from millrace.pipeline.report.reading import COUNTED, RankLog, StageSpan, Told, names, read_run
+from millrace.pipeline.report.reading import COUNTED, EventHistory, RankLog, StageSpan, names, read_run
 from millrace.pipeline.report.summary import amount, duration, summarise
 from millrace.pipeline.report.timeline import BACKGROUND, BESIDE, ROWS, WITHIN, Timeline, stretches, timeline
 from millrace.pipeline.setup.run_folder import held
@@ -178,9 +178,9 @@ def test_two_ranks_and_their_parts(runs, reported):
     result, page = result_of(runs / "sar"), page_of(reported["sar"])
     summary = reported["sar"].runs[0]
     sent = np.array(summary["sent"]["network"])
-    for told, rank in zip(sent.sum(axis=1), result["bytes"]["per_rank"]):
+    for history, rank in zip(sent.sum(axis=1), result["bytes"]["per_rank"]):
         rows = rank["network"]["activations"] + rank["network"]["graph"]
-        assert 0 < rows <= told <= rows + rank["network"]["control"]
+        assert 0 < rows <= history <= rows + rank["network"]["control"]
     assert np.diag(sent).tolist() == [0, 0]
     for rank, spent in enumerate(summary["seconds"]["per_rank"]):
         last = [e for e in events_of(runs / "sar") if e["event"] == "Pulse" and e["rank"] == rank][-1]["seconds"]
@@ -274,7 +274,7 @@ def test_resumed_days_later(copied):
     ((at, length),) = line.cuts
     assert 3 * 86400 - 1 < length < 3 * 86400 + 3600 and at == pytest.approx(before[-1]["time"] - line.begin, abs=0.01)
     assert line.length < 3600
-    assert "3 epochs" in report.runs[0]["headline"] and sorted(record.told.epochs) == [0, 1, 2]
+    assert "3 epochs" in report.runs[0]["headline"] and sorted(record.history.epochs) == [0, 1, 2]
     assert "nothing ran for 72 h" in page_of(report).words
     # What a checkpoint brought back is not counted again.
     assert sum(report.runs[0]["seconds"]["per_rank"][0].values()) < line.length + 0.1
@@ -403,11 +403,11 @@ def test_what_is_found(copied):
     record = read_run(copied, "run")
     n = 40
     busy = [{"queue_wait": 0.6 * (i + 1), "forward_backward": 0.4 * (i + 1)} for i in range(n)]
-    told = Told(first=1000.0, last=1000.0 + n, ranks={0: log_of(busy)})
-    told.steps[0, 0] = 1020.0, 1.0, 0.5
+    history = EventHistory(first=1000.0, last=1000.0 + n, ranks={0: log_of(busy)})
+    history.steps[0, 0] = 1020.0, 1.0, 0.5
     for epoch, at in ((0, 1022.0), (1, 1032.0), (2, 1040.0)):
-        told.epochs[epoch] = {"train_loss": 0.5, "val_accuracy": 0.5, "seconds": 8.0, "best": True, "time": at}
-    found = SimpleNamespace(**{**vars(record), "told": told, "status": "done", "result": {**record.result, "train_loss": None}})
+        history.epochs[epoch] = {"train_loss": 0.5, "val_accuracy": 0.5, "seconds": 8.0, "best": True, "time": at}
+    found = SimpleNamespace(**{**vars(record), "told": history, "status": "done", "result": {**record.result, "train_loss": None}})
     line = timeline(found)
     summary = summarise(found, line)
     late, sampling, diverged = summary.findings
@@ -417,8 +417,8 @@ def test_what_is_found(copied):
     assert summary.shares["queue_wait"] == pytest.approx(0.6)
     slow = log_of([{"forward_backward": float(i + 1)} for i in range(n)])
     quick = log_of([{"forward_backward": 0.5 * (i + 1), "reduce": 0.5 * (i + 1)} for i in range(n)])
-    told.ranks.clear()
-    told.ranks.update({0: quick, 1: slow})
+    history.ranks.clear()
+    history.ranks.update({0: quick, 1: slow})
     waited = summarise(found, timeline(found)).findings[-2]
     assert waited.startswith("The others waited for rank 1: 20.0 s in all, 50% of their time")
     assert "It computed for 40.0 s (forward_backward), they for 20.0 s on average." in waited

@@ -513,8 +513,8 @@ class Own(torch.nn.Module):
         super().__init__()
         self.a = torch.nn.Linear(F, C)
 
-    def layer(self, i, hood, h):
-        return hood.mean(h) if i == 0 else self.a(hood.mean(h))
+    def layer(self, i, neighbourhood, h):
+        return neighbourhood.mean(h) if i == 0 else self.a(neighbourhood.mean(h))
 
 
 def saved(path, owners):

@@ -37,21 +37,21 @@ class Mortal(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(8))
         self.folder, self.plan, self.pause_s, self.steps = folder, plan, pause_s, 0
 
-    def layer(self, i, hood, h):
+    def layer(self, i, neighbourhood, h):
         if i == 0:
             if self.training:
                 self.steps += 1
                 time.sleep(self.pause_s)
             z = self.a(h)
-            gated = hood.apply(lambda src, dst, w: src * torch.sigmoid(dst), z, reduce="mean")
+            gated = neighbourhood.apply(lambda src, dst, w: src * torch.sigmoid(dst), z, reduce="mean")
             # Reads nothing of other ranks, which must visit each other all the same.
-            alike = hood.apply(lambda src, dst, w, bias: bias.expand(len(src), -1), z, (self.bias,), reduce="mean")
-            return torch.tanh(gated + alike + z[: hood.num_dst])
+            alike = neighbourhood.apply(lambda src, dst, w, bias: bias.expand(len(src), -1), z, (self.bias,), reduce="mean")
+            return torch.tanh(gated + alike + z[: neighbourhood.num_dst])
         self._suffer("forward", signal.SIGKILL)
         self._suffer("stop", signal.SIGSTOP)
         if h.requires_grad:
             h.register_hook(lambda grad: self._suffer("backward", signal.SIGKILL))
-        return self.b(h[: hood.num_dst] + hood.mean(h))
+        return self.b(h[: neighbourhood.num_dst] + neighbourhood.mean(h))
 
     def _suffer(self, what, number):
         if not self.training or self.steps != STEP_OF_LIFE or not os.readlink("/proc/self/fd/2").endswith("rank-1.log"):
@@ -61,9 +61,9 @@ class Mortal(torch.nn.Module):
             (self.folder / what).write_text(f"{os.getpid()} {time.time()}")
             os.kill(os.getpid(), number)
 
-    def forward(self, hoods, h):
-        for i, hood in enumerate(hoods):
-            h = self.layer(i, hood, h)
+    def forward(self, neighbourhoods, h):
+        for i, neighbourhood in enumerate(neighbourhoods):
+            h = self.layer(i, neighbourhood, h)
         return h
 
 

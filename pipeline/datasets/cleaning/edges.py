@@ -54,7 +54,7 @@ def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: 
     if ordered.has_weights and options.edge_weights == "ignore":
         notes.append(IGNORED)
     if ordered.loops:
-        notes.append(_told_of_loops(ordered.loops, options))
+        notes.append(_loop_notes(ordered.loops, options))
     if options.direction == "reverse":
         notes.append(REVERSED)
     if options.direction in ("directed", "reverse") and not ordered.repeated:
@@ -165,13 +165,13 @@ def _self_loops(src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, 
         raise InputError(
             f"there {are(count)} {counted(count, 'self loop')} (first: node {src[loops][0]}); set self_loops=drop or self_loops=keep"
         )
-    notes.append(_told_of_loops(count, options))
+    notes.append(_loop_notes(count, options))
     if options.self_loops == "keep":
         return src, dst, w
     return src[~loops], dst[~loops], None if w is None else w[~loops]
 
 
-def _told_of_loops(count: int, options: ReadOptions) -> str:
+def _loop_notes(count: int, options: ReadOptions) -> str:
     return f"{counted(count, 'self loop')} {were(count)} " + (
         "kept (self_loops=drop removes them)." if options.self_loops == "keep" else "dropped."
     )

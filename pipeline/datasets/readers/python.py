@@ -259,9 +259,9 @@ def _left_out(data: Any) -> tuple[str, ...]:
     attr = getattr(data, "edge_attr", None)
     if attr is None:
         return ()
-    told = f"edge_attr {list(attr.shape)} was left out: graphs hold no edge features"
+    message = f"edge_attr {list(attr.shape)} was left out: graphs hold no edge features"
     scalar = attr.ndim == 1 or (attr.ndim == 2 and attr.shape[1] == 1)
-    return (f"{told} (if these are weights, set data.edge_weight)." if scalar else f"{told}.",)
+    return (f"{message} (if these are weights, set data.edge_weight)." if scalar else f"{message}.",)
 
 
 def _host(tensor: Any) -> AnyArray:

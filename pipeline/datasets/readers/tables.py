@@ -93,8 +93,8 @@ def read_table(files: Sequence[Path], stem: str) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
         if isinstance(e, InputError):
             raise
-        told = files[0] if len(files) == 1 else f"{files[0].parent}: {stem}*{''.join(files[0].suffixes)}"
-        raise InputError(f"{told} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema") from e
+        message = files[0] if len(files) == 1 else f"{files[0].parent}: {stem}*{''.join(files[0].suffixes)}"
+        raise InputError(f"{message} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema") from e
     for at, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(at, field.name, table[field.name].cast(field.type.value_type))

@@ -217,12 +217,12 @@ class Transposed:
         length = torch.diff(self.indptr, append=self.indptr[-1:])
         # The last entry of each minibatch is followed by the first of the next, which is 0.
         long = torch.nonzero(length > CHUNK)[:, 0]
-        told = torch.stack([long, self.indptr[long].long(), length[long].long()]).cpu().numpy()
-        self._cut(told, k, to)
+        sizes = torch.stack([long, self.indptr[long].long(), length[long].long()]).cpu().numpy()
+        self._cut(sizes, k, to)
 
-    def _cut(self, told: np.ndarray, k: int, to: torch.device) -> None:
+    def _cut(self, sizes: np.ndarray, k: int, to: torch.device) -> None:
         """Pieces of long lists, made on the host, where there are few: see `lists.Rest`."""
-        entry, begin, length = told
+        entry, begin, length = sizes
         q = np.searchsorted(self._source_at, entry, side="right") - 1
         count = (length - 1) // CHUNK
         of = np.repeat(np.arange(len(entry)), count)
@@ -237,8 +237,8 @@ class Transposed:
         by_piece, by_list = (list(zip(at, at[1:])) for at in (self._piece_at, self._long_at))
         self.long_of_each = [(*(p[a:b] for p in parts[:3]), source[c:d], o) for (a, b), (c, d), o in zip(by_piece, by_list, own)]
         """Of each minibatch, on the host: begin, end and list of its pieces, its long lists, and where their pieces begin."""
-        sizes = [len(p) for p in parts]
-        self._begin, self._end, self._of, self._long, self._own = moved(np.concatenate(parts), to).split(sizes)
+        lengths = [len(p) for p in parts]
+        self._begin, self._end, self._of, self._long, self._own = moved(np.concatenate(parts), to).split(lengths)
         self.longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
         self._each = torch.arange(int(np.diff(self._piece_at).max(initial=0)), device=to)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.pipeline.cluster.sampling_flow import PER_PRODUCER, BulkFlow
-from millrace.pipeline.setup.open_queue import Told
+from millrace.pipeline.setup.open_queue import ReportingQueue
 from millrace.storage.queue.base import MemoryQueue
 
 SIZE = 100
@@ -69,7 +69,7 @@ class Bench:
         )  # fmt: skip
         self.there = set(present)
         end = SimpleNamespace(bulk_size=k, stored=True, release=lambda *a: None)
-        self.ranks = [Told(end, lambda e, i, r=r: self.flow.release(r, e, i), n) for r in range(P)]
+        self.ranks = [ReportingQueue(end, lambda e, i, r=r: self.flow.release(r, e, i), n) for r in range(P)]
         self.steps = [(e, s) for e in range(epochs) for s in range(first[1] * k // M if e == first[0] else 0, -(-n // M))]
 
     def finish(self, promise, size=SIZE):

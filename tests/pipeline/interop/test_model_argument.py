@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.interop.model_argument import refuse_misfit, taken
+from millrace.pipeline.interop.model_argument import check_widths, taken
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -42,8 +42,8 @@ class Own(nn.Module):
         super().__init__()
         self.linear = linear
 
-    def layer(self, i, hood, h):
-        return hood.mean(h)
+    def layer(self, i, neighbourhood, h):
+        return neighbourhood.mean(h)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ class Own(nn.Module):
 )
 def test_what_does_not_fit_a_dataset_is_refused(make, classes, task, told):
     with pytest.raises(mr.InputError, match=told):
-        refuse_misfit(make(), 5, classes, task, 0)
+        check_widths(make(), 5, classes, task, 0)
 
 
 def test_a_list_of_lazy_convolutions_trains_and_resumes(tmp_path):

@@ -38,14 +38,14 @@ def bare(monkeypatch):
     monkeypatch.setattr(dist, "ProcessGroupNCCL", object, raising=False)
     dask_cuda.install(monkeypatch, "0,1")
     for job in (ONE, TWO):
-        gpus.refuse_without_gpu(resolve(job))
+        gpus.check_gpus(resolve(job))
     return monkeypatch
 
 
 def test_a_torch_without_cuda_is_named(bare):
     bare.setattr(torch.backends.cuda, "is_built", lambda: False)
     with pytest.raises(InputError, match=r'device is "cuda", but this torch \(2\..*\) is built without CUDA; install one with it'):
-        gpus.refuse_without_gpu(resolve(ONE))
+        gpus.check_gpus(resolve(ONE))
 
 
 def test_a_machine_without_a_driver_is_named(bare):
@@ -55,41 +55,41 @@ def test_a_machine_without_a_driver_is_named(bare):
     bare.setattr(torch.cuda, "is_available", lambda: False)
     bare.setattr(torch.cuda, "init", absent)
     with pytest.raises(InputError, match=r"torch sees no GPU here \(Found no NVIDIA driver on your system\); `millrace doctor` says"):
-        gpus.refuse_without_gpu(resolve(ONE))
+        gpus.check_gpus(resolve(ONE))
     bare.setattr(torch.cuda, "init", lambda: None)
     with pytest.raises(InputError, match=r"torch sees no GPU here \(they are hidden or busy\)"):
-        gpus.refuse_without_gpu(resolve(ONE))
+        gpus.check_gpus(resolve(ONE))
 
 
 def test_triton_may_be_absent(bare):
     bare.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingExtraError, match="Triton is not installed, which its kernels are written in"):
-        gpus.refuse_without_gpu(resolve(ONE))
+        gpus.check_gpus(resolve(ONE))
 
 
 def test_dask_cuda_is_needed_for_a_cluster_that_is_started_here(bare):
     bare.setitem(sys.modules, "dask_cuda", None)
-    gpus.refuse_without_gpu(resolve(ONE))
+    gpus.check_gpus(resolve(ONE))
     with pytest.raises(MissingExtraError, match=r"dask-cuda is not installed, which starts a worker for each GPU; pip install .*gpu"):
-        gpus.refuse_without_gpu(resolve(TWO))
-    gpus.refuse_without_gpu(merged(TWO, scheduler=AT))
+        gpus.check_gpus(resolve(TWO))
+    gpus.check_gpus(merged(TWO, scheduler=AT))
 
 
 def test_nccl_is_needed_where_it_is_used(bare):
     bare.delattr(dist, "ProcessGroupNCCL")
-    gpus.refuse_without_gpu(resolve(ONE))
+    gpus.check_gpus(resolve(ONE))
     with pytest.raises(InputError, match=r'built without it.*cluster\.backend = "gloo"'):
-        gpus.refuse_without_gpu(resolve(TWO))
-    gpus.refuse_without_gpu(merged(TWO, backend="gloo"))
+        gpus.check_gpus(resolve(TWO))
+    gpus.check_gpus(merged(TWO, backend="gloo"))
 
 
 def test_the_driver_of_ranks_elsewhere_needs_no_gpu(bare):
     bare.setattr(torch.backends.cuda, "is_built", lambda: False)
-    gpus.refuse_without_gpu(merged(TWO, scheduler=AT))
+    gpus.check_gpus(merged(TWO, scheduler=AT))
     bare.setattr(torch.cuda, "is_available", lambda: False)
-    prepare.refuse_what_is_missing(resolve({"ranks": 2, "kernel": "cuda", "cluster": {"scheduler": AT}}))
+    prepare.check_available(resolve({"ranks": 2, "kernel": "cuda", "cluster": {"scheduler": AT}}))
     with pytest.raises(InputError, match="torch sees no GPU here"):
-        prepare.refuse_what_is_missing(resolve({"ranks": 2, "kernel": "cuda"}))
+        prepare.check_available(resolve({"ranks": 2, "kernel": "cuda"}))
 
 
 def test_the_interpreter_is_a_device_of_its_own(monkeypatch):
@@ -289,8 +289,8 @@ def test_an_address_that_is_not_here_is_named_as_on_a_processor(monkeypatch):
 def let_through(monkeypatch):
     """A machine with two GPUs, as far as the driver is concerned."""
     dask_cuda.install(monkeypatch, "0,1")
-    monkeypatch.setattr(run, "refuse_what_is_missing", lambda job: None)
-    monkeypatch.setattr(prepare, "refuse_what_is_missing", lambda job: None)
+    monkeypatch.setattr(run, "check_available", lambda job: None)
+    monkeypatch.setattr(prepare, "check_available", lambda job: None)
     return monkeypatch
 
 

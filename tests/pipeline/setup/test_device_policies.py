@@ -123,14 +123,17 @@ class Own(torch.nn.Module):
         torch.manual_seed(0)
         self.a, self.norm, self.b = torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
 
-    def layer(self, i, hood, h):
+    def layer(self, i, neighbourhood, h):
         if i == 0:
-            return torch.relu(self.norm(self.a(torch.cat([destinations(hood, h), hood.max(h)], 1))))
-        return self.b(destinations(hood, h) + hood.apply(lambda src, dst, w: w[:, None] * src * torch.sigmoid(dst), h, reduce="mean"))
+            return torch.relu(self.norm(self.a(torch.cat([destinations(neighbourhood, h), neighbourhood.max(h)], 1))))
+        return self.b(
+            destinations(neighbourhood, h)
+            + neighbourhood.apply(lambda src, dst, w: w[:, None] * src * torch.sigmoid(dst), h, reduce="mean")
+        )
 
-    def forward(self, hoods, h):
-        for i, hood in enumerate(hoods):
-            h = self.layer(i, hood, h)
+    def forward(self, neighbourhoods, h):
+        for i, neighbourhood in enumerate(neighbourhoods):
+            h = self.layer(i, neighbourhood, h)
         return h
 
 

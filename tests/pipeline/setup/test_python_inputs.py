@@ -31,9 +31,9 @@ class Own(torch.nn.Module):
         torch.manual_seed(0)
         self.a, self.b = torch.nn.Linear(10, 8), torch.nn.Linear(8, 3)
 
-    def layer(self, i, hood, h):
-        h = torch.relu(self.a(torch.cat([destinations(hood, h), hood.mean(h)], 1))) if i == 0 else h
-        return h if i == 0 else self.b(destinations(hood, h) + hood.mean(h))
+    def layer(self, i, neighbourhood, h):
+        h = torch.relu(self.a(torch.cat([destinations(neighbourhood, h), neighbourhood.mean(h)], 1))) if i == 0 else h
+        return h if i == 0 else self.b(destinations(neighbourhood, h) + neighbourhood.mean(h))
 
 
 @pytest.fixture(scope="module")

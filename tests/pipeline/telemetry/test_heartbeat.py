@@ -7,7 +7,7 @@ import pytest
 
 from millrace.pipeline.telemetry import heartbeat
 from millrace.pipeline.telemetry.events import Note, StepDone
-from millrace.pipeline.telemetry.heartbeat import STEADY_BEATS, Heart
+from millrace.pipeline.telemetry.heartbeat import STEADY_BEATS, Heartbeat
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.storage.ledger import Ledger
 
@@ -65,7 +65,7 @@ def test_a_clock_may_be_looked_at_all_the_time():
 
 def test_a_heart_passes_events_on_and_beats_a_last_time():
     events, clock, ledger = [], Clock(), Ledger()
-    with Heart(3, clock, ledger, None, events.append, first_s=60.0) as heart:
+    with Heartbeat(3, clock, ledger, None, events.append, first_s=60.0) as heart:
         heart(Note("hello"))
         heart(StepDone(0, 0, 2, 0.5, 10, edges=7))
         heart(StepDone(0, 1, 2, 0.25, 0, edges=5))
@@ -81,7 +81,7 @@ def test_a_heart_passes_events_on_and_beats_a_last_time():
 
 def test_a_heart_beats_on_where_its_rank_hangs_and_slower_after_a_while():
     events, clock = [], Clock()
-    with Heart(0, clock, Ledger(), None, events.append, first_s=0.001), clock.measure("reduce"):
+    with Heartbeat(0, clock, Ledger(), None, events.append, first_s=0.001), clock.measure("reduce"):
         until = time.monotonic() + 20
         while len(events) <= STEADY_BEATS + 20 and time.monotonic() < until:
             time.sleep(0.01)
@@ -95,7 +95,7 @@ def test_a_heart_beats_on_where_its_rank_hangs_and_slower_after_a_while():
 def test_whoever_watches_a_pulse_sees_it_between_the_beats_that_are_kept(monkeypatch):
     monkeypatch.setattr(heartbeat, "SHOWN_S", 0.01)
     kept, shown = [], []
-    with Heart(0, Clock(), Ledger(), None, kept.append, shown.append, first_s=60.0):
+    with Heartbeat(0, Clock(), Ledger(), None, kept.append, shown.append, first_s=60.0):
         until = time.monotonic() + 20
         while len(shown) < 5 and time.monotonic() < until:
             time.sleep(0.01)
@@ -106,7 +106,7 @@ def test_whoever_watches_a_pulse_sees_it_between_the_beats_that_are_kept(monkeyp
 
 def test_a_heart_stops_with_a_rank_that_fails():
     events = []
-    with pytest.raises(KeyError), Heart(0, Clock(), Ledger(), None, events.append, first_s=0.01):
+    with pytest.raises(KeyError), Heartbeat(0, Clock(), Ledger(), None, events.append, first_s=0.01):
         raise KeyError("x")
     count = len(events)
     time.sleep(0.05)

@@ -82,8 +82,8 @@ class Maxed(nn.Module):
         super().__init__()
         self.linear = nn.Linear(F, C)
 
-    def layer(self, i: int, hood, h: Tensor) -> Tensor:
-        return self.linear(hood.max(h)) if i == 0 else hood.max(h) + h[: hood.num_dst]
+    def layer(self, i: int, neighbourhood, h: Tensor) -> Tensor:
+        return self.linear(neighbourhood.max(h)) if i == 0 else neighbourhood.max(h) + h[: neighbourhood.num_dst]
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
@@ -101,10 +101,10 @@ def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Mo
 def dense(model: nn.Module, graph: Graph, x: np.ndarray) -> Tensor:
     model.eval()
     h = torch.from_numpy(x)
-    hood = DenseHood(graph)
+    neighbourhood = DenseHood(graph)
     with torch.no_grad():
         for i in range(model.num_layers):  # pyright: ignore
-            h = model.layer(i, hood, h)  # pyright: ignore
+            h = model.layer(i, neighbourhood, h)  # pyright: ignore
     return h
 
 
@@ -176,13 +176,13 @@ class Watch:
     def over(self, model: nn.Module) -> nn.Module:
         layer = model.layer  # pyright: ignore
 
-        def watched(i: int, hood, h: Tensor) -> Tensor:
-            out = layer(i, hood, h)
-            arrays = (h, out, hood.degree)
+        def watched(i: int, neighbourhood, h: Tensor) -> Tensor:
+            out = layer(i, neighbourhood, h)
+            arrays = (h, out, neighbourhood.degree)
             held = sum(t.numel() * t.element_size() for t in arrays)
-            block = hood.block.check()
+            block = neighbourhood.block.check()
             held += block.src.nbytes + block.indptr.nbytes + block.indices.nbytes
-            if hood.num_dst > 1:
+            if neighbourhood.num_dst > 1:
                 self.largest = max(self.largest, held)
             self.chunks += 1
             return out
@@ -249,7 +249,7 @@ def test_the_model_gets_its_modes_and_gradients_back():
     assert not out.requires_grad
     assert torch.is_grad_enabled()
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items()), "running statistics moved"
-    model.layer = lambda i, hood, h: 1 / 0  # pyright: ignore
+    model.layer = lambda i, neighbourhood, h: 1 / 0  # pyright: ignore
     with pytest.raises(ZeroDivisionError):
         infer(model, graph, MemoryFeatures(rows_of(40)), degree_of(graph), np.arange(40))
     assert {name: m.training for name, m in model.named_modules()} == before
@@ -308,7 +308,7 @@ def test_features_of_another_width_are_a_sentence(name):
 @pytest.mark.parametrize("wrong", [lambda h: h[:1], lambda h: h[:, 0], lambda h: None])
 def test_a_layer_with_a_wrong_result_is_refused(wrong):
     model = build("user")
-    model.layer = lambda i, hood, h: wrong(h[: hood.num_dst])  # pyright: ignore
+    model.layer = lambda i, neighbourhood, h: wrong(h[: neighbourhood.num_dst])  # pyright: ignore
     with pytest.raises(InputError, match=r"layer 0 of Maxed returned.*a row per destination"):
         infer(model, hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40))
 

@@ -6,7 +6,7 @@ import torch
 
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch import cuda_graph
-from millrace.stages.fetch.gather_cuda import DeviceGather, GatheredOnDevice, Uploaded
+from millrace.stages.fetch.gather_cuda import DeviceGather, DeviceGatherFetch, Uploaded
 from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.minibatch_cuda import bulk as resident_cuda
 from millrace.stages.kernels.minibatch_cuda import frames as frames_cuda
@@ -36,7 +36,7 @@ def setting(weighted=False, multilabel=False):
 
 
 def gathering(place, **options):
-    policy = GatheredOnDevice(**options)
+    policy = DeviceGatherFetch(**options)
     return DeviceGather(place, Uploaded(torch.from_numpy(place.features.rows).to(device()), True), device(), policy)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.gloo import Gloo
-from millrace.stages.fetch.visit import UNKNOWN, Mode, Visited, Visits, plan
+from millrace.stages.fetch.visit import UNKNOWN, Mode, VisitFetch, Visits, plan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.memory.meter import TensorBytes
@@ -61,7 +61,7 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             before = {k: v.clone() for k, v in module.state_dict().items()}
             rng = torch.random.get_rng_state()
             # As what is measured below, one rehearsal of several may differ on a busy machine, by a buffer: theirs in the middle counts.
-            said = sorted(plan(share, (mode,) * 3, Visited(ahead_bytes=0), group, module)[1] for _ in range(3))[1]
+            said = sorted(plan(share, (mode,) * 3, VisitFetch(ahead_bytes=0), group, module)[1] for _ in range(3))[1]
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
             assert all(p.grad is None for p in module.parameters()), "the rehearsal left gradients behind"
@@ -84,11 +84,11 @@ def chosen(group: Gloo) -> list[tuple[Mode, ...]]:
     module = model("gat")
 
     def modes(memory_bytes: int, *asked: str) -> tuple[Mode, ...]:
-        return plan(share, asked, Visited(memory_bytes=memory_bytes, ahead_bytes=0), group, module)[0]  # pyright: ignore[reportArgumentType]
+        return plan(share, asked, VisitFetch(memory_bytes=memory_bytes, ahead_bytes=0), group, module)[0]  # pyright: ignore[reportArgumentType]
 
-    most = plan(share, ("halo",) * 3, Visited(), group, module)[1] + share.graph.nbytes + share.x.nbytes
+    most = plan(share, ("halo",) * 3, VisitFetch(), group, module)[1] + share.graph.nbytes + share.x.nbytes
     # Ranks are not alike; a budget that one of them exceeds moves all.
-    least = plan(share, ("rematerialize",) * 3, Visited(ahead_bytes=0), group, module)[1] + share.graph.nbytes + share.x.nbytes
+    least = plan(share, ("rematerialize",) * 3, VisitFetch(ahead_bytes=0), group, module)[1] + share.graph.nbytes + share.x.nbytes
     auto = ("auto",) * 3
     return [modes(2 * most, *auto), modes((most + least) // 2, *auto), modes(1, *auto), modes(1, "halo", "auto", "keep")]
 
@@ -108,14 +108,14 @@ class Uncopied(nn.Module):
 
     num_layers = 3
 
-    def layer(self, i: int, hood: object, h: torch.Tensor) -> torch.Tensor:
+    def layer(self, i: int, neighbourhood: object, h: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("only the rows that I know")
 
 
 def unrehearsed(group: Gloo) -> tuple[tuple[Mode, ...], int, list[str]]:
     share, job = share_of(group, group.size)
     said: list[str] = []
-    policy = Visited()
+    policy = VisitFetch()
     policy.fetcher(share, replace(job, tell=said.append), Uncopied())
     return *plan(share, ("auto", "halo", "auto"), policy, group, Uncopied()), said
 
@@ -146,6 +146,6 @@ def test_tensors_are_followed_until_they_are_free() -> None:
 
 
 def test_modes_are_one_for_all_or_one_for_each() -> None:
-    assert Visited(("keep",)).for_layers(3) == ("keep",) * 3
+    assert VisitFetch(("keep",)).for_layers(3) == ("keep",) * 3
     with pytest.raises(ValueError, match="2 modes for a model of 3 layers"):
-        replace(Visited(), modes=("keep", "halo")).for_layers(3)
+        replace(VisitFetch(), modes=("keep", "halo")).for_layers(3)

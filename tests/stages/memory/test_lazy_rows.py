@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids, head
+from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids, head
 
 BASE = np.random.default_rng(0).standard_normal((50, 6))
 IDS = np.array([3, 49, 0, 3, 17], np.int32)
 WANT = torch.from_numpy(BASE[IDS])
 
 
-def named() -> NamedRows:
-    return NamedRows(BASE, IDS)
+def named() -> LazyRows:
+    return LazyRows(BASE, IDS)
 
 
-def is_gathered(x: NamedRows) -> bool:
+def is_gathered(x: LazyRows) -> bool:
     return base_and_ids(x)[1] is None
 
 
@@ -25,7 +25,7 @@ def test_its_shape_is_known_without_a_gather() -> None:
     x = named()
     assert isinstance(x, torch.Tensor)
     assert (x.shape, x.dtype, x.ndim, len(x), x.device.type, x.requires_grad) == ((5, 6), torch.float64, 2, 5, "cpu", False)
-    assert x.is_contiguous() and "NamedRows" in repr(x)
+    assert x.is_contiguous() and "LazyRows" in repr(x)
     assert not is_gathered(x)
     base, ids = base_and_ids(x)
     assert base is BASE and ids is IDS
@@ -85,7 +85,7 @@ def test_modules_work_on_it_as_on_any_tensor() -> None:
 
 def test_the_gather_happens_once() -> None:
     base = BASE.copy()
-    x = NamedRows(base, IDS)
+    x = LazyRows(base, IDS)
     first = x.gathered()
     base[:] = 0
     assert torch.equal(x + 0, WANT) and x.gathered() is first
@@ -99,5 +99,5 @@ def test_the_head_gathers_no_others() -> None:
 
 
 def test_no_rows() -> None:
-    x = NamedRows(BASE, IDS[:0])
+    x = LazyRows(BASE, IDS[:0])
     assert (x @ torch.ones(6, 2, dtype=torch.float64)).shape == (0, 2)

@@ -15,8 +15,8 @@ from millrace.pipeline.training.evaluate_together import evaluate_together
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
 from millrace.stages.evaluate.layerwise import evaluate
-from millrace.stages.feed.full_batch_feed import Whole
-from millrace.stages.fetch.visit import Mode, Visited, Visits
+from millrace.stages.feed.full_batch_feed import FullBatchWork
+from millrace.stages.fetch.visit import Mode, VisitFetch, Visits
 from millrace.stages.messages import Fetched, Placement
 from millrace.stages.models.base import Model, ModelConfig
 from millrace.stages.models.gat import GAT
@@ -185,7 +185,7 @@ def test_nothing_is_left_out_where_training_depends_on_all_rows() -> None:
 
 
 def test_an_epoch_is_one_step_of_all_ranks() -> None:
-    whole, share, of = Whole(), make_case(8, 1).share(Solo(), 2, True), job(Solo(), 2)
+    whole, share, of = FullBatchWork(), make_case(8, 1).share(Solo(), 2, True), job(Solo(), 2)
     assert whole.record() == {"name": "whole"} and whole.num_layers is None
     assert whole.num_minibatches(share, of) == 1
     with pytest.raises(InputError, match="minibatches_per_step is 3, but full-batch training takes one step an epoch"):
@@ -197,10 +197,10 @@ def test_an_epoch_is_one_step_of_all_ranks() -> None:
 
 
 def test_modes_are_one_for_all_layers_or_one_for_each() -> None:
-    assert Visited(("keep",)).for_layers(3) == ("keep",) * 3
-    assert Visited(("keep", "halo")).for_layers(2) == ("keep", "halo")
+    assert VisitFetch(("keep",)).for_layers(3) == ("keep",) * 3
+    assert VisitFetch(("keep", "halo")).for_layers(2) == ("keep", "halo")
     with pytest.raises(InputError, match="sar has 2 modes for a model of 3 layers; give one for each layer, or one for all"):
-        Visited(("keep", "halo")).for_layers(3)
+        VisitFetch(("keep", "halo")).for_layers(3)
 
 
 class Own(Model):
@@ -212,10 +212,13 @@ class Own(Model):
         super().__init__()
         self.first, self.last = nn.Linear(F, 4), nn.Linear(4, C)
 
-    def layer(self, i: int, hood: Neighbourhood, h: Tensor) -> Tensor:
-        z = (self.first, self.last)[i](dropout(h, 0.3, self.training, hood.names))
-        near = hood.apply(lambda s, d, w: torch.tanh(s + d) * (self.last.bias.sum() if i else 1.0), z, (), "mean")
-        return dropout(near, 0.3, self.training, None if hood.names is None else hood.names[: hood.num_dst]) + z[: hood.num_dst]
+    def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
+        z = (self.first, self.last)[i](dropout(h, 0.3, self.training, neighbourhood.names))
+        near = neighbourhood.apply(lambda s, d, w: torch.tanh(s + d) * (self.last.bias.sum() if i else 1.0), z, (), "mean")
+        return (
+            dropout(near, 0.3, self.training, None if neighbourhood.names is None else neighbourhood.names[: neighbourhood.num_dst])
+            + z[: neighbourhood.num_dst]
+        )
 
 
 CONFIGS: dict[str, ModelConfig | None] = {
@@ -284,9 +287,9 @@ def train(group: Group, seeds: tuple[int, ...], size: int) -> dict[tuple[Any, ..
 
 def dense(case: Case, seed: int, name: str) -> dict[str, Any]:
     model, train = build(name), torch.from_numpy(case.split.train)
-    hoods = (whole_graph(case.graph, F64),) * model.num_layers
-    fetched = Fetched(seed, 0, hoods, torch.from_numpy(case.x), case.labels[train])
-    return learn(model, lambda hoods, h: model(hoods, h)[train], fetched, Solo(), seed % 2 == 0)
+    neighbourhoods = (whole_graph(case.graph, F64),) * model.num_layers
+    fetched = Fetched(seed, 0, neighbourhoods, torch.from_numpy(case.x), case.labels[train])
+    return learn(model, lambda neighbourhoods, h: model(neighbourhoods, h)[train], fetched, Solo(), seed % 2 == 0)
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(1, (8, 9)), (2, (8, 12)), (3, (14, 2)), (4, (11,)), (8, (5,))])

@@ -6,7 +6,7 @@ import torch
 
 from millrace.stages.kernels.aggregation.cpu.dropout import scale_kept
 from millrace.stages.kernels.runtime import threads
-from millrace.stages.memory.lazy_rows import NamedRows, base_and_ids
+from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
 from millrace.stages.nn.dropout import dropout
 from millrace.stages.random import node_words
 
@@ -43,7 +43,7 @@ def test_named_rows_are_dropped_as_gathered_ones(rows, width):
     want = scale_kept(torch.from_numpy(base[ids]), 77, 0.4)
     for n in (1, 2, 3):
         threads.set_num_threads(n)
-        named = NamedRows(base, ids)
+        named = LazyRows(base, ids)
         assert torch.equal(scale_kept(named, 77, 0.4), want)
         assert base_and_ids(named)[1] is not None  # nothing was gathered on the way
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.stages.partition.hash import Hash
-from millrace.stages.placement.chunk_schedule import Deal
+from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.storage.graph import from_edges
 
 SWEEPS = ("sweep", "fixed", "none")
@@ -18,7 +18,7 @@ SWEEPS = ("sweep", "fixed", "none")
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 16])
 def test_a_sweep_visits_every_ordered_pair_once(ranks: int) -> None:
-    deal = Deal(0, ranks)
+    deal = ChunkSchedule(0, ranks)
     for start in (0, 3 * (ranks - 1)):
         seen = Counter((p, *deal.variable(p, start + t)) for p in range(ranks) for t in range(ranks - 1))
         assert seen == Counter(itertools.permutations(range(ranks), 2))
@@ -28,10 +28,10 @@ def test_a_sweep_visits_every_ordered_pair_once(ranks: int) -> None:
 
 def test_other_schedules() -> None:
     for t in range(5):
-        assert [Deal(0, 4, sweep="fixed").variable(p, t) for p in range(4)] == [(1,), (2,), (3,), (0,)]
-        assert [Deal(0, 4, sweep="none").variable(p, t) for p in range(4)] == [()] * 4
-        assert {Deal(0, 1, sweep=s).variable(0, t) for s in SWEEPS} == {()}  # type: ignore[arg-type]
-        assert [Deal(t, 3, 2).base(p, t) for p in range(3)] == [(0, 1), (2, 3), (4, 5)], "nothing moves"
+        assert [ChunkSchedule(0, 4, sweep="fixed").variable(p, t) for p in range(4)] == [(1,), (2,), (3,), (0,)]
+        assert [ChunkSchedule(0, 4, sweep="none").variable(p, t) for p in range(4)] == [()] * 4
+        assert {ChunkSchedule(0, 1, sweep=s).variable(0, t) for s in SWEEPS} == {()}  # type: ignore[arg-type]
+        assert [ChunkSchedule(t, 3, 2).base(p, t) for p in range(3)] == [(0, 1), (2, 3), (4, 5)], "nothing moves"
 
 
 @given(
@@ -40,7 +40,7 @@ def test_other_schedules() -> None:
 )  # fmt: skip
 @settings(deadline=None, max_examples=100)
 def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, moved: float, sweep: Any, t: int) -> None:
-    deal = Deal(seed, ranks, per_rank, moved, sweep)
+    deal = ChunkSchedule(seed, ranks, per_rank, moved, sweep)
     bases = [deal.base(p, t) for p in range(ranks)]
     assert sorted(itertools.chain(*bases)) == list(range(ranks * per_rank))
     assert all(len(b) == per_rank and list(b) == sorted(b) for b in bases)
@@ -55,7 +55,7 @@ def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, moved: f
 def test_the_chosen_chunks_move_and_no_others() -> None:
     """Of k places that are permuted uniformly, one keeps its chunk on average; the mean over 400 switches, within 5 sigma."""
     for moved, k in ((0.05, 2), (0.25, 5), (0.5, 10), (1.0, 20)):
-        deals = [Deal(seed, 5, 4, moved) for seed in range(400)]
+        deals = [ChunkSchedule(seed, 5, 4, moved) for seed in range(400)]
         moves = [np.count_nonzero(d.places(2) != d.places(3)) for d in deals]
         assert max(moves) <= k
         assert abs(np.mean(moves) - (k - 1)) < 5 / np.sqrt(400)
@@ -69,12 +69,12 @@ def test_what_is_seen_beside_a_chunk_where_chunks_move(moved: float, t: int, ran
     """The share of deals in which chunk c is seen where chunk d is a base chunk, or a variable one: that of the formula within 4.5 sigma,
     and so for any pair; (2 m - 1) / (Q - 1) for a sweep."""
     q, draws = ranks * per_rank, 1500
-    want = Deal(0, ranks, per_rank, moved, sweep).inclusion
+    want = ChunkSchedule(0, ranks, per_rank, moved, sweep).inclusion
     assert want == pytest.approx(((per_rank if sweep == "none" else 2 * per_rank) - 1) / (q - 1))
     pairs = [(0, 1), (q - 1, 0), (1, 2)]
     together = {pair: [0, 0, 0] for pair in pairs}
     for seed in range(draws):
-        deal = Deal(seed, ranks, per_rank, moved, sweep)
+        deal = ChunkSchedule(seed, ranks, per_rank, moved, sweep)
         at = deal.places(t).reshape(ranks, per_rank)
         beside = [deal.beside(p, t) for p in range(ranks)]
         for p in range(ranks):
@@ -92,9 +92,14 @@ def test_what_is_seen_beside_a_chunk_where_chunks_move(moved: float, t: int, ran
 
 
 def test_what_is_seen_beside_a_chunk_that_stays() -> None:
-    assert Deal(0, 5, 3).inclusion == 1 / 4
-    assert Deal(0, 5, 3, sweep="fixed").inclusion == Deal(0, 5, 3, sweep="none").inclusion == Deal(0, 1, 3, moved=1.0).inclusion == 1
-    assert Deal(0, 5, 1, moved=0.5, sweep="none").inclusion == 1, "a rank that sees one chunk has no edges between chunks"
+    assert ChunkSchedule(0, 5, 3).inclusion == 1 / 4
+    assert (
+        ChunkSchedule(0, 5, 3, sweep="fixed").inclusion
+        == ChunkSchedule(0, 5, 3, sweep="none").inclusion
+        == ChunkSchedule(0, 1, 3, moved=1.0).inclusion
+        == 1
+    )
+    assert ChunkSchedule(0, 5, 1, moved=0.5, sweep="none").inclusion == 1, "a rank that sees one chunk has no edges between chunks"
 
 
 @pytest.mark.parametrize("parts", [3, 8])
@@ -103,7 +108,7 @@ def test_nodes_meet_in_hashed_chunks_as_often_as_chance_has_it(parts: int) -> No
     seeds, pairs = 600, [(0, 1), (5, 2), (3, 7)]
     graph, seen = from_edges([], [], 8), np.zeros(len(pairs))
     for seed in range(seeds):
-        part, deal = Hash().assign(graph, parts, seed).part(np.arange(graph.num_nodes)), Deal(seed, parts)
+        part, deal = Hash().assign(graph, parts, seed).part(np.arange(graph.num_nodes)), ChunkSchedule(seed, parts)
         for i, (v, u) in enumerate(pairs):
             seen[i] += part[u] in (part[v], *deal.variable(int(part[v]), seed))
     assert (np.abs(seen / seeds - 2 / parts) < 4 * np.sqrt(2 / parts * (1 - 2 / parts) / seeds)).all()

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from millrace.stages.fetch.isolated import Covered, seed_weights, smoothed
+from millrace.stages.fetch.isolated import CoverageFetch, seed_weights, smoothed
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Phase, Placement
-from millrace.stages.placement.chunk_schedule import Deal
+from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.placement.chunks import Chunks, Isolated, load
 from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -68,7 +68,7 @@ def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: 
     ranks = max(1, case.parts // per_rank)
     case = replace(case, part_of=case.part_of % (ranks * per_rank), parts=ranks * per_rank)
     whole, total, seeds = edges(case.graph), weighted_degree(case), []
-    deal = Deal(SEED, ranks, per_rank, moved, sweep)
+    deal = ChunkSchedule(SEED, ranks, per_rank, moved, sweep)
     for rank in range(ranks):
         place = placed(case, Chunks(sweep=sweep, halo=halo, per_rank=per_rank, moved=moved), rank, later)
         place.graph.check()
@@ -156,7 +156,7 @@ def names_of(place: Isolated) -> np.ndarray:
 def test_the_next_super_epoch_is_put_together_ahead(halo: int, per_rank: int, moved: float) -> None:
     """Each when the super-epoch before it begins; those that stay are not read again."""
     case, rank = make_case(8, 4 * per_rank), 1
-    policy, deal = Chunks(halo=halo, per_rank=per_rank, moved=moved), Deal(SEED, 4, per_rank, moved)
+    policy, deal = Chunks(halo=halo, per_rank=per_rank, moved=moved), ChunkSchedule(SEED, 4, per_rank, moved)
     # A rank opens its first chunk before it knows what it will see.
     peers, before, own = CasePeers(case), None, rank * per_rank
     want: list[int] = []
@@ -179,7 +179,7 @@ def test_nothing_is_loaded_for_after_the_end() -> None:
     case = make_case(8, 4)
     peers = CasePeers(case)
     assert placed(case, Chunks(), 0, EPOCHS - 1, None, peers).following is None
-    assert peers.opened == [*Deal(SEED, 4).variable(0, EPOCHS - 1)]
+    assert peers.opened == [*ChunkSchedule(SEED, 4).variable(0, EPOCHS - 1)]
 
 
 @pytest.mark.parametrize(("sweep", "parts"), [("sweep", 2), ("fixed", 3), ("none", 3)])
@@ -197,7 +197,7 @@ def test_nothing_ahead_is_the_same_and_reads_no_chunk_twice(halo: int) -> None:
     policy, peers, before = Chunks(halo=halo, ahead=False), CasePeers(case), None
     for t in range(6):
         place = placed(case, policy, rank, t, before, peers)
-        assert place.following is None and peers.opened == [c for s in range(t + 1) for c in Deal(SEED, 4).variable(rank, s)]
+        assert place.following is None and peers.opened == [c for s in range(t + 1) for c in ChunkSchedule(SEED, 4).variable(rank, s)]
         same(place, placed(case, Chunks(halo=halo), rank, t))
         before = place
 
@@ -248,7 +248,7 @@ def sampled(place: Isolated, seeds: Any, fanout: tuple[int, ...], expand: Any = 
     return sampler.sample(place.graph, BulkRequest(3, 0, 0, 0, (np.asarray(seeds, np.int64),)), reference).minibatches[0]
 
 
-def fetched(place: Isolated, work: MiniBatch, policy: Covered) -> Any:
+def fetched(place: Isolated, work: MiniBatch, policy: CoverageFetch) -> Any:
     return policy.fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)  # pyright: ignore[reportArgumentType]
 
 
@@ -276,10 +276,10 @@ def test_weights_of_seeds_against_the_trees(case: Case, halo: int, expand: Any, 
             got = seed_weights(work.blocks, coverage, hops)
             assert got.dtype == np.float64
             np.testing.assert_allclose(got, want, rtol=1e-12, atol=0)
-            assert torch.equal(fetched(place, work, Covered("hops", hops)).weight, torch.from_numpy(got))
+            assert torch.equal(fetched(place, work, CoverageFetch("hops", hops)).weight, torch.from_numpy(got))
         for correction in ("batch", "node"):
-            np.testing.assert_allclose(fetched(place, work, Covered(correction)).weight, coverage[work.seeds], rtol=1e-14, atol=0)
-        assert fetched(place, work, Covered("none")).weight is fetched(place, work, Covered("edge")).weight is None
+            np.testing.assert_allclose(fetched(place, work, CoverageFetch(correction)).weight, coverage[work.seeds], rtol=1e-14, atol=0)
+        assert fetched(place, work, CoverageFetch("none")).weight is fetched(place, work, CoverageFetch("edge")).weight is None
 
 
 def test_a_blocked_node_takes_its_tree_out() -> None:
@@ -355,7 +355,7 @@ def sums(place: Isolated, correction: Any) -> np.ndarray:
     """Of the features of all in-neighbours, [num_base, F], by full local neighbourhoods."""
     work = sampled(place, np.arange(place.num_base), (-1,))
     h = torch.from_numpy(place.features.gather(work.nodes))
-    return fetched(place, work, Covered(correction)).hoods[-1].sum(h).numpy()
+    return fetched(place, work, CoverageFetch(correction)).neighbourhoods[-1].sum(h).numpy()
 
 
 def whole_sums(case: Case, rank: int) -> np.ndarray:
@@ -445,7 +445,7 @@ def test_hajek_scales_messages_to_the_degree(case: Case, halo: int, moved: float
         place = placed(case, Chunks(halo=halo, moved=moved), rank)
         work = sampled(place, np.arange(place.num_base), (-1,))
         h = torch.from_numpy(place.features.gather(work.nodes))
-        plain, scaled = (fetched(place, work, Covered(c)).hoods[-1] for c in ("edge", "edge-hajek"))
+        plain, scaled = (fetched(place, work, CoverageFetch(c)).neighbourhoods[-1] for c in ("edge", "edge-hajek"))
         np.testing.assert_allclose(scaled.mean(h), plain.mean(h), rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(scaled.sum(h), place.degree[: place.num_base, None] * plain.mean(h), rtol=1e-5, atol=1e-5)
 
@@ -465,7 +465,7 @@ def test_coverage_is_drawn_to_the_mean(case: Case, kappa: float) -> None:
             assert got[i] == pytest.approx((here + kappa * mean) / (len(into) + kappa) if into else 1.0, abs=1e-12)
         if len(place.seeds):
             work = sampled(place, place.seeds, (1,))
-            assert fetched(place, work, Covered("node", kappa=kappa)).weight.tolist() == pytest.approx(got[work.seeds].tolist())
+            assert fetched(place, work, CoverageFetch("node", kappa=kappa)).weight.tolist() == pytest.approx(got[work.seeds].tolist())
             assert kappa < 1e9 or np.abs(got[place.seeds][coverage[place.seeds] < 1] - mean).max(initial=0) < 1e-6
 
 
@@ -505,7 +505,7 @@ def test_a_message_counts_for_the_edges_that_were_not_drawn(seed: int, replaced:
     sampler = NeighborSampler((3, 3), expand="all", replace=replaced, edge_ids=True)
     request = BulkRequest(3, 0, 0, 0, (np.arange(place.num_visible),))
     work = sampler.sample(place.graph, request, reference).minibatches[0]
-    for block, hood in zip(work.blocks, fetched(place, work, Covered("edge")).hoods):
+    for block, neighbourhood in zip(work.blocks, fetched(place, work, CoverageFetch("edge")).neighbourhoods):
         drawn = np.diff(block.indptr)
         dst, source = np.repeat(block.src[: block.num_dst], drawn), block.src[block.indices]
         swept = (dst < place.num_base) & (source >= place.num_base)
@@ -513,14 +513,14 @@ def test_a_message_counts_for_the_edges_that_were_not_drawn(seed: int, replaced:
         want = np.where(swept, 2, 1) * place.graph.in_degree[dst] / np.repeat(drawn, drawn)
         if place.graph.edge_weight is not None:
             want = want * place.graph.edge_weight[block.edge_id]
-        np.testing.assert_allclose(hood.weight, want, rtol=1e-6)
+        np.testing.assert_allclose(neighbourhood.weight, want, rtol=1e-6)
 
 
 def test_rows_and_degrees_are_those_of_this_rank() -> None:
     case = make_case(0, 3)
     place = placed(case, Chunks(), 0)
     work = sampled(place, place.seeds, (2, 2))
-    got = fetched(place, work, Covered())
+    got = fetched(place, work, CoverageFetch())
     name = names(case, place)
     assert torch.equal(got.y, case.labels[[name[i] for i in work.seeds]])
-    assert got.hoods[0].degree.tolist() == weighted_degree(case)[[name[i] for i in work.nodes]].tolist()
+    assert got.neighbourhoods[0].degree.tolist() == weighted_degree(case)[[name[i] for i in work.nodes]].tolist()

@@ -19,7 +19,7 @@ from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import TableBook
-from millrace.storage.partition.shuffle import Dealt, begin, deal
+from millrace.storage.partition.shuffle import ShuffledStore, begin, deal
 from millrace.storage.store import open_store
 from tests.contracts.messages import graphs
 
@@ -44,7 +44,7 @@ def dealt_to(folder, stored, book, parts):
     folder.mkdir()
     for k in range(begin(stored, book.num_parts, [*parts], folder)):
         deal(stored, k, book, folder)
-    return Dealt(folder)
+    return ShuffledStore(folder)
 
 
 def bounds_of(folder, stored, parts):

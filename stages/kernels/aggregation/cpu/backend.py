@@ -12,7 +12,7 @@ from numba import njit
 from torch import Tensor
 
 from ....memory.arena import empty
-from ....memory.lazy_rows import NamedRows, base_and_ids
+from ....memory.lazy_rows import LazyRows, base_and_ids
 from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
 from .attention import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
@@ -194,7 +194,7 @@ def spmm_from(
     of_list = row_scale if rows is None or row_scale is None else row_scale[torch.from_numpy(rows)]
     back, weight = _towards_sources(lists, coef, of_list, grad.dtype)
     # Destination i of the transposed lists is row rows[i] of the gradient, read where it lies.
-    of_lists = grad if rows is None else NamedRows(grad.numpy(), rows)
+    of_lists = grad if rows is None else LazyRows(grad.numpy(), rows)
     return _spmm(back, of_lists, width, weight, None, _NOTHING, None, 0, width)
 
 

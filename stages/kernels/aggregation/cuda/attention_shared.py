@@ -173,11 +173,11 @@ def _together(heads: int, numbers: int) -> int:
     return next(g for g in range(_HEADS, 0, -1) if heads % g == 0 and (g == 1 or g * numbers <= _HELD))
 
 
-def _told(there: DeviceLists, x: Tensor, heads: int, rule: AttentionRule, shape: dict[str, int]) -> tuple[int, dict[str, Any]]:
+def _arguments(there: DeviceLists, x: Tensor, heads: int, rule: AttentionRule, shape: dict[str, int]) -> tuple[int, dict[str, Any]]:
     """Programs of a tile of rows, and what the compiler is told."""
     together = _together(heads, shape["BR"] * shape["BD"])
-    told = {"H": heads, "D": x.shape[1], "X_ROW": x.stride(0), "HEADS": together, "LIMIT": there.limit, "SLOPE": rule.slope}
-    return heads // together, told | shape | {"THRESHOLD": rule.threshold, "KEEP": rule.keep_scale}
+    arguments = {"H": heads, "D": x.shape[1], "X_ROW": x.stride(0), "HEADS": together, "LIMIT": there.limit, "SLOPE": rule.slope}
+    return heads // together, arguments | shape | {"THRESHOLD": rule.threshold, "KEEP": rule.keep_scale}
 
 
 def _logits(x: Tensor, a: Tensor) -> Tensor:
@@ -195,13 +195,13 @@ def attend_shared(
     log_denominators(there, None, logit_src, logit_dst, rule.slope, log_sum, False, True)
     names = (None, None, None) if numbers is None else numbers.on(x.device)
     rows_per, columns = tile(width)
-    groups, told = _told(there, x, heads, rule, {"BR": rows_per, "BD": columns, "UNROLL": UNROLL})
+    groups, arguments = _arguments(there, x, heads, rule, {"BR": rows_per, "BD": columns, "UNROLL": UNROLL})
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor) -> None:
         if len(begin) and result.numel():
             launched: Any = _attend_shared_rows[-(-len(begin) // rows_per) * groups, -(-width // columns)]
             inputs = x, logit_src, logit_dst, log_sum
-            launched(begin, end, rows, there.indices, *names, rule.key, *inputs, result, len(begin), lists.num_edges, **told)
+            launched(begin, end, rows, there.indices, *names, rule.key, *inputs, result, len(begin), lists.num_edges, **arguments)
 
     launch(there.begin, there.end, None, out)
     if (rest := there.rest) is not None:
@@ -228,7 +228,7 @@ def attend_shared_backward(
     there, (heads, width), n = lists.on(x.device), a_src.shape, lists.num_dst
     logits, delta, d_dst = (_logits(x, a_src), logit_dst), dots(grad, out), torch.zeros_like(logit_dst)
     names = (None, None, None) if numbers is None else numbers.on(x.device)
-    groups, told = _told(there, x, heads, rule, shape := whole_rows(width))
+    groups, arguments = _arguments(there, x, heads, rule, shape := whole_rows(width))
     d_src = a_src.new_zeros(heads, width)
 
     def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor) -> None:
@@ -237,7 +237,7 @@ def attend_shared_backward(
             weighted = None if needs_x else x.new_empty(tiles, heads, width)
             launched: Any = _backward_shared_dst[(tiles * groups,)]
             inputs = x, *logits, log_sum, grad, delta
-            launched(begin, end, rows, there.indices, *names, rule.key, *inputs, result, weighted, len(begin), lists.num_edges, **told)
+            launched(begin, end, rows, there.indices, *names, rule.key, *inputs, result, weighted, len(begin), lists.num_edges, **arguments)
             if weighted is not None:
                 d_src.add_(weighted.sum(0))
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ....memory.lazy_rows import NamedRows, device_base_and_ids
+from ....memory.lazy_rows import LazyRows, device_base_and_ids
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .attention import add_outer, attend, attend_backward, attend_from, attend_into, dots, weighted_sum
 from .attention_shared import attend_shared, attend_shared_backward
@@ -182,7 +182,7 @@ def _maxima(lists: DeviceLists, rows: Tensor | None, position: Tensor | None, x:
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
     """See `cpu.backend.maximum`."""
-    x, _ = device_base_and_ids(x if not isinstance(x, NamedRows) else x.gathered())
+    x, _ = device_base_and_ids(x if not isinstance(x, LazyRows) else x.gathered())
     out = x.new_empty(lists.num_dst, x.shape[1])
     arg = torch.empty_like(out, dtype=torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
     _maxima(lists.on(x.device), None, None, x, out, arg, False)

@@ -22,7 +22,7 @@ from ..layerwise import Drawn, budget, clock, complete, dart_word, factors, same
 from .compact import compacted
 from .draw import BLOCK, Rows, cumulated, degrees, total
 from .graph import DeviceGraph, Tables, Workspace, moved
-from .neighbor import refuse_beyond_int32
+from .neighbor import check_int32
 from .renumber import Counts, DeviceList, Group, Hop, before, forget, joined, merged, named, start
 from .terms import Terms
 
@@ -84,7 +84,7 @@ def _extract(graph: DeviceGraph, group: Group, tables: Tables) -> Hop:
         )  # fmt: skip
     drawn = compacted(graph, rows, ends, flags, tables)
     counts = np.diff(drawn.ends[moved(before(group.counts), graph.device)].cpu().numpy())
-    refuse_beyond_int32(int(counts.max()))
+    check_int32(int(counts.max()))
     return Hop(group, drawn, counts)
 
 
@@ -122,8 +122,8 @@ class _Layers:
         place = hits + torch.arange(k, device=to)[:, None] * self.tables.stride
         if repeats:
             self.tables.found[place[sums > 0]] = 1
-            told, whole = hits.cpu().numpy(), sums.cpu().numpy()
-            return _Sample([with_replacement(told[q] if whole[q] else told[q, :0]) for q in range(k)], whole)
+            message, whole = hits.cpu().numpy(), sums.cpu().numpy()
+            return _Sample([with_replacement(message[q] if whole[q] else message[q, :0]) for q in range(k)], whole)
         order = torch.sort(place.view(-1), stable=True).indices
         again = torch.zeros(k * limit, dtype=torch.bool, device=to)
         again[order[1:]] = place.view(-1)[order].diff() == 0
@@ -169,10 +169,10 @@ class _Layers:
             own = torch.arange(count, device=to) + moved(node_at[:-1] - row_at[:-1], to)[rows.owner]
             mass.index_add_(0, own, terms.loop[rows.nodes])
             mass.index_add_(0, column, terms.edges(rows.nodes[row], at))
-        told, src = (np.split(x.cpu().numpy(), node_at[1:-1]) for x in (mass, nodes.rows.nodes))
+        message, src = (np.split(x.cpu().numpy(), node_at[1:-1]) for x in (mass, nodes.rows.nodes))
         factor = [
             # `normalise` of the reference multiplies by the inverse, and so does this.
-            factors(self.debias, told[q].astype(np.float64) * (1.0 / max(int(sample.total[q]), 1)), src[q], int(n), sample.drawn[q])
+            factors(self.debias, message[q].astype(np.float64) * (1.0 / max(int(sample.total[q]), 1)), src[q], int(n), sample.drawn[q])
             for q, n in enumerate(hop.group.counts)
         ]
         c = moved(np.concatenate(factor), to)[column]

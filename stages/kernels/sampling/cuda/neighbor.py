@@ -70,7 +70,7 @@ def expand(
         hop, new = number(group, draw_hop(group, h, s, tables), known, tables)
         edges = edges + hop.counts
         edge_ends.append(hop.counts if again else edges)
-        refuse_beyond_int32(int(edges.max()))
+        check_int32(int(edges.max()))
         known = known + new.counts
         groups = [merged([*groups, new])] if again else [*groups, new]
         group = groups[-1]
@@ -83,7 +83,7 @@ def expand(
     return DeviceSample(nodes.rows, tuple(node_ends), lists, tuple(edge_ends))
 
 
-def refuse_beyond_int32(edges: int) -> None:
+def check_int32(edges: int) -> None:
     """Raises RunError if one minibatch cannot have so many edges."""
     if edges >= room.LIMIT:
         raise RunError(f"a minibatch would hold {edges} edges; at most {room.LIMIT - 1} fit: use a smaller batch_size, fanout or sizes")
@@ -120,7 +120,7 @@ def neighbor(
     def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         if replace:
             # Before room is made for them.
-            refuse_beyond_int32(s * int(group.counts.max()))
+            check_int32(s * int(group.counts.max()))
         return draw(graph, group.rows, keys[h], s, tables, replace=replace, weights=weights, keep=keep)
 
     return expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace)

@@ -123,15 +123,15 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
     launch(_count, len(counts))(tables.found, tables.local, counts, BLOCK=SCAN)
     offsets = cumulated(counts)
     # The host must wait: the next hop's memory is as large as what was found.
-    told = torch.cat([beside, offsets[:: tables.programs]]).cpu().numpy()
-    new = np.diff(told[len(beside) :])
+    message = torch.cat([beside, offsets[:: tables.programs]]).cpu().numpy()
+    new = np.diff(message[len(beside) :])
     nodes = torch.empty(int(new.sum()), dtype=dtype, device=device)
     rows = Rows(nodes, torch.empty(len(nodes), dtype=torch.int32, device=device))
     if len(nodes):
         launch(_name, len(counts))(
             tables.found, tables.local, offsets, moved(known, device), rows.nodes, rows.owner, tables.programs, BLOCK=SCAN
         )
-    return Group(rows, new), told[: len(beside)]
+    return Group(rows, new), message[: len(beside)]
 
 
 def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[Hop, Group]:
@@ -141,8 +141,8 @@ def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[H
         The hop and its new nodes.
     """
     ends = drawn.ends[moved(before(group.counts), tables.local.device)]
-    new, told = named(known, tables, drawn.sources.dtype, ends)
-    return Hop(group, drawn, np.diff(told)), new
+    new, message = named(known, tables, drawn.sources.dtype, ends)
+    return Hop(group, drawn, np.diff(message)), new
 
 
 def _put(values: Tensor, group: Group, shift: Counts, add: Counts, out: Tensor) -> None:

@@ -94,7 +94,7 @@ class AcrossGpus:
     """
 
     def __init__(self, graph: Graph, rank: int, size: int, unique: Any) -> None:
-        refuse_what_is_missing()
+        check_available()
         import pylibcugraph  # pyright: ignore[reportMissingImports]
         import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
 
@@ -151,7 +151,7 @@ def new_unique_id() -> Any:
     return comms.cugraph_comms_create_unique_id()
 
 
-def refuse_what_is_missing() -> int:
+def check_available() -> int:
     """The number of GPUs.
 
     Raises:
@@ -229,7 +229,7 @@ _graphs: WeakKeyDictionary[Graph, _OnDevice] = WeakKeyDictionary()
 def _on_device(graph: Graph) -> _OnDevice:
     """The graph on one GPU; it is copied there when it is first asked for."""
     if graph not in _graphs:
-        refuse_what_is_missing()
+        check_available()
         import pylibcugraph  # pyright: ignore[reportMissingImports]
 
         handle, dtype = pylibcugraph.ResourceHandle(), _ids_of(graph)

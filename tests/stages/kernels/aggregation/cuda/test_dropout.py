@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millrace.stages.kernels import dropout_on
 from millrace.stages.kernels.aggregation.cpu import dropout as dropout_cpu
 from millrace.stages.kernels.runtime import triton_rng
-from millrace.stages.memory.lazy_rows import NamedRows, device_base_and_ids
+from millrace.stages.memory.lazy_rows import LazyRows, device_base_and_ids
 from millrace.stages.nn.dropout import dropout
 
 CUDA: Any = pytest.importorskip("millrace.stages.kernels.aggregation.cuda.dropout")
@@ -56,7 +56,7 @@ def test_rows_that_are_only_named_are_read_where_they_lie(
 ) -> None:
     base, ids = random((50, width), dtype), torch.randint(50, (rows,), generator=torch.Generator().manual_seed(rows))
     names = np.random.default_rng(1).permutation(rows) if named else None
-    x = NamedRows(base.to(DEVICE), ids.to(DEVICE, ids_dtype))  # pyright: ignore[reportArgumentType]
+    x = LazyRows(base.to(DEVICE), ids.to(DEVICE, ids_dtype))  # pyright: ignore[reportArgumentType]
     got = CUDA.scale_kept(x, 77, 0.4, names)
     assert device_base_and_ids(x)[1] is not None, "they were gathered on the way"
     assert torch.equal(got.cpu(), dropout_cpu.scale_kept(base[ids], 77, 0.4, names))
