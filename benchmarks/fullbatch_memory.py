@@ -13,7 +13,7 @@ no dropout, one epoch, one thread a rank. Two graphs:
 parameters, gradients and Adam's state. "predicted" is made before the run: from numbers alone for `dense`, from counts of nodes and
 edges by part for `arxiv`; `step_memory.step_bytes` says what a step takes on a graph of such proportions. "c0 + c1/N" is the same without
 neighbours on other ranks: c0 does not grow with the graph; c0 + c1 is one rank's memory. What "predicted" has beyond it are rows of
-other ranks: kept, or under way (of those the next round's only as far as `ahead_bytes`, 64 MiB, goes).
+other ranks: kept, or under way (of those the next round's only as far as `prefetch_bytes`, 64 MiB, goes).
 
 "RSS" is the largest resident size of the rank's process in its whole life, "base" that of a rank over a graph of 500 nodes. Reading the
 parts and arranging them, which takes more memory than it leaves, is in it, and so are edges as the modes index them.
@@ -41,7 +41,7 @@ from torch import nn
 from unfused_attention import Unfused
 
 import millrace as mr
-from millrace.stages.fetch.visit import AHEAD_BYTES, Mode, VisitFetch
+from millrace.stages.fetch.visit import PREFETCH_BYTES, Mode, VisitFetch
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
 from millrace.stages.models.sage import SAGE
@@ -92,7 +92,7 @@ class Lab:
         self.cache, self.npz = args.cache, args.npz
         self.num_nodes = round(NODES * args.scale)
         # In proportion, so that a small graph shows what the large one would.
-        self.ahead_bytes = round(AHEAD_BYTES * args.scale)
+        self.prefetch_bytes = round(PREFETCH_BYTES * args.scale)
         self.base = cache(lambda model, ranks: self.run(Cell("small", model, "rematerialize", ranks))["rss_bytes"])
 
     def store(self, name: str) -> Path:
@@ -128,7 +128,7 @@ class Lab:
 
     def predict(self, cell: Cell) -> tuple[int, int, int]:
         """What the largest rank will take; c0 and c1."""
-        module, policy = cell.module(), VisitFetch(cell.modes, ahead_bytes=self.ahead_bytes)
+        module, policy = cell.module(), VisitFetch(cell.modes, prefetch_bytes=self.prefetch_bytes)
 
         def one_rank(share: float) -> int:
             (counts, seeds), *_ = self.counts(cell.graph, 1)
@@ -143,7 +143,9 @@ class Lab:
         with tempfile.TemporaryDirectory() as scratch:
             done = mr.run(
                 self.store(cell.graph),
-                system=mr.sar(cell.modes, partitioner=PARTITIONERS.get(cell.graph, Contiguous("nodes")), ahead_bytes=self.ahead_bytes),
+                system=mr.sar(
+                    cell.modes, partitioner=PARTITIONERS.get(cell.graph, Contiguous("nodes")), prefetch_bytes=self.prefetch_bytes
+                ),
                 model=cell.module(),
                 features="mapped",
                 ranks=cell.ranks,

@@ -165,7 +165,7 @@ def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
         "device": lab.device.type,
         "model": {"name": model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": 0.0} | ({"heads": HEADS} if model == "gat" else {}),
         "sampler": {"name": "neighbor", "fanout": list(FANOUT)},
-        "train": {"batch_size": lab.batch, "optimizer": "adam", "lr": LR, "evaluate_every": 0, "products": products},
+        "train": {"batch_size": lab.batch, "optimizer": "adam", "lr": LR, "evaluate_every": 0, "matmul_precision": products},
         "queue": {"bulk_size": min(BULK, lab.minibatches)},
     } | ({"kernel": "cuda"} if lab.on_gpu else {})
     start_peak(lab)

@@ -53,7 +53,7 @@ from millrace.storage.ledger import Ledger
 FANOUT = (15, 10, 5)
 WAYS: dict[str, dict[str, Any]] = {
     "grappa": {"partition.method": "hash", "grappa.halo": 0},
-    "bulk": {"features": "owned", "bulk.hot": 0.05},
+    "bulk": {"features": "owned", "bulk.cache_fraction": 0.05},
     "sar": {"partition.method": "hash"},
 }
 MODELLED = {"bulk": "bulk, owned features", "grappa": "grappa", "sar": "sar"}
@@ -187,7 +187,7 @@ def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
             batch_size=args.batch_size,
             ranks=ranks,
             threads=1,
-            config={"partition": {"method": "hash"}, "grappa": {"halo": 0}, "bulk": {"hot": 0.05}},
+            config={"partition": {"method": "hash"}, "grappa": {"halo": 0}, "bulk": {"cache_fraction": 0.05}},
         )
         forecasts = {f.label: f for f in told.systems}
         times: dict[str, dict[int, float]] = {}

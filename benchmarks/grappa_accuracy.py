@@ -94,14 +94,14 @@ def grappa(**options: Any) -> dict[str, Any]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "naive": grappa(sweep="none", halo=0),
-    "naive, halo": grappa(sweep="none"),
-    "fixed": grappa(sweep="fixed"),
+    "naive": grappa(rotation="none", halo=0),
+    "naive, halo": grappa(rotation="none"),
+    "fixed": grappa(rotation="fixed"),
     "sweep": grappa(),
     "sweep, hops": grappa(correction="hops"),
     "half a halo": grappa(halo=0.5),
-    "dealt, half": grappa(chunks=4, moved=0.5),
-    "dealt, all": grappa(chunks=4, moved=1.0),
+    "dealt, half": grappa(chunks=4, reshuffle_fraction=0.5),
+    "dealt, all": grappa(chunks=4, reshuffle_fraction=1.0),
     "no halo": grappa(halo=0),
     **{f"no halo, {c}": grappa(halo=0, correction=c) for c in ("batch", "node", "hops", "edge")},
     **{f"no halo, batch, {s}": grappa(halo=0, correction="batch", shrink=s) for s in ("empirical", "james-stein")},
@@ -151,7 +151,11 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
         batch = setting.fewer_seeds
     elif cell.way != ONE[0]:
         # A sweep is as long for 16 parts as for 4: each rank sees fewer of the others.
-        options |= {"system": "grappa", "grappa": {"every": setting.every, **WAYS[cell.way]}, "partition": {"method": cell.method}}
+        options |= {
+            "system": "grappa",
+            "grappa": {"repartition_every": setting.every, **WAYS[cell.way]},
+            "partition": {"method": cell.method},
+        }
         ranks, batch = cell.parts, max(1, setting.seeds_a_step // cell.parts)
     rules = {"batch_size": batch, "lr": setting.lr, "weight_decay": setting.weight_decay, "evaluate_every": 3}
     options["dropout"] = setting.dropout

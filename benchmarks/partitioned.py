@@ -15,7 +15,7 @@ who own a row draw in it, so the rows themselves do not travel. ``products_15d.p
              Features: kB beside (1 - c/p) n F 4, n the distinct rows that a rank's units name, in units of one step and of 8.
              Minibatches must be those of the whole graph, and rows those of the nodes.
 ``hot``      hot rows on the ogbn-arxiv graph, beside the best choice of as many that one who knew the epochs could make.
-``overlap``  2 ranks, fetching ahead (`bulk.ahead_bytes` at its default) and in turns (0). With ``--namespaces`` over the link between
+``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over the link between
              them, which are network namespaces that exist, each with the address given; and always on loopback, for the processor
              time. ``waited`` is `fetch` + `queue_wait`; of it the network's is what is beyond the same run with all rows local (c = p).
              In units of several steps fewer rows travel, which is part of what is saved. The goal is to hide 70 % at 1 Gb/s, for 3 %

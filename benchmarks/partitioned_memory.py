@@ -8,7 +8,7 @@ training    own rows 4 F N
 evaluation  the shards in its own order, 8 e + 12 R + 8 N, and 52 N for ids, counts, degrees and scales; rows, 4 F N; and of the layer
             that takes most its input (where that is not the rows), rows beside their neighbours' mean, and its output: 4 N times
             2 F + d, or 4 d; rows of other ranks, coming in and going out, of one rank at a time: 4 F, or 4 d, times both (as many
-            ranks' as fit into `visit.AHEAD_BYTES`, at least one's)
+            ranks' as fit into `visit.PREFETCH_BYTES`, at least one's)
 ==========  ==========================================================================================================================
 
 c1/p is held with the larger of training and evaluation. Beside them c0: a rank over a graph of 500 nodes, measured; and in training
@@ -26,8 +26,8 @@ import millrace as mr
 from millrace.benchmarks.graphs import RECIPES, Recipe, make
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, known
 from millrace.stages.feed.collective_feed import SampledByOwners
-from millrace.stages.fetch.exchange import AHEAD_BYTES
-from millrace.stages.fetch.visit import AHEAD_BYTES as VISIT_BYTES
+from millrace.stages.fetch.exchange import PREFETCH_BYTES
+from millrace.stages.fetch.visit import PREFETCH_BYTES as VISIT_BYTES
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.storage.graph import Graph
 
@@ -148,7 +148,7 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
         step = max(m["step"] for m in record["memory_bytes"])
         # Of minibatches little more than their edges counts.
         waiting = min(SampledByOwners(mr.NeighborSampler()).max_bytes, 4 * record["sampled_edges"] // p)
-        beside = step + AHEAD_BYTES + waiting
+        beside = step + PREFETCH_BYTES + waiting
         train = c0 + law["held"] + law["training"] + beside
         row |= {"c0": c0, "step": step, "beside": beside, "measured": max(record["peak_rss_bytes"]), "all": sum(record["peak_rss_bytes"])}
         row["predicted"] = max(train, c0 + law["held"] + law["evaluation"])

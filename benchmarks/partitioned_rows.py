@@ -18,7 +18,7 @@ import millrace as mr
 from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, generated, placed, shared_out
 from millrace.stages.feed.collective_feed import UNBOUNDED, SampledByOwners
 from millrace.stages.feed.queue_feed import QueueFeed
-from millrace.stages.fetch.exchange import AHEAD_BYTES, MOST_STEPS, ExchangeFetch
+from millrace.stages.fetch.exchange import MOST_STEPS, PREFETCH_BYTES, ExchangeFetch
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
@@ -67,10 +67,10 @@ def fetch(
     """One rank's part in fetching the rows of an epoch, for each c, in units of one step and of many."""
     found = []
     for c in copies:
-        for ahead_bytes in (0, PLENTY):
-            rows, job = placed(group, c, graph, train, features, batch, 4, f"rows of {c}, {ahead_bytes} ahead")
-            same, told = trained(ExchangeFetch(c, ahead_bytes=ahead_bytes), SampledByOwners(sampler), rows, job, 1)
-            found.append({"c": c, "ahead_bytes": ahead_bytes, "same": same, **told})
+        for prefetch_bytes in (0, PLENTY):
+            rows, job = placed(group, c, graph, train, features, batch, 4, f"rows of {c}, {prefetch_bytes} ahead")
+            same, told = trained(ExchangeFetch(c, prefetch_bytes=prefetch_bytes), SampledByOwners(sampler), rows, job, 1)
+            found.append({"c": c, "prefetch_bytes": prefetch_bytes, "same": same, **told})
     return found
 
 
@@ -123,8 +123,8 @@ def measure_units(args: argparse.Namespace, report: dict[str, Any]) -> None:
         ranks = run_ranks(fetch, p, graph, train, sampler, batch, args.features, copies, timeout_s=600.0, group_timeout_s=300.0)
         for c in copies:
             grid = Grid(p, c)
-            for ahead_bytes, together in ((0, 1), (PLENTY, MOST_STEPS)):
-                of = [next(r for r in rank if (r["c"], r["ahead_bytes"]) == (c, ahead_bytes)) for rank in ranks]
+            for prefetch_bytes, together in ((0, 1), (PLENTY, MOST_STEPS)):
+                of = [next(r for r in rank if (r["c"], r["prefetch_bytes"]) == (c, prefetch_bytes)) for rank in ranks]
                 r = of_units(minibatches, grid, Contiguous().assign(graph, grid.blocks, 0), args.features, together, of)
                 found.append(r)
                 where = f"p = {p}, c = {c}, units of {together} steps"
@@ -177,7 +177,7 @@ def hits(
     largest[group.rank] = len(named[0, 0]) * features * WORD
     group.all_reduce(largest, "control")
     # As many as may wait for training, by what the first takes.
-    together = max(1, min(MOST_STEPS, AHEAD_BYTES // int(largest.max())))
+    together = max(1, min(MOST_STEPS, PREFETCH_BYTES // int(largest.max())))
     times = np.zeros((epochs, graph.num_nodes), np.int64)
     for epoch in range(epochs):
         for unit in units(steps, together, epoch == 0):

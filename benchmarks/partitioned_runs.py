@@ -32,7 +32,7 @@ from millrace.tests.contracts.gang import run_ranks
 FEATURES, CLASSES = 100, 47
 """As ogbn-products has."""
 UNDISTURBED = {"checkpoint": {"every_s": 1e9}, "threads": 1, "system": "bulk"}
-WAYS: dict[str, dict[str, Any]] = {"ahead": {}, "in turns": {"ahead_bytes": 0}}
+WAYS: dict[str, dict[str, Any]] = {"ahead": {}, "in turns": {"prefetch_bytes": 0}}
 """To fetch."""
 GOAL, MOST_CPU = 0.7, 1.03
 

@@ -446,7 +446,7 @@ def main() -> int:
         show([r for r in rows if r["product"] == product.name])
     if args.json:
         told = {key: value for key, value in vars(args).items() if key != "json"}
-        args.json.write_text(json.dumps({"options": told, "products": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"options": told, "matmul_precision": rows}, indent=1) + "\n")
     wrong = [f"{r['product']}: {text}" for r in rows for text in r["wrong"]]
     for text in wrong:
         print(f"PROBLEM: P is not SciPy's: {text}")

@@ -213,7 +213,7 @@ class StepRules:
 
     seed: int
     task: Literal["multiclass", "multilabel"]
-    products: Literal["float32", "bfloat16"]
+    matmul_precision: Literal["float32", "bfloat16"]
     group: Group
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     """A fresh one, as the configuration has it."""

@@ -32,7 +32,7 @@ def forward_backward(
     seed: int,
     task: Literal["multiclass", "multilabel"],
     weight: float,
-    products: Literal["float32", "bfloat16"] = "float32",
+    matmul_precision: Literal["float32", "bfloat16"] = "float32",
     weights: Tensor | None = None,
 ) -> WorkDone:
     """Run the model on one piece of work and add the gradient of its weighted summed loss to the parameters.
@@ -46,20 +46,20 @@ def forward_backward(
         _seed_generators(fetched, seed)
     else:
         torch.default_generator.set_state(fetched.begun.generator)
-    loss, logits = loss_of(model, fetched, task, products, weights)
+    loss, logits = loss_of(model, fetched, task, matmul_precision, weights)
     (loss * weight if weight != 1.0 else loss).backward()
     message = (loss if weights is None else summed_loss(logits.detach(), fetched.y, task)).detach()
     return WorkDone(message if message.is_cuda else float(message), len(fetched.y))
 
 
-def begin(model: nn.Module, fetched: Fetched, seed: int, products: Literal["float32", "bfloat16"] = "float32") -> Fetched:
+def begin(model: nn.Module, fetched: Fetched, seed: int, matmul_precision: Literal["float32", "bfloat16"] = "float32") -> Fetched:
     """Do what of the forward pass needs no parameters, for a model that has ``enter(hood, h)``: `forward_backward` on the result does
     the rest, with the same bits. On the CPU."""
     enter = getattr(model, "enter", None)
     if enter is None:
         return fetched
     _seed_generators(fetched, seed)
-    with _precision(fetched, products):
+    with _precision(fetched, matmul_precision):
         entered = enter(fetched.neighbourhoods[0], fetched.h)
     return replace(fetched, begun=Begun(entered, torch.default_generator.get_state()))
 
@@ -72,19 +72,19 @@ def _seed_generators(fetched: Fetched, seed: int) -> None:
         torch.cuda.default_generators[fetched.y.device.index].manual_seed(torch.default_generator.initial_seed())
 
 
-def _precision(fetched: Fetched, products: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
-    return torch.autocast(fetched.y.device.type, torch.bfloat16) if products == "bfloat16" else nullcontext()
+def _precision(fetched: Fetched, matmul_precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
+    return torch.autocast(fetched.y.device.type, torch.bfloat16) if matmul_precision == "bfloat16" else nullcontext()
 
 
 def loss_of(
     model: nn.Module,
     fetched: Fetched,
     task: Literal["multiclass", "multilabel"],
-    products: Literal["float32", "bfloat16"],
+    matmul_precision: Literal["float32", "bfloat16"],
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or more."""
-    with _precision(fetched, products):
+    with _precision(fetched, matmul_precision):
         logits = model(fetched.neighbourhoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
     logits = logits[: len(fetched.y)]
     logits = logits.float() if logits.dtype == torch.bfloat16 else logits

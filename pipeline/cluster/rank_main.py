@@ -176,7 +176,7 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
             ledger,
             host=own_host,
             on_wait=lambda text: tell({"event": "Note", "text": text}),
-            wait_note_s=job.cluster.wait_note_s,
+            slow_peer_warning_s=job.cluster.slow_peer_warning_s,
         )
 
     meeting = dist.PrefixStore(f"{spec.generation}/gloo", connect(spec.meeting))  # pyright: ignore[reportPrivateImportUsage]

@@ -150,7 +150,7 @@ class _Supervisor:
         self.sample_s = self.partition_s = 0.0
         job = prepared.job
         self.ranks, self.run_name, self.topic = job.ranks, name, topic_of(name)
-        self.silence = Silence(job.cluster.wait_note_s, lambda text: emit(Note(text)))
+        self.silence = Silence(job.cluster.slow_peer_warning_s, lambda text: emit(Note(text)))
         self.frozen: set[str] = set()
         """Workers that were taken for lost because they had stopped answering."""
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -220,7 +220,7 @@ class _Supervisor:
 class _Generation:
     def __init__(self, supervisor: _Supervisor, number: int) -> None:
         self.supervisor, self.number = supervisor, number
-        self.silence = Silence(supervisor.prepared.job.cluster.wait_note_s, lambda text: supervisor.emit(Note(text)))
+        self.silence = Silence(supervisor.prepared.job.cluster.slow_peer_warning_s, lambda text: supervisor.emit(Note(text)))
         self.reports: dict[int, RankReport] = {}
         self.pids: dict[int, int] = {}
         self.losses: list[Loss] = []

@@ -56,6 +56,19 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 """The words of other libraries that mean a key."""
 
+RENAMED: dict[str, str] = {
+    "bulk.hot": "bulk.cache_fraction",
+    "bulk.ahead_bytes": "bulk.prefetch_bytes",
+    "sar.ahead_bytes": "sar.prefetch_bytes",
+    "train.products": "train.matmul_precision",
+    "grappa.every": "grappa.repartition_every",
+    "grappa.sweep": "grappa.rotation",
+    "grappa.moved": "grappa.reshuffle_fraction",
+    "retexo.hands_on": "retexo.propagate",
+    "cluster.wait_note_s": "cluster.slow_peer_warning_s",
+}
+"""Keys that had another name in an earlier version, each with its name today."""
+
 LR_IS_CONSTANT = "the learning rate is constant (train.lr)"
 
 SENTENCES: dict[str, tuple[str, ...]] = {
@@ -72,7 +85,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "n_workers",
         "workers",
     ),
-    "set train.products to 'bfloat16' for mixed precision; dtype is that of everything else": (
+    "set train.matmul_precision to 'bfloat16' for mixed precision; dtype is that of everything else": (
         "amp",
         "fp16",
         "bf16",

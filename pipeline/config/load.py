@@ -17,7 +17,7 @@ from ...stages.sample import SAMPLERS
 from ...storage.errors import InputError, closest, nearest
 from ...storage.urls import has_secrets
 from ..datasets import ReadOptions
-from .aliases import advice, expanded
+from .aliases import RENAMED, advice, expanded
 from .plain_values import MOST_DEPTH, SHOWN, parse_toml, require_sound, shown
 from .schema import BULK_ON_GPU, Bulk, CheckpointEvery, Cluster, Gpu, Grappa, Partition, Queue, Retexo, Sar, Section, Train, takes_numbers
 
@@ -121,6 +121,8 @@ def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 def _hint(key: str) -> str:
     """Suggests what an unknown key was meant to be, as the end of an error."""
+    if key in RENAMED:
+        return f"; it is called '{RENAMED[key]}' now"
     section, _, last = key.rpartition(".")
     known = _known(Job)
     for name, registry in (("model", MODELS), ("sampler", SAMPLERS)):

@@ -34,7 +34,7 @@ class Train(Section):
     """Minibatches in an optimiser step, over all ranks; by default one per rank."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """torch's, with its defaults but for the next two keys."""
-    products: Literal["float32", "bfloat16"] = "float32"
+    matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """What the operands of matrix products are rounded to while training in float32; ``bfloat16`` is faster on processors that have it."""
     compile: bool = False
     """Train the model through ``torch.compile``: what lies between its aggregations becomes kernels of its own."""
@@ -86,11 +86,11 @@ class Bulk(Section):
     """``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their features."""
     replication: int = Field(default=1, ge=1)
     """c: how many ranks hold each block, of a partitioned topology or of owned features. It divides the ranks."""
-    hot: float = Field(default=0.0, ge=0, le=1)
+    cache_fraction: float = Field(default=0.0, ge=0, le=1)
     """The share of all feature rows that each rank keeps of the other ranks', where features are owned or the topology is partitioned."""
     hot_by: Literal["samples", "degree"] = "samples"
     """What is hot: what the rank's own minibatches of the first epoch need most often, or what the most in-neighbour lists hold."""
-    ahead_bytes: int = Field(default=512 << 20, ge=0)
+    prefetch_bytes: int = Field(default=512 << 20, ge=0)
     """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step: fetching and training take
     turns."""
 
@@ -103,7 +103,7 @@ class Sar(Section):
     one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest that fit in `memory_bytes`."""
     memory_bytes: int | None = Field(default=None, ge=1)
     """What a rank's tensors may take; by default half of what the machine has to spare for each of its ranks."""
-    ahead_bytes: int = Field(default=64 << 20, ge=0)
+    prefetch_bytes: int = Field(default=64 << 20, ge=0)
     """Rows of other ranks that may be under way before they are needed."""
     prune: bool = True
     """Leave out of each layer what the seeds' results do not depend on."""
@@ -125,11 +125,11 @@ class Grappa(Section):
 
     chunks: int = Field(default=1, ge=1)
     """m: how many chunks each rank has. The graph is cut into m P."""
-    sweep: Literal["sweep", "fixed", "none"] = "sweep"
+    rotation: Literal["sweep", "fixed", "none"] = "sweep"
     """Whose chunks lie beside a rank's own: every other rank's in turn, always the next one's, or nobody's."""
-    moved: float = Field(default=0.0, ge=0, le=1)
+    reshuffle_fraction: float = Field(default=0.0, ge=0, le=1)
     """The share of all chunks whose rank is drawn anew after each super-epoch; 0: each rank keeps its own; 1: all are dealt afresh."""
-    every: int = Field(default=50, ge=1)
+    repartition_every: int = Field(default=50, ge=1)
     """Epochs in a super-epoch."""
     halo: float = Field(default=1.0, ge=0, le=1)
     """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch; with all of them seeds have all their
@@ -158,7 +158,7 @@ class Retexo(Section):
     that no raw feature leaves its owner."""
     base: Literal["none", "mlp"] | None = None
     """Train an MLP on the features before the first layer, or not."""
-    hands_on: Literal["hidden", "logits"] | None = None
+    propagate: Literal["hidden", "logits"] | None = None
     """What a finished layer hands on to the next."""
     head: Literal["normed", "linear", "none"] | None = None
     """What a layer is trained with: layer norm and product, product, or nothing (the layer gives logits itself)."""
@@ -254,7 +254,7 @@ class Cluster(Section):
     super-epoch ends; or the run ends."""
     restarts: int = Field(default=3, ge=0)
     """How often all ranks start again after a loss."""
-    wait_note_s: float = Field(default=10.0, gt=0)
+    slow_peer_warning_s: float = Field(default=10.0, gt=0)
     """A note names whoever has given no sign of life for longer, in seconds; and a rank of ``sar`` says for whose rows it waits."""
     silence_limit_s: float | None = Field(default=None, gt=0)
     """A rank or worker that gives no sign of life for this long is taken for lost, in seconds; by default it is only named in a note."""

@@ -8,13 +8,13 @@ from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.full_batch_feed import FullBatchWork
 from ...stages.feed.local_feed import Local
 from ...stages.feed.queue_feed import Sampled
-from ...stages.fetch.exchange import AHEAD_BYTES as AHEAD_ROWS_BYTES
+from ...stages.fetch.exchange import PREFETCH_BYTES as PREFETCH_ROWS_BYTES
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.feature_cache import HotBy
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import Correction, CoverageFetch
 from ...stages.fetch.lazy import LazyFetch
-from ...stages.fetch.visit import AHEAD_BYTES, Mode, VisitFetch
+from ...stages.fetch.visit import PREFETCH_BYTES, Mode, VisitFetch
 from ...stages.memory.quantize import Payload
 from ...stages.models.lazy import V1, Phases
 from ...stages.partition.base import Partitioner
@@ -71,9 +71,9 @@ def bulk(
     *,
     topology: Literal["replicated", "partitioned"] = "replicated",
     replication: int = 1,
-    hot: float = 0.0,
+    cache_fraction: float = 0.0,
     hot_by: HotBy = "samples",
-    ahead_bytes: int = AHEAD_ROWS_BYTES,
+    prefetch_bytes: int = PREFETCH_ROWS_BYTES,
     features: Literal["shared", "owned"] = "shared",
     partitioner: Partitioner | None = None,
 ) -> System:
@@ -86,16 +86,22 @@ def bulk(
         topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their features, and
             those who own a row draw in it.
         replication: c: how many ranks hold each block, of a partitioned topology or of owned features.
-        hot: the share of all rows that a rank keeps of the others' where features are owned.
+        cache_fraction: the share of all rows that a rank keeps of the others' where features are owned.
         hot_by: what is hot: what the rank's own minibatches name most, or what the most in-neighbour lists hold.
-        ahead_bytes: rows of others that may lie ready or be under way before they are needed.
+        prefetch_bytes: rows of others that may lie ready or be under way before they are needed.
         features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends the others what they need. Those of a
             partitioned topology are owned.
         partitioner: cuts a partitioned topology into contiguous blocks, by default with nodes and edges balanced together.
     """
     drawn = sampler or NeighborSampler()
-    options = {"topology": topology, "replication": replication, "hot": hot, "hot_by": hot_by, "ahead_bytes": ahead_bytes}
-    exchanged = ExchangeFetch(replication, hot, hot_by, ahead_bytes)
+    options = {
+        "topology": topology,
+        "replication": replication,
+        "cache_fraction": cache_fraction,
+        "hot_by": hot_by,
+        "prefetch_bytes": prefetch_bytes,
+    }
+    exchanged = ExchangeFetch(replication, cache_fraction, hot_by, prefetch_bytes)
     if topology == "partitioned":
         blocks = Blocks(replication, partitioner or Contiguous())
         return System("bulk", blocks, SampledByOwners(drawn), exchanged, SeedWeightedMean(), Epochs(), options)
@@ -108,7 +114,7 @@ def sar(
     *,
     partitioner: Partitioner | None = None,
     memory_bytes: int | None = None,
-    ahead_bytes: int = AHEAD_BYTES,
+    prefetch_bytes: int = PREFETCH_BYTES,
     prune: bool = True,
 ) -> System:
     """Full-batch training with sequential aggregation and rematerialisation (SAR; Mostafa, MLSys 2022).
@@ -119,7 +125,7 @@ def sar(
         mode: how layers see other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in `memory_bytes`.
         partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
         memory_bytes: of tensors, for each rank; None: what the machine has to spare.
-        ahead_bytes: rows that may be under way before they are needed.
+        prefetch_bytes: rows that may be under way before they are needed.
         prune: leave out of each layer what the seeds' results do not depend on.
     """
     modes = (mode,) if isinstance(mode, str) else tuple(mode)
@@ -127,10 +133,15 @@ def sar(
         "sar",
         Sharded(partitioner or MetisWork(), prune),
         FullBatchWork(),
-        VisitFetch(modes, memory_bytes, ahead_bytes),
+        VisitFetch(modes, memory_bytes, prefetch_bytes),
         AllSeedsMean(),
         Epochs(),
-        {"mode": mode if isinstance(mode, str) else list(mode), "memory_bytes": memory_bytes, "ahead_bytes": ahead_bytes, "prune": prune},
+        {
+            "mode": mode if isinstance(mode, str) else list(mode),
+            "memory_bytes": memory_bytes,
+            "prefetch_bytes": prefetch_bytes,
+            "prune": prune,
+        },
     )
 
 
@@ -139,9 +150,9 @@ def grappa(
     *,
     partitioner: Partitioner | None = None,
     chunks: int = 1,
-    sweep: Rotation = "sweep",
-    moved: float = 0.0,
-    every: int = 50,
+    rotation: Rotation = "sweep",
+    reshuffle_fraction: float = 0.0,
+    repartition_every: int = 50,
     halo: float = 1,
     ahead: bool = True,
     correction: Correction = "batch",
@@ -156,9 +167,9 @@ def grappa(
         sampler: draws minibatches within what a rank sees.
         partitioner: cuts the graph into chunks, by default METIS with nodes and edges balanced together.
         chunks: m, for each rank.
-        sweep: whose chunks a rank sees beside its own: each other rank's in turn, always the next one's, or none.
-        moved: the share of all chunks that is dealt to the ranks anew whenever these change.
-        every: epochs until then.
+        rotation: whose chunks a rank sees beside its own: each other rank's in turn, always the next one's, or none.
+        reshuffle_fraction: the share of all chunks that is dealt to the ranks anew whenever these change.
+        repartition_every: epochs until then.
         halo: the share of nodes one hop outside that are seen too.
         ahead: read what the next super-epoch sees while the one before it trains, and hold both.
         correction: how missing neighbours are made up for.
@@ -169,16 +180,16 @@ def grappa(
     """
     return System(
         "grappa",
-        Chunks(partitioner or MetisWork(), sweep, halo, chunks, moved, ahead),
+        Chunks(partitioner or MetisWork(), rotation, halo, chunks, reshuffle_fraction, ahead),
         Local(sampler or NeighborSampler()),
         CoverageFetch(correction, hops, kappa),
         CoverageCorrected(correction == "batch", shrink, strength),
-        SuperEpochs(every),
+        SuperEpochs(repartition_every),
         {
             "chunks": chunks,
-            "sweep": sweep,
-            "moved": moved,
-            "every": every,
+            "rotation": rotation,
+            "reshuffle_fraction": reshuffle_fraction,
+            "repartition_every": repartition_every,
             "halo": halo,
             "ahead": ahead,
             "correction": correction,
@@ -195,7 +206,7 @@ def retexo(
     *,
     partitioner: Partitioner | None = None,
     base: Literal["none", "mlp"] | None = None,
-    hands_on: Literal["hidden", "logits"] | None = None,
+    propagate: Literal["hidden", "logits"] | None = None,
     head: Literal["normed", "linear", "none"] | None = None,
     residual: bool = False,
     select_by: Literal["val_accuracy", "val_loss"] | None = None,
@@ -215,7 +226,7 @@ def retexo(
             logits, so that no raw feature leaves its owner.
         partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
         base: ``mlp`` trains an MLP on the features before the first layer.
-        hands_on: what a finished layer hands on.
+        propagate: what a finished layer hands on.
         head: what a layer is trained with.
         residual: see `stages.models.lazy.Phases`.
         select_by: what the best epoch of a layer is chosen by.
@@ -231,12 +242,12 @@ def retexo(
             distillation does not go with `local_steps`, or takes all of the loss.
     """
     preset = V1 if mode == "v1" else Phases()
-    cut = Phases(base or preset.base, hands_on or preset.hands_on, head or preset.head, residual, rounding, folds, distill)
-    if cut.head == "none" and cut.hands_on == "hidden":
-        raise InputError('retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.hands_on = "logits" with it')
-    if folds and cut.hands_on == "hidden":
+    cut = Phases(base or preset.base, propagate or preset.propagate, head or preset.head, residual, rounding, folds, distill)
+    if cut.head == "none" and cut.propagate == "hidden":
+        raise InputError('retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.propagate = "logits" with it')
+    if folds and cut.propagate == "hidden":
         message = f"retexo.folds is {folds}, but hidden rows of different trainings have nothing in common"
-        raise InputError(f'{message}; use retexo.hands_on = "logits" with it')
+        raise InputError(f'{message}; use retexo.propagate = "logits" with it')
     if folds == 1:
         raise InputError("retexo.folds is 1, so its one training has no train nodes left; use at least 2, or 0 for none")
     if not 0 <= distill < 1:

@@ -83,7 +83,7 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     """
     table = {k: v for k, v in table.items() if k not in ("system", "executor")}
     _check_known(table)
-    bulk = {k: v for k, v in dict(table.get("bulk", {})).items() if k == "ahead_bytes"}
+    bulk = {k: v for k, v in dict(table.get("bulk", {})).items() if k == "prefetch_bytes"}
     features = table.get("features", "memory")
     common = {**table, "features": "memory" if features == "owned" else features, "bulk": bulk}
     sampled = resolve({**common, "system": "bulk"})

@@ -65,7 +65,7 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
     together = 1
     if s.job.queue.kind != "zarr" and len(united) > 1:
         step = per_step / ranks * united[0] * s.outline.num_features * s.itemsize
-        together = max(1, min(MOST_STEPS, int(s.job.bulk.ahead_bytes // max(1, step))))
+        together = max(1, min(MOST_STEPS, int(s.job.bulk.prefetch_bytes // max(1, step))))
 
     def unit(first: int, last: int) -> float:
         held = np.zeros(ranks)
@@ -115,7 +115,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> dict[str, int]:
 
         def held(minibatches: float, ranks: int, epochs: float, train_s: float) -> tuple[float, float]:
             size = rows_asked(s, seen, minibatches, ranks)[1] / math.ceil(round(minibatches, 9)) * row
-            count = min(s.job.bulk.ahead_bytes / size, ready(slower, minibatches * epochs / ranks, train_s))
+            count = min(s.job.bulk.prefetch_bytes / size, ready(slower, minibatches * epochs / ranks, train_s))
             return count, count * (size + seen.minibatch_bytes)
 
         fetched, size = held(s.minibatches, s.ranks, s.epochs, train_s)

@@ -139,7 +139,7 @@ def chunks_read(
         The most nodes that any rank sees at once.
     """
     ranks = cut.size // policy.per_rank
-    deal = ChunkSchedule(seed, ranks, policy.per_rank, policy.moved, policy.sweep)
+    deal = ChunkSchedule(seed, ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
     most, looked = 0, min(super_epochs, max(2, ranks))
     found: list[tuple[float, float]] = []
     before: list[set[int]] = [set() for _ in range(ranks)]

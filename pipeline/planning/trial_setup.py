@@ -184,9 +184,9 @@ class Stage:
             "train": job.train.model_copy(update={"patience": None, **({"evaluate_every": 0} if sampled else {})}),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
-        if job.epochs > job.grappa.every:
+        if job.epochs > job.grappa.repartition_every:
             # What comes with a new super-epoch is seen too.
-            changes["grappa"] = job.grappa.model_copy(update={"every": SAMPLED_EPOCHS // 2})
+            changes["grappa"] = job.grappa.model_copy(update={"repartition_every": SAMPLED_EPOCHS // 2})
         if inline and self.spec is not None:
             dataset, features = self.spec, None
             changes |= {"dataset": self.spec, **({"split": None} if self.stands_in else {})}

@@ -124,7 +124,7 @@ def make_system(job: Job) -> System:
     """
     if job.system == "sar":
         o = job.sar
-        return systems.sar(o.mode, partitioner=_cut(job), memory_bytes=o.memory_bytes, ahead_bytes=o.ahead_bytes, prune=o.prune)
+        return systems.sar(o.mode, partitioner=_cut(job), memory_bytes=o.memory_bytes, prefetch_bytes=o.prefetch_bytes, prune=o.prune)
     if job.system == "retexo":
         return systems.retexo(partitioner=_cut(job), **job.retexo.model_dump())
     sampler = build("sampler", SAMPLERS, job.sampler)
@@ -170,8 +170,8 @@ def check_matmul_precision(job: Job) -> None:
     Raises:
         InputError: it has no products in bfloat16, and the job wants them.
     """
-    if job.train.products == "bfloat16" and job.device == "cpu" and not has_bfloat16():
-        raise InputError("train.products is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\"")
+    if job.train.matmul_precision == "bfloat16" and job.device == "cpu" and not has_bfloat16():
+        raise InputError("train.matmul_precision is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\"")
 
 
 def check_available(job: Job) -> None:
@@ -185,8 +185,8 @@ def check_available(job: Job) -> None:
     if job.executor != "dask" or job.cluster.scheduler is None:
         # Ranks and samplers of a cluster that runs elsewhere look for themselves.
         _ = sampling_backend(job.kernel)
-    if job.train.products == "bfloat16" and job.dtype != "float32":
-        raise InputError(f"train.products is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
+    if job.train.matmul_precision == "bfloat16" and job.dtype != "float32":
+        raise InputError(f"train.matmul_precision is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
     if job.train.compile and job.system in ("sar", "retexo"):
         raise InputError(
             f"train.compile is true, but system '{job.system}' trains on full batches, whose layers talk to other ranks or lie still; "
@@ -258,13 +258,15 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     labels = torch.from_numpy(dataset.labels) if dataset.task == "multiclass" else torch.from_numpy(dataset.labels).to(dtype)
     data = Placement(graph, features, labels, torch.from_numpy(graph.degree).to(dtype), dataset.split)
     # Runs of versions that could not compile can be gone on with.
-    left_out = {"patience"} if job.train.compile else {"patience", "compile"}
+    left_out = {"patience", "matmul_precision"} | (set() if job.train.compile else {"compile"})
+    # `matmul_precision` by its first name, so that older checkpoints fit.
+    train = {**job.train.model_dump(exclude=left_out), "products": job.train.matmul_precision}
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
         "features": features_digest(dataset.features),
         "labels": digest_arrays(labels=dataset.labels, val=dataset.split.val),
         "model": digest_record(description),
-        "train": digest_record({**job.train.model_dump(exclude=left_out), "dtype": job.dtype, "system": system.name}),
+        "train": digest_record({**train, "dtype": job.dtype, "system": system.name}),
     }
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
@@ -313,7 +315,7 @@ def _check_bulk_options(job: Job, system: System) -> None:
         if job.queue.kind == "zarr":
             raise InputError(f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out')
     elif not isinstance(system.fetch, ExchangeFetch):
-        for name in ("replication", "hot"):
+        for name in ("replication", "cache_fraction"):
             if system.options.get(name) != systems.bulk().options[name]:
                 message = f"bulk.{name} is {system.options[name]}, but every rank has all features"
                 raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')

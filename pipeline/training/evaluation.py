@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...stages.evaluate.layerwise import evaluate
-from ...stages.fetch.visit import AHEAD_BYTES, Visits
+from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
@@ -98,7 +98,7 @@ def _together(prepared: Prepared, placed: Callable[[], Share], job: RankJob) -> 
     @cache
     def visits() -> tuple[Share, Visits]:
         held = placed()
-        return held, Visits(held, (), AHEAD_BYTES, job.group)
+        return held, Visits(held, (), PREFETCH_BYTES, job.group)
 
     def score(module: nn.Module, split: str) -> float | None:
         if not prepared.outline.splits[split]:

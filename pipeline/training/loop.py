@@ -118,7 +118,7 @@ class Trainer:
     @property
     def rules(self) -> StepRules:
         """How a piece of work is trained on."""
-        return StepRules(self.job.seed, self.task, self.train.products, self.job.group, self.optimizer)
+        return StepRules(self.job.seed, self.task, self.train.matmul_precision, self.job.group, self.optimizer)
 
 
 def train_rank(trainer: Trainer, clock: Clock) -> Progress:
@@ -375,7 +375,7 @@ class _PhaseLoop:
                 work.check()
             fetched = self.fetcher.fetch(work)
         with self.clock.measure("forward_backward"):
-            self.begun = (epoch, index), work, begin(self.module, fetched, self.rules.seed, self.rules.products)
+            self.begun = (epoch, index), work, begin(self.module, fetched, self.rules.seed, self.rules.matmul_precision)
         # It is no part of what is waited for.
         self.clock.add("reduce", start - time.perf_counter())
 

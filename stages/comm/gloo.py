@@ -51,7 +51,7 @@ class Gloo:
         timeout_s: float = 1800.0,
         host: str | None = None,
         on_wait: Callable[[str], None] | None = None,
-        wait_note_s: float = 10.0,
+        slow_peer_warning_s: float = 10.0,
     ) -> None:
         """Meet the other ranks and connect to each of them.
 
@@ -64,7 +64,7 @@ class Gloo:
             host: a name or an address of this machine that the other ranks can reach. None: what the machine's own name resolves to,
                 or loopback if it does not.
             on_wait: called with a sentence when this rank waits long for a `swap`, from another thread.
-            wait_note_s: seconds that are long.
+            slow_peer_warning_s: seconds that are long.
 
         Raises:
             InputError: `host` is not an address of this machine.
@@ -86,7 +86,7 @@ class Gloo:
         self._under_way: Any = None
         """The sum that was begun. Here and in no variable: connections stay open while anything holds it, also the frames of an error, and
         whoever waits for this rank learns of a loss by their end."""
-        self._watch = Watch(on_wait, wait_note_s) if on_wait is not None else None
+        self._watch = Watch(on_wait, slow_peer_warning_s) if on_wait is not None else None
         backend: Any = dist.ProcessGroupGloo
         options = backend._Options()
         options._timeout = timedelta(seconds=timeout_s)

@@ -47,7 +47,7 @@ class Nccl(Gloo):
         timeout_s: float = 1800.0,
         host: str | None = None,
         on_wait: Callable[[str], None] | None = None,
-        wait_note_s: float = 10.0,
+        slow_peer_warning_s: float = 10.0,
     ) -> None:
         """Meet the other ranks and connect to each of them, over gloo and over NCCL. For the rest see `Gloo`.
 
@@ -60,14 +60,16 @@ class Nccl(Gloo):
             timeout_s: as for `Gloo`; what takes longer on the GPU ends the process.
             host: for gloo.
             on_wait: as for `Gloo`.
-            wait_note_s: as for `Gloo`.
+            slow_peer_warning_s: as for `Gloo`.
 
         Raises:
             InputError: torch has no NCCL, two ranks are on one GPU, or `host` is not an address of this machine.
             PeerLostError: the others did not come in time, or NCCL could not connect them.
         """
         check_nccl()
-        super().__init__(store, rank, size, ledger, timeout_s=timeout_s, host=host, on_wait=on_wait, wait_note_s=wait_note_s)
+        super().__init__(
+            store, rank, size, ledger, timeout_s=timeout_s, host=host, on_wait=on_wait, slow_peer_warning_s=slow_peer_warning_s
+        )
         self._device = device
         self._is_broken = False
         backend: Any = dist.ProcessGroupNCCL

@@ -137,7 +137,7 @@ class StepGraph:
         on_gpu = self._keys.is_cuda
         with keys_from(lambda: next(taken) if on_gpu else int(next(taken)) & 0xFFFF_FFFF_FFFF_FFFF):
             fetched = self._gather.framed(self._frame)
-            loss, _ = loss_of(self._module, fetched, self._rules.task, self._rules.products)
+            loss, _ = loss_of(self._module, fetched, self._rules.task, self._rules.matmul_precision)
             grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
             # Optimisers want them to lie as their parameters do; accumulating into `.grad` would see to that.
             return loss.detach(), [None if g is None else g.contiguous() for g in grads]

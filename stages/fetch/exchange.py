@@ -34,7 +34,7 @@ from .feature_cache import HotBy, choose
 from .gather import Gather
 from .owned_rows import Collected, Owned, OwnedRows
 
-AHEAD_BYTES = 512 << 20
+PREFETCH_BYTES = 512 << 20
 MOST_STEPS = 8
 """Of a unit."""
 WAIT_S = 1.0
@@ -46,11 +46,11 @@ class ExchangeFetch:
 
     replication: int = 1
     """c: how many ranks hold each block."""
-    hot: float = 0.0
+    cache_fraction: float = 0.0
     """The share of all rows that each rank keeps of the others', chosen before the run."""
     hot_by: HotBy = "samples"
     """What is hot: what the rank's own minibatches of the first epoch name most, or what the most in-neighbour lists hold."""
-    ahead_bytes: int = AHEAD_BYTES
+    prefetch_bytes: int = PREFETCH_BYTES
     """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step: fetching and training take
     turns."""
 
@@ -92,8 +92,8 @@ class Exchange(Gather):
         """See `FetchesAhead.ahead`."""
         assert isinstance(feed, QueueFeed) and isinstance(sample, Sampled | SampledByOwners)
         job, policy, placement = self._job, self._policy, self._placement
-        if policy.hot and self._owned.group.size > 1:
-            count = int(policy.hot * self._owned.book.num_nodes)
+        if policy.cache_fraction and self._owned.group.size > 1:
+            count = int(policy.cache_fraction * self._owned.book.num_nodes)
 
             def previewed() -> Iterator[npt.NDArray[np.integer]]:
                 # The samples of any epoch are known before it begins.
@@ -101,12 +101,12 @@ class Exchange(Gather):
 
             self._owned.keep(choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed))
         total = sample.num_minibatches(placement, job)  # pyright: ignore[reportArgumentType]
-        self._ahead = self._begun(feed, Plan(job, total, phase.last_epoch, first), policy.ahead_bytes)
+        self._ahead = self._begun(feed, Plan(job, total, phase.last_epoch, first), policy.prefetch_bytes)
         return self._ahead
 
-    def _begun(self, feed: QueueFeed, plan: "Plan", ahead_bytes: int) -> "Units[Any]":
+    def _begun(self, feed: QueueFeed, plan: "Plan", prefetch_bytes: int) -> "Units[Any]":
         assert isinstance(self._owned, OwnedRows)
-        return RowsAhead(feed, self._owned, plan, ahead_bytes)
+        return RowsAhead(feed, self._owned, plan, prefetch_bytes)
 
     @property
     def exchange_s(self) -> float:
@@ -173,15 +173,15 @@ class Units(ABC, Generic[U]):
 
     _unit: type[U]
 
-    def __init__(self, feed: QueueFeed, group: Group, plan: Plan, ahead_bytes: int) -> None:
+    def __init__(self, feed: QueueFeed, group: Group, plan: Plan, prefetch_bytes: int) -> None:
         """
         Args:
             feed: of this rank's minibatches.
             group: of those that fetch together.
             plan: what is to come.
-            ahead_bytes: see `ExchangeFetch`.
+            prefetch_bytes: see `ExchangeFetch`.
         """
-        self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, ahead_bytes
+        self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, prefetch_bytes
         self._units: list[U] = []
         """Those that are begun and not trained yet, in order."""
         self._trained = plan.first[0] * plan.steps + plan.first[1] // plan.per_step
@@ -261,15 +261,15 @@ class RowsAhead(Units[_Unit]):
 
     _unit = _Unit
 
-    def __init__(self, feed: QueueFeed, owned: OwnedRows, plan: Plan, ahead_bytes: int) -> None:
+    def __init__(self, feed: QueueFeed, owned: OwnedRows, plan: Plan, prefetch_bytes: int) -> None:
         """
         Args:
             feed: of this rank's minibatches.
             owned: rows, and whom to ask for the others.
             plan: what is to come.
-            ahead_bytes: see `ExchangeFetch`.
+            prefetch_bytes: see `ExchangeFetch`.
         """
-        super().__init__(feed, owned.group, plan, ahead_bytes)
+        super().__init__(feed, owned.group, plan, prefetch_bytes)
         self._owned = owned
         self._changed = threading.Condition()
         self._step_bytes = 0

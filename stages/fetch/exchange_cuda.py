@@ -64,9 +64,9 @@ class ExchangeOnDevice(Exchange):
         self._degree = cache(lambda: placement.degree.to(self._device))
         settle(self._device)
 
-    def _begun(self, feed: QueueFeed, plan: Plan, ahead_bytes: int) -> "UnitsOnDevice":
+    def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
         assert isinstance(self._owned, OwnedOnDevice)
-        return UnitsOnDevice(feed, self._owned, plan, ahead_bytes, self._device)
+        return UnitsOnDevice(feed, self._owned, plan, prefetch_bytes, self._device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`: begins what is due, and tells the device to wait for the rows of `work`."""
@@ -107,16 +107,16 @@ class UnitsOnDevice(Units[_Unit]):
 
     _unit = _Unit
 
-    def __init__(self, feed: QueueFeed, owned: OwnedOnDevice, plan: Plan, ahead_bytes: int, device: torch.device) -> None:
+    def __init__(self, feed: QueueFeed, owned: OwnedOnDevice, plan: Plan, prefetch_bytes: int, device: torch.device) -> None:
         """
         Args:
             feed: of this rank's minibatches.
             owned: rows, and whom to ask for the others.
             plan: what is to come.
-            ahead_bytes: see `ExchangeFetch`.
+            prefetch_bytes: see `ExchangeFetch`.
             device: where rows go.
         """
-        super().__init__(feed, owned.group, plan, ahead_bytes)
+        super().__init__(feed, owned.group, plan, prefetch_bytes)
         self._owned, self._device = owned, device
         self._coming = self._all()
         self._is_ahead = False

@@ -26,7 +26,7 @@ from .step_memory import row_traffic, step_bytes
 Mode = Literal["rematerialize", "keep", "halo"]
 """How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the other, kept for the
 backward pass; all in one exchange."""
-AHEAD_BYTES = 64 << 20
+PREFETCH_BYTES = 64 << 20
 UNKNOWN = 1 << 50
 """Stands for a step whose size could not be found out: it fits nowhere."""
 
@@ -39,7 +39,7 @@ class VisitFetch:
     """One for each layer, or one for all."""
     memory_bytes: int | None = None
     """For ``auto``: what a rank's tensors may take; None: half of what the machine has to spare for each of its ranks."""
-    ahead_bytes: int = AHEAD_BYTES
+    prefetch_bytes: int = PREFETCH_BYTES
     """Rows of the ranks to come that may be under way before they are needed."""
 
     def for_layers(self, layers: int) -> tuple[Mode | Literal["auto"], ...]:
@@ -60,19 +60,19 @@ class VisitFetch:
             modes = ("halo",) * len(modes)
         if job.group.size == 1:
             # There is nobody to visit: the modes are all the same.
-            return Visits(placement, ("halo",) * len(modes), self.ahead_bytes, job.group)
+            return Visits(placement, ("halo",) * len(modes), self.prefetch_bytes, job.group)
         chosen, step = plan(placement, modes, self, job.group, module)
         if job.group.rank == 0:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
             if step == UNKNOWN:
                 job.tell(f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could not be rehearsed")
-                return Visits(placement, chosen, self.ahead_bytes, job.group)
+                return Visits(placement, chosen, self.prefetch_bytes, job.group)
             mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
             job.tell(
                 f"plan: neighbours on other ranks by {names}; rank 0 takes {mib[0]:,.0f} MiB for edges, {mib[1]:,.0f} for features, "
                 f"about {mib[2]:,.0f} for a step"
             )
-        return Visits(placement, chosen, self.ahead_bytes, job.group)
+        return Visits(placement, chosen, self.prefetch_bytes, job.group)
 
 
 def plan(
@@ -96,7 +96,7 @@ def plan(
 
     @cache
     def rehearsed(candidate: tuple[Mode, ...]) -> int:
-        visits = partial(_small_visits, share, candidate, policy.ahead_bytes)
+        visits = partial(_small_visits, share, candidate, policy.prefetch_bytes)
         try:
             return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
         except Exception:  # a user's module may not be copied, or know its number of rows; every rank must get to the table above
@@ -120,7 +120,7 @@ def row_bytes(policy: VisitFetch, module: nn.Module, num_features: int, dtype: t
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
         rows = MemoryFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
         share = Share(batch, rows, torch.zeros(len(batch.names), dtype=torch.int64), {})
-        return Visits(share, modes, policy.ahead_bytes, absent).fetch(batch).neighbourhoods
+        return Visits(share, modes, policy.prefetch_bytes, absent).fetch(batch).neighbourhoods
 
     return row_traffic(module, num_features, dtype, visits)
 
@@ -132,10 +132,10 @@ def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:
 
 
 def _small_visits(
-    share: Share, modes: tuple[Mode, ...], ahead_bytes: int, scale: int, batch: FullBatch, absent: Group
+    share: Share, modes: tuple[Mode, ...], prefetch_bytes: int, scale: int, batch: FullBatch, absent: Group
 ) -> Sequence[Neighbourhood]:
     """Neighbourhoods for a rehearsal."""
-    return Visits(replace(share, graph=batch), modes, ahead_bytes // scale, absent).fetch(batch).neighbourhoods
+    return Visits(replace(share, graph=batch), modes, prefetch_bytes // scale, absent).fetch(batch).neighbourhoods
 
 
 def spare_bytes() -> int:
@@ -146,15 +146,15 @@ def spare_bytes() -> int:
 class Visits:
     """Neighbourhoods over one rank's share. See `Fetcher`."""
 
-    def __init__(self, share: Share, modes: tuple[Mode, ...], ahead_bytes: int, group: Group) -> None:
+    def __init__(self, share: Share, modes: tuple[Mode, ...], prefetch_bytes: int, group: Group) -> None:
         """
         Args:
             share: of this rank.
             modes: one for each layer.
-            ahead_bytes: see `VisitFetch`.
+            prefetch_bytes: see `VisitFetch`.
             group: the ranks.
         """
-        self._share, self._modes, self._ahead_bytes, self._group = share, modes, ahead_bytes, group
+        self._share, self._modes, self._ahead_bytes, self._group = share, modes, prefetch_bytes, group
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring: Ring | None = None

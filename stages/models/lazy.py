@@ -26,7 +26,7 @@ class Phases:
 
     base: Literal["none", "mlp"] = "none"
     """``mlp``: the first phase trains two products on the features and passes no message, so no raw feature leaves its owner."""
-    hands_on: Literal["hidden", "logits"] = "hidden"
+    propagate: Literal["hidden", "logits"] = "hidden"
     """What the next phase aggregates: the row before the head, or the logits."""
     head: Literal["normed", "linear", "none"] = "normed"
     """What a phase adds to its convolution to reach the classes: a layer norm and a product; a product; or nothing, where the
@@ -43,7 +43,7 @@ class Phases:
     not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531), sharpened. 0: phases learn from labels only."""
 
 
-V1 = Phases(base="mlp", hands_on="logits", head="linear")
+V1 = Phases(base="mlp", propagate="logits", head="linear")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +69,10 @@ class Lazy(Stack):
             phases: how it is cut.
         """
         hidden, layers = config.hidden, config.layers
-        hands_on = hidden if phases.hands_on == "hidden" else num_classes
+        propagate = hidden if phases.propagate == "hidden" else num_classes
         base = phases.base == "mlp"
-        widths = [num_features if not base else hands_on, *[hands_on] * (layers - 1)]
-        direct = [phases.head == "none" or (phases.hands_on == "hidden" and i == layers - 1) for i in range(layers)]
+        widths = [num_features if not base else propagate, *[propagate] * (layers - 1)]
+        direct = [phases.head == "none" or (phases.propagate == "hidden" and i == layers - 1) for i in range(layers)]
         # A convolution knows by its number whether it is the last, whose heads are averaged.
         numbers = [layers - 1 if d else max(0, min(i, layers - 2)) for i, d in enumerate(direct)]
         convs = [config.conv(n, width, num_classes if d else hidden) for n, width, d in zip(numbers, widths, direct)]
@@ -176,17 +176,17 @@ class Phase(nn.Module):
             z = self._convolved(still, "none")
             return z if self.last else self._residual(z, still)
         logits = linear(self._hidden(still), self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
-        return logits if self.last or self.model.phases.hands_on == "hidden" else self._residual(logits, still)
+        return logits if self.last or self.model.phases.propagate == "hidden" else self._residual(logits, still)
 
     def hand_on(self, still: FrozenInputs) -> Tensor:
         """[num_dst, hidden] or [num_dst, C], not yet rounded."""
-        if self.model.phases.hands_on == "logits":
+        if self.model.phases.propagate == "logits":
             return self.logits(still)
         return self._hidden(still)
 
     def said(self, handed_on: Tensor) -> Tensor:
         """Logits [n, C] of rows as `hand_on` gives them."""
-        if self.model.phases.hands_on == "logits":
+        if self.model.phases.propagate == "logits":
             return handed_on
         return linear(handed_on, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
 
@@ -194,7 +194,7 @@ class Phase(nn.Module):
         """`hand_on` of the phase without neighbours, rounded outside training: [n, F] -> [n, hidden or C]."""
         assert self.inner is not None
         out = self._from_inner(h, None)
-        if self.model.phases.hands_on == "logits":
+        if self.model.phases.propagate == "logits":
             out = linear(out, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
         return self.model._rounded(out)  # pyright: ignore[reportPrivateUsage]
 
@@ -211,7 +211,7 @@ class Phase(nn.Module):
             hidden = self._convolved(still, activation)
         else:
             hidden = ACTIVATIONS[activation](self.norm(self._convolved(still, "none")))
-        return hidden if self.model.phases.hands_on == "logits" else self._residual(hidden, still)
+        return hidden if self.model.phases.propagate == "logits" else self._residual(hidden, still)
 
     def _from_inner(self, h: Tensor, neighbourhood: Neighbourhood | None) -> Tensor:
         names = None if neighbourhood is None or neighbourhood.names is None else neighbourhood.names[: len(h)]

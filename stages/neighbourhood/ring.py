@@ -26,14 +26,14 @@ _NAMES = ("forward", "backward", "backward")
 class Ring:
     """The exchanges of one pass over a model's layers. All ranks make the same calls in the same order."""
 
-    def __init__(self, group: Group, ahead_bytes: int) -> None:
+    def __init__(self, group: Group, prefetch_bytes: int) -> None:
         """
         Args:
             group: the ranks.
-            ahead_bytes: rows of later rounds are asked for ahead of time as long as no more than this is under way, both ways.
+            prefetch_bytes: rows of later rounds are asked for ahead of time as long as no more than this is under way, both ways.
         """
         self.group = group
-        self.ahead_bytes = ahead_bytes
+        self.prefetch_bytes = prefetch_bytes
         self.waited_s = 0.0
         """Seconds in which this rank had nothing to do but wait for others."""
         self._calls = 0
@@ -79,7 +79,7 @@ class Ring:
         under_way: deque[tuple[int, Swap, Tensor]] = deque()
         in_flight = 0
         for r in rounds:
-            while waiting and (waiting[0] == r or in_flight + self._size(view, waiting[0]) * row_bytes <= self.ahead_bytes):
+            while waiting and (waiting[0] == r or in_flight + self._size(view, waiting[0]) * row_bytes <= self.prefetch_bytes):
                 ahead = waiting.popleft()
                 in_flight += self._size(view, ahead) * row_bytes
                 under_way.append((ahead, *start(ahead)))
@@ -113,7 +113,7 @@ class Ring:
                 before.finish()
             before = self.push(view, r, part, onto, call, layer, factor)
             del part
-            if before.nbytes > self.ahead_bytes:
+            if before.nbytes > self.prefetch_bytes:
                 before.finish()
                 before = None
         if before is not None:

@@ -358,7 +358,7 @@ def _rebuild(
             before = None
         if onto is not None:
             before = ring.push(view, r, part, onto, call, neighbourhood.layer)
-            if before.nbytes > ring.ahead_bytes:
+            if before.nbytes > ring.prefetch_bytes:
                 before.finish()
                 before = None
         del part

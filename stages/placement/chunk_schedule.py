@@ -26,10 +26,10 @@ class ChunkSchedule:
     """P."""
     per_rank: int = 1
     """m."""
-    moved: float = 0.0
+    reshuffle_fraction: float = 0.0
     """The share of all chunks whose place is drawn anew at every switch, at least two of them; 0: none, rank p keeps the chunks m p to
     m p + m - 1; 1: all, so that no super-epoch tells anything of another."""
-    sweep: Rotation = "sweep"
+    rotation: Rotation = "sweep"
 
     @property
     def num_chunks(self) -> int:
@@ -43,7 +43,7 @@ class ChunkSchedule:
         every super-epoch is a uniform one. O(t Q log Q) for super-epoch t.
         """
         chunks = np.arange(self.num_chunks)
-        count = min(self.num_chunks, max(2, round(self.moved * self.num_chunks))) if self.moved else 0
+        count = min(self.num_chunks, max(2, round(self.reshuffle_fraction * self.num_chunks))) if self.reshuffle_fraction else 0
         if not count:
             return chunks
         if count == self.num_chunks:
@@ -60,9 +60,9 @@ class ChunkSchedule:
 
     def beside(self, rank: int, super_epoch: int) -> int | None:
         """The rank whose base chunks are seen too. In P - 1 super-epochs a sweep brings every rank every other one once."""
-        if self.sweep == "none" or self.ranks == 1:
+        if self.rotation == "none" or self.ranks == 1:
             return None
-        return (rank + 1 + (super_epoch % (self.ranks - 1) if self.sweep == "sweep" else 0)) % self.ranks
+        return (rank + 1 + (super_epoch % (self.ranks - 1) if self.rotation == "sweep" else 0)) % self.ranks
 
     def variable(self, rank: int, super_epoch: int) -> tuple[int, ...]:
         """The chunks that are seen beside the base chunks: m, or none."""
@@ -78,8 +78,8 @@ class ChunkSchedule:
         """
         if self.ranks == 1:
             return 1.0
-        if self.moved:
-            seen = self.per_rank if self.sweep == "none" else 2 * self.per_rank
+        if self.reshuffle_fraction:
+            seen = self.per_rank if self.rotation == "none" else 2 * self.per_rank
             # A rank that sees one chunk has no edges between chunks.
             return (seen - 1) / (self.num_chunks - 1) if seen > 1 else 1.0
-        return 1 / (self.ranks - 1) if self.sweep == "sweep" else 1.0
+        return 1 / (self.ranks - 1) if self.rotation == "sweep" else 1.0

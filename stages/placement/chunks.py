@@ -82,12 +82,12 @@ class Chunks:
     """So many chunks for each rank, and another rank's beside them, that change from phase to phase."""
 
     partitioner: Partitioner = field(default_factory=MetisWork)
-    sweep: Rotation = "sweep"
+    rotation: Rotation = "sweep"
     halo: float = 1
     """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch. 1: nodes of all chunks here have all their
     in-edges."""
     per_rank: int = 1
-    moved: float = 0.0
+    reshuffle_fraction: float = 0.0
     """See `ChunkSchedule`."""
     ahead: bool = field(default=True, repr=False)
     """What the next super-epoch will see is read and put together while the one before it trains, and is in memory beside it. No part of
@@ -106,7 +106,7 @@ class Chunks:
                 comes_with=np.zeros(v, np.int64),
             )
         rank, t = job.group.rank, phase.number
-        deal = ChunkSchedule(job.seed, job.group.size, self.per_rank, self.moved, self.sweep)
+        deal = ChunkSchedule(job.seed, job.group.size, self.per_rank, self.reshuffle_fraction, self.rotation)
         held = before if isinstance(before, Isolated) else None
         seen = held.following.result() if held is not None and held.following is not None else None
         if seen is None or (seen.base, seen.variable) != (deal.base(rank, t), deal.variable(rank, t)):
@@ -191,7 +191,7 @@ class Chunks:
         # Where chunks come and go, a node is seen with its chunk, or without it as one of the halo; else in one of these ways only.
         either = inclusion + (1 - inclusion) * self.halo
         # Without moves, a rank's base chunks never leave it, and the variable ones come and go as one.
-        number = {c: c + 1 if self.moved else int(c in variable) for c in chunks}
+        number = {c: c + 1 if self.reshuffle_fraction else int(c in variable) for c in chunks}
         comes_with = np.repeat([*number.values(), 0], [*(c.num_nodes for c in chunks.values()), len(halo)])
         return Isolated(
             graph,

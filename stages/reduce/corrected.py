@@ -49,7 +49,7 @@ class CoverageCorrected(SeedWeightedMean):
     def _learn(self, module: nn.Module, fetched: Fetched, rules: StepRules, weight: torch.Tensor | None, count: float) -> WorkDone:
         if not len(fetched.y):
             return WorkDone(0.0, 0, 0.0)
-        done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.products, weight)
+        done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight)
         return WorkDone(done.loss_sum, done.seeds, count)
 
 

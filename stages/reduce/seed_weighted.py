@@ -29,7 +29,7 @@ class SeedWeightedMean:
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
         """See `ReducePolicy.contribute`: every seed counts the same, or what its `Fetched.weight` says."""
-        done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.products, fetched.weight)
+        done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, fetched.weight)
         return done if fetched.weight is None else replace(done, weight=float(fetched.weight.sum()))
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:

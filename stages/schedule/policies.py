@@ -35,12 +35,12 @@ class Epochs:
 class SuperEpochs:
     """The whole model for all epochs, with what each rank sees laid out anew after so many of them."""
 
-    every: int = 50
+    repartition_every: int = 50
     """Epochs in a super-epoch."""
 
     def record(self, epochs: int) -> dict[str, Any]:
         """See `SchedulePolicy.record`."""
-        return {"super_epoch": self.every}
+        return {"super_epoch": self.repartition_every}
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
         """See `SchedulePolicy.build`."""
@@ -48,8 +48,8 @@ class SuperEpochs:
 
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
         """See `SchedulePolicy.phases`."""
-        firsts = range(0, epochs, self.every)
-        return tuple(Phase(t, first, min(first + self.every, epochs), f"super-epoch {t + 1}") for t, first in enumerate(firsts))
+        firsts = range(0, epochs, self.repartition_every)
+        return tuple(Phase(t, first, min(first + self.repartition_every, epochs), f"super-epoch {t + 1}") for t, first in enumerate(firsts))
 
     def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
         """See `SchedulePolicy.begin`."""

@@ -79,7 +79,7 @@ class Cut:
     kind: str
     layers: int
     base: bool
-    hands_on: str
+    propagate: str
     head: str
     residual: bool
     rounding: str
@@ -132,12 +132,12 @@ class Dense:
         def plus(y: Tensor) -> Tensor:
             return y + x if c.residual and not last and y.shape == x.shape else y
 
-        if c.head == "none" or (c.hands_on == "hidden" and last):
+        if c.head == "none" or (c.propagate == "hidden" and last):
             return plus(z), None
         hidden = act(self.normed(name, z, rows)) if c.head == "normed" else act(z)
-        hidden = plus(hidden) if c.hands_on == "hidden" else hidden
+        hidden = plus(hidden) if c.propagate == "hidden" else hidden
         logits = hidden @ p[f"heads.{name}.weight"].T + p[f"heads.{name}.bias"]
-        return (plus(logits) if c.hands_on == "logits" else logits), hidden
+        return (plus(logits) if c.propagate == "logits" else logits), hidden
 
     def normed(self, name: str, z: Tensor, rows: Tensor | None) -> Tensor:
         weight, bias = self.p[f"norms.{name}.weight"], self.p[f"norms.{name}.bias"]
@@ -155,7 +155,7 @@ class Dense:
         """What phase k hands on."""
         with torch.no_grad():
             logits, hidden = self.outputs(k, g, x)
-        out = logits if self.cut.hands_on == "logits" else hidden
+        out = logits if self.cut.propagate == "logits" else hidden
         assert out is not None
         return out
 
@@ -163,7 +163,7 @@ class Dense:
         """Logits of what phase k hands on, before it is rounded."""
         name = self.phases[k]
         head = "base.1" if name == "base" else f"heads.{name}"
-        if self.cut.hands_on == "logits":
+        if self.cut.propagate == "logits":
             return handed_on.clone()
         return handed_on @ self.p[f"{head}.weight"].detach().T + self.p[f"{head}.bias"].detach()
 

@@ -28,7 +28,7 @@ FLAGS = (
 MINIBATCHES = ("--batch-size", "25", "--fanout", "4,3")
 OF_SYSTEM = {
     "bulk": (*MINIBATCHES, "--epochs", "8", "--set=queue.kind=zarr", "--set=queue.bulk_size=4"),
-    "grappa": (*MINIBATCHES, "--epochs", "8", "--set=grappa.every=2"),
+    "grappa": (*MINIBATCHES, "--epochs", "8", "--set=grappa.repartition_every=2"),
     "retexo": ("--epochs", "60"),
     "sar": ("--epochs", "60"),
 }

@@ -762,7 +762,7 @@ def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int
         seed=SEED, batch_size=10, bulk_size=4, epochs=epochs, dtype=torch.float32, kernel=cpu, group=Solo(), ledger=Ledger(), queue=queue,
     )  # fmt: skip
     sample, phase = Sampled(NeighborSampler((2,))), Phase(0, 0, epochs)
-    fetcher = ExchangeFetch(ahead_bytes=ahead).fetcher(place, job)
+    fetcher = ExchangeFetch(prefetch_bytes=ahead).fetcher(place, job)
     feed: Any = fetcher.ahead(sample.feed(place, phase, job, (0, 0)), sample, phase, (0, 0))
     lengths = []
     for epoch, step in product(range(epochs), range(20)):

@@ -49,8 +49,8 @@ CUTS: dict[str, dict[str, Any]] = {
     "v3, distilled": {"distill": 0.5},
     "v1, folds, distilled": {"mode": "v1", "folds": 2, "distill": 0.25},
     "v3 without norm, distilled": {"head": "linear", "base": "mlp", "residual": True, "distill": 0.875},
-    "logits of a normed head": {"hands_on": "logits", "residual": True},
-    "logits of the layer": {"hands_on": "logits", "head": "none", "residual": True},
+    "logits of a normed head": {"propagate": "logits", "residual": True},
+    "logits of the layer": {"propagate": "logits", "head": "none", "residual": True},
     "logits of the layer, from an MLP": {"mode": "v1", "head": "none"},
 }
 EPOCHS = 3
@@ -83,9 +83,9 @@ class Trial:
         return initial(self.config, self.system, F)
 
     def dense(self, state: Mapping[str, Tensor], norm: str = "none") -> Dense:
-        options: dict[str, Any] = {"base": "none", "hands_on": "hidden", "head": "normed"}
+        options: dict[str, Any] = {"base": "none", "propagate": "hidden", "head": "normed"}
         if CUTS[self.cut].get("mode") == "v1":
-            options = {"base": "mlp", "hands_on": "logits", "head": "linear"}
+            options = {"base": "mlp", "propagate": "logits", "head": "linear"}
         options |= {k: v for k, v in CUTS[self.cut].items() if k in options}
         rest = {"residual": CUTS[self.cut].get("residual", False), **{key: CUTS[self.cut].get(key, 0) for key in ("folds", "distill")}}
         base = options.pop("base") == "mlp"
@@ -312,7 +312,7 @@ def test_one_exchange_for_each_layer_takes_the_rows_of_the_boundary_and_no_more(
     boundary = case.remote_rows(np.ones(case.graph.num_nodes, bool))
     assert sum(sum(r["counts"]) for r in ranks) == boundary
     cut = trial.dense({}).cut
-    after = trial.config.hidden if cut.hands_on == "hidden" else C
+    after = trial.config.hidden if cut.propagate == "hidden" else C
     widths = [*([] if cut.base else [F]), *[after] * (cut.layers - (not cut.base))]
     per_row = [{"full": 8 * w, "fp16": 2 * w, "int8": w + 4}[cut.rounding] for w in widths]
     features = 0 if cut.base else boundary * per_row[0]

@@ -261,7 +261,7 @@ class Counting(ThreadGroup):
 def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
     case = make_case(3, 4)
 
-    def rank(group: ThreadGroup, ahead_bytes: int, name: str) -> tuple[list[int], list[Tensor]]:
+    def rank(group: ThreadGroup, prefetch_bytes: int, name: str) -> tuple[list[int], list[Tensor]]:
         group.__class__ = Counting
         assert isinstance(group, Counting)
         aggregation = CALLS[name]
@@ -269,7 +269,7 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
         assert all(len(batch.whole.wanted[q]) for q in range(4) if q != group.rank)
         inputs = aggregation.inputs(case.graph.num_nodes, 0)
         leaves = aggregation.leaves({k: x[torch.from_numpy(batch.names)] if k in aggregation.rows else x for k, x in inputs.items()})
-        out = aggregation.call(make_hood(batch, batch.whole, "rematerialize", Ring(group, ahead_bytes)), leaves)
+        out = aggregation.call(make_hood(batch, batch.whole, "rematerialize", Ring(group, prefetch_bytes)), leaves)
         most = [group.most, group.most_there]
         out.sin().sum().backward()
         assert group.under_way == 0, "everything that was begun was waited for"
@@ -277,7 +277,7 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
 
     for name in ("sum", "max", "attend", "apply, sum"):
         row_bytes = CALLS[name].width * 8
-        tried = [run_threads(partial(rank, ahead_bytes=n, name=name), 4) for n in (0, 40 * row_bytes, 1 << 30)]
+        tried = [run_threads(partial(rank, prefetch_bytes=n, name=name), 4) for n in (0, 40 * row_bytes, 1 << 30)]
         assert [most for most, _ in tried[0]] == [[1, 1]] * 4, "rows of one rank are gone before those of the next are asked for"
         assert [most for most, _ in tried[2]] == [[3, 3]] * 4
         for other in tried[1:]:

@@ -82,7 +82,7 @@ def test_a_group_tells_what_a_rank_is_waiting_for(told: list[str]) -> None:
     store = dist.HashStore()
 
     def rank(r: int) -> None:
-        group = Gloo(store, r, 2, Ledger(), host="127.0.0.1", on_wait=told.append if r == 0 else None, wait_note_s=SOON_S)
+        group = Gloo(store, r, 2, Ledger(), host="127.0.0.1", on_wait=told.append if r == 0 else None, slow_peer_warning_s=SOON_S)
         if r == 1:
             time.sleep(3 * SOON_S)
         into = torch.zeros(3)

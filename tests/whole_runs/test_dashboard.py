@@ -138,7 +138,7 @@ def browsed(address, token):
 @pytest.fixture(scope="module")
 def live(board, tmp_path_factory):
     """What is served in the middle of a run, and after it."""
-    with PlacedData(board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"hot": 0.1}) as run:
+    with PlacedData(board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"cache_fraction": 0.1}) as run:
         # Its driver is held, so the ranks wait for minibatches, and the share of their lives that they have waited grows.
         until(
             lambda: (

@@ -34,7 +34,7 @@ class Driver:
         monkeypatch.setattr(supervisor, "Silence", lambda note_s, tell: Silence(note_s, tell, lambda: self.now))
         self.store, self.notes, self.cancelled = dist.HashStore(), list[str](), list[Any]()
         self.stop, self.epochs = False, list[tuple[int, float]]()
-        cluster = SimpleNamespace(on_rank_loss=on_rank_loss, wait_note_s=10.0, silence_limit_s=silence_limit_s)
+        cluster = SimpleNamespace(on_rank_loss=on_rank_loss, slow_peer_warning_s=10.0, silence_limit_s=silence_limit_s)
         owner = SimpleNamespace(
             ranks=RANKS,
             store=self.store,

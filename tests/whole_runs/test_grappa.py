@@ -58,7 +58,8 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 TABLE: dict[str, Any] = {
     "epochs": EPOCHS, "seed": 3, "ranks": 2, "check": True, "model": {"hidden": 6, "layers": 2, "dropout": 0.3},
-    "sampler": {"fanout": [4, 3]}, "train": {"lr": 0.05, "batch_size": BATCH}, "partition": {"method": "hash"}, "grappa": {"every": EVERY},
+    "sampler": {"fanout": [4, 3]}, "train": {"lr": 0.05, "batch_size": BATCH}, "partition": {"method": "hash"},
+    "grappa": {"repartition_every": EVERY},
 }  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def bulk(dataset, tmp_path_factory):
 def test_one_rank_trains_as_bulk_does(dataset, bulk, tmp_path, correction):
     """Bit for bit, over switches of super-epochs: the optimiser goes on too."""
     told = []
-    options = {"correction": correction, "every": EVERY}
+    options = {"correction": correction, "repartition_every": EVERY}
     result = mr.run(dataset, system="grappa", grappa=options, out=tmp_path / "run", emit=told.append, check=True, **JOB)
     assert result.train_loss == pytest.approx(bulk.train_loss, rel=1e-6)
     assert (result.val_accuracy, result.test_accuracy, result.best_epoch) == (bulk.val_accuracy, bulk.test_accuracy, bulk.best_epoch)
@@ -111,7 +112,13 @@ def checkpoint_names(run):
 def test_one_rank_goes_on_bit_for_bit(dataset, bulk, tmp_path):
     """Stopped in the middle of an epoch; and from every checkpoint of a finished run, those at switches too."""
     out, asked = tmp_path / "run", iter(range(100))
-    options = {**JOB, "system": "grappa", "grappa": {"every": EVERY}, "out": out, "checkpoint": {"every_steps": 1, "keep": 1000}}
+    options = {
+        **JOB,
+        "system": "grappa",
+        "grappa": {"repartition_every": EVERY},
+        "out": out,
+        "checkpoint": {"every_steps": 1, "keep": 1000},
+    }
     assert mr.run(dataset, stop=lambda: next(asked) == 3, **options).status == "stopped"
     assert mr.run(dataset, resume=True, **options).parameters_sha256 == bulk.parameters_sha256
     steps = bulk.minibatches // EPOCHS
@@ -126,7 +133,7 @@ def test_one_rank_goes_on_bit_for_bit(dataset, bulk, tmp_path):
 
 
 def test_more_epochs_go_on_in_the_super_epoch_that_was_cut_short(dataset, tmp_path):
-    options = {**JOB, "system": "grappa", "grappa": {"every": EVERY}}
+    options = {**JOB, "system": "grappa", "grappa": {"repartition_every": EVERY}}
     whole = mr.run(dataset, out=tmp_path / "whole", **{**options, "epochs": EPOCHS + 2})
     mr.run(dataset, out=tmp_path / "run", **options)
     more = mr.run(dataset, out=tmp_path / "run", resume=True, **{**options, "epochs": EPOCHS + 2})
@@ -147,7 +154,8 @@ def test_super_epochs_cover_all_epochs(epochs, every):
 
 def test_records_become_the_configuration():
     options = {
-        "chunks": 4, "sweep": "fixed", "moved": 0.5, "every": 3, "halo": 0, "ahead": False, "correction": "hops", "hops": 3, "kappa": 1.5,
+        "chunks": 4, "rotation": "fixed", "reshuffle_fraction": 0.5, "repartition_every": 3, "halo": 0,
+        "ahead": False, "correction": "hops", "hops": 3, "kappa": 1.5,
         "shrink": "ess", "strength": 0.9,
     }  # fmt: skip
     system = grappa(LaborSampler((4, 2)), partitioner=Contiguous(), **options)
@@ -177,20 +185,20 @@ def test_records_become_the_configuration():
     [
         ({"queue": {"kind": "zarr"}}, "under system 'grappa' each rank samples for itself: only queue.bulk_size is used"),
         ({"minibatches_per_step": 2}, "'train.minibatches_per_step' is 2, but under system 'grappa' each of the 1 ranks"),
-        ({"grappa": {"sweep": "fresh"}}, "'grappa.sweep' is 'fresh': input should be 'sweep', 'fixed' or 'none'"),
+        ({"grappa": {"rotation": "fresh"}}, "'grappa.rotation' is 'fresh': input should be 'sweep', 'fixed' or 'none'"),
         ({"grappa": {"correction": "nodes"}}, "'grappa.correction' is 'nodes'"),
         ({"grappa": {"shrink": "stein"}}, "'grappa.shrink' is 'stein'"),
         ({"grappa": {"halo": 2}}, "'grappa.halo' is 2"),
-        ({"grappa": {"every": 0}}, "'grappa.every' is 0"),
+        ({"grappa": {"repartition_every": 0}}, "'grappa.repartition_every' is 0"),
         ({"grappa": {"hops": 0}}, "'grappa.hops' is 0"),
         ({"grappa": {"chunks": 0}}, "'grappa.chunks' is 0"),
-        ({"grappa": {"moved": 1.1}}, "'grappa.moved' is 1.1"),
-        ({"grappa": {"moved": -0.1}}, "'grappa.moved' is -0.1"),
+        ({"grappa": {"reshuffle_fraction": 1.1}}, "'grappa.reshuffle_fraction' is 1.1"),
+        ({"grappa": {"reshuffle_fraction": -0.1}}, "'grappa.reshuffle_fraction' is -0.1"),
         ({"grappa": {"kappa": -1}}, "'grappa.kappa' is -1"),
         ({"grappa": {"strength": 0.0}}, "'grappa.strength' is 0"),
         ({"grappa": {"strength": 1.1}}, "'grappa.strength' is 1.1"),
         ({"grappa": {"swep": "fixed"}}, "unknown configuration key 'grappa.swep'.*did you mean"),
-        ({"grappa": {"sweep": "x", "shrink": "y", "halo": 3, "every": -1}}, "'grappa.sweep' is 'x'"),
+        ({"grappa": {"rotation": "x", "shrink": "y", "halo": 3, "repartition_every": -1}}, "'grappa.rotation' is 'x'"),
         ({"features": "owned"}, "features is 'owned', but system 'grappa'"),
         ({"samples": "samples"}, "--samples is samples, but system 'grappa'"),
         ({"partition": {"method": "metiss"}}, "did you mean 'metis'"),
@@ -329,7 +337,7 @@ SAMPLERS = {
     case=st.builds(make_case, st.integers(0, 10**6), st.sampled_from([2, 3, 4]), st.booleans()),
     kind=st.sampled_from(list(CONFIGS)),
     sampler=st.sampled_from(list(SAMPLERS)),
-    sweep=st.sampled_from(["sweep", "fixed", "none"]),
+    rotation=st.sampled_from(["sweep", "fixed", "none"]),
     halo=st.sampled_from([0, 1]),
     correction=st.sampled_from(["none", "batch", "node", "hops", "edge", "edge-hajek"]),
     shrink=st.sampled_from(["none", "constant", "empirical", "james-stein", "ess"]),
@@ -343,13 +351,20 @@ SAMPLERS = {
 @example(make_case(5, 3), "sage", "ladies", "fixed", 0, "edge", "none", 1, (2, 0.5))  # all train nodes in one part
 @example(make_case(8, 2), "gcn", "neighbor", "none", 0, "edge-hajek", "none", 1, (3, 1.0))  # chunks without nodes
 @settings(deadline=None, max_examples=12)
-def test_nasty_graphs_train(case, kind, sampler, sweep, halo, correction, shrink, batch, dealt):
+def test_nasty_graphs_train(case, kind, sampler, rotation, halo, correction, shrink, batch, dealt):
     """No rank waits for ever, no number is lost, and all ranks end with the same parameters."""
     size, per_rank = case.parts, dealt[0]
     many = np.random.default_rng(0).integers(0, per_rank, case.graph.num_nodes)
     case = replace(case, part_of=case.part_of * per_rank + many, parts=size * per_rank)
-    options = {"chunks": per_rank, "moved": dealt[1], "sweep": sweep, "halo": halo, "correction": correction, "shrink": shrink}
-    system = grappa(SAMPLERS[sampler], every=1, kappa=float(batch - 1), **options)
+    options = {
+        "chunks": per_rank,
+        "reshuffle_fraction": dealt[1],
+        "rotation": rotation,
+        "halo": halo,
+        "correction": correction,
+        "shrink": shrink,
+    }
+    system = grappa(SAMPLERS[sampler], repartition_every=1, kappa=float(batch - 1), **options)
     train, epochs = Train(lr=0.05, batch_size=batch), 3
     if not len(case.split.train):
         with pytest.raises(mr.InputError, match="train split is empty"):
@@ -357,7 +372,7 @@ def test_nasty_graphs_train(case, kind, sampler, sweep, halo, correction, shrink
         return
     ranks = train_threads(case, system, initial(kind), epochs, train)
     per_chunk = np.bincount(case.part_of[case.split.train], minlength=case.parts)
-    deal = ChunkSchedule(7, size, per_rank, dealt[1], sweep)
+    deal = ChunkSchedule(7, size, per_rank, dealt[1], rotation)
     steps = [max(-(-per_chunk[list(deal.base(p, t))].sum() // batch) for p in range(size)) for t in range(epochs)]
     for progress, model, group in ranks:
         assert torch.equal(flat(model), flat(ranks[0][1]))
@@ -383,7 +398,7 @@ def test_what_earlier_super_epochs_saw_is_given_back(monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        train_threads(make_case(8, 3), grappa(NeighborSampler((2, 2)), every=1), initial("sage"), 4, Train(batch_size=4))
+        train_threads(make_case(8, 3), grappa(NeighborSampler((2, 2)), repartition_every=1), initial("sage"), 4, Train(batch_size=4))
     finally:
         gc.enable()
     assert [len(refs) for refs in seen.values()] == [4] * 3
@@ -410,7 +425,7 @@ def test_pieces_that_were_begun_while_gradients_travelled_give_the_same_bits(mon
 
     def trained() -> list[torch.Tensor]:
         taken.clear()
-        system = grappa(NeighborSampler((2, 2)), every=2)
+        system = grappa(NeighborSampler((2, 2)), repartition_every=2)
         return [flat(model) for _, model, _ in train_threads(case, system, initial("sage"), 4, Train(batch_size=1))]
 
     monkeypatch.setattr(_PhaseLoop, "_taken_up", follow)
@@ -491,7 +506,7 @@ def test_full_batch_in_isolation_is_a_sampler_that_takes_all(seed, kind):
 @pytest.fixture(scope="module")
 def three(dataset, tmp_path_factory):
     """Three ranks whose minibatches are weighed and shrunk."""
-    table = {**TABLE, "ranks": 3, "grappa": {"every": EVERY, "halo": 0, "shrink": "empirical"}}
+    table = {**TABLE, "ranks": 3, "grappa": {"repartition_every": EVERY, "halo": 0, "shrink": "empirical"}}
     reports = train_processes(dataset, tmp_path_factory.mktemp("three"), table)
     assert reports is not None
     return reports
@@ -536,7 +551,7 @@ def test_gradients_are_all_that_crosses_the_network(request, dataset, ranks):
 
 def test_statistics_are_a_few_numbers_a_step(dataset, three, tmp_path):
     """What shrinking sends beside the gradients."""
-    plain = train_processes(dataset, tmp_path, {**TABLE, "ranks": 3, "grappa": {"every": EVERY, "halo": 0}})
+    plain = train_processes(dataset, tmp_path, {**TABLE, "ranks": 3, "grappa": {"repartition_every": EVERY, "halo": 0}})
     assert plain is not None
     steps = EPOCHS * steps_of(dataset, 3)
     for r, (a, b) in enumerate(zip(three, plain)):
@@ -579,7 +594,7 @@ def test_two_ranks_go_on_bit_for_bit(dataset, two, tmp_path, after):
 @pytest.fixture(scope="module")
 def dealt():
     """Two ranks with three of six fine clusters each; half of them are dealt anew after each super-epoch."""
-    options = {"every": EVERY, "chunks": 3, "moved": 0.5, "halo": 0, "correction": "edge", "kappa": 1.0}
+    options = {"repartition_every": EVERY, "chunks": 3, "reshuffle_fraction": 0.5, "halo": 0, "correction": "edge", "kappa": 1.0}
     return {**TABLE, "partition": {"method": "metis"}, "grappa": options}
 
 
@@ -624,7 +639,7 @@ def clustered(store, scheduler, tmp_path_factory):
     code, said, err = command(
         "run", "--system", "grappa", "--dataset", store, "--epochs", EPOCHS, "--layers", 2, "--hidden", 6, "--dropout", 0.3, "--lr", 0.05,
         "--seed", 3, "--fanout", "4,3", "--batch-size", BATCH, "--set", "threads=1", "--set", "partition.method=hash",
-        "--set", f"grappa.every={EVERY}", "--set", "check=true", "--ranks", 2, "--scheduler", scheduler, "--out", out, "--json",
+        "--set", f"grappa.repartition_every={EVERY}", "--set", "check=true", "--ranks", 2, "--scheduler", scheduler, "--out", out, "--json",
     )  # fmt: skip
     assert code == 0, err
     return SimpleNamespace(out=out, record=json.loads(said), err=err)
@@ -658,8 +673,8 @@ def test_evaluate_and_inspect(clustered):
 @pytest.mark.parametrize(
     ("words", "phrase"),
     [
-        (["--set", "grappa.every=3"], "grappa.every (was 2, now 3)"),
-        (["--set", "grappa.moved=1.0"], "grappa.moved (was 0.0, now 1.0)"),
+        (["--set", "grappa.repartition_every=3"], "grappa.repartition_every (was 2, now 3)"),
+        (["--set", "grappa.reshuffle_fraction=1.0"], "grappa.reshuffle_fraction (was 0.0, now 1.0)"),
         (["--set", "grappa.correction=node"], "grappa.correction (was batch, now node)"),
         (["--ranks", 3], "resume with --ranks 2"),
     ],

@@ -44,7 +44,8 @@ from millrace.tests.contracts.mortal import DeadError, Gang
 RANKS, EVERY, EPOCHS, LONG = 3, 2, 4, 80
 TABLE: dict[str, Any] = {
     "system": "grappa", "epochs": EPOCHS, "seed": 3, "ranks": RANKS, "threads": 1, "model": {"hidden": 6, "layers": 2, "dropout": 0.3},
-    "sampler": {"fanout": [4, 3]}, "train": {"lr": 0.05, "batch_size": 8}, "partition": {"method": "hash"}, "grappa": {"every": EVERY},
+    "sampler": {"fanout": [4, 3]}, "train": {"lr": 0.05, "batch_size": 8}, "partition": {"method": "hash"},
+    "grappa": {"repartition_every": EVERY},
     "cluster": {"on_rank_loss": "continue"},
 }  # fmt: skip
 
@@ -244,7 +245,7 @@ class Reaper:
 
 
 CLUSTERED = {
-    **TABLE, "epochs": 2 * LONG, "grappa": {"every": LONG}, "train": {"lr": 0.02, "batch_size": 8, "evaluate_every": 10},
+    **TABLE, "epochs": 2 * LONG, "grappa": {"repartition_every": LONG}, "train": {"lr": 0.02, "batch_size": 8, "evaluate_every": 10},
     "model": {"hidden": 8, "layers": 2}, "checkpoint": {"every_s": 1000.0},
 }  # fmt: skip
 DATASET = f"sbm:nodes=400,classes=3,degree=6,features={F},train=0.4"

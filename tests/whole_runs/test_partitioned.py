@@ -126,13 +126,13 @@ def only_own(out: Path, rank: int, block: int) -> Path:
 
 SAME = {
     "partitioned": {"bulk": PARTITIONED},
-    "two columns": {"bulk": {**PARTITIONED, "replication": 2, "hot": 0.1}},
-    "two columns, hot by degree": {"bulk": {**PARTITIONED, "replication": 2, "hot": 0.1, "hot_by": "degree"}},
-    "everything everywhere": {"bulk": {**PARTITIONED, "replication": 4, "hot": 0.1}},
-    "nothing ahead": {"bulk": {**PARTITIONED, "ahead_bytes": 0}, "queue": {"bulk_size": 1, "max_bytes": 1}},
-    "a little ahead": {"bulk": {**PARTITIONED, "ahead_bytes": 9000, "hot": 0.05}, "queue": {"bulk_size": 5}},
+    "two columns": {"bulk": {**PARTITIONED, "replication": 2, "cache_fraction": 0.1}},
+    "two columns, hot by degree": {"bulk": {**PARTITIONED, "replication": 2, "cache_fraction": 0.1, "hot_by": "degree"}},
+    "everything everywhere": {"bulk": {**PARTITIONED, "replication": 4, "cache_fraction": 0.1}},
+    "nothing ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 0}, "queue": {"bulk_size": 1, "max_bytes": 1}},
+    "a little ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 9000, "cache_fraction": 0.05}, "queue": {"bulk_size": 5}},
     "owned": {"features": "owned"},
-    "owned in two columns": {"features": "owned", "bulk": {"replication": 2, "hot": 0.1}},
+    "owned in two columns": {"features": "owned", "bulk": {"replication": 2, "cache_fraction": 0.1}},
 }  # fmt: skip
 
 
@@ -228,9 +228,9 @@ def two(dataset, tmp_path_factory):
         if "sizes" not in table["sampler"]:
             table["sampler"] = {"fanout": [4, 3], **table["sampler"]}
         rehearsal.add(f"{name}, whole", table)
-        rehearsal.add(f"{name}, cut", with_(table, bulk={**PARTITIONED, "hot": 0.1}))
+        rehearsal.add(f"{name}, cut", with_(table, bulk={**PARTITIONED, "cache_fraction": 0.1}))
     rehearsal.add("undisturbed", JOB)
-    for name, changes in (("stopped", {"bulk": PARTITIONED}), ("stopped, owned", {"features": "owned", "bulk": {"hot": 0.1}})):
+    for name, changes in (("stopped", {"bulk": PARTITIONED}), ("stopped, owned", {"features": "owned", "bulk": {"cache_fraction": 0.1}})):
         table = with_(JOB, **changes)
         rehearsal.add(name, table, MID_EPOCH)
         rehearsal.add(name, table)
@@ -277,7 +277,7 @@ def test_a_graph_with_an_empty_block_trains_the_same(odd, tmp_path):
     rehearsal = Rehearsal(odd, tmp_path, 2)
     rehearsal.add("whole", table)
     rehearsal.add("cut", with_(table, bulk=PARTITIONED))
-    rehearsal.add("hot", with_(table, bulk={**PARTITIONED, "hot": 0.5}))
+    rehearsal.add("hot", with_(table, bulk={**PARTITIONED, "cache_fraction": 0.5}))
     reports = rehearsal.train()
     assert [len(open_part(tmp_path / "cut" / "parts", p)[0].owned) for p in range(2)] == [40, 0]
     whole, cut, hot = reports.values()
@@ -290,13 +290,13 @@ def test_a_graph_with_an_empty_block_trains_the_same(odd, tmp_path):
 def test_hot_rows_by_degree_are_chosen_where_one_block_has_all_rows(odd, tmp_path):
     rehearsal = Rehearsal(odd, tmp_path, 2)
     table = with_(JOB, sampler={"fanout": [3, 2]}, model={"norm": "none"})
-    rehearsal.add("hot", with_(table, bulk={**PARTITIONED, "hot": 0.5, "hot_by": "degree"}))
+    rehearsal.add("hot", with_(table, bulk={**PARTITIONED, "cache_fraction": 0.5, "hot_by": "degree"}))
     (reports,) = rehearsal.train().values()
     assert [r["fetched"]["rows"] for r in reports] == [0, 20]
 
 
 def test_one_rank_holds_its_only_block(dataset, tmp_path):
-    options = {**JOB, "bulk": {**PARTITIONED, "hot": 0.5}}
+    options = {**JOB, "bulk": {**PARTITIONED, "cache_fraction": 0.5}}
     cut = mr.run(dataset, out=tmp_path / "cut", **options)
     whole = mr.run(dataset, out=tmp_path / "whole", **JOB)
     assert cut.parameters_sha256 == whole.parameters_sha256
@@ -358,7 +358,10 @@ def test_the_run_can_be_looked_at_and_evaluated(clustered):
 @pytest.mark.parametrize(
     ("words", "phrase"),
     [
-        (["--set", "bulk.topology=replicated", "--set", "bulk.replication=1", "--set", "bulk.hot=0"], "bulk.topology (was partitioned"),
+        (
+            ["--set", "bulk.topology=replicated", "--set", "bulk.replication=1", "--set", "bulk.cache_fraction=0"],
+            "bulk.topology (was partitioned",
+        ),
         (["--set", "bulk.replication=1"], "bulk.replication (was 2, now 1)"),
         (["--ranks", 2], "resume with --ranks 4"),
     ],
@@ -449,7 +452,10 @@ REFUSED = {
         ["--ranks", 4, "--set", "bulk.replication=2"],
         'bulk.replication is 2, but every rank has all features; use features = "owned" or bulk.topology = "partitioned" with it',
     ),
-    "hot where all have all": (["--ranks", 4, "--set", "bulk.hot=0.1"], "bulk.hot is 0.1, but every rank has all features"),
+    "hot where all have all": (
+        ["--ranks", 4, "--set", "bulk.cache_fraction=0.1"],
+        "bulk.cache_fraction is 0.1, but every rank has all features",
+    ),
     "the reference": (["--ranks", 2, CUT, "--set", "kernel=reference"], 'kernel is "reference", which samples from a whole graph'),
     "a stored queue": (["--ranks", 2, CUT, "--set", "queue.kind=zarr"], 'queue.kind is "zarr", but bulk.topology is "partitioned"'),
     "hash": (["--ranks", 2, CUT, "--set", "partition.method=hash"], 'partition.method is "hash", but blocks of rows'),
@@ -460,8 +466,8 @@ REFUSED = {
     ),
     "samples": (["--ranks", 2, CUT, "--samples", "SAMPLES"], 'bulk.topology is "partitioned", which is for ranks that sample'),
     "a topology": (["--set", "bulk.topology=partitoned"], "'replicated' or 'partitioned'"),
-    "a share": (["--set", "bulk.hot=1.1"], "'bulk.hot' is 1.1"),
-    "bytes": (["--set", "bulk.ahead_bytes=-1"], "'bulk.ahead_bytes' is -1"),
+    "a share": (["--set", "bulk.cache_fraction=1.1"], "'bulk.cache_fraction' is 1.1"),
+    "bytes": (["--set", "bulk.prefetch_bytes=-1"], "'bulk.prefetch_bytes' is -1"),
     "c of nobody": (["--set", "bulk.replication=0"], "'bulk.replication' is 0"),
     "what is hot": (["--set", "bulk.hot_by=degrees"], "'samples' or 'degree'"),
     "a key": (["--set", "bulk.replicas=2"], "unknown configuration key 'bulk.replicas'; did you mean 'bulk.replication'?"),
@@ -502,7 +508,7 @@ def test_samples_are_the_same_ones_however_the_topology_will_be_held(samples):
 
 
 def test_a_record_of_the_system_becomes_the_configuration():
-    options = {"topology": "partitioned", "replication": 2, "hot": 0.25, "hot_by": "degree", "ahead_bytes": 77}
+    options = {"topology": "partitioned", "replication": 2, "cache_fraction": 0.25, "hot_by": "degree", "prefetch_bytes": 77}
     system = mr.bulk(LaborSampler((4, 2)), **options)
     found = configure({}, system=system, ranks=4)
     assert found.bulk.model_dump() == options
@@ -515,13 +521,13 @@ def test_a_record_of_the_system_becomes_the_configuration():
 
 def test_a_record_with_owned_features_becomes_the_configuration(dataset):
     """Ranks make the system again from it, and must not find another one."""
-    system = mr.bulk(features="owned", replication=2, hot=0.25)
+    system = mr.bulk(features="owned", replication=2, cache_fraction=0.25)
     found = configure({}, system=system, ranks=4)
     assert make_system(found).fetch == system.fetch
     assert prepare(found, dataset).system.fetch == prepare(found, dataset, system=system).system.fetch
 
 
 def test_owned_features_keep_what_the_record_says(dataset):
-    system = mr.bulk(replication=2, hot=0.25)
+    system = mr.bulk(replication=2, cache_fraction=0.25)
     found = configure({}, system=system, ranks=4, features="owned")
     assert prepare(found, dataset, system=system).system.fetch == make_system(found).fetch

@@ -525,8 +525,8 @@ def saved(path, owners):
 @pytest.mark.parametrize(
     ("options", "phrase"),
     [
-        (lambda p: {"retexo": {"head": "none"}}, 'use retexo.hands_on = "logits" with it'),
-        (lambda p: {"retexo": {"folds": 3}}, 'use retexo.hands_on = "logits" with it'),
+        (lambda p: {"retexo": {"head": "none"}}, 'use retexo.propagate = "logits" with it'),
+        (lambda p: {"retexo": {"folds": 3}}, 'use retexo.propagate = "logits" with it'),
         (lambda p: {"model": Own()}, "Own, and system 'retexo' must give each layer a head"),
         (lambda p: {"retexo": {"clients": 0}}, "'retexo.clients' is 0: expected a whole number, at least 1, or ranks, or nodes"),
         (lambda p: {"retexo": {"clients": True}}, "'retexo.clients' is True"),
@@ -588,7 +588,7 @@ def test_records_become_the_configuration():
     for mode in ("v3", "v1"):
         assert make_system(configure({"retexo": {"mode": mode}}, system="retexo")) == mr.retexo(mode)
         assert make_system(configure({}, system=mr.retexo(mode))) == mr.retexo(mode)
-    assert mr.retexo("v1").schedule.cut == Phases(base="mlp", hands_on="logits", head="linear")
+    assert mr.retexo("v1").schedule.cut == Phases(base="mlp", propagate="logits", head="linear")
 
 
 def test_the_job_is_written_as_it_can_be_run_again(two):

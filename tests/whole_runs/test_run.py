@@ -359,7 +359,7 @@ def test_products_in_bfloat16_train_almost_the_same(sbm, tmp_path, monkeypatch, 
 
     def trained(name, products):
         made = Own() if model == "own" else model
-        options = {**SMALL, "epochs": 8, "dropout": 0.0, "train": {"products": products}}
+        options = {**SMALL, "epochs": 8, "dropout": 0.0, "train": {"matmul_precision": products}}
         for key in ("hidden", "dropout") if model == "own" else ():
             del options[key]
         return mr.run(sbm, out=tmp_path / name, model=made, **options)
@@ -378,7 +378,7 @@ def test_products_in_bfloat16_train_almost_the_same(sbm, tmp_path, monkeypatch, 
 def test_bfloat16_is_refused_where_it_cannot_be(sbm, tmp_path, monkeypatch, has, options, match):
     monkeypatch.setattr(prepare, "has_bfloat16", lambda: has)
     with pytest.raises(mr.InputError, match=match):
-        mr.run(sbm, out=tmp_path / "run", **{**SMALL, **options, "train": {"products": "bfloat16"}})
+        mr.run(sbm, out=tmp_path / "run", **{**SMALL, **options, "train": {"matmul_precision": "bfloat16"}})
     assert not (tmp_path / "run").exists()
 
 

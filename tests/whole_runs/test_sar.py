@@ -192,10 +192,10 @@ def test_a_rank_opens_its_own_part_and_no_other(dataset, tmp_path):
 
 
 def test_records_become_the_configuration():
-    system = mr.sar(["halo", "keep"], partitioner=Contiguous(), memory_bytes=1 << 30, ahead_bytes=0, prune=False)
+    system = mr.sar(["halo", "keep"], partitioner=Contiguous(), memory_bytes=1 << 30, prefetch_bytes=0, prune=False)
     job = configure({}, system=system, model=mr.GCN(layers=2))
     assert (job.system, job.partition.method, job.model["name"]) == ("sar", "contiguous", "gcn")
-    assert job.sar.model_dump() == {"mode": ["halo", "keep"], "memory_bytes": 1 << 30, "ahead_bytes": 0, "prune": False}
+    assert job.sar.model_dump() == {"mode": ["halo", "keep"], "memory_bytes": 1 << 30, "prefetch_bytes": 0, "prune": False}
     assert configure({}, system="sar").sar.mode == configure({}, system=mr.sar()).sar.mode == "auto"
     assert configure({}, system="sar").partition == configure({}, system=mr.sar()).partition
 

@@ -119,7 +119,7 @@ def test_what_happens_to_a_rank_does_not_show_in_the_end(undisturbed, scheduler,
     model = Mortal(tmp_path, "forward", "backward", "stop", pause_s=0.05)
     run = {
         **JOB, "model": model, "system": "sar", "ranks": 2, "scheduler": scheduler, "out": tmp_path / "run",
-        "cluster": {"restarts": 2, "wait_note_s": NOTE_S},
+        "cluster": {"restarts": 2, "slow_peer_warning_s": NOTE_S},
     }  # fmt: skip
     (tmp_path / "stop").touch()  # not in this run
     seen = Listener(tmp_path, stop_after=9)

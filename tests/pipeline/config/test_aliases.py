@@ -3,7 +3,7 @@
 import pytest
 
 from millrace.pipeline import cli
-from millrace.pipeline.config.aliases import FLAGS, KEYS, SENTENCES, SHORTHANDS, advice, expanded, instead_of_flag, merged
+from millrace.pipeline.config.aliases import FLAGS, KEYS, RENAMED, SENTENCES, SHORTHANDS, advice, expanded, instead_of_flag, merged
 from millrace.pipeline.config.load import Job, _known, resolve
 from millrace.pipeline.setup.prepare import configure
 from millrace.storage.errors import InputError
@@ -99,3 +99,11 @@ def test_a_flag_that_is_named_instead_exists():
 def test_advice_on_a_word_of_nobody():
     assert advice("xyzzy") == ""
     assert advice("Learning_Rate") == "; did you mean 'train.lr'?"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_renamed_key_is_refused_with_its_name_today(old, new):
+    section, key = old.split(".")
+    with pytest.raises(InputError, match=rf"unknown configuration key '{old}'; it is called '{new}' now"):
+        resolve({section: {key: 1}})
+    assert new in _known(Job)

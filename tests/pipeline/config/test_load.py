@@ -104,10 +104,10 @@ def test_a_system_without_a_sampler(mode):
         ({"sar": {"mode": [["keep"]]}}, "'sar.mode' is [['keep']]: expected rematerialize"),
         ({"sar": {"mode": ["keep", "auto"]}}, "a list of the first three, one for each layer"),
         ({"sar": {"memory_bytes": 0}}, "'sar.memory_bytes' is 0"),
-        ({"sar": {"ahead_bytes": -1}}, "'sar.ahead_bytes' is -1"),
+        ({"sar": {"prefetch_bytes": -1}}, "'sar.prefetch_bytes' is -1"),
         ({"sar": {"prune": "perhaps"}}, "'sar.prune' is 'perhaps'"),
         ({"sar": {"modes": "keep"}}, "did you mean 'sar.mode'"),
-        ({"cluster": {"wait_note_s": 0}}, "'cluster.wait_note_s' is 0"),
+        ({"cluster": {"slow_peer_warning_s": 0}}, "'cluster.slow_peer_warning_s' is 0"),
         (
             {"system": "sar", "partition": {"method": "metiss"}},
             "'metiss'; expected contiguous, hash, ldg, fennel, metis, metis-work, louvain, leiden; did you mean 'metis'",

@@ -235,7 +235,7 @@ def test_minibatches_that_were_sampled_before(sbm, tmp_path):
 
 @pytest.mark.parametrize("correction", ["batch", "node", "edge"])
 def test_isolated_parts(sbm, tmp_path, correction):
-    grappa = {"every": 1, "chunks": 2, "halo": 0.5, "correction": correction}
+    grappa = {"repartition_every": 1, "chunks": 2, "halo": 0.5, "correction": correction}
     agree(sbm, tmp_path, system="grappa", grappa=grappa, partition={"method": "hash"})
 
 
@@ -244,7 +244,7 @@ def test_isolated_parts(sbm, tmp_path, correction):
     "options",
     [
         {"features": "owned", "minibatches_per_step": 4, "batch_size": 6},
-        {"bulk": {"topology": "partitioned", "hot": 0.1}},
+        {"bulk": {"topology": "partitioned", "cache_fraction": 0.1}},
     ],
     ids=["owned rows", "block rows"],
 )

@@ -61,7 +61,7 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             before = {k: v.clone() for k, v in module.state_dict().items()}
             rng = torch.random.get_rng_state()
             # As what is measured below, one rehearsal of several may differ on a busy machine, by a buffer: theirs in the middle counts.
-            said = sorted(plan(share, (mode,) * 3, VisitFetch(ahead_bytes=0), group, module)[1] for _ in range(3))[1]
+            said = sorted(plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1] for _ in range(3))[1]
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
             assert all(p.grad is None for p in module.parameters()), "the rehearsal left gradients behind"
@@ -84,11 +84,11 @@ def chosen(group: Gloo) -> list[tuple[Mode, ...]]:
     module = model("gat")
 
     def modes(memory_bytes: int, *asked: str) -> tuple[Mode, ...]:
-        return plan(share, asked, VisitFetch(memory_bytes=memory_bytes, ahead_bytes=0), group, module)[0]  # pyright: ignore[reportArgumentType]
+        return plan(share, asked, VisitFetch(memory_bytes=memory_bytes, prefetch_bytes=0), group, module)[0]  # pyright: ignore[reportArgumentType]
 
     most = plan(share, ("halo",) * 3, VisitFetch(), group, module)[1] + share.graph.nbytes + share.x.nbytes
     # Ranks are not alike; a budget that one of them exceeds moves all.
-    least = plan(share, ("rematerialize",) * 3, VisitFetch(ahead_bytes=0), group, module)[1] + share.graph.nbytes + share.x.nbytes
+    least = plan(share, ("rematerialize",) * 3, VisitFetch(prefetch_bytes=0), group, module)[1] + share.graph.nbytes + share.x.nbytes
     auto = ("auto",) * 3
     return [modes(2 * most, *auto), modes((most + least) // 2, *auto), modes(1, *auto), modes(1, "halo", "auto", "keep")]
 

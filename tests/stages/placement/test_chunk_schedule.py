@@ -28,19 +28,20 @@ def test_a_sweep_visits_every_ordered_pair_once(ranks: int) -> None:
 
 def test_other_schedules() -> None:
     for t in range(5):
-        assert [ChunkSchedule(0, 4, sweep="fixed").variable(p, t) for p in range(4)] == [(1,), (2,), (3,), (0,)]
-        assert [ChunkSchedule(0, 4, sweep="none").variable(p, t) for p in range(4)] == [()] * 4
-        assert {ChunkSchedule(0, 1, sweep=s).variable(0, t) for s in SWEEPS} == {()}  # type: ignore[arg-type]
+        assert [ChunkSchedule(0, 4, rotation="fixed").variable(p, t) for p in range(4)] == [(1,), (2,), (3,), (0,)]
+        assert [ChunkSchedule(0, 4, rotation="none").variable(p, t) for p in range(4)] == [()] * 4
+        assert {ChunkSchedule(0, 1, rotation=s).variable(0, t) for s in SWEEPS} == {()}  # type: ignore[arg-type]
         assert [ChunkSchedule(t, 3, 2).base(p, t) for p in range(3)] == [(0, 1), (2, 3), (4, 5)], "nothing moves"
 
 
 @given(
-    seed=st.integers(0, 99), ranks=st.integers(1, 6), per_rank=st.integers(1, 4), moved=st.sampled_from([0.0, 0.01, 0.3, 0.5, 1.0]),
-    sweep=st.sampled_from(SWEEPS), t=st.integers(0, 5),
+    seed=st.integers(0, 99), ranks=st.integers(1, 6), per_rank=st.integers(1, 4),
+    reshuffle_fraction=st.sampled_from([0.0, 0.01, 0.3, 0.5, 1.0]),
+    rotation=st.sampled_from(SWEEPS), t=st.integers(0, 5),
 )  # fmt: skip
 @settings(deadline=None, max_examples=100)
-def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, moved: float, sweep: Any, t: int) -> None:
-    deal = ChunkSchedule(seed, ranks, per_rank, moved, sweep)
+def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, reshuffle_fraction: float, rotation: Any, t: int) -> None:
+    deal = ChunkSchedule(seed, ranks, per_rank, reshuffle_fraction, rotation)
     bases = [deal.base(p, t) for p in range(ranks)]
     assert sorted(itertools.chain(*bases)) == list(range(ranks * per_rank))
     assert all(len(b) == per_rank and list(b) == sorted(b) for b in bases)
@@ -49,32 +50,32 @@ def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, moved: f
         assert other != p
         assert deal.variable(p, t) == (() if other is None else bases[other])
     moves = np.count_nonzero(deal.places(t) != deal.places(t + 1))
-    assert moves <= (max(2, round(moved * ranks * per_rank)) if moved else 0)
+    assert moves <= (max(2, round(reshuffle_fraction * ranks * per_rank)) if reshuffle_fraction else 0)
 
 
 def test_the_chosen_chunks_move_and_no_others() -> None:
     """Of k places that are permuted uniformly, one keeps its chunk on average; the mean over 400 switches, within 5 sigma."""
-    for moved, k in ((0.05, 2), (0.25, 5), (0.5, 10), (1.0, 20)):
-        deals = [ChunkSchedule(seed, 5, 4, moved) for seed in range(400)]
+    for reshuffle_fraction, k in ((0.05, 2), (0.25, 5), (0.5, 10), (1.0, 20)):
+        deals = [ChunkSchedule(seed, 5, 4, reshuffle_fraction) for seed in range(400)]
         moves = [np.count_nonzero(d.places(2) != d.places(3)) for d in deals]
         assert max(moves) <= k
         assert abs(np.mean(moves) - (k - 1)) < 5 / np.sqrt(400)
 
 
-@pytest.mark.parametrize(("moved", "t"), [(0.3, 0), (0.3, 1), (0.3, 4), (1.0, 0), (1.0, 2)])
+@pytest.mark.parametrize(("reshuffle_fraction", "t"), [(0.3, 0), (0.3, 1), (0.3, 4), (1.0, 0), (1.0, 2)])
 @pytest.mark.parametrize(
-    ("ranks", "per_rank", "sweep"), [(3, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (3, 3, "none"), (2, 3, "sweep")]
+    ("ranks", "per_rank", "rotation"), [(3, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (3, 3, "none"), (2, 3, "sweep")]
 )
-def test_what_is_seen_beside_a_chunk_where_chunks_move(moved: float, t: int, ranks: int, per_rank: int, sweep: Any) -> None:
+def test_what_is_seen_beside_a_chunk_where_chunks_move(reshuffle_fraction: float, t: int, ranks: int, per_rank: int, rotation: Any) -> None:
     """The share of deals in which chunk c is seen where chunk d is a base chunk, or a variable one: that of the formula within 4.5 sigma,
     and so for any pair; (2 m - 1) / (Q - 1) for a sweep."""
     q, draws = ranks * per_rank, 1500
-    want = ChunkSchedule(0, ranks, per_rank, moved, sweep).inclusion
-    assert want == pytest.approx(((per_rank if sweep == "none" else 2 * per_rank) - 1) / (q - 1))
+    want = ChunkSchedule(0, ranks, per_rank, reshuffle_fraction, rotation).inclusion
+    assert want == pytest.approx(((per_rank if rotation == "none" else 2 * per_rank) - 1) / (q - 1))
     pairs = [(0, 1), (q - 1, 0), (1, 2)]
     together = {pair: [0, 0, 0] for pair in pairs}
     for seed in range(draws):
-        deal = ChunkSchedule(seed, ranks, per_rank, moved, sweep)
+        deal = ChunkSchedule(seed, ranks, per_rank, reshuffle_fraction, rotation)
         at = deal.places(t).reshape(ranks, per_rank)
         beside = [deal.beside(p, t) for p in range(ranks)]
         for p in range(ranks):
@@ -87,19 +88,21 @@ def test_what_is_seen_beside_a_chunk_where_chunks_move(moved: float, t: int, ran
     for of_base, of_variable, times in together.values():
         sigma = np.sqrt(draws * want * (1 - want))
         assert abs(of_base - draws * want) <= 4.5 * sigma
-        assert times == (0 if sweep == "none" else draws)
-        assert sweep == "none" or abs(of_variable - draws * want) <= 4.5 * sigma
+        assert times == (0 if rotation == "none" else draws)
+        assert rotation == "none" or abs(of_variable - draws * want) <= 4.5 * sigma
 
 
 def test_what_is_seen_beside_a_chunk_that_stays() -> None:
     assert ChunkSchedule(0, 5, 3).inclusion == 1 / 4
     assert (
-        ChunkSchedule(0, 5, 3, sweep="fixed").inclusion
-        == ChunkSchedule(0, 5, 3, sweep="none").inclusion
-        == ChunkSchedule(0, 1, 3, moved=1.0).inclusion
+        ChunkSchedule(0, 5, 3, rotation="fixed").inclusion
+        == ChunkSchedule(0, 5, 3, rotation="none").inclusion
+        == ChunkSchedule(0, 1, 3, reshuffle_fraction=1.0).inclusion
         == 1
     )
-    assert ChunkSchedule(0, 5, 1, moved=0.5, sweep="none").inclusion == 1, "a rank that sees one chunk has no edges between chunks"
+    assert ChunkSchedule(0, 5, 1, reshuffle_fraction=0.5, rotation="none").inclusion == 1, (
+        "a rank that sees one chunk has no edges between chunks"
+    )
 
 
 @pytest.mark.parametrize("parts", [3, 8])

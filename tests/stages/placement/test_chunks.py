@@ -53,24 +53,26 @@ def edges(graph: Any, name: Any = None) -> Counter[tuple[int, int, float]]:
 @given(
     case=CASES,
     halo=st.sampled_from([0, 1]),
-    sweep=st.sampled_from(SWEEPS),
+    rotation=st.sampled_from(SWEEPS),
     later=st.integers(0, 4),
     per_rank=st.sampled_from([1, 2]),
-    moved=st.sampled_from([0.0, 0.5, 1.0]),
+    reshuffle_fraction=st.sampled_from([0.0, 0.5, 1.0]),
 )
-@example(case=make_case(0, 3), halo=1, sweep="sweep", later=1, per_rank=1, moved=0.0)
-@example(case=make_case(11, 3), halo=0, sweep="sweep", later=1, per_rank=1, moved=0.0)
-@example(case=make_case(11, 4), halo=1, sweep="none", later=0, per_rank=1, moved=0.0)
-@example(case=make_case(8, 6), halo=0, sweep="sweep", later=1, per_rank=2, moved=1.0)
-@example(case=make_case(1, 8), halo=1, sweep="sweep", later=2, per_rank=4, moved=0.5)  # one node
+@example(case=make_case(0, 3), halo=1, rotation="sweep", later=1, per_rank=1, reshuffle_fraction=0.0)
+@example(case=make_case(11, 3), halo=0, rotation="sweep", later=1, per_rank=1, reshuffle_fraction=0.0)
+@example(case=make_case(11, 4), halo=1, rotation="none", later=0, per_rank=1, reshuffle_fraction=0.0)
+@example(case=make_case(8, 6), halo=0, rotation="sweep", later=1, per_rank=2, reshuffle_fraction=1.0)
+@example(case=make_case(1, 8), halo=1, rotation="sweep", later=2, per_rank=4, reshuffle_fraction=0.5)  # one node
 @settings(deadline=None, max_examples=25)
-def test_what_a_rank_sees_is_the_graph_restricted(case: Case, halo: int, sweep: Any, later: int, per_rank: int, moved: float) -> None:
+def test_what_a_rank_sees_is_the_graph_restricted(
+    case: Case, halo: int, rotation: Any, later: int, per_rank: int, reshuffle_fraction: float
+) -> None:
     ranks = max(1, case.parts // per_rank)
     case = replace(case, part_of=case.part_of % (ranks * per_rank), parts=ranks * per_rank)
     whole, total, seeds = edges(case.graph), weighted_degree(case), []
-    deal = ChunkSchedule(SEED, ranks, per_rank, moved, sweep)
+    deal = ChunkSchedule(SEED, ranks, per_rank, reshuffle_fraction, rotation)
     for rank in range(ranks):
-        place = placed(case, Chunks(sweep=sweep, halo=halo, per_rank=per_rank, moved=moved), rank, later)
+        place = placed(case, Chunks(rotation=rotation, halo=halo, per_rank=per_rank, reshuffle_fraction=reshuffle_fraction), rank, later)
         place.graph.check()
         name = names(case, place)
         base, visible = name[: place.num_base], name[: place.num_visible]
@@ -151,12 +153,15 @@ def names_of(place: Isolated) -> np.ndarray:
     return place.features.gather(np.arange(place.graph.num_nodes))
 
 
-@pytest.mark.parametrize(("per_rank", "moved"), [(1, 0.0), (2, 0.0), (1, 1.0), (2, 0.4), (2, 1.0)])
+@pytest.mark.parametrize(("per_rank", "reshuffle_fraction"), [(1, 0.0), (2, 0.0), (1, 1.0), (2, 0.4), (2, 1.0)])
 @pytest.mark.parametrize("halo", [0, 1])
-def test_the_next_super_epoch_is_put_together_ahead(halo: int, per_rank: int, moved: float) -> None:
+def test_the_next_super_epoch_is_put_together_ahead(halo: int, per_rank: int, reshuffle_fraction: float) -> None:
     """Each when the super-epoch before it begins; those that stay are not read again."""
     case, rank = make_case(8, 4 * per_rank), 1
-    policy, deal = Chunks(halo=halo, per_rank=per_rank, moved=moved), ChunkSchedule(SEED, 4, per_rank, moved)
+    policy, deal = (
+        Chunks(halo=halo, per_rank=per_rank, reshuffle_fraction=reshuffle_fraction),
+        ChunkSchedule(SEED, 4, per_rank, reshuffle_fraction),
+    )
     # A rank opens its first chunk before it knows what it will see.
     peers, before, own = CasePeers(case), None, rank * per_rank
     want: list[int] = []
@@ -182,13 +187,13 @@ def test_nothing_is_loaded_for_after_the_end() -> None:
     assert peers.opened == [*ChunkSchedule(SEED, 4).variable(0, EPOCHS - 1)]
 
 
-@pytest.mark.parametrize(("sweep", "parts"), [("sweep", 2), ("fixed", 3), ("none", 3)])
-def test_a_chunk_that_stays_is_not_read_again(sweep: Any, parts: int) -> None:
+@pytest.mark.parametrize(("rotation", "parts"), [("sweep", 2), ("fixed", 3), ("none", 3)])
+def test_a_chunk_that_stays_is_not_read_again(rotation: Any, parts: int) -> None:
     case = make_case(8, parts)
-    peers, policy = CasePeers(case), Chunks(sweep=sweep)
+    peers, policy = CasePeers(case), Chunks(rotation=rotation)
     first = placed(case, policy, 0, 0, None, peers)
     assert placed(case, policy, 0, 1, first, peers).graph is first.graph
-    assert peers.opened == ([] if sweep == "none" else [1])
+    assert peers.opened == ([] if rotation == "none" else [1])
 
 
 @pytest.mark.parametrize("halo", [0, 1])
@@ -377,10 +382,10 @@ def test_over_a_sweep_weighted_messages_add_up_to_the_whole_sum(case: Case) -> N
         np.testing.assert_allclose(sums(placed(case, Chunks(), rank), "edge"), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("sweep", "parts"), [("sweep", 4), ("fixed", 4), ("none", 3)])
-def test_over_halos_weighted_messages_add_up_to_the_whole_sum(sweep: Any, parts: int) -> None:
+@pytest.mark.parametrize(("rotation", "parts"), [("sweep", 4), ("fixed", 4), ("none", 3)])
+def test_over_halos_weighted_messages_add_up_to_the_whole_sum(rotation: Any, parts: int) -> None:
     """Of the nodes of the base chunk, where 0.4 of the nodes around are seen: over many super-epochs, each with a halo of its own."""
-    case, policy = make_case(3, parts), Chunks(sweep=sweep, halo=0.4)
+    case, policy = make_case(3, parts), Chunks(rotation=rotation, halo=0.4)
     times = 240 // (parts - 1) * (parts - 1)
     each = np.array([sums(placed(case, policy, 1, t), "edge") for t in range(times)])
     # Float32 weights, of an estimate with as much spread as it has.
@@ -390,12 +395,12 @@ def test_over_halos_weighted_messages_add_up_to_the_whole_sum(sweep: Any, parts:
     assert np.abs(plain - whole_sums(case, 1)).max() > 2 * error.max() > 0, "it is drawn, and as it is it falls short"
 
 
-@pytest.mark.parametrize("sweep", ["sweep", "fixed"])
+@pytest.mark.parametrize("rotation", ["sweep", "fixed"])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_share_of_the_halo(sweep: Any, ahead: bool) -> None:
+def test_a_share_of_the_halo(rotation: Any, ahead: bool) -> None:
     """Whole nodes are seen or not, with all their edges into the chunks; others in the next super-epoch, whatever went before."""
     case, seen, around, place = make_case(8, 4), [], [], None
-    policy = Chunks(halo=0.5, sweep=sweep, ahead=ahead)
+    policy = Chunks(halo=0.5, rotation=rotation, ahead=ahead)
     whole = edges(case.graph)
     for t in range(6):
         place = placed(case, policy, 2, t, place)
@@ -403,7 +408,7 @@ def test_a_share_of_the_halo(sweep: Any, ahead: bool) -> None:
         name = names(case, place)
         visible, halo = set(name[: place.num_visible]), set(name[place.num_visible :])
         assert edges(place.graph, name) == Counter({e: k for e, k in whole.items() if e[0] in visible and e[1] in visible | halo})
-        full = placed(case, Chunks(sweep=sweep), 2, t)
+        full = placed(case, Chunks(rotation=rotation), 2, t)
         every = set(names(case, full)[full.num_visible :])
         assert halo <= every
         seen.append(frozenset(halo))
@@ -413,36 +418,36 @@ def test_a_share_of_the_halo(sweep: Any, ahead: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "per_rank", "sweep"), [(2, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (2, 3, "none"), (3, 1, "none")]
+    ("ranks", "per_rank", "rotation"), [(2, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (2, 3, "none"), (3, 1, "none")]
 )
-def test_over_all_deals_weighted_messages_add_up_to_the_whole_sum(ranks: int, per_rank: int, sweep: Any) -> None:
+def test_over_all_deals_weighted_messages_add_up_to_the_whole_sum(ranks: int, per_rank: int, rotation: Any) -> None:
     """Of nodes of base chunks and of variable ones, where chunks move: over every set of chunks that a rank can see, with the weights of
     the real placement."""
     parts = ranks * per_rank
     case = make_case(3, parts)
-    place = placed(case, Chunks(halo=0, per_rank=per_rank, moved=1.0, sweep=sweep), 0)
+    place = placed(case, Chunks(halo=0, per_rank=per_rank, reshuffle_fraction=1.0, rotation=rotation), 0)
     seen, whole = len(place.base + place.variable), whole_sums(replace(case, part_of=np.zeros_like(case.part_of)), 0)
     total, times = np.zeros_like(whole), np.zeros(case.graph.num_nodes)
-    policy = Chunks(halo=0, per_rank=seen, moved=1.0)
+    policy = Chunks(halo=0, per_rank=seen, reshuffle_fraction=1.0)
     for chosen in itertools.combinations(range(parts), seen):
         peers = CasePeers(case)
         held = policy._joined({c: load(peers.own(c), JOB) for c in chosen}, chosen, (), place.inclusion, 0, peers.own(0), JOB)
         name = names(case, held)
         total[name] += sums(held, "edge")
         times[name] += 1
-    if (seen, sweep) == (1, "none"):
+    if (seen, rotation) == (1, "none"):
         assert np.abs(total / times[:, None] - whole).max() > 0.1, "other chunks are never seen"
     else:
         np.testing.assert_allclose(total / times[:, None], whole, rtol=1e-6, atol=1e-6)
 
 
-@given(case=CASES, halo=st.sampled_from([0, 1]), moved=st.sampled_from([0.0, 1.0]))
-@example(case=make_case(11, 4), halo=0, moved=0.0)
+@given(case=CASES, halo=st.sampled_from([0, 1]), reshuffle_fraction=st.sampled_from([0.0, 1.0]))
+@example(case=make_case(11, 4), halo=0, reshuffle_fraction=0.0)
 @settings(deadline=None, max_examples=20)
-def test_hajek_scales_messages_to_the_degree(case: Case, halo: int, moved: float) -> None:
+def test_hajek_scales_messages_to_the_degree(case: Case, halo: int, reshuffle_fraction: float) -> None:
     """Sums are then degree x weighted mean; means are those of the plain weights."""
     for rank in range(case.parts):
-        place = placed(case, Chunks(halo=halo, moved=moved), rank)
+        place = placed(case, Chunks(halo=halo, reshuffle_fraction=reshuffle_fraction), rank)
         work = sampled(place, np.arange(place.num_base), (-1,))
         h = torch.from_numpy(place.features.gather(work.nodes))
         plain, scaled = (fetched(place, work, CoverageFetch(c)).neighbourhoods[-1] for c in ("edge", "edge-hajek"))
