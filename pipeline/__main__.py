@@ -1,14 +1,17 @@
 """The ``millrace`` command, also as ``python -m millrace.pipeline``."""
 
-from .cluster.signals import quiet_start
+from .cluster.signals import quiet_end, quiet_start
 
 
 def main() -> None:
-    """Entry point. Signals are taken care of before anything else is imported, which takes a while."""
+    """Run one command. Signals are handled before anything else is imported, which takes a while, and until the process has ended."""
     quiet_start()
     from .cli import main as command
 
-    command()
+    try:
+        command()
+    finally:
+        quiet_end()
 
 
 if __name__ == "__main__":

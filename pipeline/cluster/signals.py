@@ -135,6 +135,10 @@ def leave_signals_to_driver() -> None:
     The driver has them too. It tells the others what to do, and they have to last until a checkpoint is written. They end with it: each
     has a lifeline.
     """
+    _ignore_signals()
+
+
+def _ignore_signals() -> None:
     for s in STOPPING + ((SAVING,) if SAVING is not None else ()):
         signal.signal(s, signal.SIG_IGN)
 
@@ -157,3 +161,11 @@ def quiet_start() -> None:
     if SAVING is not None:
         # There is nothing to save yet, and the signal's own default would end the command.
         signal.signal(SAVING, lambda number, frame: None)
+
+
+def quiet_end() -> None:
+    """Ignore signals from here on: the command is done, and its exit code says how it went.
+
+    While the interpreter shuts down it gives signals with Python handlers their defaults back, and those kill. Ignored ones stay ignored.
+    """
+    _ignore_signals()

@@ -176,7 +176,13 @@ def _pairs(cell: Cell) -> set[tuple[str, ...]]:
 
 
 def _command(words: list[str], log) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "millrace.pipeline", *words], stdout=log, stderr=log, start_new_session=True)
+    # A run that inherits an ignored SIGHUP, as under nohup, goes on ignoring it.
+    command = [sys.executable, "-m", "millrace.pipeline", *words]
+    return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_heed_hangups)
+
+
+def _heed_hangups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _wait_for(cell: Cell, process: subprocess.Popen, out: Path) -> None:

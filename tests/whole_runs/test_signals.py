@@ -39,6 +39,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield {c: pool.submit(run_cell, c, folder / str(c), everything or c in RESUMED) for c in (table() if everything else FEW)}
 
 
+@pytest.mark.timeout(3600)
 def test_every_cell_ends_as_promised(outcomes: dict[Cell, Future[Outcome]], capsys: pytest.CaptureFixture[str]) -> None:
     everything = len(outcomes) > len(FEW)
     by_job: dict[tuple[str, int], set[str]] = defaultdict(set)
