@@ -26,7 +26,13 @@ GOOD = {
     "val_idx": np.array([1]),
     "test_idx": np.array([2]),
 }
-CSR = {"x": None, "x_indptr": np.array([0, 1, 2, 2]), "x_indices": np.array([0, 1]), "x_data": np.ones(2), "x_shape": np.array([3, 2])}
+CSR = {
+    "x": None,
+    "x_indptr": np.array([0, 1, 2, 2]),
+    "x_indices": np.array([0, 1]),
+    "x_data": np.ones(2),
+    "x_shape": np.array([3, 2]),
+}
 
 
 def npz(folder, changes):
@@ -56,7 +62,12 @@ BAD_NPZ = [
         None,
         ["there is 1 duplicate edge (first", "0 -> 0", "duplicates=merge"],
     ),
-    ({"edge_index": np.array([[1], [1]])}, {"self_loops": "error"}, None, ["there is 1 self loop (first", "node 1", "self_loops=drop"]),
+    (
+        {"edge_index": np.array([[1], [1]])},
+        {"self_loops": "error"},
+        None,
+        ["there is 1 self loop (first", "node 1", "self_loops=drop"],
+    ),
     ({"edge_weight": np.ones(3)}, {}, None, ["weights have shape [3]", "edge_weights=ignore"]),
     ({"edge_weight": np.array(list("abcd"))}, {}, None, ["weights are <U1", "edge_weights=ignore"]),
     ({"edge_weight": np.array([1, np.nan, 1, 1])}, {}, None, ["1 edge weights are NaN", "edge_weights=ignore"]),
@@ -85,13 +96,25 @@ BAD_NPZ = [
     ({"x": np.ones((4, 2))}, {}, None, ["features have 4 rows", "3"]),
     ({"x": np.array([["a"], ["b"], ["c"]])}, {}, None, ["features are <U1"]),
     ({"x": np.ones((3, 1), complex)}, {}, None, ["features are complex128"]),
-    ({"x": np.array([[1.0], [np.nan], [np.inf]])}, {}, None, ["2 feature values are NaN or infinite", "node 1", "nan_features=zero"]),
+    (
+        {"x": np.array([[1.0], [np.nan], [np.inf]])},
+        {},
+        None,
+        ["2 feature values are NaN or infinite", "node 1", "nan_features=zero"],
+    ),
     ({"x": None}, {"missing_features": "error"}, None, ["no features", "missing_features=degree"]),
     ({**CSR, "x_shape": None}, {}, None, ["no key 'x_shape'"]),
     ({**CSR, "x_indices": np.array([0, 9])}, {}, None, ["are not a CSR matrix"]),
     ({**CSR, "x_indptr": np.array([0, 1])}, {}, None, ["are not a CSR matrix"]),
+    ({**CSR, "x_indptr": np.array([0, -(2**31)], np.int32)}, {}, None, ["are not a CSR matrix"]),
+    ({**CSR, "x_indptr": np.array([0, 2, 1], np.uint64)}, {}, None, ["are not a CSR matrix"]),
     ({**CSR, "x_shape": np.array([3])}, {}, None, ["are not a CSR matrix"]),
-    ({"train_idx": np.array([0, 1])}, {}, None, ["1 node of the val split (first: 1) is in an earlier split", "overlapping_splits=first"]),
+    (
+        {"train_idx": np.array([0, 1])},
+        {},
+        None,
+        ["1 node of the val split (first: 1) is in an earlier split", "overlapping_splits=first"],
+    ),
     ({"train_idx": np.array([3])}, {}, None, ["train split holds ids in [3, 3]", "out of range"]),
     ({"train_idx": np.array([0.0])}, {}, None, ["train split is float64"]),
     ({"train_idx": np.array([[0]])}, {}, None, ["train split has shape [1, 1]"]),
@@ -100,7 +123,12 @@ BAD_NPZ = [
     ({"train_idx": None, "train_mask": np.ones(2, bool)}, {}, None, ["train mask has shape [2]"]),
     ({"train_idx": None, "train_mask": np.ones((3, 5), bool)}, {}, None, ["of several splits, pass one"]),
     ({"train_idx": None, "train_mask": np.array([0, 1, 2])}, {}, None, ["train_mask holds values other than 0 and 1"]),
-    ({"y": np.array([-1, 1, 0])}, {}, None, ["1 node of the train split (first: 0) is unlabelled", "unlabelled_in_split=drop"]),
+    (
+        {"y": np.array([-1, 1, 0])},
+        {},
+        None,
+        ["1 node of the train split (first: 0) is unlabelled", "unlabelled_in_split=drop"],
+    ),
     ({"train_idx": None, "val_idx": None, "test_idx": None}, {}, "public", ["stores no split", "random:20,30"]),
     ({}, {}, "publik", ["did you mean 'public'"]),
     ({}, {}, "public:1", ["takes no numbers"]),
@@ -170,7 +198,11 @@ BAD_PARQUET = [
     (EDGES, {**NODES, "split": ["train", "valid", "test"]}, "did you mean 'val'"),
     (EDGES, {**NODES, "id": [0, 1, 1]}, "nodes.id holds 1 more than once"),
     (EDGES, {**NODES, "id": [0, 1, 5]}, "missing_ids=compact"),
-    (EDGES, {**NODES, "id": ["a", "b", "c"]}, "column nodes.id is text and column edges.src is int64; expected one kind"),
+    (
+        EDGES,
+        {**NODES, "id": ["a", "b", "c"]},
+        "column nodes.id is text and column edges.src is int64; expected one kind",
+    ),
     (
         {"src": ["a", "d"], "dst": ["b", "a"]},
         {**NODES, "id": ["a", "b", "c"]},
@@ -330,7 +362,10 @@ BAD_OBJECTS = [
     (lambda: open_dataset(without(bare(n1={"y": [0, 1]}), 0, "y")), "multi-label vectors are needed on every node"),
     (lambda: open_dataset(half_weighted()), "1 of 2 edges have no attribute 'weight'"),
     (lambda: from_networkx(bare(), label="z"), "no node has the attribute 'z'"),
-    (lambda: open_dataset(HeteroData()), "typed graphs are not supported; expected a Data of one node type and one edge type, such as"),
+    (
+        lambda: open_dataset(HeteroData()),
+        "typed graphs are not supported; expected a Data of one node type and one edge type, such as",
+    ),
     (lambda: from_pyg(Data(y=torch.tensor([0, 1]))), "no edge_index"),
     (lambda: from_pyg(Data(edge_index=RING)), "has no y"),
     (lambda: from_pyg(Data(edge_index=RING[0], y=torch.tensor([0, 1]))), "edge_index has shape [2]"),

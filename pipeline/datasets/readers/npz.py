@@ -9,8 +9,9 @@ x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indice
 train_idx, ...         optional stored split: ``{train,val,test}_idx`` int, or ``{train,val,test}_mask`` [V]
 edge_weight            optional [E]
 meta                   optional JSON object. ``direction``: directed, undirected or reverse; or a sentence under ``edges``, of which
-                       "symmetrise before use", "stored once" and "add reverse" read as undirected and a leading "directed" as
-                       directed. Either decides only where the edges are not symmetric and `ReadOptions.direction` is None.
+                       "symmetrise before use", "stored once" and "add reverse" read as undirected and a leading
+                       "directed" as directed. Either decides only where the edges are not symmetric and
+                       `ReadOptions.direction` is None.
 =====================  ==========================================================================================
 """
 
@@ -72,16 +73,32 @@ def _features(arrays: Mapping[str, AnyArray], path: Path, held: list[str]) -> An
         return arrays["x"]
     if not any(key.startswith("x_") and key in KNOWN for key in arrays):
         return None
-    indptr, indices, data, shape = (_required(arrays, f"x_{part}", path, held) for part in ("indptr", "indices", "data", "shape"))
-    for part, array, kinds in (("indptr", indptr, "iu"), ("indices", indices, "iu"), ("data", data, "biuf"), ("shape", shape, "iu")):
+    indptr, indices, data, shape = (
+        _required(arrays, f"x_{part}", path, held) for part in ("indptr", "indices", "data", "shape")
+    )
+    for part, array, kinds in (
+        ("indptr", indptr, "iu"),
+        ("indices", indices, "iu"),
+        ("data", data, "biuf"),
+        ("shape", shape, "iu"),
+    ):
         if array.dtype.kind not in kinds:
-            raise InputError(f"{path}: x_{part} holds {array.dtype}; expected {'integers' if kinds == 'iu' else 'numbers'}")
+            raise InputError(
+                f"{path}: x_{part} holds {array.dtype}; expected {'integers' if kinds == 'iu' else 'numbers'}"
+            )
     try:
         rows, columns = (int(n) for n in shape)
+        indices, indptr = (array.astype(np.int64) for array in (indices, indptr))
+        # SciPy's check looks at neither unsigned numbers nor a negative end, and its compiled code then takes any
+        # amount of memory.
+        if (np.diff(indptr) < 0).any():
+            raise ValueError("index pointer values must form a non-decreasing sequence")
         x = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
         x.check_format(full_check=True)
     except (ValueError, TypeError, OverflowError, IndexError) as e:
-        raise InputError(f"{path}: x_indptr, x_indices, x_data and x_shape are not a CSR matrix ({e}); save the features again") from e
+        raise InputError(
+            f"{path}: x_indptr, x_indices, x_data and x_shape are not a CSR matrix ({e}); save the features again"
+        ) from e
     return x
 
 
