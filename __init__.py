@@ -1,7 +1,7 @@
 """Millrace trains graph neural networks on graphs that have outgrown one process.
 
-The names here are the public face; everything else may move. Each is imported when it is first used: torch alone takes seconds,
-and a worker that only holds a rank's process needs none of it.
+The names here are the public face; everything else may move. Each is imported when it is first used: torch alone takes
+seconds, and a worker that only holds a rank's process needs none of it.
 """
 
 from importlib import import_module

@@ -3,20 +3,23 @@
     python benchmarks/accuracy.py [--data DIR] [--seeds 5] [--only cora] [--json accuracy.json]
     python benchmarks/accuracy.py --samplers [--only coauthor] [--sizes 256,512,1024]
 
-A seed draws the initial parameters, dropout, the minibatches and, for ``random:20,30``, the split. The parameters of the best
-validation epoch are tested; the settings below were chosen by validation accuracy too. The data are the ``.npz`` files of
-`--data`, of the environment variable ``MILLRACE_DATA``, or of ``../shared/data`` beside this repository.
+A seed draws the initial parameters, dropout, the minibatches and, for ``random:20,30``, the split. The parameters of
+the best validation epoch are tested; the settings below were chosen by validation accuracy too. The data are the
+``.npz`` files of `--data`, of the environment variable ``MILLRACE_DATA``, or of ``../shared/data`` beside this
+repository.
 
-References: GCN on Cora from Kipf, Welling, ICLR 2017, table 2; the others from Shchur, Mumme, Bojchevski, Guennemann, "Pitfalls of
-Graph Neural Network Evaluation", 2018, table 1. Shchur et al. keep only the largest connected component; here the whole graph is
-used. The column ``linked`` counts only the test nodes that have an edge, which is nearer to their protocol.
+References: GCN on Cora from Kipf, Welling, ICLR 2017, table 2; the others from Shchur, Mumme, Bojchevski, Guennemann,
+"Pitfalls of Graph Neural Network Evaluation", 2018, table 1. Shchur et al. keep only the largest connected component;
+here the whole graph is used. The column ``linked`` counts only the test nodes that have an edge, which is nearer to
+their protocol.
 
-With ``--samplers``: the SAGE rows again with every neighbour, and beside it the same settings with each sampler; the bar is the mean
-difference in test accuracy, seed by seed, with its standard error. Fanouts were fixed beforehand (those of the amazon_computers row).
-Sizes, the same at both hops, were chosen by validation accuracy alone: the smallest of 512, 1024, ... 8192 whose mean over seeds 0 to 4
-lies within half a point of every neighbour's, or 8192 (over seeds 0 to 2 it had chosen 512 and 1024 for amazon_computers, which
-missed on test, so the rule was not made blind); ``--sizes`` shows others. Weighted sampling is not among them: these graphs have no
-edge weights, and equal ones make it uniform. All training nodes are seeds of one minibatch, so a layer has one sample an epoch.
+With ``--samplers``: the SAGE rows again with every neighbour, and beside it the same settings with each sampler; the
+bar is the mean difference in test accuracy, seed by seed, with its standard error. Fanouts were fixed beforehand (those
+of the amazon_computers row). Sizes, the same at both hops, were chosen by validation accuracy alone: the smallest of
+512, 1024, ... 8192 whose mean over seeds 0 to 4 lies within half a point of every neighbour's, or 8192 (over seeds 0 to
+2 it had chosen 512 and 1024 for amazon_computers, which missed on test, so the rule was not made blind); ``--sizes``
+shows others. Weighted sampling is not among them: these graphs have no edge weights, and equal ones make it uniform.
+All training nodes are seeds of one minibatch, so a layer has one sample an epoch.
 """
 
 import argparse
@@ -127,7 +130,8 @@ def linked_accuracy(row: Row, dataset: mr.Dataset, out: Path) -> float:
 
 
 def train(row: Row, path: Path, seed: int, threads: int, sampler: dict[str, Any] | None = None) -> dict[str, float]:
-    """One run, by neighbour sampling unless told. Accuracies in percent; seconds of wall clock, with reading and evaluating."""
+    """One run, by neighbour sampling unless told. Accuracies in percent; seconds of wall clock, with reading and
+    evaluating."""
     start = time.perf_counter()
     dataset = mr.open_dataset(path, options=mr.ReadOptions(**row.read), split=row.split, seed=seed)  # pyright: ignore[reportArgumentType]
     with tempfile.TemporaryDirectory() as folder:
@@ -178,12 +182,16 @@ def summary(row: Row, runs: list[dict[str, float]]) -> dict[str, Any]:
 def save(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     """Write what there is so far to ``--json``."""
     if args.json:
-        args.json.write_text(json.dumps({"seeds": args.seeds, "threads": args.threads, "rows": records}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({"seeds": args.seeds, "threads": args.threads, "rows": records}, indent=2) + "\n"
+        )
 
 
 def reproduce(rows: list[Row], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Print the table of published figures."""
-    print(f"{'dataset':<18}{'model':<6}{'mean':>6}{'std':>6}{'val':>6}{'linked':>8}{'reference':>11}{'gap':>6}{'met':>5}{'s/run':>7}")
+    print(
+        f"{'dataset':<18}{'model':<6}{'mean':>6}{'std':>6}{'val':>6}{'linked':>8}{'reference':>11}{'gap':>6}{'met':>5}{'s/run':>7}"
+    )
     records = []
     for row in rows:
         runs = [train(row, args.data / f"{row.dataset}.npz", seed, args.threads) for seed in range(args.seeds)]
@@ -219,11 +227,17 @@ def compare(row: Row, path: Path, seeds: int, threads: int, samplers: list[dict[
 
 def compare_all(rows: list[Row], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Print the table of ``--samplers``."""
-    print(f"SAGE with each sampler against every neighbour, {args.seeds} seeds; points; sizes chosen on validation only")
+    print(
+        f"SAGE with each sampler against every neighbour, {args.seeds} seeds; points; sizes chosen on validation only"
+    )
     print(f"{'dataset':<18}{'sampler':<22}{'val':>6}{'gap':>6}{'test':>7}{'gap':>6}{'error':>6}{'met':>5}{'s/run':>7}")
     records: list[dict[str, Any]] = []
     for row in rows:
-        layerwise = [{"name": name, "sizes": (s, s)} for name, chosen in SIZES[row.dataset].items() for s in (args.sizes or [chosen])]
+        layerwise = [
+            {"name": name, "sizes": (s, s)}
+            for name, chosen in SIZES[row.dataset].items()
+            for s in (args.sizes or [chosen])
+        ]
         samplers = layerwise if args.sizes else [*NODEWISE, *layerwise]
         for r in compare(row, args.data / f"{row.dataset}.npz", args.seeds, args.threads, samplers):
             records.append(r)
@@ -239,14 +253,23 @@ def compare_all(rows: list[Row], args: argparse.Namespace) -> list[dict[str, Any
 
 
 def main() -> int:
-    """Run the rows and print their table. Returns 1 where a row lies further below its reference than it may, else 0."""
+    """Run the rows and print their table. Returns 1 where a row lies further below its reference than it may, else
+    0."""
     parser = argparse.ArgumentParser(description="Test accuracy against published figures.")
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files")
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="runs per row, from seed 0")
-    parser.add_argument("--only", default="", help="rows whose 'dataset model' holds this text, such as cora or 'cs gat'")
+    parser.add_argument(
+        "--only", default="", help="rows whose 'dataset model' holds this text, such as cora or 'cs gat'"
+    )
     parser.add_argument("--samplers", action="store_true", help="compare samplers with full neighbourhoods instead")
-    parser.add_argument("--sizes", type=lambda s: [int(n) for n in s.split(",")], help="with --samplers: only LADIES and FastGCN of these")
+    parser.add_argument(
+        "--sizes",
+        type=lambda s: [int(n) for n in s.split(",")],
+        help="with --samplers: only LADIES and FastGCN of these",
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write settings, runs and summaries there")
     args = parser.parse_args()

@@ -2,15 +2,18 @@
 
     python benchmarks/allocator.py --json allocator.json
 
-Each row is a process of its own with `GLIBC_TUNABLES` set to some of three settings: transparent huge pages for the heap (`hugetlb`), no
-separate mappings for large blocks (`mmap`), and how much free memory the heap keeps at its end (`trim`, in MiB). The models:
+Each row is a process of its own with `GLIBC_TUNABLES` set to some of three settings: transparent huge pages for the
+heap (`hugetlb`), no separate mappings for large blocks (`mmap`), and how much free memory the heap keeps at its end
+(`trim`, in MiB). The models:
 
 * `sage`: its tensors lie in Millrace's arena, so the allocator should not matter.
 * `sage, batch norm`: norms are torch's own, and allocate.
-* `own`: layers of a user's, of `torch.nn.Linear` and `neighbourhood.mean`, of the same shapes; everything but the aggregation allocates.
+* `own`: layers of a user's, of `torch.nn.Linear` and `neighbourhood.mean`, of the same shapes; everything but the
+  aggregation allocates.
 
-The task is that of `epoch.py`. Milliseconds are the median step's; "step" is the largest resident size while training beyond that of
-the loaded process, "after" what the process still holds of it once the model and the last minibatch are gone.
+The task is that of `epoch.py`. Milliseconds are the median step's; "step" is the largest resident size while training
+beyond that of the loaded process, "after" what the process still holds of it once the model and the last minibatch are
+gone.
 """
 
 import argparse
@@ -81,7 +84,13 @@ def train(folder: Path, model: str, threads: int) -> dict[str, float]:
     features = MemoryFeatures(np.load(folder / "training" / "features.npy"))
     labels = torch.from_numpy(np.load(folder / "training" / "labels.npy"))
     seeds = np.load(folder / "training" / "seeds.npy")[: MINIBATCHES * BATCH]
-    placement = Placement(graph, features, labels, torch.from_numpy(graph.in_degree.astype(np.float32)), Split(seeds, seeds[:0], seeds[:0]))
+    placement = Placement(
+        graph,
+        features,
+        labels,
+        torch.from_numpy(graph.in_degree.astype(np.float32)),
+        Split(seeds, seeds[:0], seeds[:0]),
+    )
     bulk = NeighborSampler(FANOUT).sample(graph, SeedPlan(seeds, BATCH, MINIBATCHES, 0).request(0, 0), cpu)
     config = SAGE(hidden=HIDDEN, dropout=0.0, norm="batch" if "norm" in model else "none")
     module = Own() if model == "own" else config.build(FEATURES, CLASSES)
@@ -109,7 +118,9 @@ def train(folder: Path, model: str, threads: int) -> dict[str, float]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="What the parts of an allocator's settings are worth to a training step.")
+    parser = argparse.ArgumentParser(
+        description="What the parts of an allocator's settings are worth to a training step."
+    )
     parser.add_argument("--graph", default="products")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
@@ -130,8 +141,19 @@ def main() -> None:
             environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
             environment |= {"GLIBC_TUNABLES": tunables} if tunables else {}
             environment |= {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
-            command = [sys.executable, __file__, "--graph", args.graph, "--threads", str(args.threads), "--cache", str(args.cache)]
-            done = subprocess.run([*command, "--row", model], env=environment, capture_output=True, text=True, check=False)
+            command = [
+                sys.executable,
+                __file__,
+                "--graph",
+                args.graph,
+                "--threads",
+                str(args.threads),
+                "--cache",
+                str(args.cache),
+            ]
+            done = subprocess.run(
+                [*command, "--row", model], env=environment, capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 raise SystemExit(f"{model}, {name} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
             found.append(json.loads(done.stdout.splitlines()[-1]))
@@ -139,7 +161,9 @@ def main() -> None:
     for (model, name), found in runs.items():
         row = {key: statistics.median(r[key] for r in found) for key in found[0]}
         rows.append({"model": model, "settings": name, **row, "runs": found})
-        print(f"{model:18} {name:26} {row['ms']:14.1f} {row['step_bytes'] / 2**20:9.0f} {row['after_bytes'] / 2**20:9.0f}")
+        print(
+            f"{model:18} {name:26} {row['ms']:14.1f} {row['step_bytes'] / 2**20:9.0f} {row['after_bytes'] / 2**20:9.0f}"
+        )
     if args.json:
         args.json.write_text(json.dumps({"graph": args.graph, "threads": args.threads, "rows": rows}, indent=1) + "\n")
         print(f"written: {args.json}")

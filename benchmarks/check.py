@@ -1,4 +1,5 @@
-"""Whether a sampled minibatch is one: every edge exists, min(degree, fanout) distinct neighbours a row, the right rows in each hop."""
+"""Whether a sampled minibatch is one: every edge exists, min(degree, fanout) distinct neighbours a row, the right rows
+in each hop."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,10 @@ def check(graph: Graph, path: Path, fanout: Sequence[int], expand: str) -> dict[
         ValueError: names the first thing that is wrong.
     """
     with np.load(path) as saved:
-        seeds, hops = saved["seeds"], [tuple(saved[f"{n}{h}"].astype(np.int64) for n in ("rows", "src", "dst")) for h in range(len(fanout))]
+        seeds, hops = (
+            saved["seeds"],
+            [tuple(saved[f"{n}{h}"].astype(np.int64) for n in ("rows", "src", "dst")) for h in range(len(fanout))],
+        )
     known = frontier = np.sort(seeds.astype(np.int64))
     edges = []
     for h, (s, (rows, src, dst)) in enumerate(zip(fanout, hops)):
@@ -50,10 +54,15 @@ def check(graph: Graph, path: Path, fanout: Sequence[int], expand: str) -> dict[
                 raise ValueError(f"{path.stem}, hop {h + 1}: {what}")
 
         need(len(np.unique(rows)) == len(rows), "a row is drawn for twice")
-        need(np.array_equal(np.sort(rows), frontier), f"{len(rows)} rows are drawn for; expected {len(frontier)} ({expand})")
+        need(
+            np.array_equal(np.sort(rows), frontier),
+            f"{len(rows)} rows are drawn for; expected {len(frontier)} ({expand})",
+        )
         need(bool(has_edges(graph, src, dst).all()), "an edge is not in the graph")
         drawn = np.bincount(dst, minlength=graph.num_nodes)
-        need(bool((drawn[rows] == np.minimum(graph.in_degree[rows], s)).all()), "a row has not min(degree, fanout) edges")
+        need(
+            bool((drawn[rows] == np.minimum(graph.in_degree[rows], s)).all()), "a row has not min(degree, fanout) edges"
+        )
         need(int(drawn[rows].sum()) == len(dst), "an edge ends in a row that is not drawn for")
         need(len(np.unique(dst * graph.num_nodes + src)) == len(dst), "a row has a neighbour twice")
         found = np.union1d(known, src)

@@ -3,12 +3,12 @@
     python benchmarks/cutting.py --json cutting.json
 
 For 1, 2 and 4 times as many edges, in as many more parts, of as many edges each: dealing all rows to their owners
-(`millrace.storage.partition.shuffle`), and then writing each part. Memory is without pages of mapped files:
-that of a range of rows, and that of a
-part's edges and of the nodes outside that they come from (``halo``, of the part with most), which are more in a larger graph. Then what
-these rates make of 10^12 edges.
+(`millrace.storage.partition.shuffle`), and then writing each part. Memory is without pages of mapped files: that of a
+range of rows, and that of a part's edges and of the nodes outside that they come from (``halo``, of the part with
+most), which are more in a larger graph. Then what these rates make of 10^12 edges.
 
-The graph is R-MAT, parts are random (``hash``): nobody holds a table of owners. ``records/cutting.json`` holds the figures of the docs.
+The graph is R-MAT, parts are random (``hash``): nobody holds a table of owners. ``records/cutting.json`` holds the
+figures of the docs.
 """
 
 import argparse
@@ -85,7 +85,9 @@ def rmat(args: argparse.Namespace, times: int) -> Path:
 def measure(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Cut three graphs, and print."""
     print(f"{'':>53}{'dealing':>16}{'writing parts':>16}")
-    print(f"{'nodes':>10}{'edges':>13}{'parts':>7}{'store MiB':>11}{'halo':>12}{'s':>9}{'MiB':>7}{'s':>9}{'MiB':>7}{'edges/s':>11}")
+    print(
+        f"{'nodes':>10}{'edges':>13}{'parts':>7}{'store MiB':>11}{'halo':>12}{'s':>9}{'MiB':>7}{'s':>9}{'MiB':>7}{'edges/s':>11}"
+    )
     report["scale"] = []
     with tempfile.TemporaryDirectory() as scratch:
         for times in (1, 2, 4):
@@ -107,13 +109,17 @@ def measure(args: argparse.Namespace, report: dict[str, Any]) -> None:
     first, last = report["scale"][0], report["scale"][-1]
     edges, parts, book = last["edges"], last["parts"], last["book_s"] / last["nodes"]
     dealt, written = last["deal_s"] / edges, (last["part_s"] - parts * last["book_s"]) / edges
-    print(f"An edge, with its share of a row: {1e9 * dealt:.0f} ns to deal, {1e9 * written:.0f} ns to write, in parts of this size.")
+    print(
+        f"An edge, with its share of a row: {1e9 * dealt:.0f} ns to deal, {1e9 * written:.0f} ns to write, in parts of this size."
+    )
     print(f"To know where others' nodes lie, a part goes through all nodes: {1e9 * book:.0f} ns each.")
     for size in (1e8, 1e9):
         nodes = 1e12 * last["nodes"] / edges
         hours = (1e12 * (dealt + written) + 1e12 / size * nodes * book) / 3600
         memory = f"{last['part_bytes'] * parts / edges * size / 2**30:,.0f} GiB"
-        print(f"10^12 edges in parts of {size:.0e}, {memory} each: {hours:,.0f} hours of one process, {hours / 256:,.1f} of 256")
+        print(
+            f"10^12 edges in parts of {size:.0e}, {memory} each: {hours:,.0f} hours of one process, {hours / 256:,.1f} of 256"
+        )
     if max(last["part_bytes"], last["deal_bytes"]) > 2 * max(first["part_bytes"], first["deal_bytes"]):
         report["problems"].append("memory grows with the graph, though parts stay as large")
 
@@ -122,7 +128,9 @@ def main() -> int:
     """Measure and print. Returns 1 if memory follows the graph."""
     parser = argparse.ArgumentParser(description="Cutting a stored graph: memory and time.")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs"
+    )
     parser.add_argument("--nodes", type=int, default=400_000, help="of the smallest graph")
     parser.add_argument("--degree", type=int, default=50, help="mean, before duplicates go")
     parser.add_argument("--parts", type=int, default=8, help="of the smallest graph")

@@ -2,26 +2,28 @@
 
     python benchmarks/epoch.py --model sage,gat --threads 1,2 --ranks --json epoch.json
 
-The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 47 classes, minibatches of 1024 seeds, fanout
-15, 10, 5, Adam, float32, dropout as ``--dropout`` says (none), 100 random features on a random graph of ogbn-products' size. An epoch is N
-minibatches, from shuffled seeds to the optimiser's step.
+The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 47 classes, minibatches of
+1024 seeds, fanout 15, 10, 5, Adam, float32, dropout as ``--dropout`` says (none), 100 random features on a random graph
+of ogbn-products' size. An epoch is N minibatches, from shuffled seeds to the optimiser's step.
 
-Engines take turns: each is started, loads, warms up, measures and ends, then the next one; every other round runs backwards. Peers
-run with the system's allocator as it is and with settings that keep freed memory for the next step (`TUNED`), which is worth as much
-as a better kernel; Millrace runs as it is. Ours is `millrace.run`, timed from the end of one epoch to the end of the next. PyG
-has its own sampler only where pyg-lib or torch-sparse is installed, else it is fed by Millrace's loader, which is faster. Parts are
-those of the measured epochs; of ours those of the whole run, the first epoch included, and "sample" is a thread beside the others.
-"peak RSS" is what the process held at most in the measured epochs, "loaded" what it held before training.
+Engines take turns: each is started, loads, warms up, measures and ends, then the next one; every other round runs
+backwards. Peers run with the system's allocator as it is and with settings that keep freed memory for the next step
+(`TUNED`), which is worth as much as a better kernel; Millrace runs as it is. Ours is `millrace.run`, timed from the end
+of one epoch to the end of the next. PyG has its own sampler only where pyg-lib or torch-sparse is installed, else it is
+fed by Millrace's loader, which is faster. Parts are those of the measured epochs; of ours those of the whole run, the
+first epoch included, and "sample" is a thread beside the others. "peak RSS" is what the process held at most in the
+measured epochs, "loaded" what it held before training.
 
-Semantics differ: DGL expands the whole frontier again at each hop, and so draws more edges (14 % on products); but its layers then read
-fewer, since in Millrace and PyG a layer reads the edges of all hops inside it. "drawn" and "read" below say how many. DGL's attention
-leaves out the node itself.
+Semantics differ: DGL expands the whole frontier again at each hop, and so draws more edges (14 % on products); but its
+layers then read fewer, since in Millrace and PyG a layer reads the edges of all hops inside it. "drawn" and "read"
+below say how many. DGL's attention leaves out the node itself.
 
-The bound is explained in `roofline.py`, and is measured anew in every round. `--overhead` sets `millrace.run` against the same stages in a
-plain loop, in pairs in one process. `--halves` sets minibatches of 512 seeds against half as many of 1024 on one thread of one process:
-what several ranks pay for seeds that share fewer neighbours, before they say a word to each other. `--ranks` sets two ranks of one thread
-and 512 seeds each against one process of two threads; their peak is the sum over both, of their whole lives, without the driver and the
-workers that hold them. After the rounds the two live at the same time and take turns of `TURN_S`: see `epoch_turns.py`.
+The bound is explained in `roofline.py`, and is measured anew in every round. `--overhead` sets `millrace.run` against
+the same stages in a plain loop, in pairs in one process. `--halves` sets minibatches of 512 seeds against half as many
+of 1024 on one thread of one process: what several ranks pay for seeds that share fewer neighbours, before they say a
+word to each other. `--ranks` sets two ranks of one thread and 512 seeds each against one process of two threads; their
+peak is the sum over both, of their whole lives, without the driver and the workers that hold them. After the rounds the
+two live at the same time and take turns of `TURN_S`: see `epoch_turns.py`.
 """
 
 import argparse
@@ -84,7 +86,8 @@ def engines(model: str, args: argparse.Namespace) -> list[Engine]:
         for variant in ["", *args.ours]:
             name, options = f"millrace {variant}".strip(), {"set": variant.split()}
             found += [
-                Engine(name, "train_millrace.py", model, t, tuned, options) for tuned in ([False, True] if args.ours_tuned else [False])
+                Engine(name, "train_millrace.py", model, t, tuned, options)
+                for tuned in ([False, True] if args.ours_tuned else [False])
             ]
         for peer in args.peers:
             found += [Engine(peer, f"train_{peer}.py", model, t, allocator == "tuned") for allocator in args.allocators]
@@ -92,7 +95,8 @@ def engines(model: str, args: argparse.Namespace) -> list[Engine]:
 
 
 def rank_engines(store: Path) -> list[Engine]:
-    """Two ranks and one process on the same store, whose features both map. Ranks choose their allocator's settings themselves."""
+    """Two ranks and one process on the same store, whose features both map. Ranks choose their allocator's settings
+    themselves."""
     common = {"store": str(store), "set": ["features=mapped"]}
     ranks = {"store": str(store), "set": ["features=mapped", "executor=dask"], "ranks": 2}
     return [
@@ -110,10 +114,15 @@ class Lab:
         self.dropout = args.dropout
         self._limit = int(args.limit_gib * 2**30)
 
-    def run(self, script: Path, *, model: str, threads: int, tuned: bool = False, foreign: bool = False, **options: Any) -> dict[str, Any]:
+    def run(
+        self, script: Path, *, model: str, threads: int, tuned: bool = False, foreign: bool = False, **options: Any
+    ) -> dict[str, Any]:
         """What the process answers, or ``{"failed": why}``."""
         python = environment.python(self.cache) if foreign else sys.executable
-        task, variables = self._task(model, threads, options), {"DGLDEFAULTDIR": str(self.cache / "dgl")} | _malloc(tuned)
+        task, variables = (
+            self._task(model, threads, options),
+            {"DGLDEFAULTDIR": str(self.cache / "dgl")} | _malloc(tuned),
+        )
         return call(python, script, task, threads, variables, self._limit)
 
     def turns(self, found: list[Engine], pairs: int) -> dict[str, Any]:
@@ -127,7 +136,13 @@ class Lab:
         return {"pairs": turns, **compared(turns, *alive)}
 
     def _task(self, model: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
-        task = {"folder": str(self.folder), "model": model, "threads": threads, "minibatches": self.minibatches, "epochs": self.epochs}
+        task = {
+            "folder": str(self.folder),
+            "model": model,
+            "threads": threads,
+            "minibatches": self.minibatches,
+            "epochs": self.epochs,
+        }
         return {**task, "dropout": self.dropout, "options": options}
 
 
@@ -135,7 +150,9 @@ def _malloc(tuned: bool) -> dict[str, str]:
     return allocator("tuned" if tuned else "default")
 
 
-def measure(lab: Lab, found: list[Engine], rounds: int, before_round: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+def measure(
+    lab: Lab, found: list[Engine], rounds: int, before_round: Callable[[], None] = lambda: None
+) -> list[dict[str, Any]]:
     """Let the engines take turns; one summary for each."""
     runs: dict[int, list[dict[str, Any]]] = {n: [] for n in range(len(found))}
     for turn in range(rounds):
@@ -146,12 +163,17 @@ def measure(lab: Lab, found: list[Engine], rounds: int, before_round: Callable[[
                 continue
             start, before = time.perf_counter(), os.getloadavg()[0]
             foreign = e.script == "train_dgl.py"
-            r = lab.run(HERE / "peers" / e.script, model=e.model, threads=e.threads, tuned=e.tuned, foreign=foreign, **e.options)
+            r = lab.run(
+                HERE / "peers" / e.script, model=e.model, threads=e.threads, tuned=e.tuned, foreign=foreign, **e.options
+            )
             runs[n].append({**r, "load_before": before, "round": turn})
             # Much less on processors than the threads could have had: something else held them up.
             busy = f", {r['cpu_ms']:.1f} ms of processors" if r.get("cpu_ms") else ""
             said = r.get("failed") or f"{r['ms']:.1f} ms a minibatch{busy}"
-            print(f"  {e.model} {e.label}: {said} (process {time.perf_counter() - start:.0f} s, load before {before:.1f})", flush=True)
+            print(
+                f"  {e.model} {e.label}: {said} (process {time.perf_counter() - start:.0f} s, load before {before:.1f})",
+                flush=True,
+            )
     return [_summary(e, runs[n]) for n, e in enumerate(found)]
 
 
@@ -169,7 +191,11 @@ def _summary(e: Engine, runs: list[dict[str, Any]]) -> dict[str, Any]:
         return {**row, "failed": failed[0]}
     ms = [r["ms"] for r in runs]
     parts = {name: statistics.median(r["parts_ms"].get(name, 0.0) for r in runs) for name in runs[0]["parts_ms"]}
-    means = {name: statistics.mean(r[name] for r in runs) for name in ("edges", "aggregated", "nodes", "loss") if name in runs[0]}
+    means = {
+        name: statistics.mean(r[name] for r in runs)
+        for name in ("edges", "aggregated", "nodes", "loss")
+        if name in runs[0]
+    }
     return {
         **row,
         "ms": statistics.median(ms),
@@ -186,7 +212,12 @@ def _summary(e: Engine, runs: list[dict[str, Any]]) -> dict[str, Any]:
 def ratio(slow: dict[str, Any], fast: dict[str, Any]) -> dict[str, Any]:
     """How many times faster `fast` is: of medians, and the worst and best pairing of rounds."""
     pairing = [slow["ms_min"] / fast["ms_max"], slow["ms_max"] / fast["ms_min"]]
-    return {"name": fast["name"], "over": f"{slow['name']} {slow['allocator']}", "threads": fast["threads"], "model": fast["model"]} | {
+    return {
+        "name": fast["name"],
+        "over": f"{slow['name']} {slow['allocator']}",
+        "threads": fast["threads"],
+        "model": fast["model"],
+    } | {
         "allocator": fast["allocator"],
         "ratio": slow["ms"] / fast["ms"],
         "range": pairing,
@@ -202,11 +233,16 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def problems(rows: list[dict[str, Any]]) -> list[str]:
     """Engines that failed, or that cannot have done the work."""
-    said = [f"{r['model']} {r['name']} {r['threads']}T {r['allocator']} failed: {r['failed']}" for r in rows if "failed" in r]
+    said = [
+        f"{r['model']} {r['name']} {r['threads']}T {r['allocator']} failed: {r['failed']}"
+        for r in rows
+        if "failed" in r
+    ]
     alive = [r for r in rows if "failed" not in r]
     for r in alive:
         label = f"{r['model']} {r['name']} {r['threads']}T {r['allocator']}"
-        # The labels are random: a model that learns and one that does not are both near the logarithm of the number of classes.
+        # The labels are random: a model that learns and one that does not are both near the logarithm of the number of
+        # classes.
         if r["loss"] is None or not 0.5 * np.log(CLASSES) < r["loss"] < 2 * np.log(CLASSES):
             said.append(f"{label} has a loss of {r['loss']}; near {np.log(CLASSES):.2f} is expected")
         for o in (o for o in alive if o["ours"] and not r["ours"] and o["threads"] == r["threads"]):
@@ -217,7 +253,8 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def interval(pairs: list[dict[str, float]], above: str, below: str) -> dict[str, float]:
-    """Mean ratio of one over the other, and its 95 % confidence interval (Student's t on the logarithms of the pairs' ratios)."""
+    """Mean ratio of one over the other, and its 95 % confidence interval (Student's t on the logarithms of the pairs'
+    ratios)."""
     from scipy import stats
 
     logs = np.log([p[above] / p[below] for p in pairs])
@@ -227,7 +264,8 @@ def interval(pairs: list[dict[str, float]], above: str, below: str) -> dict[str,
 
 
 def training_data(folder: Path, num_nodes: int) -> None:
-    """Random features and labels beside the graph, and an order of its nodes that seeds are taken from; made on first use."""
+    """Random features and labels beside the graph, and an order of its nodes that seeds are taken from; made on first
+    use."""
     target = folder / "training"
     target.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
@@ -254,7 +292,9 @@ def store_of(folder: Path, minibatches: int) -> Path:
         seeds = np.sort(np.load(training / "seeds.npy")[: minibatches * BATCH])
         features, labels = MappedFeatures(training / "features.npy"), np.load(training / "labels.npy")
         split = mr.Split(seeds, none, none)
-        mr.write_dataset(path, mr.Dataset("epoch", load(folder), features, labels, split, CLASSES), features_format="npy")
+        mr.write_dataset(
+            path, mr.Dataset("epoch", load(folder), features, labels, split, CLASSES), features_format="npy"
+        )
     return path
 
 
@@ -262,22 +302,36 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Whole training epochs side by side with peers.")
     parser.add_argument("--graph", choices=sorted(RECIPES), default="products")
-    parser.add_argument("--model", type=lambda s: s.split(","), default=["sage", "gat"], help="sage, gat, or both; empty for none")
+    parser.add_argument(
+        "--model", type=lambda s: s.split(","), default=["sage", "gat"], help="sage, gat, or both; empty for none"
+    )
     parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[1, 2])
-    parser.add_argument("--minibatches", type=int, default=16, help="of an epoch; fewer where the graph has fewer nodes")
+    parser.add_argument(
+        "--minibatches", type=int, default=16, help="of an epoch; fewer where the graph has fewer nodes"
+    )
     parser.add_argument("--epochs", type=int, default=1, help="measured in each process")
-    parser.add_argument("--dropout", type=float, default=0.0, help="on the input of every layer; the bound knows of none")
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, help="on the input of every layer; the bound knows of none"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="0 with --ranks or --halves and no model: only these")
     parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "pyg"])
     parser.add_argument("--allocators", type=lambda s: s.split(","), default=["default", "tuned"], help="of the peers")
-    parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE ...", help="one more variant of ours; may be repeated")
+    parser.add_argument(
+        "--ours", action="append", default=[], metavar="KEY=VALUE ...", help="one more variant of ours; may be repeated"
+    )
     parser.add_argument("--ours-tuned", action="store_true", help="ours with the tuned allocator too")
     parser.add_argument("--ranks", action="store_true", help="two ranks against one process too (SAGE)")
-    parser.add_argument("--halves", action="store_true", help="minibatches of 512 seeds against half as many of 1024, on one thread (SAGE)")
+    parser.add_argument(
+        "--halves",
+        action="store_true",
+        help="minibatches of 512 seeds against half as many of 1024, on one thread (SAGE)",
+    )
     parser.add_argument("--overhead", action="store_true", help="millrace.run against the bare stages too")
     parser.add_argument("--pairs", type=int, default=8, help="of --overhead and --halves, and of turns of --ranks")
     parser.add_argument("--limit-gib", type=float, default=default_limit_gib(), help="memory of a process")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.model, args.cache = [m for m in args.model if m], args.cache.resolve()
@@ -299,14 +353,22 @@ def main() -> int:
     num_nodes = len(np.load(folder / "indptr.npy", mmap_mode="r")) - 1
     training_data(folder, num_nodes)
     minibatches = min(args.minibatches, num_nodes // BATCH)
-    print(f"graph {args.graph}: {num_nodes} nodes; epochs of {minibatches} minibatches; peers warm up with {WARM_UP}; cache {args.cache}")
+    print(
+        f"graph {args.graph}: {num_nodes} nodes; epochs of {minibatches} minibatches; peers warm up with {WARM_UP}; cache {args.cache}"
+    )
     if os.getloadavg()[0] > 0.5:
-        print(f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all threads that wait for each other")
+        print(
+            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all threads that wait for each other"
+        )
     lab = Lab(folder, args, minibatches)
     report: dict[str, Any] = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {
         "minibatches": minibatches,
         "tuned": TUNED,
-        "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load_before": os.getloadavg()},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cpus": os.cpu_count(),
+            "load_before": os.getloadavg(),
+        },
         **{k: [] for k in ("engines", "ratios", "problems")},
         **{k: {} for k in ("roofline", "overhead", "halves", "ranks_engines")},
     }

@@ -10,8 +10,14 @@ ROW = "{:28} {:>2} {:>8} {:>8} {:>17} {:>9} {:>9} {:>8} {:>8} {:>6}  {}"
 
 def show_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """One table."""
-    print(f"\n{title}: ms a minibatch of {BATCH} seeds, median of the rounds; memory in MiB; thousands of edges a minibatch")
-    print(ROW.format("engine", "T", "malloc", "ms", "min - max", "peak RSS", "loaded", "drawn", "read", "loss", "parts, ms"))
+    print(
+        f"\n{title}: ms a minibatch of {BATCH} seeds, median of the rounds; memory in MiB; thousands of edges a minibatch"
+    )
+    print(
+        ROW.format(
+            "engine", "T", "malloc", "ms", "min - max", "peak RSS", "loaded", "drawn", "read", "loss", "parts, ms"
+        )
+    )
     for r in rows:
         head = (r["name"], r["threads"], r["allocator"])
         if "failed" in r:
@@ -41,7 +47,9 @@ def show_roofline(bounds: list[dict[str, Any]], threads: int, rows: list[dict[st
     """The bounds of the rounds, and what share of its round's each of our runs reaches."""
     first = bounds[0]
     rates = ", ".join(f"{name} {g:.0f}" for name, g in first["gflops"].items())
-    middle = {name: statistics.median(b[name] for b in bounds) for name in ("realistic_ms", "gemm_ms", "move_ms", "ideal_ms")}
+    middle = {
+        name: statistics.median(b[name] for b in bounds) for name in ("realistic_ms", "gemm_ms", "move_ms", "ideal_ms")
+    }
     print(
         f"\nbound {threads}T: {middle['realistic_ms']:.1f} ms = {first['gflop']:.1f} GFLOP in {middle['gemm_ms']:.1f} "
         f"+ {first['moved_bytes'] / 1e6:.0f} MB in {middle['move_ms']:.1f}; "
@@ -50,7 +58,10 @@ def show_roofline(bounds: list[dict[str, Any]], threads: int, rows: list[dict[st
     )
     for r in rows:
         if r["ours"] and r["threads"] == threads and "failed" not in r:
-            shares = {name: [100 * b[name] / run["ms"] for b, run in zip(bounds, r["runs"])] for name in ("realistic_ms", "ideal_ms")}
+            shares = {
+                name: [100 * b[name] / run["ms"] for b, run in zip(bounds, r["runs"])]
+                for name in ("realistic_ms", "ideal_ms")
+            }
             of, ideal = shares["realistic_ms"], statistics.median(shares["ideal_ms"])
             print(
                 f"  {r['name']} {r['allocator']}: {statistics.median(of):.0f} % of its round's bound ({min(of):.0f} - {max(of):.0f}), "

@@ -1,7 +1,8 @@
-"""Two engines that live at the same time and take turns of seconds: a ratio that a slow minute of the host does not decide.
+"""Two engines that live at the same time and take turns of seconds: a ratio that a slow minute of the host does not
+decide.
 
-One engine is stopped (SIGSTOP, all its processes) while the other trains. What is left of a step at the end of a turn is done in the next
-turn, so that the steps of all turns, over their seconds, are exact to one step.
+One engine is stopped (SIGSTOP, all its processes) while the other trains. What is left of a step at the end of a turn
+is done in the next turn, so that the steps of all turns, over their seconds, are exact to one step.
 """
 
 import json
@@ -32,7 +33,11 @@ class Paused:
         self._steps = Path(self._scratch.name) / "steps"
         task = {**task, "options": {**task["options"], "steps": str(self._steps)}}
         environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"} | variables
-        environment |= {"TMPDIR": self._scratch.name, "OMP_NUM_THREADS": str(task["threads"]), "MKL_NUM_THREADS": str(task["threads"])}
+        environment |= {
+            "TMPDIR": self._scratch.name,
+            "OMP_NUM_THREADS": str(task["threads"]),
+            "MKL_NUM_THREADS": str(task["threads"]),
+        }
         self._log = open(Path(self._scratch.name) / "log", "w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, script, "--task", json.dumps(task)],
@@ -52,7 +57,9 @@ class Paused:
     def __enter__(self) -> "Paused":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -98,7 +105,8 @@ class Paused:
 
 
 def take_turns(engines: dict[str, Paused], pairs: int, seconds: float) -> list[dict[str, Any]]:
-    """Let two engines take turns; a record of each pair of turns, with milliseconds a step. Every other pair runs backwards."""
+    """Let two engines take turns; a record of each pair of turns, with milliseconds a step. Every other pair runs
+    backwards."""
     names, found = list(engines), []
     for n in range(pairs):
         pair: dict[str, Any] = {}
@@ -111,7 +119,8 @@ def take_turns(engines: dict[str, Paused], pairs: int, seconds: float) -> list[d
 
 
 def compared(pairs: list[dict[str, Any]], fast: str, slow: str) -> dict[str, float]:
-    """Milliseconds a step over all turns, how many times faster `fast` is, and a 95 % interval (bootstrap over pairs)."""
+    """Milliseconds a step over all turns, how many times faster `fast` is, and a 95 % interval (bootstrap over
+    pairs)."""
 
     def ms(name: str, of: Any) -> float:
         return 1000 * sum(pairs[i][name]["seconds"] for i in of) / sum(pairs[i][name]["steps"] for i in of)

@@ -1,12 +1,14 @@
-"""Processes of a run are killed at random moments: is it told, is nothing left behind, does the run end with the same parameters?
+"""Processes of a run are killed at random moments: is it told, is nothing left behind, does the run end with the same
+parameters?
 
     python benchmarks/faults.py --times 20 --what rank,worker,producer,driver --json faults.json
 
-A run of two ranks and one producer on a local cluster is started over and over. After a random time in training one process gets
-SIGKILL: a rank, a worker that holds one, the worker that samples, or the driver. For each kill a line says what died, how many seconds
-later the run said so ("told"), how soon what had to go with it was gone ("gone": the other ranks; with the driver every process), and
-whether the run, gone on with by itself or after the driver by ``--resume``, ended with the bits of an undisturbed run ("same"). A run
-that ended before it could be hit is tried again.
+A run of two ranks and one producer on a local cluster is started over and over. After a random time in training one
+process gets
+SIGKILL: a rank, a worker that holds one, the worker that samples, or the driver. For each kill a line says what died,
+how many seconds later the run said so ("told"), how soon what had to go with it was gone ("gone": the other ranks; with
+the driver every process), and whether the run, gone on with by itself or after the driver by ``--resume``, ended with
+the bits of an undisturbed run ("same"). A run that ended before it could be hit is tried again.
 """
 
 import argparse
@@ -50,7 +52,12 @@ def finish(out: Path, process: subprocess.Popen[str]) -> str | None:
         process.wait()
     if code == 0:
         return json.loads(out.with_suffix(".out").read_text().splitlines()[-1])["parameters_sha256"]
-    print(f"  ended with {code}: {out.with_suffix('.err').read_text()[-2000:]}" if code is not None else f"  hung: see {out}", flush=True)
+    print(
+        f"  ended with {code}: {out.with_suffix('.err').read_text()[-2000:]}"
+        if code is not None
+        else f"  hung: see {out}",
+        flush=True,
+    )
     return None
 
 
@@ -76,7 +83,11 @@ def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
 def events(out: Path) -> list[dict[str, Any]]:
     """What the run has told so far."""
     metrics = out / "metrics.jsonl"
-    return [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")] if metrics.exists() else []
+    return (
+        [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
+        if metrics.exists()
+        else []
+    )
 
 
 def kill(what: str, driver: int, rng: random.Random) -> list[psutil.Process]:
@@ -117,7 +128,11 @@ def kill_once(what: str, out: Path, rng: random.Random, longest_s: float, want: 
         driver = start(out, "--resume")
     got = finish(out, driver)
     if what != "driver":
-        told = [e for e in events(out) if e["event"] == "Note" and e["time"] >= killed_at and any(w in e["text"] for w in TELLING)]
+        told = [
+            e
+            for e in events(out)
+            if e["event"] == "Note" and e["time"] >= killed_at and any(w in e["text"] for w in TELLING)
+        ]
         record["told_s"] = told[0]["time"] - killed_at if told else None
         record["told"] = told[0]["text"] if told else None
     record["same"] = got == want
@@ -152,9 +167,14 @@ def main() -> None:
                     continue
                 done += 1
                 records.append(record)
-                told = "" if record.get("told_s") is None else f"told after {record['told_s']:.2f} s ({record['told']}); "
+                told = (
+                    "" if record.get("told_s") is None else f"told after {record['told_s']:.2f} s ({record['told']}); "
+                )
                 gone = f"{'gone in' if record['gone'] else 'NOT gone after'} {record['gone_s']:.2f} s; "
-                print(f"{kind} {done}: {told}{gone}{'same parameters' if record['same'] else 'OTHER parameters'}", flush=True)
+                print(
+                    f"{kind} {done}: {told}{gone}{'same parameters' if record['same'] else 'OTHER parameters'}",
+                    flush=True,
+                )
     summary = {}
     print(f"\n{'what':10}{'kills':>6}{'ok':>5}{'told, median s':>16}{'slowest s':>11}{'gone, slowest s':>17}")
     for kind in what:
@@ -172,7 +192,9 @@ def main() -> None:
         cells = [f"{v:.2f}" if v is not None else "-" for v in list(summary[kind].values())[2:5]]
         print(f"{kind:10}{len(mine):>6}{summary[kind]['ok']:>5}{cells[0]:>16}{cells[1]:>11}{cells[2]:>17}")
     if args.json:
-        args.json.write_text(json.dumps({"job": JOB, "seed": args.seed, "summary": summary, "kills": records}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"job": JOB, "seed": args.seed, "summary": summary, "kills": records}, indent=1) + "\n"
+        )
         print(f"written: {args.json}")
     if not all(r["ok"] for r in records):
         raise SystemExit(1)

@@ -2,14 +2,16 @@
 
     python benchmarks/fullbatch.py --model sage,gat --threads 2 --json fullbatch.json
 
-The task: three layers, hidden width 256 (GAT: 4 heads of 64 and ELU, averaged in the last layer), 40 classes, 128 random features, Adam,
-float32, no dropout, on a random graph of ogbn-arxiv's size, or with `--npz` on a real one (`edge_index`, `y`, `train_idx`; used as
-undirected). 54 % of the nodes have a label to learn. An epoch is forward, loss, backward and Adam's step over the whole graph; the
-first of each process warms up. Every engine's GAT attends to the node itself: the peers' graphs have the self loops in them.
+The task: three layers, hidden width 256 (GAT: 4 heads of 64 and ELU, averaged in the last layer), 40 classes, 128
+random features, Adam, float32, no dropout, on a random graph of ogbn-arxiv's size, or with `--npz` on a real one
+(`edge_index`, `y`, `train_idx`; used as undirected). 54 % of the nodes have a label to learn. An epoch is forward,
+loss, backward and Adam's step over the whole graph; the first of each process warms up. Every engine's GAT attends to
+the node itself: the peers' graphs have the self loops in them.
 
-Engines take turns: each is started, loads, trains and ends, then the next one; every other round runs backwards. Peers run with the
-system's allocator as it is, with glibc told to keep freed memory (`processes.TUNED`), and with jemalloc (where it is installed, or
-`apt-get` can fetch it). "peak" is what the process held at most in its whole life, "loaded" what it held before training.
+Engines take turns: each is started, loads, trains and ends, then the next one; every other round runs backwards. Peers
+run with the system's allocator as it is, with glibc told to keep freed memory (`processes.TUNED`), and with jemalloc
+(where it is installed, or `apt-get` can fetch it). "peak" is what the process held at most in its whole life, "loaded"
+what it held before training.
 """
 
 import argparse
@@ -64,12 +66,18 @@ def engines(model: str, args: argparse.Namespace) -> list[Engine]:
         "pyg": ("pyg", args.allocators, {}),
     }
     known |= {f"ours2-{mode}": (f"2 {mode}", args.ours_allocators, {"ranks": 2, "mode": mode}) for mode in MODES}
-    known |= {"dgl": ("dgl", args.allocators, {"ids": "int32"}), "dgl64": ("dgl int64", args.allocators, {"ids": "int64"})}
+    known |= {
+        "dgl": ("dgl", args.allocators, {"ids": "int32"}),
+        "dgl64": ("dgl int64", args.allocators, {"ids": "int64"}),
+    }
     found = []
     for t in args.threads:
         for which in args.engines:
             name, allocators, options = known[which]
-            found += [Engine(name, f"fullbatch_{which.removesuffix('64').partition('2')[0]}.py", model, t, a, options) for a in allocators]
+            found += [
+                Engine(name, f"fullbatch_{which.removesuffix('64').partition('2')[0]}.py", model, t, a, options)
+                for a in allocators
+            ]
     # GAT by scattering needs 14 GiB, and more than 18 where the allocator keeps what it frees.
     return [e for e in found if args.all or (e.name, e.model) != ("pyg", "gat") or e.allocator == "default"]
 
@@ -100,7 +108,10 @@ def measure(found: list[Engine], folder: Path, args: argparse.Namespace) -> list
                 # Much less on processors than the threads could have had: something else held them up.
                 times = ", ".join(f"{s:.2f}" for s in r["seconds"])
                 said = f"{times} s an epoch, {r['cpu_s']:.2f} s of processors, peak {r['peak_bytes'] / 2**30:.2f} GiB"
-            print(f"  {e.label}: {said} (process {time.perf_counter() - start:.0f} s, load before {before:.1f})", flush=True)
+            print(
+                f"  {e.label}: {said} (process {time.perf_counter() - start:.0f} s, load before {before:.1f})",
+                flush=True,
+            )
     return [_summary(e, runs[n]) for n, e in enumerate(found)]
 
 
@@ -130,7 +141,9 @@ def _summary(e: Engine, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def show_rows(model: str, rows: list[dict[str, Any]]) -> None:
     """One table."""
-    print(f"\n{model.upper()}: s an epoch, median of all epochs of all rounds; memory in GiB; loss before the first and the last epoch")
+    print(
+        f"\n{model.upper()}: s an epoch, median of all epochs of all rounds; memory in GiB; loss before the first and the last epoch"
+    )
     print(ROW.format("engine", "T", "malloc", "s", "min - max", "peak", "loaded", "peak-loaded", "loss"))
     for r in rows:
         head = (r["name"], r["threads"], r["allocator"])
@@ -145,16 +158,23 @@ def show_rows(model: str, rows: list[dict[str, Any]]) -> None:
 
 def problems(rows: list[dict[str, Any]]) -> list[str]:
     """Engines that failed, or that did not learn."""
-    said = [f"{r['model']} {r['name']} {r['threads']}T {r['allocator']} failed: {r['failed']}" for r in rows if "failed" in r]
+    said = [
+        f"{r['model']} {r['name']} {r['threads']}T {r['allocator']} failed: {r['failed']}"
+        for r in rows
+        if "failed" in r
+    ]
     for r in rows:
         # NaN compares as false.
         if "failed" not in r and not r["losses"][-1] < r["losses"][0]:
-            said.append(f"{r['model']} {r['name']} {r['threads']}T {r['allocator']}: the loss did not fall: {r['losses']}")
+            said.append(
+                f"{r['model']} {r['name']} {r['threads']}T {r['allocator']}: the loss did not fall: {r['losses']}"
+            )
     return said
 
 
 def data(folder: Path) -> None:
-    """Random features beside the graph; labels that a linear map of them gives, unless there are real ones; made on first use."""
+    """Random features beside the graph; labels that a linear map of them gives, unless there are real ones; made on
+    first use."""
     target = folder / "fullbatch"
     if (target / "features.npy").exists():
         return
@@ -170,7 +190,8 @@ def data(folder: Path) -> None:
 
 
 def real(path: Path, cache: Path) -> Path:
-    """The graph of an .npz file, made undirected, with its labels and train nodes: a folder as `graphs.stored` leaves it."""
+    """The graph of an .npz file, made undirected, with its labels and train nodes: a folder as `graphs.stored` leaves
+    it."""
     folder = cache / "graphs" / f"{path.stem}-undirected"
     if not (folder / "indices.npy").exists():
         (folder / "fullbatch").mkdir(parents=True, exist_ok=True)
@@ -199,13 +220,17 @@ def arguments() -> argparse.Namespace:
         "ours-allocators": (["default"], ("default", "tuned", "jemalloc")),
     }
     for name, (usual, known) in lists.items():
-        parser.add_argument(f"--{name}", type=lambda s: [w for w in s.split(",") if w], default=usual, help=f"of {', '.join(known)}")
+        parser.add_argument(
+            f"--{name}", type=lambda s: [w for w in s.split(",") if w], default=usual, help=f"of {', '.join(known)}"
+        )
     parser.add_argument("--all", action="store_true", help="PyG's GAT with the other allocators too: more than 18 GiB")
     parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[2])
     parser.add_argument("--epochs", type=int, default=3, help="measured in each process")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit-gib", type=float, default=default_limit_gib(), help="memory of a process")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.cache = args.cache.resolve()
@@ -224,16 +249,26 @@ def main() -> int:
     data(folder)
     if "jemalloc" in args.allocators + args.ours_allocators and environment.jemalloc(args.cache) is None:
         print("no jemalloc: it is not installed, and apt-get cannot fetch it")
-        args.allocators, args.ours_allocators = ([a for a in found if a != "jemalloc"] for found in (args.allocators, args.ours_allocators))
+        args.allocators, args.ours_allocators = (
+            [a for a in found if a != "jemalloc"] for found in (args.allocators, args.ours_allocators)
+        )
     graph = load(folder)
-    print(f"graph {folder.name}: {graph.num_nodes} nodes, {graph.num_edges} edges; warm-up {WARM_UP}; cache {args.cache}")
+    print(
+        f"graph {folder.name}: {graph.num_nodes} nodes, {graph.num_edges} edges; warm-up {WARM_UP}; cache {args.cache}"
+    )
     del graph
     if os.getloadavg()[0] > 0.5:
-        print(f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all threads that wait for each other")
+        print(
+            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all threads that wait for each other"
+        )
     report: dict[str, Any] = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {
         "tuned": TUNED,
         "jemalloc": JEMALLOC,
-        "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load_before": os.getloadavg()},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cpus": os.cpu_count(),
+            "load_before": os.getloadavg(),
+        },
         **{k: [] for k in ("engines_measured", "ratios", "problems")},
     }
     for model in args.model:

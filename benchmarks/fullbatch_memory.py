@@ -2,23 +2,28 @@
 
     python benchmarks/fullbatch_memory.py --npz ogbn_arxiv.npz --json fullbatch_memory.json
 
-The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 128 random float32 features, 40 classes, Adam,
-no dropout, one epoch, one thread a rank. Two graphs:
+The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 128 random float32 features,
+40 classes, Adam, no dropout, one epoch, one thread a rank. Two graphs:
 
-* `dense`: every node has 64 in-neighbours drawn from all nodes, parts are ranges of ids, and every node is trained on. Nearly every
-  row of every other rank is a neighbour: what keeps those rows cannot scale.
-* `arxiv`: with `--npz` a real graph (`edge_index`, `y`, `train_idx`; made undirected), else one of that size by `graphs.py`; METIS.
+* `dense`: every node has 64 in-neighbours drawn from all nodes, parts are ranges of ids, and every node is trained on.
+  Nearly every row of every other rank is a neighbour: what keeps those rows cannot scale.
+* `arxiv`: with `--npz` a real graph (`edge_index`, `y`, `train_idx`; made undirected), else one of that size by
+  `graphs.py`; METIS.
 
-"measured" is what a run tells in ``memory_bytes`` (edges, features, and the tensors of a step, the arena's and all others), with
-parameters, gradients and Adam's state. "predicted" is made before the run: from numbers alone for `dense`, from counts of nodes and
-edges by part for `arxiv`; `step_memory.step_bytes` says what a step takes on a graph of such proportions. "c0 + c1/N" is the same without
-neighbours on other ranks: c0 does not grow with the graph; c0 + c1 is one rank's memory. What "predicted" has beyond it are rows of
+"measured" is what a run tells in ``memory_bytes`` (edges, features, and the tensors of a step, the arena's and all
+others), with parameters, gradients and Adam's state. "predicted" is made before the run: from numbers alone for
+`dense`, from counts of nodes and edges by part for `arxiv`; `step_memory.step_bytes` says what a step takes on a graph
+of such proportions. "c0 + c1/N" is the same without
+neighbours on other ranks: c0 does not grow with the graph; c0 + c1 is one rank's memory. What "predicted" has beyond it
+    are rows of
 other ranks: kept, or under way (of those the next round's only as far as `prefetch_bytes`, 64 MiB, goes).
 
-"RSS" is the largest resident size of the rank's process in its whole life, "base" that of a rank over a graph of 500 nodes. Reading the
-parts and arranging them, which takes more memory than it leaves, is in it, and so are edges as the modes index them.
+"RSS" is the largest resident size of the rank's process in its whole life, "base" that of a rank over a graph of 500
+nodes. Reading the parts and arranging them, which takes more memory than it leaves, is in it, and so are edges as the
+modes index them.
 
-`halo, unfused` is the baseline (`unfused_attention`): rows of other ranks in one exchange, and a value for each edge and head.
+`halo, unfused` is the baseline (`unfused_attention`): rows of other ranks in one exchange, and a value for each edge
+and head.
 """
 
 import argparse
@@ -101,18 +106,29 @@ class Lab:
             folder = real(self.npz, self.cache) if self.npz else stored("arxiv", self.cache)
             data(folder)
             graph, given = load(folder), folder / "fullbatch"
-            features, labels, train = MappedFeatures(given / "features.npy"), np.load(given / "labels.npy"), np.load(given / "train.npy")
+            features, labels, train = (
+                MappedFeatures(given / "features.npy"),
+                np.load(given / "labels.npy"),
+                np.load(given / "train.npy"),
+            )
             path = given / "memory-store"
         else:
             n = self.num_nodes if name == "dense" else SMALL_NODES
             rng = np.random.default_rng(0)
             indices = np.sort(rng.integers(0, n, (n, DEGREE), dtype=np.int32), axis=1).ravel()
             graph = Graph(np.arange(n + 1, dtype=np.int64) * DEGREE, indices)
-            features, labels = MemoryFeatures(rng.standard_normal((n, FEATURES), np.float32)), rng.integers(0, CLASSES, n)
+            features, labels = (
+                MemoryFeatures(rng.standard_normal((n, FEATURES), np.float32)),
+                rng.integers(0, CLASSES, n),
+            )
             train, path = np.arange(n), self.cache / "graphs" / f"dense-{n}-{DEGREE}"
         if not path.exists():
             none = np.empty(0, np.int64)
-            mr.write_dataset(path, mr.Dataset(name, graph, features, labels, mr.Split(train, none, none), CLASSES), features_format="npy")
+            mr.write_dataset(
+                path,
+                mr.Dataset(name, graph, features, labels, mr.Split(train, none, none), CLASSES),
+                features_format="npy",
+            )
         return path
 
     def counts(self, name: str, ranks: int) -> list[tuple[list[Counts], int]]:
@@ -134,7 +150,10 @@ class Lab:
             (counts, seeds), *_ = self.counts(cell.graph, 1)
             return predicted([c.times(share) for c in counts], 0, round(seeds * share), policy, module)
 
-        largest = max(predicted(c, rank, seeds, policy, module) for rank, (c, seeds) in enumerate(self.counts(cell.graph, cell.ranks)))
+        largest = max(
+            predicted(c, rank, seeds, policy, module)
+            for rank, (c, seeds) in enumerate(self.counts(cell.graph, cell.ranks))
+        )
         c0 = 2 * one_rank(0.5) - one_rank(1)
         return largest, c0, one_rank(1) - c0
 
@@ -144,7 +163,9 @@ class Lab:
             done = mr.run(
                 self.store(cell.graph),
                 system=mr.sar(
-                    cell.modes, partitioner=PARTITIONERS.get(cell.graph, Contiguous("nodes")), prefetch_bytes=self.prefetch_bytes
+                    cell.modes,
+                    partitioner=PARTITIONERS.get(cell.graph, Contiguous("nodes")),
+                    prefetch_bytes=self.prefetch_bytes,
                 ),
                 model=cell.module(),
                 features="mapped",
@@ -192,7 +213,10 @@ def show(r: dict[str, Any]) -> None:
     ratio = f"{r['measured_bytes'] / r['predicted_bytes']:.2f}"
     times = [f"{r[name]:.2f}" if name in r else "" for name in ("factor", "rss_factor")]
     head = (r["graph"], r["model"], r["mode"], r["ranks"])
-    print(ROW.format(*head, law, f"{mib[0]:,.0f}", f"{mib[1]:,.0f}", ratio, *(f"{m:,.0f}" for m in mib[2:]), *times), flush=True)
+    print(
+        ROW.format(*head, law, f"{mib[0]:,.0f}", f"{mib[1]:,.0f}", ratio, *(f"{m:,.0f}" for m in mib[2:]), *times),
+        flush=True,
+    )
 
 
 def problems(rows: list[dict[str, Any]]) -> list[str]:
@@ -208,7 +232,9 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
             said.append(f"{label}: {r['factor']:.2f} times what rematerialize takes; expected {claim} or more")
         first = next(other for other in rows if (other["graph"], other["model"]) == (r["graph"], r["model"]))
         if not np.isclose(r["train_loss"], first["train_loss"], rtol=1e-4):
-            said.append(f"{label}: the loss is {r['train_loss']}, and {first['train_loss']} by {first['mode']}, {first['ranks']} ranks")
+            said.append(
+                f"{label}: the loss is {r['train_loss']}, and {first['train_loss']} by {first['mode']}, {first['ranks']} ranks"
+            )
     return said
 
 
@@ -223,7 +249,9 @@ def arguments() -> argparse.Namespace:
     for name, (usual, known) in lists.items():
         parser.add_argument(f"--{name}", type=lambda s: s.split(","), default=usual, help=f"of {', '.join(known)}")
     parser.add_argument("--ranks", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 8])
-    parser.add_argument("--scale", type=float, default=1.0, help="of the dense graph's nodes, and of the rows under way")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of the dense graph's nodes, and of the rows under way"
+    )
     parser.add_argument("--npz", type=Path, help="a real graph for arxiv")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs")
     parser.add_argument("--json", type=Path)
@@ -241,10 +269,27 @@ def main() -> int:
     """Measure and print. Returns 1 if something is not as predicted."""
     args = arguments()
     # Ranks unpickle the baseline by its name.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     lab, rows = Lab(args), []
     print("MiB of the largest rank; factors over rematerialize, of tensors and of RSS beyond the base")
-    print(ROW.format("graph", "model", "mode", "N", "c0 + c1/N", "predicted", "measured", "ratio", "RSS", "base", "factor", "of RSS"))
+    print(
+        ROW.format(
+            "graph",
+            "model",
+            "mode",
+            "N",
+            "c0 + c1/N",
+            "predicted",
+            "measured",
+            "ratio",
+            "RSS",
+            "base",
+            "factor",
+            "of RSS",
+        )
+    )
     for graph in args.graphs:
         for model in args.models:
             modes = [UNFUSED if m == "unfused" else m for m in args.modes if m != "unfused" or model == "gat"]
@@ -256,7 +301,9 @@ def main() -> int:
                     show(rows[-1])
                     if args.json:
                         report = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
-                        args.json.write_text(json.dumps({**report, "rows": rows, "problems": problems(rows)}, indent=1) + "\n")
+                        args.json.write_text(
+                            json.dumps({**report, "rows": rows, "problems": problems(rows)}, indent=1) + "\n"
+                        )
     for text in problems(rows):
         print(f"PROBLEM: {text}")
     return 1 if problems(rows) else 0

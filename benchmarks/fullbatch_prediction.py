@@ -1,4 +1,5 @@
-"""What a rank of full-batch training should take in memory, from how many rows and edges it has: before there is a graph."""
+"""What a rank of full-batch training should take in memory, from how many rows and edges it has: before there is a
+graph."""
 
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
@@ -40,7 +41,9 @@ class Counts:
     def times(self, share: float) -> "Counts":
         """So much of everything."""
         values: list[Any] = [getattr(self, f.name) for f in fields(self)]
-        few: list[Any] = [tuple(round(n * share) for n in v) if isinstance(v, tuple) else round(v * share) for v in values]
+        few: list[Any] = [
+            tuple(round(n * share) for n in v) if isinstance(v, tuple) else round(v * share) for v in values
+        ]
         return Counts(*few)
 
 
@@ -52,10 +55,14 @@ def random_counts(num_nodes: int, degree: int, size: int) -> Counts:
     read = round(n * (1 - (1 - 1 / n) ** per_shard))
     remote = (read,) * (size - 1)
     rows = round(n)
-    return Counts(rows, rows, (rows, *[reading] * (size - 1)), (rows, *remote), (round(per_shard),) * size, (0, *remote))
+    return Counts(
+        rows, rows, (rows, *[reading] * (size - 1)), (rows, *remote), (round(per_shard),) * size, (0, *remote)
+    )
 
 
-def part_counts(graph: Graph, owner: npt.NDArray[np.int32], seeds: npt.NDArray[np.int64], size: int) -> list[list[Counts]]:
+def part_counts(
+    graph: Graph, owner: npt.NDArray[np.int32], seeds: npt.NDArray[np.int64], size: int
+) -> list[list[Counts]]:
     """For each rank: what each layer needs, from the input on, and in the end all rows and edges."""
     rows = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     hops = np.full(graph.num_nodes, LAYERS + 1)
@@ -72,11 +79,17 @@ def part_counts(graph: Graph, owner: npt.NDArray[np.int32], seeds: npt.NDArray[n
         reading = np.unique(v * size + there)
         lists = np.bincount(owner[reading // size] * size + reading % size, minlength=size**2).reshape(size, size)
         read = np.unique(owner[v].astype(np.int64) * graph.num_nodes + u)
-        sources = np.bincount(read // graph.num_nodes * size + owner[read % graph.num_nodes], minlength=size**2).reshape(size, size)
+        sources = np.bincount(
+            read // graph.num_nodes * size + owner[read % graph.num_nodes], minlength=size**2
+        ).reshape(size, size)
         dst, src = (np.bincount(owner[hops <= end], minlength=size) for end in (k, k + 1))
         for p in range(size):
             wanted = np.where(np.arange(size) == p, 0, sources[:, p])
-            found[p].append(Counts(int(dst[p]), int(src[p]), *(tuple(map(int, c)) for c in (lists[p], sources[p], edges[p], wanted))))
+            found[p].append(
+                Counts(
+                    int(dst[p]), int(src[p]), *(tuple(map(int, c)) for c in (lists[p], sources[p], edges[p], wanted))
+                )
+            )
     return found
 
 

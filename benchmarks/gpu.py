@@ -1,10 +1,11 @@
-"""Millrace on one GPU, beside PyG on the same GPU and beside what its memory and matrix units allow. Under ten minutes, one command:
+"""Millrace on one GPU, beside PyG on the same GPU and beside what its memory and matrix units allow. Under ten minutes,
+one command:
 
     python benchmarks/gpu.py --json gpu.json
 
-The task is that of `epoch.py`: an R-MAT graph of ogbn-products' size, 100 features, 47 classes, an epoch of 192 minibatches of 1024
-seeds, fanout 15, 10, 5, three layers of width 256 (GAT: 4 heads of 64), Adam, no dropout. Parts run one after the other, print as
-they go, and a part that fails is reported and leaves the others alone:
+The task is that of `epoch.py`: an R-MAT graph of ogbn-products' size, 100 features, 47 classes, an epoch of 192
+minibatches of 1024 seeds, fanout 15, 10, 5, three layers of width 256 (GAT: 4 heads of 64), Adam, no dropout. Parts run
+one after the other, print as they go, and a part that fails is reported and leaves the others alone:
 
     machine    rates measured here, which the floors of all others are made of
     sampling   edges a second of each sampler, in bulks of 16, 64 and 192 minibatches, and which kernels they spend their time in
@@ -13,12 +14,13 @@ they go, and a part that fails is reported and leaves the others alone:
     training   steps and whole epochs, in float32 and with products in bfloat16, beside PyG's convolutions on our minibatches
     bits       samples beside those of the compiled kernels of the CPU
 
-Times of kernels are medians over events, each on a cache that was flushed; those of epochs are the host's clock, with all its waits.
-In the table, "floor" is the best that the machine allows, "share" how much of it was reached, "ratio" how many times faster than the
-peer. Parts other than training need numpy, torch, Triton and PyG alone, "bits" numba too.
+Times of kernels are medians over events, each on a cache that was flushed; those of epochs are the host's clock, with
+all its waits. In the table, "floor" is the best that the machine allows, "share" how much of it was reached, "ratio"
+how many times faster than the peer. Parts other than training need numpy, torch, Triton and PyG alone, "bits" numba
+too.
 
-Without a GPU, `--device cpu` runs every part in Triton's interpreter, to see that they run; choose a tiny graph, such as
-`--scale 600,4000 --batch 16 --minibatches 4`. Its times mean nothing.
+Without a GPU, `--device cpu` runs every part in Triton's interpreter, to see that they run; choose a tiny graph, such
+as `--scale 600,4000 --batch 16 --minibatches 4`. Its times mean nothing.
 """
 
 import argparse
@@ -43,7 +45,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Millrace on one GPU, beside PyG and the machine's floor.")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: Triton's interpreter")
     parser.add_argument("--only", type=lambda s: s.split(","), default=list(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--scale", type=lambda s: tuple(map(int, s.split(","))), help="nodes,pairs of the graph; default: ogbn-products'")
+    parser.add_argument(
+        "--scale",
+        type=lambda s: tuple(map(int, s.split(","))),
+        help="nodes,pairs of the graph; default: ogbn-products'",
+    )
     parser.add_argument("--batch", type=int, default=1024, help="seeds of a minibatch")
     parser.add_argument("--minibatches", type=int, default=192, help="of an epoch")
     parser.add_argument("--minutes", type=float, default=9.0, help="nothing begins after so many")
@@ -56,7 +62,9 @@ def arguments() -> argparse.Namespace:
     if min(args.batch, args.minibatches) < 2:
         parser.error("--batch and --minibatches must be at least 2")
     if args.scale and args.batch * args.minibatches > args.scale[0]:
-        parser.error(f"an epoch has {args.batch * args.minibatches} seeds and the graph {args.scale[0]} nodes; take fewer minibatches")
+        parser.error(
+            f"an epoch has {args.batch * args.minibatches} seeds and the graph {args.scale[0]} nodes; take fewer minibatches"
+        )
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --device cpu runs all parts in Triton's interpreter")
     return args
@@ -95,14 +103,18 @@ def main() -> int:
     begun = time.monotonic()
     device = torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
     lab = Lab(device, nodes, pairs, args.batch, args.minibatches, begun + 60 * args.minutes)
-    parts: dict[str, Callable[[Lab], None]] = dict(zip(PARTS, (machine, sample_all, gather, layers, train_all, same_bits)))
+    parts: dict[str, Callable[[Lab], None]] = dict(
+        zip(PARTS, (machine, sample_all, gather, layers, train_all, same_bits))
+    )
     for name in (p for p in PARTS if p in args.only):
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")
         with lab.attempt(name):
             lab.check_time()
             parts[name](lab)
         if args.json:
-            said = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {"seconds": time.monotonic() - begun}
+            said = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {
+                "seconds": time.monotonic() - begun
+            }
             rows = [asdict(r) | {"share": r.share, "ratio": r.ratio} for r in lab.rows]
             report = {"arguments": said, "rows": rows, "failures": lab.failures, "details": lab.details}
             args.json.write_text(json.dumps(report, indent=1) + "\n")

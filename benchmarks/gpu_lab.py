@@ -1,4 +1,5 @@
-"""What the parts of `gpu.py` share: the clock, the graph, the minibatches' seeds, rates of the machine, and where findings go."""
+"""What the parts of `gpu.py` share: the clock, the graph, the minibatches' seeds, rates of the machine, and where
+findings go."""
 
 import math
 import statistics
@@ -21,7 +22,8 @@ from millrace.stages.random import Purpose, stream
 from millrace.storage.graph import Graph, index_dtype
 
 FLUSH_BYTES = 1 << 30
-"""Written before each timed call: its inputs are not in the cache then, and the host is ahead of the device by the time that takes."""
+"""Written before each timed call: its inputs are not in the cache then, and the host is ahead of the device by the time
+that takes."""
 SLICE = 1 << 23
 """R-MAT pairs drawn at a time."""
 
@@ -103,10 +105,13 @@ class Lab:
         except Exception as e:
             last = traceback.extract_tb(e.__traceback__)[-1]
             text = str(e).strip().splitlines() or [""]
-            self.failures[name] = f"{type(e).__name__}: {' / '.join(text[:3])} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
+            self.failures[name] = (
+                f"{type(e).__name__}: {' / '.join(text[:3])} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
+            )
             self.details.setdefault("tracebacks", {})[name] = traceback.format_exc()
             self.say(f"  FAILED {name}: {self.failures[name]}")
-        # Not in the except clause: the traceback would hold on to what took the memory. After a fault of a kernel this fails as well.
+        # Not in the except clause: the traceback would hold on to what took the memory. After a fault of a kernel this
+        # fails as well.
         if name in self.failures:
             with suppress(RuntimeError):
                 self.clear()
@@ -137,7 +142,8 @@ class Lab:
         self.clear()
 
     def ms(self, call: Callable[[], Any], *, most: int = 30, limit_s: float = 2.0) -> float:
-        """Milliseconds of one call on the device: the median over events, after two calls to warm up, on a flushed cache."""
+        """Milliseconds of one call on the device: the median over events, after two calls to warm up, on a flushed
+        cache."""
         self.check_time()
         if not self.on_gpu:
             # The interpreter is slow, and its times mean nothing.
@@ -190,12 +196,19 @@ class Lab:
     def graph(self) -> Graph:
         """As `graphs.make` defines it, but from torch's random numbers, made on the device in seconds."""
         start = time.perf_counter()
-        indptr, indices = (x.cpu().numpy() for x in rmat(self.num_nodes, self.num_pairs, self.generator(0), self.device))
+        indptr, indices = (
+            x.cpu().numpy() for x in rmat(self.num_nodes, self.num_pairs, self.generator(0), self.device)
+        )
         self.clear()
         graph = Graph(indptr, indices)
         degree = graph.in_degree
         quantiles = {f"p{100 * q:g}": int(np.quantile(degree, q, method="nearest")) for q in (0.5, 0.95, 0.99)}
-        self.details["graph"] = {"nodes": graph.num_nodes, "edges": graph.num_edges, "max": int(degree.max()), **quantiles}
+        self.details["graph"] = {
+            "nodes": graph.num_nodes,
+            "edges": graph.num_edges,
+            "max": int(degree.max()),
+            **quantiles,
+        }
         self.say(f"  graph {self.details['graph']} in {time.perf_counter() - start:.1f} s")
         return graph
 
@@ -217,7 +230,8 @@ class Lab:
     def bulks(self, bulk: int, batch: int) -> list["Request"]:
         """An epoch in bulks of so many minibatches of so many seeds, ready to be drawn."""
         return [
-            Request.of(self, list(range(first, min(first + bulk, self.minibatches))), batch) for first in range(0, self.minibatches, bulk)
+            Request.of(self, list(range(first, min(first + bulk, self.minibatches))), batch)
+            for first in range(0, self.minibatches, bulk)
         ]
 
 
@@ -247,7 +261,8 @@ class Request:
 
 
 def rmat(num_nodes: int, num_pairs: int, generator: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor]:
-    """In-neighbour lists of a simple symmetric graph without loops, rows ascending: int64 [V+1], int32 or int64 [E]; see `graphs`."""
+    """In-neighbour lists of a simple symmetric graph without loops, rows ascending: int64 [V+1], int32 or int64 [E];
+    see `graphs`."""
     V, scale = num_nodes, max(1, math.ceil(math.log2(num_nodes)))
     a, ab, abc = (round(65536 * p) for p in np.cumsum(ABC))
     names = torch.randperm(V, generator=generator, device=device)

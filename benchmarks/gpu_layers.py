@@ -1,9 +1,11 @@
-"""What the device's memory and kernels do by themselves: rates of the machine, gathering features, aggregation and attention of a block.
+"""What the device's memory and kernels do by themselves: rates of the machine, gathering features, aggregation and
+attention of a block.
 
-Aggregation and attention are those of the first minibatch's first two layers, whole functions under autograd, ours and PyG's on the same
-edges: PyG's mean is `torch_geometric.utils.scatter` over gathered rows, its attention that of `GATConv` without the product. Results and
-gradients are compared first. Floors count each distinct row once, read or written, and each index once. Training leaves out the first
-layer's backward pass.
+Aggregation and attention are those of the first minibatch's first two layers, whole functions under autograd, ours and
+PyG's on the same
+edges: PyG's mean is `torch_geometric.utils.scatter` over gathered rows, its attention that of `GATConv` without the
+product. Results and gradients are compared first. Floors count each distinct row once, read or written, and each index
+once. Training leaves out the first layer's backward pass.
 """
 
 import statistics
@@ -35,7 +37,9 @@ GATHERED = 16
 
 def machine(lab: Lab) -> None:
     """Part "machine": the rates that everything else is compared with."""
-    found: dict[str, Any] = lab.details.setdefault("machine", {"torch": torch.__version__, "triton": triton.__version__})
+    found: dict[str, Any] = lab.details.setdefault(
+        "machine", {"torch": torch.__version__, "triton": triton.__version__}
+    )
     if lab.on_gpu:
         at = torch.cuda.get_device_properties(lab.device)
         found |= {"device": at.name, "bytes": at.total_memory, "multiprocessors": at.multi_processor_count}
@@ -44,7 +48,12 @@ def machine(lab: Lab) -> None:
         lab.add("copy within the device, read + written", lab.copy_bytes_per_s / 1e9, "GB/s")
     with lab.attempt("machine: random rows"):
         found["random_rows_gb_per_s"] = _random_rows(lab)
-        lab.add("index_select of random rows, read + written", found["random_rows_gb_per_s"], "GB/s", floor=lab.copy_bytes_per_s / 1e9)
+        lab.add(
+            "index_select of random rows, read + written",
+            found["random_rows_gb_per_s"],
+            "GB/s",
+            floor=lab.copy_bytes_per_s / 1e9,
+        )
     if lab.on_gpu:
         with lab.attempt("machine: pinned memory"):
             found["pinned_gb_per_s"] = _pinned(lab)
@@ -60,7 +69,9 @@ def machine(lab: Lab) -> None:
 
 def _random_rows(lab: Lab) -> float:
     """10^9 bytes a second, read and written."""
-    ids = torch.randint(0, lab.num_nodes, (4_000_000 if lab.on_gpu else 4000,), device=lab.device, generator=lab.generator(3))
+    ids = torch.randint(
+        0, lab.num_nodes, (4_000_000 if lab.on_gpu else 4000,), device=lab.device, generator=lab.generator(3)
+    )
     out = lab.features.new_empty(len(ids), FEATURES)
     return 2 * out.nbytes / lab.ms(lambda: torch.index_select(lab.features, 0, ids, out=out)) / 1e6
 
@@ -77,7 +88,10 @@ def product_rate(lab: Lab, name: str, dtype: torch.dtype) -> float:
     rows, width = PRODUCTS[name]
     rows = max(1, rows * lab.batch // 1024)
     x = torch.randn(rows, width, device=lab.device).to(dtype)
-    w, g = torch.randn(width, HIDDEN, device=lab.device).to(dtype), torch.randn(rows, HIDDEN, device=lab.device).to(dtype)
+    w, g = (
+        torch.randn(width, HIDDEN, device=lab.device).to(dtype),
+        torch.randn(rows, HIDDEN, device=lab.device).to(dtype),
+    )
     ms = lab.ms(lambda: x @ w) + lab.ms(lambda: x.t() @ g)
     return 2 * 2 * rows * width * HIDDEN / ms * 1000
 
@@ -156,7 +170,9 @@ class Layer:
     def of(cls, lab: Lab, indptr: np.ndarray, indices: np.ndarray, num_src: int) -> "Layer":
         """Of a block's arrays on the host."""
         lists = InLists.of(indptr, indices, num_src)
-        edges = torch.stack([torch.from_numpy(lists.indices.astype(np.int64)), torch.from_numpy(lists.rows)]).to(lab.device)
+        edges = torch.stack([torch.from_numpy(lists.indices.astype(np.int64)), torch.from_numpy(lists.rows)]).to(
+            lab.device
+        )
         own = torch.arange(lists.num_dst, device=lab.device).expand(2, -1)
         scale = (1 / torch.from_numpy(lists.kept).clamp(min=1)).float().to(lab.device)
         return cls(lists, edges, torch.cat([edges, own], 1), scale)
@@ -167,7 +183,10 @@ def first_layers(lab: Lab) -> list[Layer]:
     made = draw(lab, "neighbor", lab.bulks(1, lab.batch)[0], Workspace())
     indptr, indices = made.lists[0].indptr.cpu().numpy(), made.lists[0].indices.cpu().numpy()
     ends = [int(e[0]) for e in made.node_ends]
-    return [Layer.of(lab, indptr[: ends[h] + 1], indices[: indptr[ends[h]]], ends[h + 1]) for h in reversed(range(len(FANOUT)))]
+    return [
+        Layer.of(lab, indptr[: ends[h] + 1], indices[: indptr[ends[h]]], ends[h + 1])
+        for h in reversed(range(len(FANOUT)))
+    ]
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -181,11 +200,18 @@ def layers(lab: Lab) -> None:
     blocks = first_layers(lab)
     for i, (layer, width) in enumerate(zip(blocks[:2], (FEATURES, HIDDEN))):
         lists = layer.lists
-        found[f"layer {i + 1}"] = {"num_src": lists.num_src, "num_dst": lists.num_dst, "edges": lists.num_edges, "width": width}
+        found[f"layer {i + 1}"] = {
+            "num_src": lists.num_src,
+            "num_dst": lists.num_dst,
+            "edges": lists.num_edges,
+            "width": width,
+        }
         lab.say(f"  layer {i + 1}: {found[f'layer {i + 1}']}")
         with lab.attempt(f"layers: mean of layer {i + 1}"):
             x = torch.randn(lists.num_src, width, device=lab.device, requires_grad=True)
-            _compare(lab, f"mean of layer {i + 1}", layer, partial(_mean, layer), partial(_pyg_mean, layer), x, 2 * width)
+            _compare(
+                lab, f"mean of layer {i + 1}", layer, partial(_mean, layer), partial(_pyg_mean, layer), x, 2 * width
+            )
         with lab.attempt(f"layers: attention of layer {i + 1}"):
             x = torch.randn(lists.num_src, HIDDEN, device=lab.device, requires_grad=True)
             a_src, a_dst = torch.randn(2, HEADS, HIDDEN // HEADS, device=lab.device) / 8
@@ -216,7 +242,14 @@ def _compare(lab: Lab, name: str, layer: Layer, ours: Function, theirs: Function
         with lab.attempt(f"layers: {name}, {way}, PyG"):
             peer = _ms(lab, theirs, x, passes)
         with lab.attempt(f"layers: {name}, {way}"):
-            lab.add(f"{name}, {way}", _ms(lab, ours, x, passes), "ms", floor=passes * least, peer=peer, against="PyG" if peer else "")
+            lab.add(
+                f"{name}, {way}",
+                _ms(lab, ours, x, passes),
+                "ms",
+                floor=passes * least,
+                peer=peer,
+                against="PyG" if peer else "",
+            )
 
 
 def _results(call: Function, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,7 +287,9 @@ def _pyg_mean(layer: Layer, x: Tensor) -> Tensor:
 
 
 def _attention(layer: Layer, a_src: Tensor, a_dst: Tensor, x: Tensor) -> Tensor:
-    found: Any = AttendBoth.apply(x.view(-1, *a_src.shape), a_src, a_dst, aggregate_cuda, layer.lists, AttentionRule(0.2, 0.0, 0), None)
+    found: Any = AttendBoth.apply(
+        x.view(-1, *a_src.shape), a_src, a_dst, aggregate_cuda, layer.lists, AttentionRule(0.2, 0.0, 0), None
+    )
     return found.flatten(1)
 
 

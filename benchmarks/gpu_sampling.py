@@ -1,8 +1,11 @@
-"""Sampling on the device: edges a second of every sampler, kernel by kernel, beside plain torch and beside the compiled kernels' bits.
+"""Sampling on the device: edges a second of every sampler, kernel by kernel, beside plain torch and beside the compiled
+kernels' bits.
 
-What is drawn stays on the device. Seeds and streams are there before the clock starts, since making them is the host's work and takes
-the same time whoever samples (`requests` says how long). PyG has no sampler for a GPU, and none at all without pyg-lib or torch-sparse,
-so `plain` stands beside ours: a hop as a user of torch would write it, one minibatch at a time, with replacement, which is less work.
+What is drawn stays on the device. Seeds and streams are there before the clock starts, since making them is the host's
+work and takes the same time whoever samples (`requests` says how long). PyG has no sampler for a GPU, and none at all
+without pyg-lib or torch-sparse,
+so `plain` stands beside ours: a hop as a user of torch would write it, one minibatch at a time, with replacement, which
+    is less work.
 """
 
 import importlib.util
@@ -29,7 +32,8 @@ BULKS: dict[str, tuple[int, ...]] = dict.fromkeys(SAMPLERS, (16, 64, 192))
 COMPARED = 8
 """Minibatches of the bulks whose bits are compared."""
 EDGE_BYTES = 80
-"""The least that `cuda.neighbor` says of a drawn edge: its source's sector, a mark, a look, and 4 bytes written, read, and written."""
+"""The least that `cuda.neighbor` says of a drawn edge: its source's sector, a mark, a look, and 4 bytes written, read,
+and written."""
 SECTOR = 32
 """Bytes that a read of anything costs."""
 
@@ -88,7 +92,9 @@ def sample_all(lab: Lab) -> None:
     found: dict[str, Any] = lab.details.setdefault("sampling", {})
     found["requests_ms"] = 1000 * lab.seconds(lambda: lab.bulks(min(64, lab.minibatches), lab.batch))
     found["absent"] = [name for name in ("pyg_lib", "torch_sparse") if importlib.util.find_spec(name) is None]
-    lab.say(f"  requests of an epoch: {found['requests_ms']:.1f} ms of the host; not installed: {', '.join(found['absent']) or 'none'}")
+    lab.say(
+        f"  requests of an epoch: {found['requests_ms']:.1f} ms of the host; not installed: {', '.join(found['absent']) or 'none'}"
+    )
     peer = None
     with lab.attempt("sampling: plain torch"):
         peer = _plain_rate(lab)
@@ -122,12 +128,20 @@ def _measure(lab: Lab, name: str, bulk: int, workspace: Workspace, peer: float |
     least = floor_bytes(lab, name, size) * len(requests) * bulk / size["minibatches"] / lab.copy_bytes_per_s
     edges = drawn[-1]
     label = f"sampling {name}, bulks of {bulk}"
-    lab.add(label, edges / s / 1e9, "G edges/s", floor=edges / least / 1e9, peer=peer, against="plain torch" if peer else "")
-    lab.details["sampling"][f"{name} {bulk}"] = {"epoch_s": took, "epoch_edges": edges, "first_bulk": size, "floor_s": least}
+    lab.add(
+        label, edges / s / 1e9, "G edges/s", floor=edges / least / 1e9, peer=peer, against="plain torch" if peer else ""
+    )
+    lab.details["sampling"][f"{name} {bulk}"] = {
+        "epoch_s": took,
+        "epoch_edges": edges,
+        "first_bulk": size,
+        "floor_s": least,
+    }
 
 
 def profile(lab: Lab, name: str, workspace: Workspace) -> dict[str, Any]:
-    """Which kernels one bulk's time goes to: the ten longest, and how much of the time the device was at work at all."""
+    """Which kernels one bulk's time goes to: the ten longest, and how much of the time the device was at work at
+    all."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -153,7 +167,9 @@ def profile(lab: Lab, name: str, workspace: Workspace) -> dict[str, Any]:
     return {"wall_ms": 1000 * wall, "busy_ms": 1000 * busy, "launches": calls, "kernels": longest}
 
 
-def plain(indptr: Tensor, indices: Tensor, seeds: Tensor, fanout: tuple[int, ...], new: Tensor) -> tuple[Tensor, list[Tensor]]:
+def plain(
+    indptr: Tensor, indices: Tensor, seeds: Tensor, fanout: tuple[int, ...], new: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """One minibatch in plain torch, with replacement: nodes, and each hop's edges as positions among them.
 
     Args:
@@ -195,7 +211,8 @@ def _plain_rate(lab: Lab) -> float:
 
 
 def same_bits(lab: Lab) -> None:
-    """Part "bits": a few bulks of every sampler, against the compiled kernels of the CPU; and how fast those are on all of its cores.
+    """Part "bits": a few bulks of every sampler, against the compiled kernels of the CPU; and how fast those are on all
+    of its cores.
 
     Compiling them takes about a minute where nothing is kept from before.
     """
@@ -219,7 +236,11 @@ def same_bits(lab: Lab) -> None:
                 raise AssertionError(f"bulks {differ} of {name} differ from those of the compiled kernels")
             s = statistics.median(lab.repeated(lambda draw=sampled, r=requests[0]: draw(cpu, r), most=3))
             rate = sum(len(x) for m in sampled(cpu, requests[0]) for x in _indices(m)) / s
-            lab.details.setdefault("bits", {})[name] = {"equal_bulks": len(requests), "cpu_edges_per_s": rate, "cores": cores}
+            lab.details.setdefault("bits", {})[name] = {
+                "equal_bulks": len(requests),
+                "cpu_edges_per_s": rate,
+                "cores": cores,
+            }
             lab.say(f"  {name}: {len(requests)} bulks of {bulk} are bit-identical with those of the compiled kernels")
             lab.add(f"sampling {name}, compiled kernels on {cores} cores", rate / 1e9, "G edges/s")
 

@@ -1,13 +1,16 @@
-"""Training on the device: steps and whole epochs, ours through `millrace.run`, PyG's convolutions on minibatches that ours drew there.
+"""Training on the device: steps and whole epochs, ours through `millrace.run`, PyG's convolutions on minibatches that
+ours drew there.
 
-Stock PyG has no sampler for a GPU, and with its own loader it would wait for the host; so its epochs are fed as well as can be: our
-kernels draw bulks of 64 on the device, rows are gathered there, and each convolution sees a bipartite graph of just the edges and rows
-that its layer needs. Beside them is a step whose minibatch comes from the host: drawn by our compiled kernels on all cores, gathered
-there and copied, each part by itself, so that one sees what it takes with and without overlap. Ours is the public API from a dataset in
-memory, each epoch from the end of the one before it, the first left out.
+Stock PyG has no sampler for a GPU, and with its own loader it would wait for the host; so its epochs are fed as well as
+can be: our kernels draw bulks of 64 on the device, rows are gathered there, and each convolution sees a bipartite graph
+of just the edges and rows that its layer needs. Beside them is a step whose minibatch comes from the host: drawn by our
+compiled kernels on all cores, gathered there and copied, each part by itself, so that one sees what it takes with and
+without overlap. Ours is the public API from a dataset in memory, each epoch from the end of the one before it, the
+first left out.
 
-The floor of an epoch takes each layer's product at the rate measured for the first layer's shape, and moves at a copy's rate, in each
-layer and pass, the distinct source rows, the results, and the drawn edges once (see `roofline.py`); drawing itself at its own floor.
+The floor of an epoch takes each layer's product at the rate measured for the first layer's shape, and moves at a copy's
+rate, in each layer and pass, the distinct source rows, the results, and the drawn edges once (see `roofline.py`);
+drawing itself at its own floor.
 """
 
 import math
@@ -66,7 +69,8 @@ class PyGModel(nn.Module):
 
 
 def resident(lab: Lab, made: Any) -> Iterator[tuple[Tensor, list[tuple[Tensor, int]]]]:
-    """Nodes, and for each layer its edges and number of destinations, of each minibatch of a bulk; the host waits once for the bulk."""
+    """Nodes, and for each layer its edges and number of destinations, of each minibatch of a bulk; the host waits once
+    for the bulk."""
     (only,) = made.lists
     k = len(only.rows)
     nodes, indptr = made.rows.nodes.split(made.node_ends[-1].tolist()), only.indptr.split((only.rows + 1).tolist())
@@ -75,7 +79,9 @@ def resident(lab: Lab, made: Any) -> Iterator[tuple[Tensor, list[tuple[Tensor, i
     at = torch.from_numpy(ends + np.concatenate([[0], np.cumsum(only.rows + 1)[:-1]])[:, None]).to(lab.device)
     edges = only.indptr[at].tolist()
     for q in range(k):
-        dst = torch.repeat_interleave(torch.arange(int(only.rows[q]), device=lab.device), indptr[q].diff(), output_size=int(only.edges[q]))
+        dst = torch.repeat_interleave(
+            torch.arange(int(only.rows[q]), device=lab.device), indptr[q].diff(), output_size=int(only.edges[q])
+        )
         both = torch.stack([indices[q].long(), dst])
         yield nodes[q], [(both[:, : edges[q][h]], int(ends[q, h])) for h in reversed(range(len(FANOUT)))]
 
@@ -92,7 +98,9 @@ class PyGTrainer:
 
     def step(self, nodes: Tensor, blocks: list[tuple[Tensor, int]]) -> Tensor:
         """One minibatch, from its nodes' features on; the loss, which nobody waits for."""
-        return self.train(self.lab.features.index_select(0, nodes), self.lab.labels[nodes[: blocks[-1][1]].long()], blocks)
+        return self.train(
+            self.lab.features.index_select(0, nodes), self.lab.labels[nodes[: blocks[-1][1]].long()], blocks
+        )
 
     def train(self, x: Tensor, y: Tensor, blocks: list[tuple[Tensor, int]]) -> Tensor:
         """The same from rows on, [n, F] and [B]."""
@@ -112,7 +120,8 @@ class PyGTrainer:
 
 
 def pyg_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
-    """Milliseconds of a step on a minibatch that is there, seconds of the measured epochs, the loss, and the most memory held."""
+    """Milliseconds of a step on a minibatch that is there, seconds of the measured epochs, the loss, and the most
+    memory held."""
     trainer, requests = PyGTrainer(lab, model, products), lab.bulks(min(BULK, lab.minibatches), lab.batch)
     trainer.epoch(requests[:1])
     some = list(resident(lab, draw(lab, "neighbor", lab.bulks(1, lab.batch)[0], trainer.workspace)))
@@ -123,7 +132,8 @@ def pyg_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
 
 
 def host_fed(lab: Lab) -> dict[str, float]:
-    """Milliseconds a minibatch of each part of PyG's work where the host draws and gathers: for GraphSAGE in float32."""
+    """Milliseconds a minibatch of each part of PyG's work where the host draws and gathers: for GraphSAGE in
+    float32."""
     from millrace.stages.kernels.runtime.threads import set_num_threads
     from millrace.stages.kernels.sampling.cpu import backend as cpu
 
@@ -140,10 +150,15 @@ def host_fed(lab: Lab) -> dict[str, float]:
     for _ in range(2):
         # The first time compiles.
         spent.update(dict.fromkeys(spent, 0.0))
-        samples = timed("sample", lambda: cpu.neighbor(lab.graph, request.seeds, request.keys, FANOUT, workspace=workspace))
+        samples = timed(
+            "sample", lambda: cpu.neighbor(lab.graph, request.seeds, request.keys, FANOUT, workspace=workspace)
+        )
         for m in samples:
             nodes, dst = torch.from_numpy(m.nodes), np.repeat(np.arange(len(m.indptr) - 1), np.diff(m.indptr))
-            x, y = timed("gather", lambda nodes=nodes, n=m.node_ends[0]: (features.index_select(0, nodes), labels[nodes[:n].long()]))
+            x, y = timed(
+                "gather",
+                lambda nodes=nodes, n=m.node_ends[0]: (features.index_select(0, nodes), labels[nodes[:n].long()]),
+            )
             host = x, y, torch.from_numpy(np.stack([m.indices, dst]))
             x, y, edges = timed("copy", lambda host=host: [a.to(lab.device) for a in host])
             blocks = [(edges[:, : int(m.indptr[n])], n) for n in reversed(m.node_ends[:-1])]
@@ -152,20 +167,30 @@ def host_fed(lab: Lab) -> dict[str, float]:
 
 
 def millrace_epoch(lab: Lab, model: str, products: str) -> dict[str, Any]:
-    """Seconds of each epoch of `millrace.run` but the first, the last loss, the most device memory held, and seconds by stage."""
+    """Seconds of each epoch of `millrace.run` but the first, the last loss, the most device memory held, and seconds by
+    stage."""
     import millrace as mr
     from millrace.storage.features import MemoryFeatures
 
     none = np.empty(0, np.int64)
     split = mr.Split(np.sort(lab.order), none, none)
-    data = mr.Dataset("gpu", lab.graph, MemoryFeatures(lab.features.cpu().numpy()), lab.labels.cpu().numpy(), split, CLASSES)
+    data = mr.Dataset(
+        "gpu", lab.graph, MemoryFeatures(lab.features.cpu().numpy()), lab.labels.cpu().numpy(), split, CLASSES
+    )
     # A run has its own.
     lab.drop("features", "labels")
     config = {
         "device": lab.device.type,
-        "model": {"name": model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": 0.0} | ({"heads": HEADS} if model == "gat" else {}),
+        "model": {"name": model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": 0.0}
+        | ({"heads": HEADS} if model == "gat" else {}),
         "sampler": {"name": "neighbor", "fanout": list(FANOUT)},
-        "train": {"batch_size": lab.batch, "optimizer": "adam", "lr": LR, "evaluate_every": 0, "matmul_precision": products},
+        "train": {
+            "batch_size": lab.batch,
+            "optimizer": "adam",
+            "lr": LR,
+            "evaluate_every": 0,
+            "matmul_precision": products,
+        },
         "queue": {"bulk_size": min(BULK, lab.minibatches)},
     } | ({"kernel": "cuda"} if lab.on_gpu else {})
     start_peak(lab)
@@ -205,7 +230,8 @@ def floors(lab: Lab, model: str) -> dict[str, float]:
     flops = moved = 0.0
     for i, (a, b) in enumerate(zip(widths, widths[1:])):
         src, dst = counts[len(FANOUT) - i], counts[len(FANOUT) - i - 1]
-        # SAGE multiplies a mean and the row itself; GAT, at its cheapest, each head's sum by that head's weights (averaged: HEADS times).
+        # SAGE multiplies a mean and the row itself; GAT, at its cheapest, each head's sum by that head's weights
+        # (averaged: HEADS times).
         wide = 2 * a if model == "sage" else a * (HEADS if i == 2 else 1)
         flops += 2 * dst * wide * b * (2 if i == 0 else 3)
         result = dst * a * (1 if model == "sage" else HEADS)
@@ -230,7 +256,8 @@ def train_all(lab: Lab) -> None:
             for side, measured in (("millrace", millrace_epoch), ("PyG", pyg_epoch)):
                 with lab.attempt(f"training: {name}, {side}"):
                     s = found[f"{name}, {side}"] = measured(lab, model, products)
-                    # Labels are random: whatever trains stays near the logarithm of the number of classes, or falls from there.
+                    # Labels are random: whatever trains stays near the logarithm of the number of classes, or falls
+                    # from there.
                     if not s["loss"] < 2 * math.log(CLASSES):
                         raise AssertionError(f"the loss is {s['loss']}; near {math.log(CLASSES):.2f} is expected")
                     sides[side] = s
@@ -242,7 +269,9 @@ def train_all(lab: Lab) -> None:
             if (model, products) == ("sage", "float32"):
                 with lab.attempt(f"training: {name}, PyG fed from the host"):
                     parts = found[f"{name}, PyG fed from the host"] = host_fed(lab)
-                    lab.say(f"  {name}, PyG fed from the host: ms a minibatch { ({k: round(v, 2) for k, v in parts.items()}) }")
+                    lab.say(
+                        f"  {name}, PyG fed from the host: ms a minibatch { ({k: round(v, 2) for k, v in parts.items()}) }"
+                    )
                     lab.add(f"step of {name}, PyG fed from the host, all parts", sum(parts.values()), "ms")
             if sides:
                 with lab.attempt(f"training: {name}, rows"):

@@ -1,8 +1,10 @@
-"""The graphs of the sampling benchmark: R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004), of the sizes of well-known datasets.
+"""The graphs of the sampling benchmark: R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004), of the sizes of well-known
+datasets.
 
-R-MAT draws ids below a power of two, and V is none: an id x of `scale` bits becomes x * V >> scale, which merges neighbouring ids
-evenly (rejecting ids above V, or folding them, gave other tails than `Recipe.expected`). Then ids are permuted, self loops and
-duplicates go, and every edge gets its reverse. There is no community structure, so locality is worse than in the real datasets.
+R-MAT draws ids below a power of two, and V is none: an id x of `scale` bits becomes x * V >> scale, which merges
+neighbouring ids evenly (rejecting ids above V, or folding them, gave other tails than `Recipe.expected`). Then ids are
+permuted, self loops and duplicates go, and every edge gets its reverse. There is no community structure, so locality is
+worse than in the real datasets.
 """
 
 from dataclasses import dataclass
@@ -56,7 +58,8 @@ def _draw(rng: np.random.Generator, scale: int, count: int) -> tuple[npt.NDArray
 
 
 def make(recipe: Recipe, seed: int = 0) -> Graph:
-    """A simple symmetric graph without self loops; a pure function of its arguments. Peak memory about 24 bytes an edge."""
+    """A simple symmetric graph without self loops; a pure function of its arguments. Peak memory about 24 bytes an
+    edge."""
     # Here, since it needs the whole of the package's dependencies, and the recipes are read where some are missing.
     from millrace.pipeline.datasets.cleaning.edges import graph_of_keys
 

@@ -1,21 +1,26 @@
-"""Isolated training (Grappa) against sampling with partitioned features and against full batches, over links of any speed.
+"""Isolated training (Grappa) against sampling with partitioned features and against full batches, over links of any
+speed.
 
     python benchmarks/grappa.py --json grappa.json
     python benchmarks/grappa.py --only speed --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
         --bandwidth-mbit 100 --json grappa.json
 
-Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learns is another question, ``grappa_accuracy.py``, and what it
-takes to cut a large graph a third, ``cutting.py``.
+Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learns is another question,
+``grappa_accuracy.py``, and what it takes to cut a large graph a third, ``cutting.py``.
 
-``speed``   4 ranks, GraphSAGE of 3 layers of 256, 1024 seeds a rank and step, fanout 15,10,5: seconds of an epoch under ``grappa``,
-            ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as published, without a halo, and
-            its switches are left to ``switch``. On loopback, or with ``--namespaces`` over the link
-            between these network namespaces, which exist, each with the address given. Links that were measured before stand in
-            ``--json`` and are told again beside the new one; ``--plot`` draws them all. ``records/grappa.json`` holds those of the docs.
-``model``   what an epoch of the three would take with 2 to 16 parts, and with 2 to 6 layers, on as many machines like this one, a thread
-            each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of `millrace.plan` from rehearsals of at most 4
-            ranks, and not a measurement. A graph of `--model-nodes`, as many seeds.
-``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts; and what a step's
+``speed``   4 ranks, GraphSAGE of 3 layers of 256, 1024 seeds a rank and step, fanout 15,10,5: seconds of an epoch under
+``grappa``,
+            ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as published, without a
+            halo, and its switches are left to ``switch``. On loopback, or with ``--namespaces`` over the link between
+            these network namespaces, which exist, each with the address given. Links that were measured before stand in
+            ``--json`` and are told again beside the new one; ``--plot`` draws them all. ``records/grappa.json`` holds
+            those of the docs.
+``model``   what an epoch of the three would take with 2 to 16 parts, and with 2 to 6 layers, on as many machines like
+this one, a thread
+            each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of `millrace.plan` from
+            rehearsals of at most 4 ranks, and not a measurement. A graph of `--model-nodes`, as many seeds.
+``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts;
+and what a step's
             gradients would take over typical links, by the model of `millrace.pipeline.planning.network`.
 ``memory``  what the largest rank sees and holds, in parts of 2 to 16, without a halo and with it, beside the whole graph.
 ``switch``  seconds at a switch where what comes next is read and joined then, and where that was done ahead.
@@ -81,7 +86,16 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
         # Whoever comes first meets a machine in another state.
         for name in args.systems[n % len(args.systems) :] + args.systems[: n % len(args.systems)]:
             words = (
-                *("--dataset", str(store), "--system", name, "--epochs", str(args.epochs), "--hidden", str(args.hidden)),
+                *(
+                    "--dataset",
+                    str(store),
+                    "--system",
+                    name,
+                    "--epochs",
+                    str(args.epochs),
+                    "--hidden",
+                    str(args.hidden),
+                ),
                 *("--layers", str(len(FANOUT)), *(() if name == "sar" else ("--fanout", ",".join(map(str, FANOUT))))),
             )
             settings = {"threads": 1, "train.evaluate_every": 0, **WAYS[name]}
@@ -125,11 +139,14 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
             )
         goal = GOALS.get(speeds["bandwidth_mbit"] or 0)
         if goal and {"bulk", "grappa"} <= middle.keys() and middle["bulk"] < goal * middle["grappa"]:
-            report["problems"].append(f"speed, {known}: {middle['bulk'] / middle['grappa']:.2f}x; the goal is {goal:g}x")
+            report["problems"].append(
+                f"speed, {known}: {middle['bulk'] / middle['grappa']:.2f}x; the goal is {goal:g}x"
+            )
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Seconds of an epoch against bandwidth, measured; how many times sooner ``grappa`` is than ``bulk``, predicted for other parts."""
+    """Seconds of an epoch against bandwidth, measured; how many times sooner ``grappa`` is than ``bulk``, predicted for
+    other parts."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -145,13 +162,20 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
             local = speeds.get("loopback", {}).get("ways", {}).get(name)
             if local:
                 left.axhline(statistics.median(local["epoch_s"]), color=line.get_color(), linestyle=":", linewidth=1)
-    left.set(xscale="log", yscale="log", xlabel="link of each rank, Mb/s", ylabel="seconds an epoch", title="measured; dotted: on loopback")
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="link of each rank, Mb/s",
+        ylabel="seconds an epoch",
+        title="measured; dotted: on loopback",
+    )
     modelled = {(m["layers"], m["ranks"], m["system"]): m for m in report.get("model", ())}
     mbit = np.geomspace(10, 25_000, 200)
     for layers, ranks, system in modelled:
         if system == "grappa" and layers == len(FANOUT):
             bulk, grappa = (
-                m["compute_s"] + m["bytes"] * 8 / (mbit * 1e6) for m in (modelled[layers, ranks, way] for way in ("bulk", "grappa"))
+                m["compute_s"] + m["bytes"] * 8 / (mbit * 1e6)
+                for m in (modelled[layers, ranks, way] for way in ("bulk", "grappa"))
             )
             right.plot(mbit, bulk / grappa, label=f"{ranks} parts")
     right.axhline(1, color="black", linewidth=0.8)
@@ -172,13 +196,17 @@ def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
     print(
         f"\nMODEL: predicted, not measured. {args.model_nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, SAGE of {args.hidden};"
     )
-    print("seconds of an epoch: without messages, and over a link; MB that a rank sends; how many times sooner grappa is than bulk")
+    print(
+        "seconds of an epoch: without messages, and over a link; MB that a rank sends; how many times sooner grappa is than bulk"
+    )
     print(
         f"{'layers':>6}{'parts':>6}  {'system':<8}{'compute':>9}{'MB':>9}"
         + "".join(f"{f'{mbit:,} Mb/s':>14}{'':>7}" for mbit in MODEL_MBIT)
     )
     report["model"] = []
-    for layers, ranks in dict.fromkeys([*((len(FANOUT), p) for p in args.parts), *((n, args.ranks) for n in args.depths)]):
+    for layers, ranks in dict.fromkeys(
+        [*((len(FANOUT), p) for p in args.parts), *((n, args.ranks) for n in args.depths)]
+    ):
         told = mr.plan(
             store,
             cluster=mr.Cluster(hosts=ranks, link=known),
@@ -197,8 +225,13 @@ def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
                 raise SystemExit(f"{name} on {ranks} ranks: {f.arithmetic}")
             compute, wire = f.seconds_per_epoch - f.network_seconds, f.network_seconds * known.bandwidth
             times[label] = {mbit: compute + wire / (mbit * 1e6 / 8) for mbit in MODEL_MBIT}
-            report["model"].append({"layers": layers, "ranks": ranks, "system": label, "compute_s": compute, "bytes": wire})
-            sooner = {mbit: f"{times['bulk'][mbit] / times[label][mbit]:.1f}x" if label == "grappa" else "" for mbit in MODEL_MBIT}
+            report["model"].append(
+                {"layers": layers, "ranks": ranks, "system": label, "compute_s": compute, "bytes": wire}
+            )
+            sooner = {
+                mbit: f"{times['bulk'][mbit] / times[label][mbit]:.1f}x" if label == "grappa" else ""
+                for mbit in MODEL_MBIT
+            }
             print(
                 f"{layers:>6}{ranks:>6}  {label:<8}{compute:>9.2f}{wire / 1e6:>9.1f}"
                 + "".join(f"{times[label][mbit]:>14.2f}{sooner[mbit]:>7}" for mbit in MODEL_MBIT),
@@ -209,32 +242,51 @@ def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
 def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Section ``bytes``."""
     store, hidden, epochs = store_of(args, 4_000), 64, 2
-    print(f"\nBYTES: 4,000 nodes, SAGE of {hidden}, {epochs} epochs; a rank and step, and the ring's 2 (P-1)/P 4 parameters")
-    print(f"{'layers':>7}{'parts':>6}{'parameters':>12}{'gradients':>11}{'formula':>10}{'control':>9}{'rows':>6}", end="")
+    print(
+        f"\nBYTES: 4,000 nodes, SAGE of {hidden}, {epochs} epochs; a rank and step, and the ring's 2 (P-1)/P 4 parameters"
+    )
+    print(
+        f"{'layers':>7}{'parts':>6}{'parameters':>12}{'gradients':>11}{'formula':>10}{'control':>9}{'rows':>6}", end=""
+    )
     print("".join(f"{name + ' ms':>17}" for name in LINKS))
     report["bytes"] = []
     with tempfile.TemporaryDirectory() as scratch:
         for layers in args.depths:
             for ranks in args.parts:
                 system = {"system": "grappa", "partition": {"method": "hash"}, "grappa": {"every": 1}}
-                run = here(store, Path(scratch), ranks, epochs, {"batch_size": 64}, (3,) * layers, hidden=hidden, **system)
+                run = here(
+                    store, Path(scratch), ranks, epochs, {"batch_size": 64}, (3,) * layers, hidden=hidden, **system
+                )
                 steps, P = run["minibatches"] / ranks, run["parameters"]
                 mine = max(run["bytes"], key=lambda kinds: kinds["network"]["gradients"])["network"]
                 formula = 2 * (ranks - 1) / ranks * 4 * P
                 sent, control = mine["gradients"] / steps, mine["control"] / steps
                 rows = sum(kinds["network"][k] for kinds in run["bytes"] for k in ("features", "activations", "graph"))
                 # A ring takes P - 1 turns to add up and P - 1 to hand out.
-                ms = {name: 1e3 * (sent / link.bandwidth + 2 * (ranks - 1) * link.latency_s) for name, link in LINKS.items()}
+                ms = {
+                    name: 1e3 * (sent / link.bandwidth + 2 * (ranks - 1) * link.latency_s)
+                    for name, link in LINKS.items()
+                }
                 print(
                     f"{layers:>7}{ranks:>6}{P:>12,}{sent:>11,.0f}{formula:>10,.0f}{control:>9,.0f}{rows:>6}"
                     + "".join(f"{t:>17,.2f}" for t in ms.values()),
                     flush=True,
                 )
                 report["bytes"].append(
-                    {"layers": layers, "ranks": ranks, "parameters": P, "gradients": sent, "formula": formula, "control": control, "ms": ms}
+                    {
+                        "layers": layers,
+                        "ranks": ranks,
+                        "parameters": P,
+                        "gradients": sent,
+                        "formula": formula,
+                        "control": control,
+                        "ms": ms,
+                    }
                 )
                 if rows or abs(sent - formula) > 0.01 * formula + 64:
-                    report["problems"].append(f"bytes, {layers} layers, {ranks} parts: {sent:,.0f} of gradients for {formula:,.0f}")
+                    report["problems"].append(
+                        f"bytes, {layers} layers, {ranks} parts: {sent:,.0f} of gradients for {formula:,.0f}"
+                    )
 
 
 def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -244,7 +296,9 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
     V, E = dataset.num_nodes, dataset.graph.num_edges
     row = FEATURES * dataset.features.dtype.itemsize
     whole = dataset.graph.nbytes + V * row
-    print(f"\nMEMORY: {V:,} nodes, {E:,} edges: {whole / 2**20:,.0f} MiB of structure and rows; of the rank that sees most")
+    print(
+        f"\nMEMORY: {V:,} nodes, {E:,} edges: {whole / 2**20:,.0f} MiB of structure and rows; of the rank that sees most"
+    )
     print(f"{'parts':>6}{'halo':>5}{'nodes':>11}{'of all':>8}{'edges':>13}{'of all':>8}{'MiB':>8}{'of all':>8}")
     report["memory"] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -254,7 +308,13 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
             for halo in (0, 1):
                 seen = placed(folder, 0, parts, halo)
                 nbytes = seen.graph.nbytes + seen.graph.num_nodes * row
-                line = {"parts": parts, "halo": halo, "nodes": seen.graph.num_nodes, "edges": seen.graph.num_edges, "bytes": nbytes}
+                line = {
+                    "parts": parts,
+                    "halo": halo,
+                    "nodes": seen.graph.num_nodes,
+                    "edges": seen.graph.num_edges,
+                    "bytes": nbytes,
+                }
                 report["memory"].append(line)
                 print(
                     f"{parts:>6}{halo:>5}{line['nodes']:>11,}{line['nodes'] / V:>8.1%}{line['edges']:>13,}{line['edges'] / E:>8.1%}"
@@ -263,11 +323,15 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
                 )
 
 
-def placed(folder: Path, rank: int, ranks: int, halo: int, phase: int = 0, before: Any = None, ahead: bool = False) -> Any:
+def placed(
+    folder: Path, rank: int, ranks: int, halo: int, phase: int = 0, before: Any = None, ahead: bool = False
+) -> Any:
     """What a rank sees in a phase. With `ahead` what it sees in the next is on its way when this returns."""
     job = isolated_job(rank, ranks)
     data = Parts(folder, torch.float32, multilabel=False).part(rank)
-    return Chunks(PARTITIONERS["hash"](), halo=halo, ahead=ahead).place(data, Phase(phase, phase, phase + 1), job, before)
+    return Chunks(PARTITIONERS["hash"](), halo=halo, ahead=ahead).place(
+        data, Phase(phase, phase, phase + 1), job, before
+    )
 
 
 def isolated_job(rank: int, ranks: int) -> Any:
@@ -280,7 +344,9 @@ def measure_switch(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Section ``switch``."""
     store, parts = store_of(args), args.ranks
     dataset = mr.open_dataset(store, features="mapped")
-    print(f"\nSWITCH: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {parts} parts; seconds, medians of {args.rounds}")
+    print(
+        f"\nSWITCH: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {parts} parts; seconds, medians of {args.rounds}"
+    )
     print(f"{'halo':>5}{'chunk MiB':>11}{'seen MiB':>10}{'read then':>11}{'read ahead':>12}{'hidden':>8}")
     report["switch"] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -329,11 +395,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=words, default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a PNG or SVG of the links measured so far, and of the model")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs"
+    )
     parser.add_argument("--nodes", type=int, default=400_000)
     parser.add_argument("--model-nodes", type=int, default=100_000, help="of the graph of section model")
     parser.add_argument("--degree", type=int, default=50, help="mean, before duplicates go")
-    parser.add_argument("--seeds", type=float, default=0.08, help="the share of nodes that are trained on, as of ogbn-products")
+    parser.add_argument(
+        "--seeds", type=float, default=0.08, help="the share of nodes that are trained on, as of ogbn-products"
+    )
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--epochs", type=int, default=3, help="of which the first is left out of seconds an epoch")
@@ -354,7 +424,10 @@ def arguments() -> argparse.Namespace:
         parser.error("--namespaces and --addresses go together, one address for each")
     if args.namespaces and not args.bandwidth_mbit:
         parser.error("--namespaces needs --bandwidth-mbit, for the table")
-    if min(args.rounds, args.nodes, args.degree, args.batch_size, args.ranks, *args.depths, *args.parts) < 1 or args.epochs < 2:
+    if (
+        min(args.rounds, args.nodes, args.degree, args.batch_size, args.ranks, *args.depths, *args.parts) < 1
+        or args.epochs < 2
+    ):
         parser.error("numbers must be at least 1, and --epochs at least 2")
     return args
 

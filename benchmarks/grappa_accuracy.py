@@ -1,28 +1,34 @@
-"""What isolated training learns: test accuracy of every schedule and correction beside training on one process, a mean over seeds.
+"""What isolated training learns: test accuracy of every schedule and correction beside training on one process, a mean
+over seeds.
 
     python benchmarks/grappa_accuracy.py --data DIR [--only amazon_computers] [--axes schedule,correction] \
         [--json grappa_accuracy.json] [--plot grappa_accuracy.svg]
 
-Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. A *cell* is a graph, a depth, a number of parts, how they are cut, and a way to train.
-Around a centre (depth 2, 4 parts by METIS, the sweep with a halo) one axis moves at a time:
+Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. A *cell* is a graph, a depth, a number of parts, how they are cut,
+and a way to train. Around a centre (depth 2, 4 parts by METIS, the sweep with a halo) one axis moves at a time:
 
-``schedule``    which chunks a rank sees: naive isolation (its own, without and with a halo), fixed pairs, the sweep, the sweep with half of
+``schedule``    which chunks a rank sees: naive isolation (its own, without and with a halo), fixed pairs, the sweep,
+the sweep with half of
                 the halo (the paper's 50 % of remote sampling) and without (the paper's 0 %), chunks dealt anew
-``correction``  of the sweep without a halo: the paper's is ``batch``; ``edge-hajek`` is ``edge`` to a model of means. With a halo all nodes
-                that a seed's tree expands have all their in-edges or none: all corrections but ``hops`` are then one run, to the bit
+``correction``  of the sweep without a halo: the paper's is ``batch``; ``edge-hajek`` is ``edge`` to a model of means.
+With a halo all nodes
+                that a seed's tree expands have all their in-edges or none: all corrections but ``hops`` are then one
+                run, to the bit
 ``parts``       4 and 16, METIS and hash: naive isolation, the centre, the paper's; by hash in 4 also what sees the most
 ``depth``       2, 3, 4, 6 layers: naive isolation and the centre
 
-``one process`` is ``bulk`` with as many seeds a step. Isolated ranks take as many steps an epoch as the one with most seeds needs, which is
-that or more, and more steps are better training where epochs are few: ``one process, more steps`` takes 2 instead of 1 (amazon_computers),
-3 of 2 (coauthor_cs), 5 of 4 (sbm). 4 parts by hash take 1, 2, 5, by METIS 2, 2 or 3, 5; 16 parts 1 to 3, 2 to 4, 5 or 6.
-GraphSAGE, Adam, the same epochs, learning rate and fanout for all; nothing was searched for, so no figure is the best that a model can do.
-The parameters of the best validation epoch are tested. A gap is the mean over seeds of the difference to one process, on the same graph and
-split, with half of its interval of 95 % (Student's): one that is smaller may be noise.
+``one process`` is ``bulk`` with as many seeds a step. Isolated ranks take as many steps an epoch as the one with most
+seeds needs, which is that or more, and more steps are better training where epochs are few: ``one process, more steps``
+takes 2 instead of 1 (amazon_computers), 3 of 2 (coauthor_cs), 5 of 4 (sbm). 4 parts by hash take 1, 2, 5, by METIS 2, 2
+or 3, 5; 16 parts 1 to 3, 2 to 4, 5 or 6. GraphSAGE, Adam, the same epochs, learning rate and fanout for all; nothing
+was searched for, so no figure is the best that a model can do. The parameters of the best validation epoch are tested.
+A gap is the mean over seeds of the difference to one process, on the same graph and split, with half of its interval of
+95 % (Student's): one that is smaller may be noise.
 
-coauthor_cs and amazon_computers: 20 train and 30 validation nodes of each class, drawn by the seed. sbm: 100,000 nodes in 16 classes,
-features that say little, 1 % train. Every finished run is in ``--json`` at once, and is not run again: all of it is 720 runs, some three
-hours of two cores. ``records/grappa_accuracy.json`` holds those that have been run so far; named by ``--json`` it is gone on with.
+coauthor_cs and amazon_computers: 20 train and 30 validation nodes of each class, drawn by the seed. sbm: 100,000 nodes
+in 16 classes, features that say little, 1 % train. Every finished run is in ``--json`` at once, and is not run again:
+all of it is 720 runs, some three hours of two cores. ``records/grappa_accuracy.json`` holds those that have been run so
+far; named by ``--json`` it is gone on with.
 """
 
 import argparse
@@ -159,12 +165,25 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
         ranks, batch = cell.parts, max(1, setting.seeds_a_step // cell.parts)
     rules = {"batch_size": batch, "lr": setting.lr, "weight_decay": setting.weight_decay, "evaluate_every": 3}
     options["dropout"] = setting.dropout
-    run = here(store_of(args, cell.graph, seed), scratch, ranks, setting.epochs, rules, (setting.fanout,) * cell.layers, **options)
-    return {"test": 100 * run["test_accuracy"], "val": 100 * run["best_accuracy"], "cpu_s": run["cpu_s"] * setting.epochs}
+    run = here(
+        store_of(args, cell.graph, seed),
+        scratch,
+        ranks,
+        setting.epochs,
+        rules,
+        (setting.fanout,) * cell.layers,
+        **options,
+    )
+    return {
+        "test": 100 * run["test_accuracy"],
+        "val": 100 * run["best_accuracy"],
+        "cpu_s": run["cpu_s"] * setting.epochs,
+    }
 
 
 def gap(tests: Mapping[int, float], one: Mapping[int, float]) -> dict[str, float] | None:
-    """The mean of the differences over the seeds of both, and half of Student's interval of 95 %; None for fewer than two."""
+    """The mean of the differences over the seeds of both, and half of Student's interval of 95 %; None for fewer than
+    two."""
     apart = [tests[seed] - one[seed] for seed in tests.keys() & one.keys()]
     if len(apart) < 2:
         return None
@@ -175,7 +194,9 @@ def gap(tests: Mapping[int, float], one: Mapping[int, float]) -> dict[str, float
 def table(found: Mapping[str, Mapping[int, float]], graph: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Print the cells of a graph that have been run with two seeds at least."""
     print(f"\n{graph}: {len(args.seeds)} seeds at most, {GRAPHS[graph]}")
-    print(f"{'layers':>6}{'parts':>16}  {'way':<28}{'n':>3}{'test':>7}{'std':>6}{'gap':>8}{'95 %':>6}{'gap to more steps':>20}{'95 %':>6}")
+    print(
+        f"{'layers':>6}{'parts':>16}  {'way':<28}{'n':>3}{'test':>7}{'std':>6}{'gap':>8}{'95 %':>6}{'gap to more steps':>20}{'95 %':>6}"
+    )
     told = []
     for cell in dict.fromkeys(cells(graph, args.axes)):
         tests = found.get(cell.key, {})
@@ -188,13 +209,17 @@ def table(found: Mapping[str, Mapping[int, float]], graph: str, args: argparse.N
             line[name] = None if cell.way in ONE else gap(tests, found.get(replace(cell, way=way).key, {}))
             beside += f"{line[name]['mean']:>+{wide}.1f}{line[name]['half']:>6.1f}" if line[name] else " " * (wide + 6)
         parts = "" if cell.way in ONE else f"{cell.parts} {cell.method}"
-        print(f"{cell.layers:>6}{parts:>16}  {cell.way:<28}{len(tests):>3}{line['test']:>7.1f}{line['std']:>6.1f}{beside}", flush=True)
+        print(
+            f"{cell.layers:>6}{parts:>16}  {cell.way:<28}{len(tests):>3}{line['test']:>7.1f}{line['std']:>6.1f}{beside}",
+            flush=True,
+        )
         told.append(line)
     return told
 
 
 def draw(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """The gap of each cell beside one process and its interval, and a cross for that beside one of more steps; a panel for each graph."""
+    """The gap of each cell beside one process and its interval, and a cross for that beside one of more steps; a panel
+    for each graph."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -203,14 +228,25 @@ def draw(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
     names = list(dict.fromkeys(line["cell"].split("/", 1)[1] for lines in tables.values() for line in lines))
     names = [name for name in names if not name.endswith(ONE)]
     figure, panels = plt.subplots(
-        1, len(tables), figsize=(3.0 + 2.4 * len(tables), 1.0 + 0.17 * len(names)), sharey=True, squeeze=False, layout="constrained"
+        1,
+        len(tables),
+        figsize=(3.0 + 2.4 * len(tables), 1.0 + 0.17 * len(names)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     for axes, (graph, lines) in zip(panels[0], tables.items()):
         for line in lines:
             name, beside, more = line["cell"].split("/", 1)[1], line["gap"], line["gap_more_steps"]
             if name in names and beside:
                 # Two seeds say nothing about their spread.
-                sure = "C7" if line["seeds"] < 3 or abs(beside["mean"]) <= beside["half"] else "C0" if beside["mean"] > 0 else "C3"
+                sure = (
+                    "C7"
+                    if line["seeds"] < 3 or abs(beside["mean"]) <= beside["half"]
+                    else "C0"
+                    if beside["mean"] > 0
+                    else "C3"
+                )
                 half = beside["half"] if line["seeds"] > 2 else 0
                 axes.errorbar(beside["mean"], names.index(name), xerr=half, fmt="o", ms=3, lw=1, color=sure)
             if name in names and more:
@@ -220,7 +256,9 @@ def draw(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.set_xscale("symlog", linthresh=2)
         axes.grid(axis="y", lw=0.3)
         axes.set(title=graph, xlabel="points beside one process")
-    panels[0][0].set_yticks(range(len(names)), [name.replace("metis-work", "metis").replace("/", ", ") for name in names], fontsize=7)
+    panels[0][0].set_yticks(
+        range(len(names)), [name.replace("metis-work", "metis").replace("/", ", ") for name in names], fontsize=7
+    )
     panels[0][0].invert_yaxis()
     figure.savefig(path, dpi=150)
 
@@ -231,12 +269,20 @@ def main() -> int:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     names = lambda text: tuple(text.split(","))  # noqa: E731
     axes = ("schedule", "correction", "parts", "depth")
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="stored graphs")
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="stored graphs"
+    )
     parser.add_argument("--only", type=names, default=tuple(GRAPHS), help=f"of {', '.join(GRAPHS)}")
     parser.add_argument("--axes", type=names, default=axes, help=f"of {', '.join(axes)}")
-    parser.add_argument("--seeds", type=lambda n: range(int(n)), default=range(5), help="runs of each cell, from seed 0")
-    parser.add_argument("--json", type=Path, default=Path("grappa_accuracy.json"), help="what is there is not run again")
+    parser.add_argument(
+        "--seeds", type=lambda n: range(int(n)), default=range(5), help="runs of each cell, from seed 0"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=Path("grappa_accuracy.json"), help="what is there is not run again"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing, and print what is there")
     parser.add_argument("--plot", type=Path, help="a PNG or SVG of the gaps")
     args = parser.parse_args()

@@ -1,12 +1,14 @@
-"""Samplers other than uniform neighbour sampling, on one thread: milliseconds a minibatch, and LADIES and FastGCN beside plain SciPy.
+"""Samplers other than uniform neighbour sampling, on one thread: milliseconds a minibatch, and LADIES and FastGCN
+beside plain SciPy.
 
     python benchmarks/layerwise.py --graph products --json layerwise.json
 
-LADIES and FastGCN: 512 seeds, 512 nodes a layer, 3 layers. LABOR-0 and weighted neighbour sampling: 1024 seeds, fanout 15, 10, 5,
-edge weights uniform in (0, 1]. Ours are drawn 64 at a time by the compiled kernels; SciPy takes a minibatch at a time
-(`peers/layerwise_scipy.py`), in two ways: "join", where drawn nodes join the rows as in our blocks (the same work: 512, 1024 and 1536
-rows), and "drawn", where they replace them as in the LADIES authors' code (512 rows a layer). All share one process, take turns, and
-drop each minibatch at once; what depends on the graph alone is made before the clock starts.
+LADIES and FastGCN: 512 seeds, 512 nodes a layer, 3 layers. LABOR-0 and weighted neighbour sampling: 1024 seeds, fanout
+15, 10, 5, edge weights uniform in (0, 1]. Ours are drawn 64 at a time by the compiled kernels; SciPy takes a minibatch
+at a time (`peers/layerwise_scipy.py`), in two ways: "join", where drawn nodes join the rows as in our blocks (the same
+work: 512, 1024 and 1536 rows), and "drawn", where they replace them as in the LADIES authors' code (512 rows a layer).
+All share one process, take turns, and drop each minibatch at once; what depends on the graph alone is made before the
+clock starts.
 """
 
 import argparse
@@ -74,7 +76,9 @@ def _edges(m: MiniBatch) -> int:
     return m.blocks[0].num_edges if m.nested else sum(b.num_edges for b in m.blocks)
 
 
-def scipy(method: str, sample: Callable[[Any], list[Layer]], name: str, graph: Graph, batch_size: int, minibatches: int) -> Engine:
+def scipy(
+    method: str, sample: Callable[[Any], list[Layer]], name: str, graph: Graph, batch_size: int, minibatches: int
+) -> Engine:
     """The peer, with seeds as ours."""
     nodes = np.random.default_rng(0).permutation(graph.num_nodes)
 
@@ -87,7 +91,8 @@ def scipy(method: str, sample: Callable[[Any], list[Layer]], name: str, graph: G
 
 
 def check(graph: Graph, dst: np.ndarray, src: np.ndarray, row: np.ndarray, column: np.ndarray) -> None:
-    """Prove that a block holds every edge between its rows and columns once, loops aside. Raises ValueError otherwise."""
+    """Prove that a block holds every edge between its rows and columns once, loops aside. Raises ValueError
+    otherwise."""
     ends = graph.in_degree[dst]
     at = np.repeat(graph.indptr[dst] - np.concatenate([[0], np.cumsum(ends)[:-1]]), ends) + np.arange(ends.sum())
     of, to = graph.indices[at].astype(np.int64), np.repeat(dst, ends)
@@ -96,7 +101,9 @@ def check(graph: Graph, dst: np.ndarray, src: np.ndarray, row: np.ndarray, colum
     seen = dst[row] * graph.num_nodes + src[column]
     seen = np.sort(seen[dst[row] != src[column]])
     if not np.array_equal(seen, want):
-        raise ValueError(f"a block has {len(seen)} edges besides loops; between its rows and columns there are {len(want)}")
+        raise ValueError(
+            f"a block has {len(seen)} edges besides loops; between its rows and columns there are {len(want)}"
+        )
 
 
 def checked(graph: Graph, kind: type, peers: dict[str, list[Layer]]) -> None:
@@ -105,7 +112,9 @@ def checked(graph: Graph, kind: type, peers: dict[str, list[Layer]]) -> None:
     plan = SeedPlan(seeds, 512, 1, seed=0)
     for block in kind(SIZES).sample(graph, plan.request(0, 0), cpu, cpu.Workspace()).minibatches[0].blocks:
         src = block.src.astype(np.int64)
-        check(graph, src[: block.num_dst], src, np.repeat(np.arange(block.num_dst), np.diff(block.indptr)), block.indices)
+        check(
+            graph, src[: block.num_dst], src, np.repeat(np.arange(block.num_dst), np.diff(block.indptr)), block.indices
+        )
     for layers in peers.values():
         for layer in layers:
             block = layer.block.tocoo()
@@ -180,7 +189,8 @@ def nodewise(graph: Graph, minibatches: int, rounds: int) -> list[dict[str, Any]
 
 
 def multiples(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times longer a minibatch takes each peer; the range pairs the worst of one with the best of the other."""
+    """How many times longer a minibatch takes each peer; the range pairs the worst of one with the best of the
+    other."""
     found = []
     for peer in (r for r in rows if not r["ours"]):
         (own,) = (r for r in rows if r["ours"] and r["method"] == peer["method"])
@@ -201,7 +211,9 @@ def main() -> None:
     parser.add_argument("--graph", choices=sorted(RECIPES), default="arxiv")
     parser.add_argument("--minibatches", type=int, default=192, help="of a round; SciPy takes an eighth of it")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="where graphs are kept")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="where graphs are kept"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     set_num_threads(1)
@@ -212,7 +224,9 @@ def main() -> None:
     load_before = os.getloadavg()
     rows = layerwise(graph, args.minibatches, args.rounds) + nodewise(graph, args.minibatches, args.rounds)
     found = multiples(rows)
-    print(f"\n{'method':20}{'engine':16}{'ms/minibatch':>13}{'min - max':>18}{'k edges':>9}{'k nodes':>9}{'M edges/s':>11}")
+    print(
+        f"\n{'method':20}{'engine':16}{'ms/minibatch':>13}{'min - max':>18}{'k edges':>9}{'k nodes':>9}{'M edges/s':>11}"
+    )
     for r in rows:
         spread = f"{r['ms_min']:.2f} - {r['ms_max']:.2f}"
         print(
@@ -221,11 +235,20 @@ def main() -> None:
         )
     print()
     for m in found:
-        print(f"{m['method']:9} millrace over {m['peer']:14} {m['multiple']:6.2f}x  ({m['range'][0]:.2f} - {m['range'][1]:.2f})")
+        print(
+            f"{m['method']:9} millrace over {m['peer']:14} {m['multiple']:6.2f}x  ({m['range'][0]:.2f} - {m['range'][1]:.2f})"
+        )
     if args.json:
         machine = {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()}
         machine |= {"load_before": load_before, "load_after": os.getloadavg()}
-        report = {"graph": args.graph, "sizes": SIZES, "fanout": FANOUT, "bulk_size": BULK, "rounds": args.rounds, "machine": machine}
+        report = {
+            "graph": args.graph,
+            "sizes": SIZES,
+            "fanout": FANOUT,
+            "bulk_size": BULK,
+            "rounds": args.rounds,
+            "machine": machine,
+        }
         args.json.write_text(json.dumps({**report, "engines": rows, "multiples": found}, indent=1) + "\n")
         print(f"written: {args.json}")
 

@@ -2,15 +2,16 @@
 
     python benchmarks/minibatch_queue.py --json minibatch_queue.json
 
-All on a local Dask cluster: two ranks, and a worker that samples. GraphSAGE (hidden 64), batch 1024, fanout 15, 10, 5, bulks of 8, a
-thread for each process.
+All on a local Dask cluster: two ranks, and a worker that samples. GraphSAGE (hidden 64), batch 1024, fanout 15, 10, 5,
+bulks of 8, a thread for each process.
 
-Waiting: how much of the time in steps the ranks wait for minibatches, from the first bulk on (the first rank's clock, as checkpoints
-hold it), with the Zarr queue and with queues in the memory of each rank. What the store costs is the difference of their seconds an
-epoch; where there are fewer cores than processes, the worker that samples takes its share of the ranks' time in both.
+Waiting: how much of the time in steps the ranks wait for minibatches, from the first bulk on (the first rank's clock,
+as checkpoints hold it), with the Zarr queue and with queues in the memory of each rank. What the store costs is the
+difference of their seconds an epoch; where there are fewer cores than processes, the worker that samples takes its
+share of the ranks' time in both.
 
-Load: CPU seconds of this process, which is the driver and holds the scheduler, in a run of 1000 bulks of one small minibatch; and in
-the same run with queues in memory, which asks for none.
+Load: CPU seconds of this process, which is the driver and holds the scheduler, in a run of 1000 bulks of one small
+minibatch; and in the same run with queues in memory, which asks for none.
 
 Memory: resident bytes of every process at the end of each of 20 epochs, the last against the fifth.
 """
@@ -108,7 +109,9 @@ def memory(dataset: mr.Dataset, folder: Path, epochs: int) -> dict[str, Any]:
     )  # fmt: skip
     fifth = min(5, epochs) - 1
     return {
-        name: {"fifth": rss[fifth], "last": rss[-1], "growth": rss[-1] / rss[fifth] - 1} for name, rss in seen.items() if len(rss) > fifth
+        name: {"fifth": rss[fifth], "last": rss[-1], "growth": rss[-1] / rss[fifth] - 1}
+        for name, rss in seen.items()
+        if len(rss) > fifth
     }
 
 
@@ -144,7 +147,11 @@ def main() -> None:
             "waiting": {kind: waiting(dataset, at, kind, 64 if args.small else 1024) for kind in ("zarr", "memory")},
             "load": {kind: load(small, at, kind, BULKS // 10 if args.small else BULKS) for kind in ("zarr", "memory")},
             "memory": memory(small, at, 6 if args.small else LONG),
-            "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load_before": load_before},
+            "machine": {
+                "processor": platform.processor() or platform.machine(),
+                "cpus": os.cpu_count(),
+                "load_before": load_before,
+            },
         }
     show(report)
     if len({r["parameters_sha256"] for r in report["waiting"].values()}) != 1:

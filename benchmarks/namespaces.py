@@ -26,8 +26,8 @@ def run_in(
         words: of the command line.
         settings: keys of the configuration.
 
-    Returns:
-        The record of the run, with the seconds of training and evaluation in ``seconds.trained``, and the bytes that each namespace sent.
+    Returns: The record of the run, with the seconds of training and evaluation in ``seconds.trained``, and the bytes
+        that each namespace sent.
     """
     with tempfile.TemporaryDirectory() as name, cluster(addresses, spaces, Path(name)) as scheduler:
         out = Path(name) / "run"
@@ -59,7 +59,9 @@ def cluster(addresses: Sequence[str], spaces: Sequence[str] | None, folder: Path
         log = folder / f"log-{len(running)}"
         with log.open("w") as f:
             running.append(
-                subprocess.Popen(within(spaces[n] if spaces else None, "-m", "dask", *words, "--no-dashboard"), stdout=f, stderr=f)
+                subprocess.Popen(
+                    within(spaces[n] if spaces else None, "-m", "dask", *words, "--no-dashboard"), stdout=f, stderr=f
+                )
             )
         return log
 
@@ -70,7 +72,9 @@ def cluster(addresses: Sequence[str], spaces: Sequence[str] | None, folder: Path
         end = time.monotonic() + START_S
         while not all("Registered to" in log.read_text() for log in logs):
             if time.monotonic() > end:
-                raise SystemExit("no cluster came up:\n" + "".join(log.read_text()[-1000:] for log in sorted(folder.glob("log-*"))))
+                raise SystemExit(
+                    "no cluster came up:\n" + "".join(log.read_text()[-1000:] for log in sorted(folder.glob("log-*")))
+                )
             time.sleep(0.1)
         yield scheduler
     finally:
@@ -96,6 +100,7 @@ def sent_bytes(space: str) -> int:
 
 
 def trained_s(metrics: Path) -> float:
-    """Of training and evaluation, without the start of the processes, which on a machine with other work takes longer than all else."""
+    """Of training and evaluation, without the start of the processes, which on a machine with other work takes longer
+    than all else."""
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     return sum(e["seconds"] for e in events if e["event"] == "StageEnded" and e["stage"] in ("train", "evaluate"))

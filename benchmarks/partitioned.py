@@ -1,31 +1,38 @@
-"""Block rows that no rank holds whole: what sampling and fetching move, what hot rows and fetching ahead save, memory and time by ranks.
+"""Block rows that no rank holds whole: what sampling and fetching move, what hot rows and fetching ahead save, memory
+and time by ranks.
 
     python benchmarks/partitioned.py --only words --ranks 1,2,4
     python benchmarks/partitioned.py --data DIR --json partitioned.json
     python benchmarks/partitioned.py --only overlap --namespaces a,b --addresses 10.0.0.1,10.0.0.2 --bandwidth-mbit 1000
 
-Tripathy, Yelick, Buluc, MLSys 2024 (arXiv 2311.02909), sections on partitioned graphs: p ranks in p/c rows and c columns of a grid; those
-who own a row draw in it, so the rows themselves do not travel. ``products_15d.py`` has the paper's products, in which they do.
+Tripathy, Yelick, Buluc, MLSys 2024 (arXiv 2311.02909), sections on partitioned graphs: p ranks in p/c rows and c
+columns of a grid; those who own a row draw in it, so the rows themselves do not travel. ``products_15d.py`` has the
+paper's products, in which they do.
 
-``words``    an R-MAT graph, every p and every divisor c; ranks are gloo processes. Sampling: of each hop, words (4 bytes) that a rank sends
-             on average, beside R (1 + s) / p times (1 - c/p), for R frontier rows over the whole bulk and fanout s. That is as if every
-             row had s in-edges; a byte a row, for how many it has, is left out. ``exact``: every rank's bytes, messages and waits are
-             what the sizes of all frontiers imply, to the byte. ``R d/p``: the words of the rows themselves, 1 - c/p of them, and how
-             many times more these are. LADIES: darts and facts of all hops, beside the rows that its P would take (d with the loop).
-             Features: kB beside (1 - c/p) n F 4, n the distinct rows that a rank's units name, in units of one step and of 8.
-             Minibatches must be those of the whole graph, and rows those of the nodes.
+``words``    an R-MAT graph, every p and every divisor c; ranks are gloo processes. Sampling: of each hop, words (4
+bytes) that a rank sends
+             on average, beside R (1 + s) / p times (1 - c/p), for R frontier rows over the whole bulk and fanout s.
+             That is as if every row had s in-edges; a byte a row, for how many it has, is left out. ``exact``: every
+             rank's bytes, messages and waits are what the sizes of all frontiers imply, to the byte. ``R d/p``: the
+             words of the rows themselves, 1 - c/p of them, and how many times more these are. LADIES: darts and facts
+             of all hops, beside the rows that its P would take (d with the loop).
+             Features: kB beside (1 - c/p) n F 4, n the distinct rows that a rank's units name, in units of one step and
+             of 8. Minibatches must be those of the whole graph, and rows those of the nodes.
 ``hot``      hot rows on the ogbn-arxiv graph, beside the best choice of as many that one who knew the epochs could make.
 ``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over the link between
-             them, which are network namespaces that exist, each with the address given; and always on loopback, for the processor
-             time. ``waited`` is `fetch` + `queue_wait`; of it the network's is what is beyond the same run with all rows local (c = p).
-             In units of several steps fewer rows travel, which is part of what is saved. The goal is to hide 70 % at 1 Gb/s, for 3 %
-             more processor time at most.
-``memory``   resident size of a rank on the graph of ogbn-products' size, beside a prediction: see ``partitioned_memory.py``. A --scale
-             below 1 takes so much of its nodes and edges. Ranks that together might take more than --limit-gib are not run.
+             them, which are network namespaces that exist, each with the address given; and always on loopback, for the
+             processor time. ``waited`` is `fetch` + `queue_wait`; of it the network's is what is beyond the same run
+             with all rows local (c = p). In units of several steps fewer rows travel, which is part of what is saved.
+             The goal is to hide 70 % at 1 Gb/s, for 3 % more processor time at most.
+``memory``   resident size of a rank on the graph of ogbn-products' size, beside a prediction: see
+``partitioned_memory.py``. A --scale
+             below 1 takes so much of its nodes and edges. Ranks that together might take more than --limit-gib are not
+             run.
 ``times``    epochs on a small graph: topology replicated, in blocks, and in one block that all ranks hold (c = p).
 
-Seconds are good for nothing on a machine with other work. Bytes are the ledger's: payload, counted by who sends it. The graph of ``hot`` is
-a ``.npz`` file in `--data`, ``MILLRACE_DATA``, or ``../shared/data`` beside this repository; the others are generated.
+Seconds are good for nothing on a machine with other work. Bytes are the ledger's: payload, counted by who sends it. The
+graph of ``hot`` is a ``.npz`` file in `--data`, ``MILLRACE_DATA``, or ``../shared/data`` beside this repository; the
+others are generated.
 """
 
 import argparse
@@ -63,7 +70,9 @@ def arguments() -> argparse.Namespace:
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--only", type=numbers(str), default=tuple(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="generated graphs"
+    )
     words = parser.add_argument_group("words")
     words.add_argument("--ranks", type=numbers(int), default=(1, 2, 4, 8, 16), help="p; all divisors c follow")
     words.add_argument("--graph-nodes", type=int, default=20_000)
@@ -75,7 +84,9 @@ def arguments() -> argparse.Namespace:
     words.add_argument("--features", type=int, default=100)
     words.add_argument("--steps", type=int, default=17, help="in which rows are fetched")
     hot = parser.add_argument_group("hot")
-    hot.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of ogbn_arxiv.npz")
+    hot.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of ogbn_arxiv.npz"
+    )
     hot.add_argument("--hot", type=numbers(float), default=(0.01, 0.05, 0.2), help="shares of all rows")
     hot.add_argument("--hot-epochs", type=int, default=3)
     hot.add_argument("--hot-features", type=int, default=128)
@@ -88,7 +99,10 @@ def arguments() -> argparse.Namespace:
     runs.add_argument("--overlap-seeds", type=float, default=0.4, help="the share of nodes that are trained on")
     runs.add_argument("--overlap-fanout", type=numbers(int), default=(15, 10, 5))
     runs.add_argument(
-        "--overlap-topology", choices=("partitioned", "replicated"), default="partitioned", help="replicated: rows alone travel"
+        "--overlap-topology",
+        choices=("partitioned", "replicated"),
+        default="partitioned",
+        help="replicated: rows alone travel",
     )
     runs.add_argument("--namespaces", type=numbers(str), help="two network namespaces; needs root")
     runs.add_argument("--addresses", type=numbers(str), help="an address in each of them")
@@ -104,7 +118,12 @@ def arguments() -> argparse.Namespace:
     args.cache = args.cache.resolve()
     if unknown := set(args.only) - set(SECTIONS):
         parser.error(f"--only has {', '.join(sorted(unknown))}; known are {', '.join(SECTIONS)}")
-    if min(*args.ranks, *args.memory_ranks, args.minibatches, args.steps, args.rounds, args.features, args.hot_features) < 1:
+    if (
+        min(
+            *args.ranks, *args.memory_ranks, args.minibatches, args.steps, args.rounds, args.features, args.hot_features
+        )
+        < 1
+    ):
         parser.error("--ranks, --memory-ranks, --minibatches, --steps, --rounds and features must be at least 1")
     if min(args.fanout) < 1:
         parser.error("--fanout must be at least 1: the formulas know no 'all'")
@@ -112,20 +131,27 @@ def arguments() -> argparse.Namespace:
         parser.error("--batch must be at least 4, --epochs and --hot-epochs at least 2")
     seeds = max(args.minibatches * args.batch, max(args.ranks) * args.steps * (args.batch // 4))
     if "words" in args.only and seeds > args.graph_nodes:
-        parser.error(f"{seeds} seeds are wanted, but --graph-nodes is {args.graph_nodes}; use more, or fewer --steps or --minibatches")
+        parser.error(
+            f"{seeds} seeds are wanted, but --graph-nodes is {args.graph_nodes}; use more, or fewer --steps or --minibatches"
+        )
     if args.memory_hidden < FEATURES:
         parser.error(f"--memory-hidden must be at least {FEATURES}: the prediction is for layers that aggregate first")
     if args.namespaces and (len(args.namespaces) != 2 or len(args.addresses or ()) != 2):
         parser.error("--namespaces needs two, and two --addresses")
     if "hot" in args.only and not (args.data / "ogbn_arxiv.npz").exists():
-        parser.error(f"{args.data} has no ogbn_arxiv.npz; name the folder with --data or MILLRACE_DATA, or leave out section 'hot'")
+        parser.error(
+            f"{args.data} has no ogbn_arxiv.npz; name the folder with --data or MILLRACE_DATA, or leave out section 'hot'"
+        )
     return args
 
 
 def main() -> int:
     """Measure and print. Returns 1 if something is not as the formulas, or the goals, have it."""
     args = arguments()
-    report: dict[str, Any] = {"options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}, "problems": []}
+    report: dict[str, Any] = {
+        "options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
+        "problems": [],
+    }
     for name, measures in SECTIONS.items():
         if name in args.only:
             for measure in measures:

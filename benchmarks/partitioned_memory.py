@@ -1,18 +1,21 @@
 """Resident memory of a rank over block rows, beside what its arrays should take: c0 + c1/p. See `collective_feed.py`.
 
-What a rank holds of N rows, e edges into them, R pairs of a row and a block that it reads, and S rows that it reads of other blocks:
+What a rank holds of N rows, e edges into them, R pairs of a row and a block that it reads, and S rows that it reads of
+other blocks:
 
 ==========  ==========================================================================================================================
 held        edge shards 8 e + 8 R + 4 S; block rows 4 e + 8 N; 28 N for ids, labels, degrees and first edges; 16 for each train node
 training    own rows 4 F N
 evaluation  the shards in its own order, 8 e + 12 R + 8 N, and 52 N for ids, counts, degrees and scales; rows, 4 F N; and of the layer
-            that takes most its input (where that is not the rows), rows beside their neighbours' mean, and its output: 4 N times
-            2 F + d, or 4 d; rows of other ranks, coming in and going out, of one rank at a time: 4 F, or 4 d, times both (as many
-            ranks' as fit into `visit.PREFETCH_BYTES`, at least one's)
-==========  ==========================================================================================================================
+            that takes most its input (where that is not the rows), rows beside their neighbours' mean, and its output:
+            4 N times 2 F + d, or 4 d; rows of other ranks, coming in and going out, of one rank at a time: 4 F, or 4 d,
+            times both (as many ranks' as fit into `visit.PREFETCH_BYTES`, at least one's)
+==========
+==========================================================================================================================
 
-c1/p is held with the larger of training and evaluation. Beside them c0: a rank over a graph of 500 nodes, measured; and in training
-what does not grow with the graph: the tensors of a step (as the run tells them), rows that lie ready, minibatches that wait.
+c1/p is held with the larger of training and evaluation. Beside them c0: a rank over a graph of 500 nodes, measured; and
+in training what does not grow with the graph: the tensors of a step (as the run tells them), rows that lie ready,
+minibatches that wait.
 """
 
 import argparse
@@ -67,7 +70,11 @@ def predicted(graph: Graph, p: int, hidden: int, seeds: int) -> dict[str, int]:
     F, d = FEATURES, hidden
     told = []
     for block in range(p):
-        N, e, R = int(cuts[block + 1] - cuts[block]), int(graph.indptr[cuts[block + 1]] - graph.indptr[cuts[block]]), int(pairs[block])
+        N, e, R = (
+            int(cuts[block + 1] - cuts[block]),
+            int(graph.indptr[cuts[block + 1]] - graph.indptr[cuts[block]]),
+            int(pairs[block]),
+        )
         # In round r rows go to the rank r places on, and come from the one r places back.
         rounds = [int(reads[block, (block - r) % p] + reads[(block + r) % p, block]) for r in range(1, p)]
         S = int(reads[block].sum() - reads[block, block])
@@ -112,16 +119,27 @@ def run(args: argparse.Namespace, store: Path, p: int) -> dict[str, Any]:
 def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Section ``memory``."""
     whole = RECIPES[args.graph]
-    recipe = whole if args.scale == 1.0 else Recipe(round(whole.num_nodes * args.scale), round(whole.num_pairs * args.scale), {})
+    recipe = (
+        whole
+        if args.scale == 1.0
+        else Recipe(round(whole.num_nodes * args.scale), round(whole.num_pairs * args.scale), {})
+    )
     store = store_for(args, recipe)
     dataset = mr.open_dataset(store, features="mapped")
     graph, seeds = dataset.graph, len(dataset.split.train)
     print(
         f"\nMEMORY: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {FEATURES} features, SAGE {args.memory_hidden}, {LAYERS} layers,"
     )
-    print(f"batch {args.batch_size}, {seeds:,} seeds, one epoch, c = 1; MiB of the largest rank. 'none returned': training's memory stays")
-    print(f"{'p':>3}{'rows':>10}{'edges':>13}{'c0':>7}{'held':>7}{'own rows':>10}{'evaluation':>12}{'c1/p':>8}{'step, ahead':>13}", end="")
-    print(f"{'predicted':>11}{'none returned':>15}{'measured':>10}{'ratio':>7}{'ratio':>7}{'all ranks':>11}", flush=True)
+    print(
+        f"batch {args.batch_size}, {seeds:,} seeds, one epoch, c = 1; MiB of the largest rank. 'none returned': training's memory stays"
+    )
+    print(
+        f"{'p':>3}{'rows':>10}{'edges':>13}{'c0':>7}{'held':>7}{'own rows':>10}{'evaluation':>12}{'c1/p':>8}{'step, ahead':>13}",
+        end="",
+    )
+    print(
+        f"{'predicted':>11}{'none returned':>15}{'measured':>10}{'ratio':>7}{'ratio':>7}{'all ranks':>11}", flush=True
+    )
     report["memory"] = []
     small = store_for(args, SMALL)
     laws = {p: predicted(graph, p, args.memory_hidden, seeds) for p in (1, 2, 4, 8)} | {
@@ -150,11 +168,20 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
         waiting = min(SampledByOwners(mr.NeighborSampler()).max_bytes, 4 * record["sampled_edges"] // p)
         beside = step + PREFETCH_BYTES + waiting
         train = c0 + law["held"] + law["training"] + beside
-        row |= {"c0": c0, "step": step, "beside": beside, "measured": max(record["peak_rss_bytes"]), "all": sum(record["peak_rss_bytes"])}
+        row |= {
+            "c0": c0,
+            "step": step,
+            "beside": beside,
+            "measured": max(record["peak_rss_bytes"]),
+            "all": sum(record["peak_rss_bytes"]),
+        }
         row["predicted"] = max(train, c0 + law["held"] + law["evaluation"])
         row["none_returned"] = train + law["evaluation"]
         ratios = [row["measured"] / row[key] for key in ("predicted", "none_returned")]
-        mib = {key: f"{row[key] / 2**20:,.0f}" for key in ("c0", "beside", "predicted", "none_returned", "measured", "all", "c1_share")}
+        mib = {
+            key: f"{row[key] / 2**20:,.0f}"
+            for key in ("c0", "beside", "predicted", "none_returned", "measured", "all", "c1_share")
+        }
         print(
             f"{p:>3}{law['rows']:>10,}{law['edges']:>13,}{mib['c0']:>7}{cells[0]:>7}{cells[1]:>10}{cells[2]:>12}{mib['c1_share']:>8}"
             f"{mib['beside']:>13}{mib['predicted']:>11}{mib['none_returned']:>15}{mib['measured']:>10}{ratios[0]:>7.2f}{ratios[1]:>7.2f}{mib['all']:>11}",

@@ -35,7 +35,9 @@ HOT_RANKS = 4
 WAYS = ("samples", "degree")
 
 
-def trained(policy: ExchangeFetch, sample: SampledByOwners, rows: BlockRows, job: RankJob, epochs: int) -> tuple[bool, dict[str, int]]:
+def trained(
+    policy: ExchangeFetch, sample: SampledByOwners, rows: BlockRows, job: RankJob, epochs: int
+) -> tuple[bool, dict[str, int]]:
     """Fetch the rows of all of this rank's minibatches as training does.
 
     Returns:
@@ -52,7 +54,11 @@ def trained(policy: ExchangeFetch, sample: SampledByOwners, rows: BlockRows, job
                 for index in filter(job.is_mine, range(first, last)):
                     work = ahead.get(epoch, index)
                     got, place, _ = ahead.rows(work)
-                    same = same and np.array_equal(got[place, 0], work.nodes) and np.array_equal(got[place, -1], work.nodes)
+                    same = (
+                        same
+                        and np.array_equal(got[place, 0], work.nodes)
+                        and np.array_equal(got[place, -1], work.nodes)
+                    )
                 # As the gradients' all-reduce does, so that no rank is further ahead than in a run.
                 job.group.any(False)
                 ahead.release(epoch, last - 1)
@@ -62,26 +68,40 @@ def trained(policy: ExchangeFetch, sample: SampledByOwners, rows: BlockRows, job
 
 
 def fetch(
-    group: Any, graph: Graph, train: npt.NDArray[np.int64], sampler: Any, batch: int, features: int, copies: Sequence[int]
+    group: Any,
+    graph: Graph,
+    train: npt.NDArray[np.int64],
+    sampler: Any,
+    batch: int,
+    features: int,
+    copies: Sequence[int],
 ) -> list[dict[str, Any]]:
     """One rank's part in fetching the rows of an epoch, for each c, in units of one step and of many."""
     found = []
     for c in copies:
         for prefetch_bytes in (0, PLENTY):
             rows, job = placed(group, c, graph, train, features, batch, 4, f"rows of {c}, {prefetch_bytes} ahead")
-            same, told = trained(ExchangeFetch(c, prefetch_bytes=prefetch_bytes), SampledByOwners(sampler), rows, job, 1)
+            same, told = trained(
+                ExchangeFetch(c, prefetch_bytes=prefetch_bytes), SampledByOwners(sampler), rows, job, 1
+            )
             found.append({"c": c, "prefetch_bytes": prefetch_bytes, "same": same, **told})
     return found
 
 
 def units(steps: int, together: int, first_epoch: bool) -> list[range]:
-    """The steps of each unit of an epoch. The first unit of a run is of one step: what that takes decides about the others."""
+    """The steps of each unit of an epoch. The first unit of a run is of one step: what that takes decides about the
+    others."""
     cuts = [0, *range(1, steps, together), steps] if first_epoch else [*range(0, steps, together), steps]
     return [range(a, b) for a, b in zip(cuts, cuts[1:])]
 
 
 def of_units(
-    minibatches: Sequence[MiniBatch], grid: Grid, book: RangeBook, features: int, together: int, ranks: Sequence[dict[str, Any]]
+    minibatches: Sequence[MiniBatch],
+    grid: Grid,
+    book: RangeBook,
+    features: int,
+    together: int,
+    ranks: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """A row of the table: the distinct rows of all units, and what they take."""
     p, shares = grid.ranks, shared_out(minibatches, grid.ranks)
@@ -114,13 +134,19 @@ def measure_units(args: argparse.Namespace, report: dict[str, Any]) -> None:
     graph, sampler, batch = generated(args), NeighborSampler(args.fanout), args.batch // 4
     order = np.random.default_rng(0).permutation(graph.num_nodes)
     found: list[dict[str, Any]] = []
-    print(f"\nROWS: F = {args.features}, {args.steps} steps of a minibatch of {batch} on each rank; rows and kB sent, means over ranks")
-    print(f"{'p':>3}{'c':>4}{'steps of a unit':>17}{'named':>10}{'distinct n':>12}{'kB':>10}{'(1-c/p) n F 4':>15}{'ratio':>7}{'exact':>7}")
+    print(
+        f"\nROWS: F = {args.features}, {args.steps} steps of a minibatch of {batch} on each rank; rows and kB sent, means over ranks"
+    )
+    print(
+        f"{'p':>3}{'c':>4}{'steps of a unit':>17}{'named':>10}{'distinct n':>12}{'kB':>10}{'(1-c/p) n F 4':>15}{'ratio':>7}{'exact':>7}"
+    )
     for p in args.ranks:
         copies, start = [c for c in range(1, p + 1) if p % c == 0], time.perf_counter()
         train = np.sort(order[: p * args.steps * batch])
         minibatches = drawn_by_one(graph, train, sampler, batch)
-        ranks = run_ranks(fetch, p, graph, train, sampler, batch, args.features, copies, timeout_s=600.0, group_timeout_s=300.0)
+        ranks = run_ranks(
+            fetch, p, graph, train, sampler, batch, args.features, copies, timeout_s=600.0, group_timeout_s=300.0
+        )
         for c in copies:
             grid = Grid(p, c)
             for prefetch_bytes, together in ((0, 1), (PLENTY, MOST_STEPS)):
@@ -129,7 +155,9 @@ def measure_units(args: argparse.Namespace, report: dict[str, Any]) -> None:
                 found.append(r)
                 where = f"p = {p}, c = {c}, units of {together} steps"
                 if not r["exact"]:
-                    report["problems"].append(f"{where}: ranks sent {r['seen']} bytes of rows, implied are {r['wanted']}")
+                    report["problems"].append(
+                        f"{where}: ranks sent {r['seen']} bytes of rows, implied are {r['wanted']}"
+                    )
                 if not r["same"]:
                     report["problems"].append(f"{where}: rows that were fetched are not those of the nodes")
                 # With c = p nothing travels, which has been checked.
@@ -156,7 +184,9 @@ class Drawn(SampledByOwners):
     def feed(self, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> Any:
         """See `SamplePolicy.feed`."""
         per_epoch = self.num_minibatches(placement, job)
-        queue = MemoryQueue(bulk_size=job.bulk_size * job.group.size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
+        queue = MemoryQueue(
+            bulk_size=job.bulk_size * job.group.size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch
+        )
         for bulk in self.bulks:
             if bulk.epoch < phase.last_epoch:
                 queue.put(bulk, 1.0)
@@ -164,9 +194,17 @@ class Drawn(SampledByOwners):
 
 
 def hits(
-    group: Any, graph: Graph, train: npt.NDArray[np.int64], sampler: Any, batch: int, features: int, epochs: int, shares: Sequence[float]
+    group: Any,
+    graph: Graph,
+    train: npt.NDArray[np.int64],
+    sampler: Any,
+    batch: int,
+    features: int,
+    epochs: int,
+    shares: Sequence[float],
 ) -> list[dict[str, Any]]:
-    """One rank's part in fetching with hot rows: for each share and way to choose, what was asked for in the first epoch and the others."""
+    """One rank's part in fetching with hot rows: for each share and way to choose, what was asked for in the first
+    epoch and the others."""
     rows, job = placed(group, 1, graph, train, features, batch, 8, "hot rows")
     plan = SeedPlan(train, batch, job.bulk_size * group.size, job.seed, takes=job.is_mine)
     steps = -(-plan.num_minibatches // group.size)
@@ -195,12 +233,26 @@ def hits(
             told: list[dict[str, int]] = []
             for last in (1, epochs):
                 meeting = job.group.sub(f"{share} by {by}, {last}", range(group.size))
-                same, account = trained(ExchangeFetch(1, share, by), Drawn(sampler, bulks=bulks), rows, replace(job, group=meeting), last)
+                same, account = trained(
+                    ExchangeFetch(1, share, by), Drawn(sampler, bulks=bulks), rows, replace(job, group=meeting), last
+                )
                 told.append({**account, "same": same})
             apart = dict(zip(spans, (told[0], {key: told[1][key] - told[0][key] for key in ("asked", "hits")})))
             exact = all(apart[name]["asked"] == int(span.sum()) for name, span in spans.items())
-            counts = {name: {"asked": apart[name]["asked"], "hits": apart[name]["hits"], "best": best[name]} for name in spans}
-            found.append({"share": share, "by": by, "rows": told[1]["rows"], "together": together, "exact": exact, "all": told, **counts})
+            counts = {
+                name: {"asked": apart[name]["asked"], "hits": apart[name]["hits"], "best": best[name]} for name in spans
+            }
+            found.append(
+                {
+                    "share": share,
+                    "by": by,
+                    "rows": told[1]["rows"],
+                    "together": together,
+                    "exact": exact,
+                    "all": told,
+                    **counts,
+                }
+            )
     return found
 
 
@@ -218,29 +270,56 @@ def measure_hot(args: argparse.Namespace, report: dict[str, Any]) -> None:
     print(
         f"\nHOT: ogbn-arxiv, {graph.num_edges:,} edges, {P} ranks, c = 1, batch {batch}, fanout {','.join(map(str, fanout))}, {E} epochs;"
     )
-    print(f"F = {args.hot_features}; units of {ranks[0][0]['together']} steps. Share of the rows of others that were hot, and the most")
-    print("that any choice of as many rows could have had; MB of rows that a rank gets in an epoch, mean, hot rows themselves included")
-    print(f"{'':<16}{'rows kept':>10}{'EPOCH 0: hits':>16}{'best':>7}{'ratio':>7}{'FOLLOWING: hits':>18}{'best':>7}{'ratio':>7}", end="")
+    print(
+        f"F = {args.hot_features}; units of {ranks[0][0]['together']} steps. Share of the rows of others that were hot, and the most"
+    )
+    print(
+        "that any choice of as many rows could have had; MB of rows that a rank gets in an epoch, mean, hot rows themselves included"
+    )
+    print(
+        f"{'':<16}{'rows kept':>10}{'EPOCH 0: hits':>16}{'best':>7}{'ratio':>7}{'FOLLOWING: hits':>18}{'best':>7}{'ratio':>7}",
+        end="",
+    )
     print(f"{'MB without':>12}{'with':>8}{'saved':>7}")
     found = []
     for n, first in enumerate(ranks[0]):
         of = [rank[n] for rank in ranks]
         label = f"{first['share']:.0%} by {first['by']}"
-        sums = {span: {key: sum(r[span][key] for r in of) for key in ("asked", "hits", "best")} for span in ("first", "following")}
-        rates = {span: (s["hits"] / s["asked"], s["best"] / s["asked"]) if s["asked"] else (0.0, 0.0) for span, s in sums.items()}
+        sums = {
+            span: {key: sum(r[span][key] for r in of) for key in ("asked", "hits", "best")}
+            for span in ("first", "following")
+        }
+        rates = {
+            span: (s["hits"] / s["asked"], s["best"] / s["asked"]) if s["asked"] else (0.0, 0.0)
+            for span, s in sums.items()
+        }
         kept, sent = sum(r["rows"] for r in of), sum(r["all"][1]["sent_bytes"] for r in of)
         asked, hit = (sum(s[key] for s in sums.values()) for key in ("asked", "hits"))
         without = asked * row_bytes
         cells = "".join(f"{a:>{w}.1%}{b:>7.1%}{a / b if b else 0:>7.2f}" for w, (a, b) in zip((16, 18), rates.values()))
         mb = [b / P / E / 1e6 for b in (without, sent)]
-        print(f"{label:<16}{kept / P:>10,.0f}{cells}{mb[0]:>12,.1f}{mb[1]:>8,.1f}{1 - sent / without:>7.0%}", flush=True)
+        print(
+            f"{label:<16}{kept / P:>10,.0f}{cells}{mb[0]:>12,.1f}{mb[1]:>8,.1f}{1 - sent / without:>7.0%}", flush=True
+        )
         found.append(
-            {"share": first["share"], "by": first["by"], "sums": sums, "rates": rates, "sent": sent, "without": without, "ranks": of}
+            {
+                "share": first["share"],
+                "by": first["by"],
+                "sums": sums,
+                "rates": rates,
+                "sent": sent,
+                "without": without,
+                "ranks": of,
+            }
         )
         if not all(r["exact"] for r in of):
-            report["problems"].append(f"hot, {label}: rows asked for are not those that the samples name in units of {first['together']}")
+            report["problems"].append(
+                f"hot, {label}: rows asked for are not those that the samples name in units of {first['together']}"
+            )
         if sent != (asked - hit + kept) * row_bytes:
-            report["problems"].append(f"hot, {label}: {sent} bytes of rows, but {asked} asked, {hit} hot and {kept} kept make another sum")
+            report["problems"].append(
+                f"hot, {label}: {sent} bytes of rows, but {asked} asked, {hit} hot and {kept} kept make another sum"
+            )
         if not all(t["same"] for r in of for t in r["all"]):
             report["problems"].append(f"hot, {label}: rows that were fetched are not those of the nodes")
         if any(s["hits"] > s["best"] for s in sums.values()):

@@ -45,7 +45,9 @@ def dataset_at(path: Path, graph: Graph, train: int, test: int = 0) -> Path:
         labels, none = rng.integers(0, CLASSES, graph.num_nodes), np.empty(0, np.int64)
         order = rng.permutation(graph.num_nodes)
         split = mr.Split(np.sort(order[:train]), none, np.sort(order[train : train + test]))
-        mr.write_dataset(path, mr.Dataset(path.name, graph, MemoryFeatures(x), labels, split, CLASSES), features_format="npy")
+        mr.write_dataset(
+            path, mr.Dataset(path.name, graph, MemoryFeatures(x), labels, split, CLASSES), features_format="npy"
+        )
     return path
 
 
@@ -56,7 +58,9 @@ def known(name: str, cache: Path, train: int, test: int = 0) -> Path:
     return path if path.exists() else dataset_at(path, load(folder), train, test)
 
 
-def rank(group: Any, job: dict[str, Any], store: str, parts: str | None, outline: dict[str, Any], out: str) -> dict[str, Any]:
+def rank(
+    group: Any, job: dict[str, Any], store: str, parts: str | None, outline: dict[str, Any], out: str
+) -> dict[str, Any]:
     """One rank's part in a run, as `pipeline.cluster.rank_main` does it, with an account of its processor time."""
     set_num_threads(1)
     told = Job.model_validate(job)
@@ -93,7 +97,12 @@ def here(
     """A run of gloo ranks on this machine: seconds, means or most over ranks, and the digest of the parameters."""
     table = {**UNDISTURBED, "ranks": ranks, "executor": "dask" if ranks > 1 else "inline", "epochs": epochs, **options}
     table |= {"train": {"evaluate_every": 0, **train}, "sampler": {"name": "neighbor", "fanout": list(fanout)}}
-    model = {"name": "sage", "layers": len(fanout), "hidden": table.pop("hidden", 128), "dropout": table.pop("dropout", 0.0)}
+    model = {
+        "name": "sage",
+        "layers": len(fanout),
+        "hidden": table.pop("hidden", 128),
+        "dropout": table.pop("dropout", 0.0),
+    }
     table |= {"dataset": str(store), "model": model}
     job = configure(table)
     dataset = mr.open_dataset(store, features="mapped")
@@ -135,7 +144,9 @@ def over(args: argparse.Namespace, store: Path, bulk: Mapping[str, Any]) -> dict
         *("--layers", str(len(args.overlap_fanout)), "--fanout", ",".join(map(str, args.overlap_fanout))),
     )
     settings = {"threads": 1, "train.evaluate_every": 0, "train.batch_size": args.batch_size, "features": "owned"}
-    record, wire = run_in(args.addresses, args.namespaces, words, settings | {f"bulk.{key}": value for key, value in bulk.items()})
+    record, wire = run_in(
+        args.addresses, args.namespaces, words, settings | {f"bulk.{key}": value for key, value in bulk.items()}
+    )
     seconds = record["seconds"]
     return {
         "epoch_s": statistics.median(seconds["per_epoch"][1:]),
@@ -158,10 +169,17 @@ def measure_overlap(args: argparse.Namespace, report: dict[str, Any]) -> None:
     settings["all rows local"] = {"topology": args.overlap_topology, "replication": P}
     ways = ["loopback", *(["link"] if args.namespaces else [])]
     fanout = ",".join(map(str, args.overlap_fanout))
-    print(f"\nOVERLAP: {recipe.num_nodes:,} nodes, {seeds:,} seeds, {FEATURES} features, topology {args.overlap_topology}, {P} ranks,")
-    print(f"SAGE {args.hidden}, batch {args.batch_size}, fanout {fanout}, {args.epochs} epochs; medians of {args.rounds} rounds, in turns;")
+    print(
+        f"\nOVERLAP: {recipe.num_nodes:,} nodes, {seeds:,} seeds, {FEATURES} features, topology {args.overlap_topology}, {P} ranks,"
+    )
+    print(
+        f"SAGE {args.hidden}, batch {args.batch_size}, fanout {fanout}, {args.epochs} epochs; medians of {args.rounds} rounds, in turns;"
+    )
     print("seconds an epoch; waited: for minibatches and rows; of the network: beyond the run with all rows local")
-    print(f"{'':<10}{'rows':<16}{'epoch s':>9}{'waited':>9}{'of network':>12}{'hidden':>8}{'CPU s':>8}{'beside in turns':>17}", flush=True)
+    print(
+        f"{'':<10}{'rows':<16}{'epoch s':>9}{'waited':>9}{'of network':>12}{'hidden':>8}{'CPU s':>8}{'beside in turns':>17}",
+        flush=True,
+    )
     report["overlap"] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for way in ways:
@@ -174,12 +192,16 @@ def measure_overlap(args: argparse.Namespace, report: dict[str, Any]) -> None:
                     else:
                         train = {"batch_size": args.batch_size}
                         common: dict[str, Any] = {"hidden": args.hidden, "bulk": settings[name], "features": "owned"}
-                        runs[name].append(here(store, Path(scratch), P, args.epochs, train, args.overlap_fanout, **common))
+                        runs[name].append(
+                            here(store, Path(scratch), P, args.epochs, train, args.overlap_fanout, **common)
+                        )
             report["overlap"][way] = runs
             told_of_overlap(way, runs, args, report)
 
 
-def told_of_overlap(way: str, runs: Mapping[str, list[dict[str, Any]]], args: argparse.Namespace, report: dict[str, Any]) -> None:
+def told_of_overlap(
+    way: str, runs: Mapping[str, list[dict[str, Any]]], args: argparse.Namespace, report: dict[str, Any]
+) -> None:
     """A line for each setting, and what is not as it should be."""
 
     def middle(name: str, key: str) -> float:
@@ -199,14 +221,22 @@ def told_of_overlap(way: str, runs: Mapping[str, list[dict[str, Any]]], args: ar
         first = runs["in turns"][0]
         rows, wire = first["bytes"]["features"] / len(args.namespaces), first["wire_bytes"]
         took = rows / (args.bandwidth_mbit * 1e6 / 8) / args.epochs
-        print(f"  {rows / 1e6:,.0f} MB of rows from each rank in turns, {wire / 1e6:,.0f} MB of all on the wire; {took:.2f} s an epoch")
+        print(
+            f"  {rows / 1e6:,.0f} MB of rows from each rank in turns, {wire / 1e6:,.0f} MB of all on the wire; {took:.2f} s an epoch"
+        )
     if len({r["sha256"] for records in runs.values() for r in records}) > 1:
-        report["problems"].append(f"overlap, {way}: parameters differ with who holds what, or with when rows are fetched")
+        report["problems"].append(
+            f"overlap, {way}: parameters differ with who holds what, or with when rows are fetched"
+        )
     if way == "link" and hidden is not None and hidden < GOAL:
-        report["problems"].append(f"overlap: {hidden:.0%} of the network's wait is hidden; the goal is {GOAL:.0%} at 1 Gb/s")
+        report["problems"].append(
+            f"overlap: {hidden:.0%} of the network's wait is hidden; the goal is {GOAL:.0%} at 1 Gb/s"
+        )
     if way == "loopback" and middle("ahead", "cpu_s") > MOST_CPU * middle("in turns", "cpu_s"):
         more = middle("ahead", "cpu_s") / middle("in turns", "cpu_s") - 1
-        report["problems"].append(f"overlap: fetching ahead takes {more:+.1%} processor time; at most {MOST_CPU - 1:.0%} is meant")
+        report["problems"].append(
+            f"overlap: fetching ahead takes {more:+.1%} processor time; at most {MOST_CPU - 1:.0%} is meant"
+        )
 
 
 def measure_times(args: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -218,7 +248,9 @@ def measure_times(args: argparse.Namespace, report: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for _ in range(args.rounds):
             for ranks in (1, 2, 4):
-                with_full = {"partitioned, c = p": {"topology": "partitioned", "replication": ranks}} if ranks > 1 else {}
+                with_full = (
+                    {"partitioned, c = p": {"topology": "partitioned", "replication": ranks}} if ranks > 1 else {}
+                )
                 for name, bulk in (layouts | with_full).items():
                     # The same seeds in a step, whatever the number of ranks.
                     train = {"batch_size": batch, "minibatches_per_step": 4}
@@ -227,8 +259,12 @@ def measure_times(args: argparse.Namespace, report: dict[str, Any]) -> None:
     print(
         f"\nTIMES: graph 'small', {V:,} nodes, {V // 2:,} seeds, batch {batch}, fanout {','.join(map(str, fanout))}, 4 minibatches a step,"
     )
-    print(f"SAGE {args.hidden}, a thread a rank; of {args.rounds} rounds the soonest; seconds an epoch, CPU over all ranks")
-    print(f"{'ranks':>6}  {'topology':<20}{'epoch s':>9}{'beside replicated':>19}{'sampling s':>12}{'waited s':>10}{'CPU s':>8}")
+    print(
+        f"SAGE {args.hidden}, a thread a rank; of {args.rounds} rounds the soonest; seconds an epoch, CPU over all ranks"
+    )
+    print(
+        f"{'ranks':>6}  {'topology':<20}{'epoch s':>9}{'beside replicated':>19}{'sampling s':>12}{'waited s':>10}{'CPU s':>8}"
+    )
     told = []
     for (ranks, name), runs in found.items():
         best = {key: min(r[key] for r in runs) for key in ("epoch_s", "sample_s", "wait_s", "cpu_s")}

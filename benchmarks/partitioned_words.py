@@ -1,4 +1,5 @@
-"""What travels when ranks sample over block rows: bytes and messages, counted, beside formulas. See `collective_feed.py`."""
+"""What travels when ranks sample over block rows: bytes and messages, counted, beside formulas. See
+`collective_feed.py`."""
 
 import argparse
 import hashlib
@@ -113,7 +114,13 @@ def digest(minibatches: Sequence[MiniBatch]) -> str:
 
 
 def sample(
-    group: Any, graph: Graph, train: npt.NDArray[np.int64], samplers: Sequence[Any], batch: int, bulk: int, copies: Sequence[int]
+    group: Any,
+    graph: Graph,
+    train: npt.NDArray[np.int64],
+    samplers: Sequence[Any],
+    batch: int,
+    bulk: int,
+    copies: Sequence[int],
 ) -> list[dict[str, Any]]:
     """One rank's part in sampling one bulk by owners, for each c and sampler."""
     found = []
@@ -128,7 +135,15 @@ def sample(
             after, later = job.ledger.as_record()["network"], job.ledger.waits()["network"]
             total = {kind: after[kind] - before[kind] for kind in ("graph", "control")}
             total["waits"] = sum(later[kind] - waits[kind] for kind in later)
-            found.append({"c": c, "sampler": sampler.name, "exchanges": heard.told, "total": total, "digest": digest(drawn.minibatches)})
+            found.append(
+                {
+                    "c": c,
+                    "sampler": sampler.name,
+                    "exchanges": heard.told,
+                    "total": total,
+                    "digest": digest(drawn.minibatches),
+                }
+            )
     return found
 
 
@@ -149,8 +164,9 @@ def implied(
 ) -> list[dict[str, int]]:
     """What each rank sends in a hop, to the byte, by the sizes of all frontiers.
 
-    A question has a head, two numbers for each minibatch, and an id for each row; the answer how many edges each row has got, in the
-    fewest bytes that hold the fanout, and their sources. Nothing travels between ranks of which one asks the other for no row.
+    A question has a head, two numbers for each minibatch, and an id for each row; the answer how many edges each row
+    has got, in the fewest bytes that hold the fanout, and their sources. Nothing travels between ranks of which one
+    asks the other for no row.
     """
     asked = np.zeros((grid.ranks, grid.blocks, 2), np.int64)
     for rank, share in enumerate(shares):
@@ -165,7 +181,9 @@ def implied(
         own, column = grid.block(rank), grid.column(rank)
         questions = [int(n) for block, (n, _) in enumerate(asked[rank]) if block != own and n]
         answers = [(int(n), int(e)) for n, e in asked[[r for r in column if r != rank], own] if n]
-        graph_bytes = sum(SIZE * (1 + 2 * len(share)) + WORD * n for n in questions) + sum(count * n + each * e for n, e in answers)
+        graph_bytes = sum(SIZE * (1 + 2 * len(share)) + WORD * n for n in questions) + sum(
+            count * n + each * e for n, e in answers
+        )
         others = len(column) - 1
         told.append(
             {
@@ -190,7 +208,12 @@ def drawn_by_one(graph: Graph, train: npt.NDArray[np.int64], sampler: Sampler, b
 
 
 def per_hop(
-    args: argparse.Namespace, graph: Graph, minibatches: Sequence[MiniBatch], p: int, c: int, ranks: Sequence[dict[str, Any]]
+    args: argparse.Namespace,
+    graph: Graph,
+    minibatches: Sequence[MiniBatch],
+    p: int,
+    c: int,
+    ranks: Sequence[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """A row for each hop of node-wise sampling: means over ranks, beside formulas."""
     grid, found = Grid(p, c), []
@@ -219,14 +242,25 @@ def per_hop(
     return found
 
 
-def ladies_total(graph: Graph, minibatches: Sequence[MiniBatch], p: int, c: int, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def ladies_total(
+    graph: Graph, minibatches: Sequence[MiniBatch], p: int, c: int, ranks: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """Of all hops together, since how many rounds of darts there are is left to chance."""
     rows = np.concatenate([m.nodes[:end] for m in minibatches for end in ends_of(m)[:-1]])
     words = sum(r["total"]["graph"] for r in ranks) / p / WORD
     row_words = int((graph.in_degree[rows] + 1).sum()) / p * (1 - c / p)
     messages = max(sum(e["messages"] for e in r["exchanges"]) for r in ranks)
     waits = max(r["total"]["waits"] for r in ranks)
-    return {"p": p, "c": c, "rows": len(rows), "words": words, "row_words": row_words, "messages": messages, "waits": waits, "seen": ranks}
+    return {
+        "p": p,
+        "c": c,
+        "rows": len(rows),
+        "words": words,
+        "row_words": row_words,
+        "messages": messages,
+        "waits": waits,
+        "seen": ranks,
+    }
 
 
 def generated(args: argparse.Namespace) -> Graph:
@@ -245,12 +279,16 @@ def measure_words(args: argparse.Namespace, report: dict[str, Any]) -> None:
     for p in args.ranks:
         copies, start = [c for c in range(1, p + 1) if p % c == 0], time.perf_counter()
         bulk = -(-args.minibatches // p)
-        ranks = run_ranks(sample, p, graph, train, samplers, args.batch, bulk, copies, timeout_s=600.0, group_timeout_s=300.0)
+        ranks = run_ranks(
+            sample, p, graph, train, samplers, args.batch, bulk, copies, timeout_s=600.0, group_timeout_s=300.0
+        )
         for c in copies:
             for sampler, whole in zip(samplers, serial):
                 of = [next(r for r in rank if (r["c"], r["sampler"]) == (c, sampler.name)) for rank in ranks]
                 if [r["digest"] for r in of] != [digest(share) for share in shared_out(whole, p)]:
-                    report["problems"].append(f"{sampler.name}, p = {p}, c = {c}: minibatches are not those of the whole graph")
+                    report["problems"].append(
+                        f"{sampler.name}, p = {p}, c = {c}: minibatches are not those of the whole graph"
+                    )
                 if sampler is samplers[0]:
                     hops += per_hop(args, graph, whole, p, c, of)
                 else:
@@ -261,13 +299,19 @@ def measure_words(args: argparse.Namespace, report: dict[str, Any]) -> None:
     for r in hops:
         if not r["exact"]:
             told = next((n, a, b) for n, (a, b) in enumerate(zip(r["seen"], r["wanted"])) if a != b)
-            report["problems"].append(f"p = {r['p']}, c = {r['c']}, hop {r['hop']}: rank {told[0]} sent {told[1]}, implied are {told[2]}")
+            report["problems"].append(
+                f"p = {r['p']}, c = {r['c']}, hop {r['hop']}: rank {told[0]} sent {told[1]}, implied are {told[2]}"
+            )
 
 
 def show(args: argparse.Namespace, graph: Graph, hops: list[dict[str, Any]], ladies: list[dict[str, Any]]) -> None:
     """Two tables. Grids with c = p are left out of them: nothing travels there, which is checked."""
-    print(f"\nWORDS: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; {args.minibatches} minibatches of {args.batch} in one bulk,")
-    print(f"fanout {','.join(map(str, args.fanout))}; words of {WORD} bytes sent by a rank: mean, and the busiest rank's")
+    print(
+        f"\nWORDS: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; {args.minibatches} minibatches of {args.batch} in one bulk,"
+    )
+    print(
+        f"fanout {','.join(map(str, args.fanout))}; words of {WORD} bytes sent by a rank: mean, and the busiest rank's"
+    )
     print(f"{'p':>3}{'c':>4}{'hop':>5}{'R':>9}{'words':>9}{'formula':>9}{'ratio':>7}{'busiest':>9}{'exact':>7}", end="")
     print(f"{'messages':>10}{'waits':>7}{'rows: R d/p':>13}{'times':>7}")
     for r in hops:

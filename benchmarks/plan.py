@@ -2,12 +2,12 @@
 
     python benchmarks/plan.py --npz ogbn_arxiv.npz --json plan.json
 
-For each case a plan is made, and then each of its systems is run by the command line, in processes of their own, on the same machine:
-this one. "bytes" are those of the whole run over the network and from stores, the largest error of any kind that makes up 1 % of its
-channel; "MiB" is the resident size of the largest rank; "seconds" are the median of ``seconds.per_epoch``, under retexo the mean of its
-layers' medians. Errors are predicted over measured, minus one. "most steps an hour" is the system that took them, which should be the
-recommended one. Time is only worth comparing on an idle machine: "load" is the mean number of processes that wanted a core during the run,
-of which there are `cores`.
+For each case a plan is made, and then each of its systems is run by the command line, in processes of their own, on the
+same machine: this one. "bytes" are those of the whole run over the network and from stores, the largest error of any
+kind that makes up 1 % of its channel; "MiB" is the resident size of the largest rank; "seconds" are the median of
+``seconds.per_epoch``, under retexo the mean of its layers' medians. Errors are predicted over measured, minus one.
+"most steps an hour" is the system that took them, which should be the recommended one. Time is only worth comparing on
+an idle machine: "load" is the mean number of processes that wanted a core during the run, of which there are `cores`.
 """
 
 import argparse
@@ -28,7 +28,21 @@ from millrace.pipeline.planning.planner import plan
 from millrace.pipeline.telemetry.console import Terminal
 
 ROW = "{:12} {:>5} {:21} {:>9} {:>9} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>5}"
-HEAD = ("dataset", "ranks", "system", "network", "store", "bytes", "MiB", "seen", "error", "seconds", "seen", "error", "load")
+HEAD = (
+    "dataset",
+    "ranks",
+    "system",
+    "network",
+    "store",
+    "bytes",
+    "MiB",
+    "seen",
+    "error",
+    "seconds",
+    "seen",
+    "error",
+    "load",
+)
 LIMITS = {"bytes": 0.02, "memory": 0.15, "time": 0.30}
 
 
@@ -48,14 +62,27 @@ def cases(npz: Path | None, epochs: int) -> list[Case]:
     """Of the benchmark."""
     two = {"layers": 2, "hidden": 128, "fanout": "10,5", "batch_size": 1024, "epochs": epochs}
     rmat = "rmat:scale=16,edge_factor=8,features=128,train=0.3"
-    found = [Case("rmat", rmat, 2, two), Case("rmat", rmat, 3, {**two, "model": "gat", "hidden": 64}, ("sar", "retexo"))]
+    found = [
+        Case("rmat", rmat, 2, two),
+        Case("rmat", rmat, 3, {**two, "model": "gat", "hidden": 64}, ("sar", "retexo")),
+    ]
     return [Case("arxiv", str(npz), 1, two), *found] if npz is not None else found
 
 
 def run(case: Case, label: str, scratch: Path) -> dict[str, Any]:
     """What a run tells, and how busy the machine was."""
     changes = CANDIDATES[label]
-    words = [sys.executable, "-m", "millrace.pipeline", "run", "--dataset", case.dataset, "--ranks", str(case.ranks), "--json"]
+    words = [
+        sys.executable,
+        "-m",
+        "millrace.pipeline",
+        "run",
+        "--dataset",
+        case.dataset,
+        "--ranks",
+        str(case.ranks),
+        "--json",
+    ]
     words += [
         "--system",
         changes["system"],
@@ -95,13 +122,20 @@ def compared(case: Case, label: str, forecast: dict[str, Any], result: dict[str,
     """One row."""
     epochs, per_epoch = case.options["epochs"], result["seconds"]["per_epoch"]
     phases = [per_epoch[i : i + epochs] for i in range(0, len(per_epoch), epochs)]
-    measured = {"memory_bytes": max(result["peak_rss_bytes"]), "seconds_per_epoch": mean(median(phase) for phase in phases)}
+    measured = {
+        "memory_bytes": max(result["peak_rss_bytes"]),
+        "seconds_per_epoch": mean(median(phase) for phase in phases),
+    }
     return {
         "case": case.name,
         "ranks": case.ranks,
         "label": label,
         "predicted": forecast,
-        "measured": {**measured, "bytes": {k: result["bytes"][k] for k in ("network", "store")}, "parts": result["memory_bytes"]},
+        "measured": {
+            **measured,
+            "bytes": {k: result["bytes"][k] for k in ("network", "store")},
+            "parts": result["memory_bytes"],
+        },
         "per_epoch": result["seconds"]["per_epoch"],
         "error": {
             "bytes": worst(forecast["bytes"], result["bytes"]),
@@ -118,8 +152,12 @@ def show(row: dict[str, Any]) -> None:
     predicted, measured, error = row["predicted"], row["measured"], row["error"]
     network, store = (sum(measured["bytes"][channel].values()) for channel in ("network", "store"))
     cells = [f"{network / 1e6:,.1f}", f"{store / 1e6:,.1f}", f"{error['bytes']:+.1%}"]
-    cells += [f"{m / 2**20:,.0f}" for m in (predicted["memory_bytes"], measured["memory_bytes"])] + [f"{error['memory']:+.0%}"]
-    cells += [f"{s:.3g}" for s in (predicted["seconds_per_epoch"], measured["seconds_per_epoch"])] + [f"{error['time']:+.0%}"]
+    cells += [f"{m / 2**20:,.0f}" for m in (predicted["memory_bytes"], measured["memory_bytes"])] + [
+        f"{error['memory']:+.0%}"
+    ]
+    cells += [f"{s:.3g}" for s in (predicted["seconds_per_epoch"], measured["seconds_per_epoch"])] + [
+        f"{error['time']:+.0%}"
+    ]
     print(ROW.format(row["case"], row["ranks"], row["label"], *cells, f"{row['load']:.1f}"), flush=True)
 
 
@@ -141,7 +179,9 @@ def main() -> int:
             made = plan(case.dataset, emit=terminal, ranks=case.ranks, **case.options).to_record()
             by_label = {f["label"]: f for f in made["systems"]}
             of_case = [
-                compared(case, label, by_label[label], run(case, label, Path(scratch))) for label in case.systems if label in by_label
+                compared(case, label, by_label[label], run(case, label, Path(scratch)))
+                for label in case.systems
+                if label in by_label
             ]
         for row in of_case:
             show(row)
@@ -151,7 +191,14 @@ def main() -> int:
         print(f"{chosen}; planned in {made['seconds']:.0f} s at load {load:.1f}")
         rows += of_case
         plans.append(
-            {"case": case.name, "ranks": case.ranks, "recommended": made["recommended"], "most_steps": best, "load": load, "plan": made}
+            {
+                "case": case.name,
+                "ranks": case.ranks,
+                "recommended": made["recommended"],
+                "most_steps": best,
+                "load": load,
+                "plan": made,
+            }
         )
         if args.json:
             args.json.write_text(json.dumps({"cores": os.cpu_count(), "rows": rows, "plans": plans}, indent=2) + "\n")

@@ -1,4 +1,5 @@
-"""How drivers start engines: one process at a time, each with the allocator, threads and memory that the driver names."""
+"""How drivers start engines: one process at a time, each with the allocator, threads and memory that the driver
+names."""
 
 import json
 import os
@@ -21,13 +22,20 @@ def allocator(name: str, jemalloc: Path | None = None) -> dict[str, str]:
     return {"GLIBC_TUNABLES": TUNED} if name == "tuned" else {}
 
 
-def call(python: str | Path, script: Path, task: dict[str, Any], threads: int, variables: dict[str, str], limit: int) -> dict[str, Any]:
+def call(
+    python: str | Path, script: Path, task: dict[str, Any], threads: int, variables: dict[str, str], limit: int
+) -> dict[str, Any]:
     """What the process answers in its last line, or ``{"failed": why}``. `limit` is in bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
             [python, script, "--task", json.dumps(task)],
             env={k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-            | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore", "TMPDIR": scratch}
+            | {
+                "OMP_NUM_THREADS": str(threads),
+                "MKL_NUM_THREADS": str(threads),
+                "PYTHONWARNINGS": "ignore",
+                "TMPDIR": scratch,
+            }
             | {"DGLBACKEND": "pytorch"}
             | variables,
             stdin=subprocess.DEVNULL,

@@ -3,21 +3,24 @@
     python benchmarks/products_15d.py
     python benchmarks/products_15d.py --graph rmat --select edges --ranks 6,12 --json products.json
 
-Tripathy, Yelick, Buluc, MLSys 2024 (arXiv 2311.02909), the graph-partitioned algorithm: a baseline for samplers that leave A where it is.
+Tripathy, Yelick, Buluc, MLSys 2024 (arXiv 2311.02909), the graph-partitioned algorithm: a baseline for samplers that
+leave A where it is.
 
-p ranks stand in p/c process rows and c process columns. Block row i of A [V, V] and of the selector Q [n, V] lies on each of the c ranks
-of process row i. Each process column takes its share of the *stages*, the block rows of A. A rank multiplies its Q_i with the block rows
-of its column's stages; the c partial products of a process row are gathered and added, so that all its ranks hold P_i.
+p ranks stand in p/c process rows and c process columns. Block row i of A [V, V] and of the selector Q [n, V] lies on
+each of the c ranks of process row i. Each process column takes its share of the *stages*, the block rows of A. A rank
+multiplies its Q_i with the block rows of its column's stages; the c partial products of a process row are gathered and
+added, so that all its ranks hold P_i.
 
 ``aware``      in stage s a rank asks for those rows of A_s in whose columns its Q_i has a nonzero, each once
 ``oblivious``  in stage s all of A_s goes to every rank of the process column
 
-Products: ``nodewise`` has a row of Q for each of R selected nodes, one 1 in each, and P is their neighbour lists (GraphSAGE). ``ladies``
-has a row for each minibatch, with R ones in all, and A is W o W where W = (A + I) / row sum: entries of a row of P are sums.
+Products: ``nodewise`` has a row of Q for each of R selected nodes, one 1 in each, and P is their neighbour lists
+(GraphSAGE). ``ladies`` has a row for each minibatch, with R ones in all, and A is W o W where W = (A + I) / row sum:
+entries of a row of P are sums.
 
-A *word* is one nonzero of A or of a partial P: its column id (4 bytes), and its value (8 bytes) where values travel, which they do not
-where all are known to be 1. Ids and lengths of rows (4 bytes each) are no words; they count as ``control``. Formulas, for a rank, with d
-the mean number of nonzeros of the R selected rows, repeats counted:
+A *word* is one nonzero of A or of a partial P: its column id (4 bytes), and its value (8 bytes) where values travel,
+which they do not where all are known to be 1. Ids and lengths of rows (4 bytes each) are no words; they count as
+``control``. Formulas, for a rank, with d the mean number of nonzeros of the R selected rows, repeats counted:
 
 ==================  ==================  ===========================================================================================
 stages              ceil((p/c) / c)     of the busiest process column
@@ -29,8 +32,8 @@ oblivious           nnz(A) / c          mean received; this rank's own block doe
 ==================  ==================  ===========================================================================================
 
 Own rows do not travel: they are about c/p of all, by which received, sent and oblivious fall short of their formulas.
-kB are the ledger's, payload by who sends it, over all ranks, reduction and control included. Every product is compared with SciPy's.
-Seconds are only in the file of ``--json``: ranks share the cores of this machine.
+kB are the ledger's, payload by who sends it, over all ranks, reduction and control included. Every product is compared
+with SciPy's. Seconds are only in the file of ``--json``: ranks share the cores of this machine.
 """
 
 import argparse
@@ -71,7 +74,9 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.copies < 1 or self.size % self.copies:
-            raise InputError(f"{self.size} ranks cannot hold each block row {self.copies} times; c must be a divisor of p")
+            raise InputError(
+                f"{self.size} ranks cannot hold each block row {self.copies} times; c must be a divisor of p"
+            )
 
     @property
     def blocks(self) -> int:
@@ -142,13 +147,15 @@ def aware(
     Args:
         grid: this rank's place.
         lines: its groups.
-        A: A_i [offsets[i+1] - offsets[i], V], this process row's block, int64 or float64; the dtype is the same on all ranks.
+        A: A_i [offsets[i+1] - offsets[i], V], this process row's block, int64 or float64; the dtype is the same on all
+            ranks.
         Q: Q_i [n_i, V], int64 or float64, any n_i; entries of a row with the same column add up.
         offsets: int64 [p/c+1], where block rows of A begin; blocks may be empty.
-        values: whether those of A travel; else they are ones, columns ascending, each once in a row. The same on all ranks.
+        values: whether those of A travel; else they are ones, columns ascending, each once in a row. The same on all
+            ranks.
 
-    Returns:
-        P_i [n_i, V], columns ascending, zeros not kept, the same bits on all ranks of a process row; and what this rank did.
+    Returns: P_i [n_i, V], columns ascending, zeros not kept, the same bits on all ranks of a process row; and what this
+        rank did.
     """
     traffic = Traffic()
     partial = _nothing(Q, A, values)
@@ -190,14 +197,19 @@ def oblivious(
     return _reduce(lines.row, partial, values or not _selects(Q), traffic), traffic
 
 
-def _ask(column: Group, s: int, wanted: npt.NDArray[Any], A: sp.csr_array, values: bool, traffic: Traffic) -> sp.csr_array:
+def _ask(
+    column: Group, s: int, wanted: npt.NDArray[Any], A: sp.csr_array, values: bool, traffic: Traffic
+) -> sp.csr_array:
     """Rows `wanted` of A_s, from its owner."""
     ids = torch.from_numpy(wanted.astype(index_dtype(A.shape[1])))
     lengths = torch.empty_like(ids)
     under_way = [_send(column, torch.tensor([len(ids)]), s, COUNT, "control"), _send(column, ids, s, IDS, "control")]
     _receive(column, lengths, s, LENGTHS, "control").received("lengths of rows")
     columns, data = _room(int(lengths.sum()), A)
-    coming = [_receive(column, columns, s, COLUMNS, "graph"), *([_receive(column, data, s, VALUES, "graph")] if values else [])]
+    coming = [
+        _receive(column, columns, s, COLUMNS, "graph"),
+        *([_receive(column, data, s, VALUES, "graph")] if values else []),
+    ]
     for swap in coming:
         swap.received("rows")
     for swap in under_way:
@@ -221,7 +233,10 @@ def _serve(column: Group, A: sp.csr_array, values: bool, traffic: Traffic) -> No
     for r, swap in zip(peers, coming):
         swap.received("ids of rows")
         rows = A[asked[r].numpy()]
-        under_way += [_send(column, _lengths(rows), r, LENGTHS, "control"), _send(column, _columns(rows), r, COLUMNS, "graph")]
+        under_way += [
+            _send(column, _lengths(rows), r, LENGTHS, "control"),
+            _send(column, _columns(rows), r, COLUMNS, "graph"),
+        ]
         if values:
             under_way.append(_send(column, _data(rows), r, VALUES, "graph"))
         traffic.sent_words += rows.nnz
@@ -235,7 +250,11 @@ def _reduce(row: Group, partial: sp.csr_array, values: bool, traffic: Traffic) -
     lengths = _gather(row, _lengths(partial), [partial.shape[0]] * row.size, "control")
     counts = [int(n.sum()) for n in lengths]
     columns = _gather(row, _columns(partial), counts, "graph")
-    data = _gather(row, _data(partial), counts, "graph") if values else [torch.ones(n, dtype=_data(partial).dtype) for n in counts]
+    data = (
+        _gather(row, _data(partial), counts, "graph")
+        if values
+        else [torch.ones(n, dtype=_data(partial).dtype) for n in counts]
+    )
     total = sp.csr_array(partial.shape, dtype=partial.dtype)
     for parts in zip(lengths, columns, data):
         total = total + _matrix(*parts, partial.shape[1])
@@ -262,7 +281,9 @@ def _receive(group: Group, into: Tensor, source: int, tag: int, kind: str) -> Sw
 
 def _nothing(Q: sp.csr_array, A: sp.csr_array, values: bool) -> sp.csr_array:
     """Zeros of the shape and dtype of the product."""
-    assert values or (A.has_canonical_format and bool((A.data == 1).all())), "values of A other than 1, which would not travel"
+    assert values or (A.has_canonical_format and bool((A.data == 1).all())), (
+        "values of A other than 1, which would not travel"
+    )
     return sp.csr_array((Q.shape[0], A.shape[1]), dtype=np.result_type(Q.dtype, A.dtype))
 
 
@@ -336,13 +357,17 @@ def products(args: argparse.Namespace) -> list[Product]:
     # A minibatch has a node once.
     minibatches = [np.unique(nodes[n : n + args.batch]) for n in range(0, len(nodes), args.batch)]
     starts = np.concatenate([[0], np.cumsum([len(m) for m in minibatches])])
-    Q_ladies = sp.csr_array((np.ones(starts[-1], np.int64), np.concatenate(minibatches), starts), shape=(len(minibatches), V))
+    Q_ladies = sp.csr_array(
+        (np.ones(starts[-1], np.int64), np.concatenate(minibatches), starts), shape=(len(minibatches), V)
+    )
     W = sp.csr_array(A + sp.eye_array(V, format="csr"))
     W = sp.csr_array(sp.diags_array(1 / W.sum(axis=1)) @ W)
     return [Product("nodewise", A, Q, False), Product("ladies", sp.csr_array(W * W), Q_ladies, True)]
 
 
-def measure(group: Any, given: Sequence[tuple[str, sp.csr_array, sp.csr_array, bool]], copies: Sequence[int]) -> list[dict[str, Any]]:
+def measure(
+    group: Any, given: Sequence[tuple[str, sp.csr_array, sp.csr_array, bool]], copies: Sequence[int]
+) -> list[dict[str, Any]]:
     """One rank's part in every product, for each c."""
     found = []
     for c in copies:
@@ -360,10 +385,20 @@ def measure(group: Any, given: Sequence[tuple[str, sp.csr_array, sp.csr_array, b
                 P, traffic = multiply(grid, lines, A_i, Q_i, offsets, values=values)
                 seconds, after = time.perf_counter() - start, group._ledger.as_record()["network"]
                 same = np.array_equal(P.indptr, want.indptr) and np.array_equal(P.indices, want.indices)
-                same = same and (np.allclose(P.data, want.data, rtol=1e-12, atol=0) if values else np.array_equal(P.data, want.data))
+                same = same and (
+                    np.allclose(P.data, want.data, rtol=1e-12, atol=0) if values else np.array_equal(P.data, want.data)
+                )
                 sent = {kind: after[kind] - before[kind] for kind in ("graph", "control")}
                 found.append(
-                    {"c": c, "product": name, "variant": variant, "same": bool(same), "seconds": seconds, **sent, **asdict(traffic)}
+                    {
+                        "c": c,
+                        "product": name,
+                        "variant": variant,
+                        "same": bool(same),
+                        "seconds": seconds,
+                        **sent,
+                        **asdict(traffic),
+                    }
                 )
     return found
 
@@ -371,21 +406,33 @@ def measure(group: Any, given: Sequence[tuple[str, sp.csr_array, sp.csr_array, b
 def summary(p: int, c: int, product: Product, ranks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """What all ranks did in one product: figures, their formulas, and what each rank counted."""
     records = {
-        variant: [r for rank in ranks for r in rank if (r["c"], r["product"], r["variant"]) == (c, product.name, variant)]
+        variant: [
+            r for rank in ranks for r in rank if (r["c"], r["product"], r["variant"]) == (c, product.name, variant)
+        ]
         for variant in VARIANTS
     }
     R = product.Q.nnz
     d = float(np.diff(product.A.indptr)[product.Q.indices].mean())
     seen = records["aware"]
     figures = {key: max(r[key] for r in seen) for key in ("stages", "answers", "sent_words")}
-    figures |= {key: sum(r[key] for r in seen) / p for key in ("needed_words", "received_words", "asked_rows", "reduced_words")}
+    figures |= {
+        key: sum(r[key] for r in seen) / p for key in ("needed_words", "received_words", "asked_rows", "reduced_words")
+    }
     figures["oblivious_words"] = sum(r["received_words"] for r in records["oblivious"]) / p
     sent = {v: {kind: sum(r[kind] for r in records[v]) for kind in ("graph", "control")} for v in VARIANTS}
     seconds = {v: max(r["seconds"] for r in records[v]) for v in VARIANTS}
     wrong = [f"rank {n} of {p}, c = {c}, {v}" for v in VARIANTS for n, r in enumerate(records[v]) if not r["same"]]
     expected = formulas(p, c, R, d, product.A.nnz, product.values)
     shape = {"product": product.name, "p": p, "c": c, "selected_rows": R, "mean_degree": d, "nonzeros": product.A.nnz}
-    return {**shape, "figures": figures, "formulas": expected, "bytes": sent, "seconds": seconds, "wrong": wrong, "ranks": records}
+    return {
+        **shape,
+        "figures": figures,
+        "formulas": expected,
+        "bytes": sent,
+        "seconds": seconds,
+        "wrong": wrong,
+        "ranks": records,
+    }
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
@@ -393,7 +440,12 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     first = rows[0]
     about = f"R = {first['selected_rows']:,}, d = {first['mean_degree']:.1f}, nnz(A) = {first['nonzeros']:,}"
     print(f"\n{first['product'].upper()}: {about}; words, but for stages, answers and kB")
-    groups = ["    needed received   R d/p      ratios", "    sent   cRd/p      ", "  reduced (c-1)Rd/p      ", "oblivious nnz(A)/c      "]
+    groups = [
+        "    needed received   R d/p      ratios",
+        "    sent   cRd/p      ",
+        "  reduced (c-1)Rd/p      ",
+        "oblivious nnz(A)/c      ",
+    ]
     print(" |".join(["  p   c  stages answers", *groups, " aware kB   obliv."]))
     for r in rows:
         seen, rule = r["figures"], r["formulas"]
@@ -410,15 +462,30 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="The paper's 1.5D products, and what they move, beside formulas.")
-    parser.add_argument("--graph", choices=("uniform", "rmat"), default="uniform", help="edges anywhere, or a skewed degree distribution")
+    parser.add_argument(
+        "--graph",
+        choices=("uniform", "rmat"),
+        default="uniform",
+        help="edges anywhere, or a skewed degree distribution",
+    )
     parser.add_argument("--graph-nodes", type=int, default=20_000)
     parser.add_argument("--degree", type=int, default=20, help="mean, before loops and duplicates go")
-    parser.add_argument("--rows", type=int, default=4096, help="nodes that are selected, over all minibatches of the bulk")
     parser.add_argument(
-        "--select", choices=("nodes", "edges"), default="nodes", help="any nodes, as seeds, or ends of edges, as later hops"
+        "--rows", type=int, default=4096, help="nodes that are selected, over all minibatches of the bulk"
+    )
+    parser.add_argument(
+        "--select",
+        choices=("nodes", "edges"),
+        default="nodes",
+        help="any nodes, as seeds, or ends of edges, as later hops",
     )
     parser.add_argument("--batch", type=int, default=256, help="of them in a minibatch, which is a row of Q of LADIES")
-    parser.add_argument("--ranks", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 8, 16], help="p; all divisors c follow")
+    parser.add_argument(
+        "--ranks",
+        type=lambda s: [int(n) for n in s.split(",")],
+        default=[1, 2, 4, 8, 16],
+        help="p; all divisors c follow",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

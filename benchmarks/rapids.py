@@ -1,10 +1,12 @@
-"""Runs everything that needs RAPIDS 26.10 on the GPUs of this machine, and says of each thing whether it does what it should.
+"""Runs everything that needs RAPIDS 26.10 on the GPUs of this machine, and says of each thing whether it does what it
+should.
 
     pip install 'millrace-gnn[gpu]'
     python benchmarks/rapids.py
 
-Nobody has done so yet: tests stand in for RAPIDS by fakes with the names and parameters of its wheels. With several GPUs edges, clusters
-and samples are those of all of them; ``CUDA_VISIBLE_DEVICES=0`` before the command tries the ways of one. Exit code 1: something is wrong.
+Nobody has done so yet: tests stand in for RAPIDS by fakes with the names and parameters of its wheels. With several
+GPUs edges, clusters and samples are those of all of them; ``CUDA_VISIBLE_DEVICES=0`` before the command tries the ways
+of one. Exit code 1: something is wrong.
 """
 
 import sys
@@ -31,7 +33,15 @@ from millrace.stages.rapids import count_gpus
 from millrace.stages.sample.base import BulkRequest
 from millrace.storage.graph import from_edges
 
-SMALL = {"kernel": "cugraph", "epochs": 2, "fanout": [5, 3], "layers": 2, "hidden": 16, "batch_size": 64, "queue": {"bulk_size": 4}}
+SMALL = {
+    "kernel": "cugraph",
+    "epochs": 2,
+    "fanout": [5, 3],
+    "layers": 2,
+    "hidden": 16,
+    "batch_size": 64,
+    "queue": {"bulk_size": 4},
+}
 
 
 def edges_of_parquet(folder: Path, nodes: int) -> str:
@@ -47,7 +57,8 @@ def edges_of_parquet(folder: Path, nodes: int) -> str:
     for direction in ("directed", "reverse", "undirected"):
         here, there = (
             mr.open_dataset(
-                folder, options=ReadOptions(direction=direction, missing_ids="compact", self_loops="drop", edges_on=where)
+                folder,
+                options=ReadOptions(direction=direction, missing_ids="compact", self_loops="drop", edges_on=where),
             ).graph
             for where in ("cpu", "gpu")
         )
@@ -60,7 +71,9 @@ def clusters(_: Path, nodes: int) -> str:
     """Leiden and Louvain give every node a part, parts are even, and they cut far fewer edges than chance."""
     data, cuts = mr.open_dataset(f"sbm:nodes={nodes},classes=16,degree=16"), []
     for method in ("louvain", "leiden"):
-        quality = mr.partition_quality(data.graph, mr.partitioner(method).assign(data.graph, 4, seed=0), data.split.train)
+        quality = mr.partition_quality(
+            data.graph, mr.partitioner(method).assign(data.graph, 4, seed=0), data.split.train
+        )
         cuts.append(quality.cut_share)
         assert sum(p.nodes for p in quality.parts) == nodes
         assert quality.cut_share < 0.6, f"{method} cuts {quality.cut_share:.0%} of the edges, chance 75%"
@@ -71,13 +84,19 @@ def drawn_alike(_: Path, nodes: int) -> str:
     """Whole neighbourhoods are the processor's; of 7 in-neighbours 3 are drawn, all with the same probability."""
     graph = mr.open_dataset(f"sbm:nodes={nodes},classes=4,degree=12").graph
     asked = BulkRequest(0, 0, 0, 0, (np.arange(nodes)[::7], np.arange(nodes)[3::7]))
-    for a, b in zip(*(k.neighbor(graph, asked.seeds, asked.keys(2), (-1, -1)) for k in (cpu, sample_rapids)), strict=True):
+    for a, b in zip(
+        *(k.neighbor(graph, asked.seeds, asked.keys(2), (-1, -1)) for k in (cpu, sample_rapids)), strict=True
+    ):
         assert np.array_equal(a.nodes, b.nodes) and a.node_ends == b.node_ends
         assert np.array_equal(a.indptr, b.indptr)
     star = from_edges(nodes + np.arange(7 * nodes), np.repeat(np.arange(nodes), 7), 8 * nodes)
     seeds = BulkRequest(1, 0, 0, 0, (np.arange(nodes),))
     drawn = sample_rapids.neighbor(star, seeds.seeds, seeds.keys(1), (3,), keep_positions=True)[0]
-    assert drawn.positions is not None and (np.diff(drawn.indptr) == 3).all() and len(np.unique(drawn.positions)) == 3 * nodes
+    assert (
+        drawn.positions is not None
+        and (np.diff(drawn.indptr) == 3).all()
+        and len(np.unique(drawn.positions)) == 3 * nodes
+    )
     counts = np.bincount(drawn.positions % 7, minlength=7)
     p = float(chi2.sf(((counts - 3 * nodes / 7) ** 2 / (3 * nodes / 7)).sum() * 6 / 4, 6))
     assert p > 1e-4, f"draws are not uniform: {counts.tolist()}"
@@ -87,7 +106,9 @@ def drawn_alike(_: Path, nodes: int) -> str:
 def trained(folder: Path, nodes: int) -> str:
     """A run with ``kernel = "cugraph"`` learns what one by the compiled kernels learns."""
     data = f"sbm:nodes={nodes},classes=4,features=8,degree=12,seed=1"
-    got = [mr.run(data, out=folder / k, **{**SMALL, "kernel": k, "epochs": 5}).test_accuracy for k in ("cpu", "cugraph")]
+    got = [
+        mr.run(data, out=folder / k, **{**SMALL, "kernel": k, "epochs": 5}).test_accuracy for k in ("cpu", "cugraph")
+    ]
     assert abs(got[0] - got[1]) < 0.1, f"accuracy {got[1]:.3f}, by the compiled kernels {got[0]:.3f}"
     return f"accuracy {got[1]:.3f}, by the compiled kernels {got[0]:.3f}"
 
@@ -108,7 +129,9 @@ def stored(folder: Path, nodes: int) -> str:
         for row in range(block.num_dst):
             at = data.graph.indptr[block.src[row]]
             drawn = block.src[block.indices[block.indptr[row] : block.indptr[row + 1]]]
-            assert np.isin(drawn, data.graph.indices[at : at + degree[row]]).all() and len(set(drawn.tolist())) == len(drawn)
+            assert np.isin(drawn, data.graph.indices[at : at + degree[row]]).all() and len(set(drawn.tolist())) == len(
+                drawn
+            )
     queue.close()
     assert seeds == SMALL["epochs"] * len(data.split.train)
     return f"{seeds:,} seeds"
@@ -125,7 +148,10 @@ def main(nodes: int = 20_000) -> int:
         start = time.perf_counter()
         with TemporaryDirectory() as folder:
             try:
-                print(f"ok      {thing.__name__}: {thing(Path(folder), nodes)} ({time.perf_counter() - start:.1f} s)", flush=True)
+                print(
+                    f"ok      {thing.__name__}: {thing(Path(folder), nodes)} ({time.perf_counter() - start:.1f} s)",
+                    flush=True,
+                )
             except Exception:
                 failed += 1
                 print(f"FAILED  {thing.__name__}: {thing.__doc__}\n{traceback.format_exc()}", flush=True)

@@ -1,23 +1,26 @@
-"""RETEXO against standard full-graph training: bytes, what saves more of them and costs accuracy, clients, and time over slow links.
+"""RETEXO against standard full-graph training: bytes, what saves more of them and costs accuracy, clients, and time
+over slow links.
 
-    python benchmarks/retexo.py --quick
-    python benchmarks/retexo.py --data DIR --json retexo.json
-    python benchmarks/retexo.py --data DIR --only links --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
+    python benchmarks/retexo.py --quick python benchmarks/retexo.py --data DIR --json retexo.json python
+    benchmarks/retexo.py --data DIR --only links --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
         --bandwidth-mbit 100 --latency-ms 0.1
 
-Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053. Standard training is ``sar`` with ``sar.mode = "halo"``, the same convolutions, end to
-end; parts are random (``hash``). Bytes are those of the ledger: payload, counted by who sends it, over all ranks.
+Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053. Standard training is ``sar`` with ``sar.mode = "halo"``, the same
+convolutions, end to end; parts are random (``hash``). Bytes are those of the ledger: payload, counted by who sends it,
+over all ranks.
 
-``bytes``   the ogbn-arxiv graph, undirected, 128 random features, 2 layers of 256, 4 parts. Training is cut short and scaled: bytes of
+``bytes``   the ogbn-arxiv graph, undirected, 128 random features, 2 layers of 256, 4 parts. Training is cut short and
+scaled: bytes of
             every kind are linear in epochs, which three lengths show. ``--whole`` trains RETEXO for all of them.
 ``exact``   rows that RETEXO moves against the formula, B counted from the graph alone, in 2, 4 and 8 parts.
 ``sync``    gradient synchronisation and rounding: bytes saved, accuracy lost. 4 clients on one rank.
 ``nodes``   a client for each node.
 ``links``   predicted time over typical links; with ``--namespaces``, prediction and measurement over the link between them. They are
-            network namespaces that exist, each with the address given, and the driver, the scheduler and the first worker share the first.
+            network namespaces that exist, each with the address given, and the driver, the scheduler and the first
+            worker share the first.
 
-The formulas, with B rows received over all ranks, F features, d the hidden width, R rounds, b bytes a number: standard training
-b B (F + 2 R d (L-1)), where rows of the input are kept; RETEXO b B (F + d (L-1)).
+The formulas, with B rows received over all ranks, F features, d the hidden width, R rounds, b bytes a number: standard
+training b B (F + 2 R d (L-1)), where rows of the input are kept; RETEXO b B (F + d (L-1)).
 
 The data are the ``.npz`` files of `--data`, of ``MILLRACE_DATA``, or of ``../shared/data`` beside this repository.
 """
@@ -50,7 +53,10 @@ UNDISTURBED = {"checkpoint": {"every_s": 1e9}, "partition": {"method": "hash"}, 
 
 def train(dataset: mr.Dataset, system: str, epochs: int, **options: Any) -> dict[str, Any]:
     """The record of one run, whose folder is gone."""
-    config = {name: {**UNDISTURBED.get(name, {}), **options.pop(name, {})} for name in {*UNDISTURBED, "train", "sar", "retexo"}}
+    config = {
+        name: {**UNDISTURBED.get(name, {}), **options.pop(name, {})}
+        for name in {*UNDISTURBED, "train", "sar", "retexo"}
+    }
     with tempfile.TemporaryDirectory() as folder:
         result = mr.run(dataset, system=system, epochs=epochs, out=Path(folder) / "run", config=config, **options)
     return result.to_record()
@@ -93,7 +99,9 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
     hidden, ranks = (64 if args.quick else 256), 4
     common: dict[str, Any] = {"ranks": ranks, "threads": 1, "model": mr.GraphSAGE(hidden=hidden, layers=2)}
     B, F, b = boundary_rows(dataset, ranks), dataset.features.num_features, FLOAT_BYTES
-    print(f"\nBYTES: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, F = {F}, 2 layers of {hidden}, {ranks} random parts,")
+    print(
+        f"\nBYTES: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, F = {F}, 2 layers of {hidden}, {ranks} random parts,"
+    )
     print(f"{rounds} rounds (RETEXO: for each layer); {B:,} boundary rows over all parts", flush=True)
 
     def scaled(name: str, system: str, lengths: Sequence[int], upto: int, **options: Any) -> dict[str, Any]:
@@ -105,7 +113,11 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
         full = extrapolated(runs[0], runs[1], upto * phases) if len(runs) > 1 else runs[0]
         took = [round(r["seconds"]["total"]) for r in runs]
         print(f"  {name}: {took} s", file=sys.stderr, flush=True)
-        how = f"measured, {upto}" if len(runs) == 1 else f"from {','.join(map(str, lengths))}" + (", linear" if proven else "")
+        how = (
+            f"measured, {upto}"
+            if len(runs) == 1
+            else f"from {','.join(map(str, lengths))}" + (", linear" if proven else "")
+        )
         return {"name": name, "how": how, "record": full}
 
     lengths = (2, 3, 5)
@@ -128,7 +140,9 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
             scaled("RETEXO v1", "retexo", lengths, rounds, retexo={"mode": "v1"}),
         ]  # fmt: skip
     formula = {"standard": b * B * (F + 2 * rounds * hidden), "retexo": b * B * (F + hidden)}
-    told = {kind: [f["record"]["bytes"]["network"][kind] for f in found] for kind in found[0]["record"]["bytes"]["network"]}
+    told = {
+        kind: [f["record"]["bytes"]["network"][kind] for f in found] for kind in found[0]["record"]["bytes"]["network"]
+    }
     print(f"{'MB':<34}{'features':>10}{'activations':>13}{'gradients':>11}{'graph':>8}{'control':>9}  how")
     for n, f in enumerate(found):
         mb = {kind: values[n] / 1e6 for kind, values in told.items()}
@@ -144,14 +158,24 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
         ("formula", formula["standard"], gradients[0]),
         *((f["name"], rows[n], gradients[n]) for n, f in enumerate(found[:standard])),
     ]
-    print(f"\ntimes less than standard: rows only, and with gradient synchronisation\n{'':<34}" + "".join(f"{s[0]:>32}" for s in standards))
+    print(
+        f"\ntimes less than standard: rows only, and with gradient synchronisation\n{'':<34}"
+        + "".join(f"{s[0]:>32}" for s in standards)
+    )
     ratios = []
     for n in range(standard, len(found)):
         cells = [(s / rows[n], (s + g) / (rows[n] + gradients[n])) for _, s, g in standards]
-        ratios.append({"name": found[n]["name"], **{s[0]: {"rows": c[0], "with_gradients": c[1]} for s, c in zip(standards, cells)}})
+        ratios.append(
+            {
+                "name": found[n]["name"],
+                **{s[0]: {"rows": c[0], "with_gradients": c[1]} for s, c in zip(standards, cells)},
+            }
+        )
         print(f"{found[n]['name']:<34}" + "".join(f"{f'{r:,.0f} and {g:,.0f}':>32}" for r, g in cells))
     if rows[standard] != formula["retexo"]:
-        report["problems"].append(f"RETEXO v3 moved {rows[standard]} bytes of rows; the formula has {formula['retexo']}")
+        report["problems"].append(
+            f"RETEXO v3 moved {rows[standard]} bytes of rows; the formula has {formula['retexo']}"
+        )
     report["bytes"] = {"boundary_rows": B, "formula": formula, "runs": found, "ratios": ratios}
 
 
@@ -160,7 +184,9 @@ def measure_exact(args: argparse.Namespace, report: dict[str, Any]) -> None:
     dataset = mr.open_dataset(QUICK) if args.quick else mr.open_dataset(args.data / "cora.npz")
     F, hidden, layers = dataset.features.num_features, 24, 3
     print(f"\nEXACT: {dataset.name}, {layers} layers of {hidden}")
-    print(f"{'parts':<7}{'rounding':<10}{'rows':>8}{'features':>13}{'activations':>13}{'formula':>25}{'exchanges':>11}{'equal':>7}")
+    print(
+        f"{'parts':<7}{'rounding':<10}{'rows':>8}{'features':>13}{'activations':>13}{'formula':>25}{'exchanges':>11}{'equal':>7}"
+    )
     for parts in (2, 4) if args.quick else (2, 4, 8):
         for rounding, row in {"full": lambda d: FLOAT_BYTES * d, "int8": lambda d: d + FLOAT_BYTES}.items():
             if rounding == "int8" and parts != 2:
@@ -186,8 +212,12 @@ def measure_exact(args: argparse.Namespace, report: dict[str, Any]) -> None:
                 flush=True,
             )
             if not equal:
-                report["problems"].append(f"{parts} parts, {rounding}: {got} in {waits} exchanges, expected {wanted} in {layers}")
-            report["exact"].append({"parts": parts, "rounding": rounding, "boundary_rows": B, "got": got, "wanted": wanted, "waits": waits})
+                report["problems"].append(
+                    f"{parts} parts, {rounding}: {got} in {waits} exchanges, expected {wanted} in {layers}"
+                )
+            report["exact"].append(
+                {"parts": parts, "rounding": rounding, "boundary_rows": B, "got": got, "wanted": wanted, "waits": waits}
+            )
 
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -197,27 +227,50 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def several(name: str, args: argparse.Namespace, epochs: int, **retexo: Any) -> dict[str, Any]:
-    """The same training with each seed, on one rank: mean and spread of test accuracy in points, and what clients would send."""
+    """The same training with each seed, on one rank: mean and spread of test accuracy in points, and what clients would
+    send."""
     accuracies, record = [], {}
     for seed in range(args.seeds):
         if args.quick:
             dataset, task = mr.open_dataset(QUICK, seed=seed), TASKS["cora"]
         else:
             task = TASKS[name]
-            dataset = mr.open_dataset(args.data / f"{name}.npz", options=mr.ReadOptions(**task["read"]), split=task["split"], seed=seed)
+            dataset = mr.open_dataset(
+                args.data / f"{name}.npz", options=mr.ReadOptions(**task["read"]), split=task["split"], seed=seed
+            )
         model = mr.GraphSAGE(hidden=64, layers=2, dropout=task["dropout"])
-        record = train(dataset, "retexo", epochs, seed=seed, model=model, lr=task["lr"], weight_decay=5e-4, threads=1, retexo=retexo)
+        record = train(
+            dataset,
+            "retexo",
+            epochs,
+            seed=seed,
+            model=model,
+            lr=task["lr"],
+            weight_decay=5e-4,
+            threads=1,
+            retexo=retexo,
+        )
         accuracies.append(100 * record["test_accuracy"])
     spread = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else 0.0
-    return {"mean": float(np.mean(accuracies)), "std": spread, "accuracies": accuracies, "clients": record["clients"], "retexo": retexo}
+    return {
+        "mean": float(np.mean(accuracies)),
+        "std": spread,
+        "accuracies": accuracies,
+        "clients": record["clients"],
+        "retexo": retexo,
+    }
 
 
 def measure_sync(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """What fewer synchronisations and rounded rows save, and cost."""
     steps, clients = args.steps, 4
     for name in ["quick"] if args.quick else args.tasks:
-        print(f"\nSYNC: {name}, SAGE, 2 layers of 64, v3, {clients} clients in random parts, {args.seeds} seeds; bytes over all clients")
-        print(f"{'':<42}{'rounds':>7}{'rows MB':>9}{'less':>6}{'parameters MB':>15}{'less':>6}{'test':>7}{'std':>5}{'change':>8}")
+        print(
+            f"\nSYNC: {name}, SAGE, 2 layers of 64, v3, {clients} clients in random parts, {args.seeds} seeds; bytes over all clients"
+        )
+        print(
+            f"{'':<42}{'rounds':>7}{'rows MB':>9}{'less':>6}{'parameters MB':>15}{'less':>6}{'test':>7}{'std':>5}{'change':>8}"
+        )
         first: dict[str, Any] = {}
         settings: list[tuple[str, int, dict[str, Any]]] = [("gradients in every step", steps, {})]
         for k in (1, 5, 20):
@@ -225,7 +278,9 @@ def measure_sync(args: argparse.Namespace, report: dict[str, Any]) -> None:
             if k == 5:
                 settings.append((f"FedAvg every {k}, {steps} rounds", steps, {"local_steps": k}))
         settings += [(f"gradients in every step, {r}", steps, {"rounding": r}) for r in ("fp16", "int8")]
-        settings.append((f"FedAvg every 5, {steps} steps, int8", max(1, steps // 5), {"local_steps": 5, "rounding": "int8"}))
+        settings.append(
+            (f"FedAvg every 5, {steps} steps, int8", max(1, steps // 5), {"local_steps": 5, "rounding": "int8"})
+        )
         for label, rounds, options in settings:
             r = several(name, args, rounds, clients=clients, **options)
             rows, parameters = (r["clients"][key]["total"] / 1e6 for key in ("rows_bytes_in", "parameter_bytes"))
@@ -276,20 +331,32 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="RETEXO against standard full-graph training.")
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files")
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files"
+    )
     parser.add_argument("--only", type=lambda s: s.split(","), default=list(SECTIONS), help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--quick", action="store_true", help="a generated graph and one seed: no data are needed")
     parser.add_argument("--rounds", type=int, default=200, help="that bytes are told for")
-    parser.add_argument("--whole", action="store_true", help="train RETEXO for all rounds instead of scaling, and no variants of it")
-    parser.add_argument("--steps", type=int, help="of each layer, where accuracy is measured; by default 200, with --quick 20")
+    parser.add_argument(
+        "--whole", action="store_true", help="train RETEXO for all rounds instead of scaling, and no variants of it"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="of each layer, where accuracy is measured; by default 200, with --quick 20"
+    )
     parser.add_argument("--local-steps", type=int, default=5, help="of clients, where one number is enough")
-    parser.add_argument("--tasks", type=lambda s: s.split(","), default=list(TASKS), help=f"of 'sync': {', '.join(TASKS)}")
+    parser.add_argument(
+        "--tasks", type=lambda s: s.split(","), default=list(TASKS), help=f"of 'sync': {', '.join(TASKS)}"
+    )
     parser.add_argument("--seeds", type=int, help="by default 3, with --quick 1")
-    parser.add_argument("--namespaces", type=lambda s: s.split(","), help="network namespaces, one for each rank; needs root")
+    parser.add_argument(
+        "--namespaces", type=lambda s: s.split(","), help="network namespaces, one for each rank; needs root"
+    )
     parser.add_argument("--addresses", type=lambda s: s.split(","), help="an address in each of them")
     parser.add_argument("--bandwidth-mbit", type=float, help="of the link between them")
     parser.add_argument("--latency-ms", type=float, default=0.05, help="of the link between them, one way")
-    parser.add_argument("--link-dataset", default="sbm:nodes=8000,classes=8,degree=12,features=64", help="trained on over that link")
+    parser.add_argument(
+        "--link-dataset", default="sbm:nodes=8000,classes=8,degree=12,features=64", help="trained on over that link"
+    )
     parser.add_argument("--link-epochs", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3, help="runs over that link; the soonest counts")
     parser.add_argument("--json", type=Path)
@@ -303,7 +370,11 @@ def arguments() -> argparse.Namespace:
         parser.error("--namespaces needs as many --addresses, and --bandwidth-mbit")
     if "links" in args.only and "bytes" not in args.only and not args.namespaces:
         parser.error("the links' prediction needs the section 'bytes' too, or --namespaces for a measurement")
-    if not args.quick and {"bytes", "exact", "sync", "nodes"} & set(args.only) and not (args.data / "cora.npz").exists():
+    if (
+        not args.quick
+        and {"bytes", "exact", "sync", "nodes"} & set(args.only)
+        and not (args.data / "cora.npz").exists()
+    ):
         parser.error(f"{args.data} has no cora.npz; name the folder with --data or MILLRACE_DATA, or use --quick")
     return args
 

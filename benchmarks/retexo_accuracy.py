@@ -2,15 +2,16 @@
 
     python benchmarks/retexo_accuracy.py [--data DIR] [--only cora] [--variants e2e,v3] [--json retexo_accuracy.json]
 
-A *cell* is a dataset, a model and a variant. End to end is ``sar`` on one rank, which is plain full-batch training; ``e2e-norm`` is the
-same with a layer norm between layers, which RETEXO v3 has and the backbone alone has not. Every cell gets the same search: each pair of
-the dataset's `lrs` and of `DROPOUTS` is run once with the seed `TUNING_SEED`, and the pair with the best validation accuracy goes on to
-the seeds 0, 1, ...
-Variants that only change how rows travel (``v3-fp16``, ``v3-int8``, ``v3-nodes``) take the pair that v3 found.
+A *cell* is a dataset, a model and a variant. End to end is ``sar`` on one rank, which is plain full-batch training;
+``e2e-norm`` is the same with a layer norm between layers, which RETEXO v3 has and the backbone alone has not. Every
+cell gets the same search: each pair of the dataset's `lrs` and of `DROPOUTS` is run once with the seed `TUNING_SEED`,
+and the pair with the best validation accuracy goes on to the seeds 0, 1, ... Variants that only change how rows travel
+(``v3-fp16``, ``v3-int8``, ``v3-nodes``) take the pair that v3 found.
 
-Epochs are those of the whole model end to end, and of each layer for RETEXO. Two layers, Adam, the parameters of the best validation
-epoch, one validation every `EVERY` epochs. cora, citeseer and minesweeper use their published split (of minesweeper the first of ten);
-the others 20 train and 30 validation nodes of each class, drawn by the seed, the same ones for all variants.
+Epochs are those of the whole model end to end, and of each layer for RETEXO. Two layers, Adam, the parameters of the
+best validation epoch, one validation every `EVERY` epochs. cora, citeseer and minesweeper use their published split (of
+minesweeper the first of ten); the others 20 train and 30 validation nodes of each class, drawn by the seed, the same
+ones for all variants.
 
 ``--processes`` runs at a time, one thread each. Every finished run is in ``--json`` at once, and is not run again.
 """
@@ -93,7 +94,9 @@ VARIANTS = {
     "v1": Variant({"mode": "v1"}),
     "fp16": Variant({"head": "linear", "rounding": "fp16"}, tuned_as="v3-linear", only=("cora",)),
     "int8": Variant({"head": "linear", "rounding": "int8"}, tuned_as="v3-linear", only=("cora",)),
-    "fedavg": Variant({"head": "linear", "local_steps": 5, "clients": 4}, optimizer="sgd", lrs=(0.5, 0.1), only=("cora",)),
+    "fedavg": Variant(
+        {"head": "linear", "local_steps": 5, "clients": 4}, optimizer="sgd", lrs=(0.5, 0.1), only=("cora",)
+    ),
     "sgd": Variant({"head": "linear"}, optimizer="sgd", lrs=(0.5, 0.1), only=("cora",)),
     "nodes": Variant({"head": "linear", "clients": "nodes"}, tuned_as="v3-linear", only=("cora",)),
     "v1-nodes": Variant({"mode": "v1", "clients": "nodes"}, tuned_as="v1", only=("cora",)),
@@ -129,7 +132,8 @@ def opened(folder: Path, name: str, seed: int) -> mr.Dataset:
 
 
 def roc_auc(model: torch.nn.Module, dataset: mr.Dataset) -> float:
-    """Area under the ROC curve of the test nodes of two classes, in percent: the share of pairs in order, ties by half."""
+    """Area under the ROC curve of the test nodes of two classes, in percent: the share of pairs in order, ties by
+    half."""
     nodes, degree = dataset.split.test, dataset.graph.in_degree.astype(np.float32)
     logits = mr.infer(model, dataset.graph, dataset.features, torch.from_numpy(degree), nodes).numpy()
     score, positive = logits[:, 1] - logits[:, 0], dataset.labels[nodes] == 1
@@ -186,7 +190,9 @@ def search(cell: Cell) -> list[Work]:
     dataset, model, variant = cell
     tuned = VARIANTS[variant].tuned_as or variant
     return [
-        Work(dataset, model, tuned, lr, dropout, TUNING_SEED) for lr in VARIANTS[tuned].lrs or DATASETS[dataset].lrs for dropout in DROPOUTS
+        Work(dataset, model, tuned, lr, dropout, TUNING_SEED)
+        for lr in VARIANTS[tuned].lrs or DATASETS[dataset].lrs
+        for dropout in DROPOUTS
     ]
 
 
@@ -205,7 +211,9 @@ def train_all(cells: Sequence[Cell], runs: Runs, args: argparse.Namespace) -> No
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
         while True:
             busy = {work.key for work in under_way.values()}
-            lacking = (w for cell in cells for w in wanted(cell, runs, args.seeds) if w.key not in runs and w.key not in busy)
+            lacking = (
+                w for cell in cells for w in wanted(cell, runs, args.seeds) if w.key not in runs and w.key not in busy
+            )
             while len(under_way) < args.processes and (work := next(lacking, None)) is not None:
                 if work.key not in busy:
                     busy.add(work.key)
@@ -246,8 +254,8 @@ def summary(cell: Cell, runs: Runs, seeds: int) -> dict[str, Any] | None:
 
 
 def with_gaps(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`summaries`, those of RETEXO with how far they lie above plain training end to end, and above the better way of the two; and which
-    of `CHOICE` validation chooses."""
+    """`summaries`, those of RETEXO with how far they lie above plain training end to end, and above the better way of
+    the two; and which of `CHOICE` validation chooses."""
     means = {(s["dataset"], s["model"], s["variant"]): s["test"] for s in summaries}
     best_of: dict[tuple[str, str], dict[str, Any]] = {}
     for s in summaries:
@@ -302,22 +310,36 @@ def table(summaries: list[dict[str, Any]]) -> str:
         lines.append(f"* of {', '.join(CHOICE)}, the one with the best validation accuracy")
     for s in summaries:
         if s["clients"]:
-            told = ", ".join(f"{k} {v['median']:.0f} / {v['max']}" for k, v in s["clients"].items() if isinstance(v, dict))
-            lines.append(f"{s['dataset']} {s['model']} {s['variant']}: {s['clients']['count']} clients, median / largest: {told}")
+            told = ", ".join(
+                f"{k} {v['median']:.0f} / {v['max']}" for k, v in s["clients"].items() if isinstance(v, dict)
+            )
+            lines.append(
+                f"{s['dataset']} {s['model']} {s['variant']}: {s['clients']['count']} clients, median / largest: {told}"
+            )
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Run the cells and print their table. Returns 1 where what validation chooses lies too far below end to end, else 0."""
+    """Run the cells and print their table. Returns 1 where what validation chooses lies too far below end to end, else
+    0."""
     parser = argparse.ArgumentParser(description="Test accuracy of RETEXO against training end to end.")
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files")
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="runs per cell, from seed 0")
-    parser.add_argument("--only", default="", help="cells whose 'dataset model' holds this text, such as cora or 'cs gat'")
-    parser.add_argument("--variants", type=lambda s: s.split(","), default=list(VARIANTS), help="these, separated by commas")
+    parser.add_argument(
+        "--only", default="", help="cells whose 'dataset model' holds this text, such as cora or 'cs gat'"
+    )
+    parser.add_argument(
+        "--variants", type=lambda s: s.split(","), default=list(VARIANTS), help="these, separated by commas"
+    )
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument(
-        "--json", type=Path, default=Path("retexo_accuracy.json"), help="runs and summaries; what is there is not run again"
+        "--json",
+        type=Path,
+        default=Path("retexo_accuracy.json"),
+        help="runs and summaries; what is there is not run again",
     )
     args = parser.parse_args()
     cells = [
@@ -328,7 +350,9 @@ def main() -> int:
         if variant in VARIANTS and args.only in f"{dataset} {model}" and dataset in (VARIANTS[variant].only or DATASETS)
     ]
     if not cells or args.seeds < 1 or not set(args.variants) <= set(VARIANTS):
-        parser.error(f"nothing to do; datasets are {', '.join(DATASETS)}, models {', '.join(MODELS)}, variants {', '.join(VARIANTS)}")
+        parser.error(
+            f"nothing to do; datasets are {', '.join(DATASETS)}, models {', '.join(MODELS)}, variants {', '.join(VARIANTS)}"
+        )
     absent = sorted({f"{dataset}.npz" for dataset, _, _ in cells if not (args.data / f"{dataset}.npz").exists()})
     if absent:
         parser.error(f"{args.data} lacks {', '.join(absent)}; name the folder with --data or MILLRACE_DATA")

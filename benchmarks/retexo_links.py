@@ -1,4 +1,5 @@
-"""What runs would take over slow links, and what they take over a real one: the part of ``benchmarks/retexo.py`` that is about time."""
+"""What runs would take over slow links, and what they take over a real one: the part of ``benchmarks/retexo.py`` that
+is about time."""
 
 import argparse
 import statistics
@@ -13,7 +14,8 @@ SYSTEMS = {"RETEXO v3": ("retexo",), "standard (sar halo)": ("sar", "--set", "sa
 
 
 def extrapolated(a: Mapping[str, Any], b: Mapping[str, Any], epochs: int) -> dict[str, Any]:
-    """The record of a longer run, from those of two shorter ones: bytes, waits and total seconds on a line through theirs."""
+    """The record of a longer run, from those of two shorter ones: bytes, waits and total seconds on a line through
+    theirs."""
     steps, ahead = b["epochs"] - a["epochs"], epochs - b["epochs"]
 
     def on_line(first: Any, second: Any) -> Any:
@@ -25,7 +27,13 @@ def extrapolated(a: Mapping[str, Any], b: Mapping[str, Any], epochs: int) -> dic
         return second + (rise // steps if isinstance(rise, int) and rise % steps == 0 else rise / steps)
 
     seconds = {"total": on_line(a["seconds"]["total"], b["seconds"]["total"])}
-    return {**b, "epochs": epochs, "bytes": on_line(a["bytes"], b["bytes"]), "waits": on_line(a["waits"], b["waits"]), "seconds": seconds}
+    return {
+        **b,
+        "epochs": epochs,
+        "bytes": on_line(a["bytes"], b["bytes"]),
+        "waits": on_line(a["waits"], b["waits"]),
+        "seconds": seconds,
+    }
 
 
 def over_links(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -45,18 +53,38 @@ def run_over(
     addresses: Sequence[str], spaces: Sequence[str] | None, system: Sequence[str], args: argparse.Namespace
 ) -> tuple[dict[str, Any], list[int]]:
     """One run: its record, with the seconds of training and evaluation as ``total``, and what each namespace sent."""
-    words = (*("--dataset", args.link_dataset, "--system", *system, "--epochs", str(args.link_epochs), "--hidden", "64", "--layers", "2"),)
-    record, wire = run_in(addresses, spaces, words, {"threads": 1, "partition.method": "hash", "train.evaluate_every": 0})
+    words = (
+        *(
+            "--dataset",
+            args.link_dataset,
+            "--system",
+            *system,
+            "--epochs",
+            str(args.link_epochs),
+            "--hidden",
+            "64",
+            "--layers",
+            "2",
+        ),
+    )
+    record, wire = run_in(
+        addresses, spaces, words, {"threads": 1, "partition.method": "hash", "train.evaluate_every": 0}
+    )
     record["seconds"]["total"] = record["seconds"]["trained"]
     return record, wire
 
 
 def over_namespaces(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Predicted and measured seconds over the link between namespaces, beyond what the same run takes on one machine."""
+    """Predicted and measured seconds over the link between namespaces, beyond what the same run takes on one
+    machine."""
     link = Link(args.bandwidth_mbit * 1e6 / 8, args.latency_ms / 1e3)
     here = ["127.0.0.1"] * len(args.namespaces)
-    print(f"\nLINKS, measured: {args.link_dataset}, 2 layers of 64, {len(here)} ranks, {args.link_epochs} epochs (RETEXO: of each layer);")
-    print(f"{args.bandwidth_mbit:g} Mb/s, {args.latency_ms:g} ms; {args.repeats} runs each, of which the soonest counts;")
+    print(
+        f"\nLINKS, measured: {args.link_dataset}, 2 layers of 64, {len(here)} ranks, {args.link_epochs} epochs (RETEXO: of each layer);"
+    )
+    print(
+        f"{args.bandwidth_mbit:g} Mb/s, {args.latency_ms:g} ms; {args.repeats} runs each, of which the soonest counts;"
+    )
     print(
         "seconds of training and evaluation; of network: predicted, and measured beyond the run on loopback; MB sent by the rank that sends"
     )

@@ -1,14 +1,15 @@
-"""What a GraphSAGE minibatch must cost on this machine: its matrix products and its bytes, at rates that are measured here.
+"""What a GraphSAGE minibatch must cost on this machine: its matrix products and its bytes, at rates that are measured
+here.
 
     python benchmarks/roofline.py --task '{...}'
 
-A process of `epoch.py`, which says how many threads. The realistic bound takes each matrix product at the best rate that was seen for
-that very shape, and moves bytes at the rate of gathering feature rows into a buffer that is reused; the ideal one takes a square
-product's rate and a copy's. Nothing overlaps.
+A process of `epoch.py`, which says how many threads. The realistic bound takes each matrix product at the best rate
+that was seen for that very shape, and moves bytes at the rate of gathering feature rows into a buffer that is reused;
+the ideal one takes a square product's rate and a copy's. Nothing overlaps.
 
-Bytes: in each layer forward, every source row is read once and every aggregate written once; backward, the other way round, but not in
-the first layer, whose input needs no gradient. The products are those of one matrix a layer on [mean | self], twice as wide as the
-layer's input: forward, weights' gradient, and after the first layer input's gradient.
+Bytes: in each layer forward, every source row is read once and every aggregate written once; backward, the other way
+round, but not in the first layer, whose input needs no gradient. The products are those of one matrix a layer on [mean
+| self], twice as wide as the layer's input: forward, weights' gradient, and after the first layer input's gradient.
 """
 
 import time
@@ -61,7 +62,9 @@ def layers(minibatches: list[mr.MiniBatch]) -> list[Layer]:
     found = []
     for i, (a, b) in enumerate(zip(widths, widths[1:])):
         blocks = [m.blocks[i] for m in minibatches]
-        src, dst, edges = (round(float(np.mean([getattr(x, n) for x in blocks]))) for n in ("num_src", "num_dst", "num_edges"))
+        src, dst, edges = (
+            round(float(np.mean([getattr(x, n) for x in blocks]))) for n in ("num_src", "num_dst", "num_edges")
+        )
         found.append(Layer(src, dst, edges, a, b))
     return found
 
@@ -79,7 +82,10 @@ def products(layer: Layer, first: bool) -> dict[str, tuple[float, float]]:
         gx = torch.empty(n, k)
         ways["input"] = [(g, w, gx), (g, wt.t(), gx)]
     flops = 2.0 * n * k * out
-    return {name: (flops, min(best_s(lambda a=a, b=b, c=c: torch.mm(a, b, out=c)) for a, b, c in found)) for name, found in ways.items()}
+    return {
+        name: (flops, min(best_s(lambda a=a, b=b, c=c: torch.mm(a, b, out=c)) for a, b, c in found))
+        for name, found in ways.items()
+    }
 
 
 def moved_bytes(sizes: list[Layer]) -> int:

@@ -2,13 +2,13 @@
 
     python benchmarks/sampling.py --graph products --threads 1,2 --json sampling.json
 
-Every process holds its own copy of the graph in NumPy arrays (huge pages where the system gives them on request), samples the same
-seeds, and is idle while another one runs. An epoch includes shuffling the seeds and everything up to relabelled blocks; the
-consumer drops each minibatch at once.
+Every process holds its own copy of the graph in NumPy arrays (huge pages where the system gives them on request),
+samples the same seeds, and is idle while another one runs. An epoch includes shuffling the seeds and everything up to
+relabelled blocks; the consumer drops each minibatch at once.
 
-Semantics differ. "new": only newly found nodes are expanded (PyG; Millrace's default). "all": the whole frontier is expanded again at
-each hop (DGL, GraphBolt), 14 to 20 % more edges a minibatch. Millrace is measured both ways, and multiples are given in minibatches
-and in edges a second.
+Semantics differ. "new": only newly found nodes are expanded (PyG; Millrace's default). "all": the whole frontier is
+expanded again at each hop (DGL, GraphBolt), 14 to 20 % more edges a minibatch. Millrace is measured both ways, and
+multiples are given in minibatches and in edges a second.
 """
 
 import argparse
@@ -66,7 +66,9 @@ def configurations(t: int, peers: list[str]) -> list[Config]:
     """What is measured on t threads, in the order of a round."""
     found = []
     for expand in ("new", "all"):
-        found.append(Config(f"millrace {expand}", "run_millrace.py", t, expand, {"expand": expand, "bulk_size": BULK}, False, 0))
+        found.append(
+            Config(f"millrace {expand}", "run_millrace.py", t, expand, {"expand": expand, "bulk_size": BULK}, False, 0)
+        )
     if "graphbolt" in peers:
         found.append(Config("graphbolt", "run_graphbolt.py", t, "all", {}, True, 0))
         if t > 1:
@@ -107,7 +109,9 @@ class Process:
         if not line:
             self._process.wait()
             self._log.seek(0)
-            raise SystemExit(f"{self.config.label} ended with exit code {self._process.returncode}:\n{self._log.read()[-3000:]}")
+            raise SystemExit(
+                f"{self.config.label} ended with exit code {self._process.returncode}:\n{self._log.read()[-3000:]}"
+            )
         return json.loads(line)
 
     def ask(self, **command: Any) -> dict[str, Any]:
@@ -126,12 +130,18 @@ class Process:
 def _same_work(results: list[dict[str, Any]]) -> None:
     """Refuse engines that say they do the same and do not: minibatches after the checked one may go wrong too."""
     for expand in ("new", "all"):
-        mean = {r["config"].label: r["runs"][-1]["edges"] / r["minibatches"] for r in results if r["config"].expand == expand}
+        mean = {
+            r["config"].label: r["runs"][-1]["edges"] / r["minibatches"]
+            for r in results
+            if r["config"].expand == expand
+        }
         if mean and max(mean.values()) > 1.05 * min(mean.values()):
             raise SystemExit(f"edges per minibatch should agree within 5 % where '{expand}' is expanded; seen: {mean}")
 
 
-def measure(configs: list[Config], folder: Path, seeds: Path, cache: Path, minibatches: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    configs: list[Config], folder: Path, seeds: Path, cache: Path, minibatches: int, rounds: int
+) -> list[dict[str, Any]]:
     """Check one minibatch of each engine, warm them up, then let them take turns."""
     graph = load(folder)
     results, running = [], []
@@ -146,7 +156,9 @@ def measure(configs: list[Config], folder: Path, seeds: Path, cache: Path, minib
             count = min(config.most or minibatches, minibatches)
             process.ask(do="epoch", minibatches=min(count, BULK if config.ours else 4))
             results.append({"config": config, "minibatches": count, "checked": checked, "runs": []})
-            print(f"  {config.label:28} checked: {checked['edges_per_hop']} edges, {checked['nodes']} nodes", flush=True)
+            print(
+                f"  {config.label:28} checked: {checked['edges_per_hop']} edges, {checked['nodes']} nodes", flush=True
+            )
         del graph
         for turn in range(rounds):
             # Every other round runs backwards, so that nobody always follows the same neighbour.
@@ -210,7 +222,8 @@ def multiples(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def memory(folder: Path, seeds: Path, cache: Path, threads: int) -> list[dict[str, Any]]:
-    """Peak memory of one bulk of k minibatches over the idle process that holds the graph; each k in a process of its own."""
+    """Peak memory of one bulk of k minibatches over the idle process that holds the graph; each k in a process of its
+    own."""
     found = []
     for k in MEMORY_BULKS:
         config = Config("millrace new", "run_millrace.py", threads, "new", {"expand": "new", "bulk_size": k}, False, 0)
@@ -220,7 +233,8 @@ def memory(folder: Path, seeds: Path, cache: Path, threads: int) -> list[dict[st
         report = process.ask(do="report")
         process.close()
         found.append(
-            {"k": k, "peak_growth_bytes": report["peak_rss_bytes"] - idle} | {n: report[n] for n in ("workspace_bytes", "bulk_bytes")}
+            {"k": k, "peak_growth_bytes": report["peak_rss_bytes"] - idle}
+            | {n: report[n] for n in ("workspace_bytes", "bulk_bytes")}
         )
     return found
 
@@ -228,7 +242,9 @@ def memory(folder: Path, seeds: Path, cache: Path, threads: int) -> list[dict[st
 def profile(folder: Path, seeds: Path, cache: Path, minibatches: int, threads: int) -> dict[str, float]:
     """Milliseconds a minibatch in each parallel section of the kernel."""
     options = {"expand": "new", "bulk_size": BULK, "profile": True}
-    process = Process(Config("millrace new", "run_millrace.py", threads, "new", options, False, 0), folder, seeds, cache)
+    process = Process(
+        Config("millrace new", "run_millrace.py", threads, "new", options, False, 0), folder, seeds, cache
+    )
     process.ask(do="epoch", minibatches=minibatches)
     before = process.ask(do="report")["stages_s"]
     process.ask(do="epoch", minibatches=minibatches)
@@ -272,10 +288,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Neighbour sampling side by side with its peers.")
     parser.add_argument("--graph", choices=sorted(RECIPES), default="arxiv")
     parser.add_argument("--threads", type=lambda s: [int(t) for t in s.split(",")], default=[1, 2])
-    parser.add_argument("--minibatches", type=int, default=192, help="of 1024 seeds; fewer where the graph has fewer nodes")
+    parser.add_argument(
+        "--minibatches", type=int, default=192, help="of 1024 seeds; fewer where the graph has fewer nodes"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", type=lambda s: [p for p in s.split(",") if p], default=["dgl", "graphbolt", "scipy"])
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs, peers' environment"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if unknown := set(args.peers) - {"dgl", "graphbolt", "scipy"}:
@@ -307,9 +327,15 @@ def main() -> None:
         "bulk_size": BULK,
         "minibatches": minibatches,
         "rounds": args.rounds,
-        "machine": {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load_before": os.getloadavg()},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cpus": os.cpu_count(),
+            "load_before": os.getloadavg(),
+        },
         "engines": [
-            row for t in args.threads for row in measure(configurations(t, args.peers), folder, seeds, cache, minibatches, args.rounds)
+            row
+            for t in args.threads
+            for row in measure(configurations(t, args.peers), folder, seeds, cache, minibatches, args.rounds)
         ],
         "memory": memory(folder, seeds, cache, max(args.threads)),
         "profile_ms_per_minibatch": {t: profile(folder, seeds, cache, minibatches, t) for t in args.threads},

@@ -1,19 +1,21 @@
-"""What a store of sampled minibatches costs and saves: bytes on disk, writing and reading beside plain files, reuse in training.
+"""What a store of sampled minibatches costs and saves: bytes on disk, writing and reading beside plain files, reuse in
+training.
 
     python benchmarks/store.py --json store.json
 
 Neighbour sampling, batch 1024, fanout 15, 10, 5, bulks of 8, on a generated graph of 131 k nodes and 4 M edges.
 
-Writing and reading: the same packed rows (int32) through `ZarrQueue` and as plain files, a file per bulk, on the same disk. Neither
-syncs; "write, then sync" adds what it takes until all lies on the disk. Rates are megabytes of packed rows a second, so compression
-shows as speed where it pays. "warm": all pages are in the cache; "cold": they were written out and dropped (posix_fadvise) just
-before, on both sides; a virtual machine's host may hold them still. Reading gives a plain file's bytes, and from the store minibatches
-that are decompressed, verified and ready; "in order" goes through the epoch, "at random" takes one minibatch here and one there
-(plain: a positioned read in an open file).
+Writing and reading: the same packed rows (int32) through `ZarrQueue` and as plain files, a file per bulk, on the same
+disk. Neither syncs; "write, then sync" adds what it takes until all lies on the disk. Rates are megabytes of packed
+rows a second, so compression shows as speed where it pays. "warm": all pages are in the cache; "cold": they were
+written out and dropped (posix_fadvise) just before, on both sides; a virtual machine's host may hold them still.
+Reading gives a plain file's bytes, and from the store minibatches that are decompressed, verified and ready; "in order"
+goes through the epoch, "at random" takes one minibatch here and one there (plain: a positioned read in an open file).
 
-Reuse: seconds an epoch of training GraphSAGE (hidden 64, 3 layers), sampling as it goes and from a store, on one thread. "one core":
-the process is bound to one, and sampling takes turns with training; "all cores": the sampler's thread has a core of its own. "cpu" is
-the whole process's processor time, which other work on the machine distorts less.
+Reuse: seconds an epoch of training GraphSAGE (hidden 64, 3 layers), sampling as it goes and from a store, on one
+thread. "one core": the process is bound to one, and sampling takes turns with training; "all cores": the sampler's
+thread has a core of its own. "cpu" is the whole process's processor time, which other work on the machine distorts
+less.
 """
 
 import argparse
@@ -142,7 +144,10 @@ def input_output(dataset: mr.Dataset, folder: Path, rounds: int) -> dict[str, An
     minibatches = [m for b in bulks for m in b.minibatches]
     rows = [[row[: packed_words(m)].copy() for row, m in zip(pack_bulk(b), b.minibatches)] for b in bulks]
     packed = sum(row.nbytes for bulk in rows for row in bulk)
-    orders = {"in order": np.arange(len(minibatches)), "at random": np.random.default_rng(0).permutation(len(minibatches))}
+    orders = {
+        "in order": np.arange(len(minibatches)),
+        "at random": np.random.default_rng(0).permutation(len(minibatches)),
+    }
     seconds: dict[str, dict[str, list[float]]] = {}
 
     def note(what: str, who: str, s: float) -> None:
@@ -159,7 +164,9 @@ def input_output(dataset: mr.Dataset, folder: Path, rounds: int) -> dict[str, An
                     if state == "cold":
                         write_out(place, drop=True)
                     one.open()
-                    found[f"read {name}, {state}"] = timed(lambda one=one, order=order: [one.read(int(i)) for i in order])
+                    found[f"read {name}, {state}"] = timed(
+                        lambda one=one, order=order: [one.read(int(i)) for i in order]
+                    )
                     one.close()
             on_disk = disk_bytes(place)
             shutil.rmtree(place)
@@ -239,9 +246,15 @@ def reuse(dataset: mr.Dataset, folder: Path, rounds: int) -> dict[str, Any]:
         filled = precompute(job, folder / "samples", emit=silent, stop=lambda: False)
         sampling = timed(lambda: precompute(job, folder / "again", emit=silent, stop=lambda: False))
     shutil.rmtree(folder / "again")
-    found: dict[str, Any] = {"epochs": EPOCHS, "precompute_s": [filled["seconds"], sampling], "store_bytes": filled["bytes"]}
+    found: dict[str, Any] = {
+        "epochs": EPOCHS,
+        "precompute_s": [filled["seconds"], sampling],
+        "store_bytes": filled["bytes"],
+    }
     places = {"one core": one, "all cores": everything}
-    per_epoch: dict[tuple[str, str], list[float]] = {(p, how): [] for p in places for how in ("on the fly", "from the store")}
+    per_epoch: dict[tuple[str, str], list[float]] = {
+        (p, how): [] for p in places for how in ("on the fly", "from the store")
+    }
     cpu_s: dict[tuple[str, str], list[float]] = {key: [] for key in per_epoch}
     parts: dict[tuple[str, str], list[dict[str, float]]] = {key: [] for key in per_epoch}
     parameters = set()
@@ -261,7 +274,9 @@ def reuse(dataset: mr.Dataset, folder: Path, rounds: int) -> dict[str, Any]:
                 parts[p, how].append({k: result.seconds[k] / EPOCHS for k in PARTS})
         print(f"  training, round {turn} of {rounds} done, load average {os.getloadavg()[0]:.1f}", flush=True)
     if len(parameters) != 1:
-        raise SystemExit("the runs should end with the same parameters, wherever their minibatches come from; they differ")
+        raise SystemExit(
+            "the runs should end with the same parameters, wherever their minibatches come from; they differ"
+        )
     for p in places:
         ways = ("on the fly", "from the store")
         found[p] = {
@@ -286,7 +301,9 @@ def show(report: dict[str, Any]) -> None:
         f"on disk {io['disk_bytes_per_minibatch'] / 1e6:.3f} MB "
         f"({100 * io['disk_bytes_per_minibatch'] / io['structure_bytes_per_minibatch']:.0f} % of the structure)"
     )
-    print(f"\n{'MB of packed rows a second':28}{'store':>8}{'min - max':>16}{'plain':>8}{'min - max':>16}{'store/plain':>13}")
+    print(
+        f"\n{'MB of packed rows a second':28}{'store':>8}{'min - max':>16}{'plain':>8}{'min - max':>16}{'store/plain':>13}"
+    )
     for what, r in io["rates"].items():
         spread = {who: f"{r[who + '_range'][0]:.0f} - {r[who + '_range'][1]:.0f}" for who in ("store", "plain")}
         print(
@@ -301,7 +318,9 @@ def show(report: dict[str, Any]) -> None:
             print(f"{p + ', ' + how:28}{r['seconds']:>9.2f}{spread:>16}{r['cpu_seconds']:>8.2f}  {parts}")
         saved = training[p]["saved"]
         print(f"{p + ', saved':28}{100 * saved['seconds']:>8.1f}%{'':16}{100 * saved['cpu_seconds']:>7.1f}%")
-    print(f"filling the store once, {training['epochs']} epochs, with opening the data: {training['precompute_s'][-1]:.2f} s")
+    print(
+        f"filling the store once, {training['epochs']} epochs, with opening the data: {training['precompute_s'][-1]:.2f} s"
+    )
 
 
 def main() -> None:

@@ -3,17 +3,17 @@
     python benchmarks/telemetry.py --json telemetry.json
     python benchmarks/telemetry.py --paired runs --pairs 12
 
-Two ranks of one thread on a local cluster, features of a rank's own, minibatches from a thread of each rank (``--queue zarr``: from
-sampling tasks, which come in bursts and make epochs differ by a third). With telemetry: ranks tell their pulses, workers hand them on
-with every heartbeat, the driver tells queue and epochs, the scheduler keeps the history, and one browser (a Bokeh session, as a browser
-holds it) has the page open, which is drawn anew each second, while ``/millrace.json`` is asked for once a second. Without: none of this,
-and everything else the same.
+Two ranks of one thread on a local cluster, features of a rank's own, minibatches from a thread of each rank (``--queue
+zarr``: from sampling tasks, which come in bursts and make epochs differ by a third). With telemetry: ranks tell their
+pulses, workers hand them on with every heartbeat, the driver tells queue and epochs, the scheduler keeps the history,
+and one browser (a Bokeh session, as a browser holds it) has the page open, which is drawn anew each second, while
+``/millrace.json`` is asked for once a second. Without: none of this, and everything else the same.
 
-``--paired epochs`` (the default) turns it on in one epoch of each two, drawn by lot, in one run: neighbours in time are compared, so
-that what else the machine does cancels. ``--paired runs`` compares whole runs, in pairs of random order, by their median epochs. The
-figure is the mean of the logarithms of with / without over the pairs, without the tenth that is largest and the tenth that is smallest
-(now and then the machine does something else for a while), with its 95 % interval by Yuen and Tukey's t. The first epochs compile and fill
-caches and are left out.
+``--paired epochs`` (the default) turns it on in one epoch of each two, drawn by lot, in one run: neighbours in time are
+compared, so that what else the machine does cancels. ``--paired runs`` compares whole runs, in pairs of random order,
+by their median epochs. The figure is the mean of the logarithms of with / without over the pairs, without the tenth
+that is largest and the tenth that is smallest (now and then the machine does something else for a while), with its 95 %
+interval by Yuen and Tukey's t. The first epochs compile and fill caches and are left out.
 """
 
 import argparse
@@ -72,7 +72,10 @@ class Browser:
                 session.close()
                 session = None
             if self.on:
-                with suppress(OSError), urllib.request.urlopen(f"{address}/millrace.json?token={token}", timeout=5) as answer:
+                with (
+                    suppress(OSError),
+                    urllib.request.urlopen(f"{address}/millrace.json?token={token}", timeout=5) as answer,
+                ):
                     self.asked += bool(answer.read())
         if session is not None:
             session.close()
@@ -86,7 +89,8 @@ class Browser:
 
 @contextmanager
 def switched(kind: str, browser: Browser):
-    """Telemetry of this process, which holds the driver and the scheduler, as `kind` says; and what to call with events."""
+    """Telemetry of this process, which holds the driver and the scheduler, as `kind` says; and what to call with
+    events."""
     os.environ["MILLRACE_TELEMETRY"], before = kind, os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SWITCH), *([before] if before else [])])
     is_on = runpy.run_path(str(SWITCH / "sitecustomize.py"))["is_on"]
@@ -146,7 +150,9 @@ def _ordered(epoch: int, first: float, second: float) -> tuple[float, float]:
     return (second, first) if random.Random(epoch // 2).randrange(2) == 0 else (first, second)
 
 
-def by_runs(dataset: mr.Dataset, pairs: int, epochs: int, queue: str) -> tuple[list[tuple[float, float]], dict[str, Any]]:
+def by_runs(
+    dataset: mr.Dataset, pairs: int, epochs: int, queue: str
+) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """(without, with) for pairs of runs."""
     found, seen, lot = [], {}, random.Random(0)
     for number in range(pairs):
@@ -188,7 +194,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write figures here")
     a = parser.parse_args()
     dataset, start, load = mr.open_dataset(a.dataset), time.perf_counter(), os.getloadavg()
-    pairs, seen = by_epochs(dataset, a.pairs, a.queue) if a.paired == "epochs" else by_runs(dataset, a.pairs, a.epochs, a.queue)
+    pairs, seen = (
+        by_epochs(dataset, a.pairs, a.queue) if a.paired == "epochs" else by_runs(dataset, a.pairs, a.epochs, a.queue)
+    )
     found = summary(pairs)
     print(
         f"{len(pairs)} pairs of {a.paired}, {time.perf_counter() - start:.0f} s; without telemetry an epoch takes {found['epoch_s']:.3f} s"
@@ -196,7 +204,12 @@ def main() -> None:
     print(f"with it {found['share']:+.2%}, 95 % interval {found['from']:+.2%} to {found['to']:+.2%}; told: {seen}")
     print(f"load of the machine before and after: {load[0]:.1f}, {os.getloadavg()[0]:.1f}")
     if a.json:
-        record = {**found, "told": seen, "load": [load[0], os.getloadavg()[0]], "machine": platform.processor() or platform.machine()}
+        record = {
+            **found,
+            "told": seen,
+            "load": [load[0], os.getloadavg()[0]],
+            "machine": platform.processor() or platform.machine(),
+        }
         a.json.write_text(json.dumps({**record, "seconds": pairs}, indent=2))
 
 

@@ -22,7 +22,8 @@ _JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "fastmath": Tru
 
 
 class Unfused(nn.Module):
-    """A GAT with the parameters of `GAT.build`, over rows that come in one exchange (mode ``halo``); heads are treated as there."""
+    """A GAT with the parameters of `GAT.build`, over rows that come in one exchange (mode ``halo``); heads are treated
+    as there."""
 
     def __init__(self, config: GAT, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -50,7 +51,9 @@ class Unfused(nn.Module):
         of_src = (z * conv.a_src).sum(-1)
         of_dst = (z[:n] * conv.a_dst).sum(-1)
         logit = nn.functional.leaky_relu(of_src.index_select(0, src) + of_dst.index_select(0, dst), conv.slope)
-        most = logit.new_full((n, conv.heads), -torch.inf).scatter_reduce_(0, dst[:, None].expand_as(logit), logit.detach(), "amax")
+        most = logit.new_full((n, conv.heads), -torch.inf).scatter_reduce_(
+            0, dst[:, None].expand_as(logit), logit.detach(), "amax"
+        )
         weight = (logit - most.index_select(0, dst)).exp()
         total = weight.new_zeros(n, conv.heads).index_add(0, dst, weight)
         return _Weighted.apply(z, weight / total.index_select(0, dst), lists, by_source)  # pyright: ignore[reportReturnType]
@@ -66,7 +69,8 @@ class Unfused(nn.Module):
 
 
 class _Weighted(torch.autograd.Function):
-    """``apply(z, weight, lists, by_source)``: the weighted sum of each row's sources, [S, H, D], [e, H] -> [n, H, D]."""
+    """``apply(z, weight, lists, by_source)``: the weighted sum of each row's sources, [S, H, D], [e, H] -> [n, H,
+    D]."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, weight: Tensor, lists: InLists, by_source: InLists) -> Tensor:

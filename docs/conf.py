@@ -37,7 +37,8 @@ maximum_signature_line_length = 100
 
 
 def _whole(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    # Of "Seeds: of every choice" below a field Napoleon would take the first word for a type. A comment before it keeps it from that.
+    # Of "Seeds: of every choice" below a field Napoleon would take the first word for a type. A comment before it keeps
+    # it from that.
     if what in ("attribute", "property") and lines:
         lines[:0] = ["..", ""]
 

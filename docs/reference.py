@@ -1,4 +1,5 @@
-"""Writes reference pages from the code: every configuration key, command and result field. What has no docstring is a warning.
+"""Writes reference pages from the code: every configuration key, command and result field. What has no docstring is a
+warning.
 
 The text stands where a page has ``<!-- from the code: configuration -->``, or ``commands``, or ``result``.
 """
@@ -51,7 +52,12 @@ def shown_type(annotation: Any, metadata: Any = ()) -> str:
         of = get_args(annotation)[0]
         return "whole numbers" if of is int else f"a list of {shown_type(of)}"
     words = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
-    bounds = [sign + shown_number(getattr(m, key)) for m in metadata for key, sign in BOUNDS.items() if getattr(m, key, None) is not None]
+    bounds = [
+        sign + shown_number(getattr(m, key))
+        for m in metadata
+        for key, sign in BOUNDS.items()
+        if getattr(m, key, None) is not None
+    ]
     return ", ".join([words[annotation], *bounds])
 
 
@@ -101,10 +107,16 @@ def registered_rows(section: str) -> list[Row]:
     """The same for a section whose ``name`` says which keys there are; what not all have is marked."""
     kinds: dict[str, Any] = REGISTRIES[section]
     first = next(iter(kinds))
-    rows = {"name": (f"`{section}.name`", ", ".join(f"`{name}`" for name in kinds), f'`"{first}"`', f"Which {section}.")}
+    rows = {
+        "name": (f"`{section}.name`", ", ".join(f"`{name}`" for name in kinds), f'`"{first}"`', f"Which {section}.")
+    }
     for kind in kinds.values():
         for row in key_rows(f"{section}.", kind):
-            having = [name for name, k in kinds.items() if any(f.name == row[0].strip("`").split(".")[1] for f in dataclasses.fields(k))]
+            having = [
+                name
+                for name, k in kinds.items()
+                if any(f.name == row[0].strip("`").split(".")[1] for f in dataclasses.fields(k))
+            ]
             only = "" if len(having) == len(kinds) else "only " + ", ".join(f"`{name}`" for name in having) + ": "
             first_seen = rows.setdefault(row[0], (*row[:3], only + row[3]))
             if row[2] not in first_seen[2]:
@@ -164,7 +176,9 @@ def commands() -> str:
         for p in own:
             if p not in arguments:
                 value = "" if p.is_flag else " " + shown[p.name]
-                default = "; required" if p.required else "" if p.default is None or p.is_flag else f"; default `{p.default}`"
+                default = (
+                    "; required" if p.required else "" if p.default is None or p.is_flag else f"; default `{p.default}`"
+                )
                 rows.append((f"`{p.opts[0]}{value}`", flags_as_code(p.help).rstrip(".") + default))
         parts.append(table(("", "meaning"), rows))
     return "\n\n".join(parts)
@@ -183,7 +197,9 @@ def result_fields() -> str:
     parts = [
         table(("key", "Python type", "meaning"), rows),
         "## `seconds`",
-        "Largest over the ranks; parts that overlap need not add up. " + ", ".join(f"`{s}`" for s in result.SECONDS) + ", and `per_epoch`.",
+        "Largest over the ranks; parts that overlap need not add up. "
+        + ", ".join(f"`{s}`" for s in result.SECONDS)
+        + ", and `per_epoch`.",
         "## `bytes` and `waits`",
         "Payload, counted by who sends it (`store`: by who reads it), by channel and kind; `bytes` has `per_rank` beside the sums.",
         table(("channel", "kinds"), kinds),

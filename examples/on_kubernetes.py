@@ -1,20 +1,23 @@
-"""A run on Kubernetes: prints a DaskJob, which the Dask operator turns into a scheduler, workers and the driver, and ends with the run.
+"""A run on Kubernetes: prints a DaskJob, which the Dask operator turns into a scheduler, workers and the driver, and
+ends with the run.
 
-    kubectl create secret generic millrace-tls --from-file=tls/         # ca.pem, cert.pem, key.pem: see docs/operations.md
-    python examples/on_kubernetes.py --image registry/millrace:0.1.0 --volume millrace-data --workers 4 --cores 8 --memory 32Gi \
+    kubectl create secret generic millrace-tls --from-file=tls/         # ca.pem, cert.pem, key.pem: see
+    docs/operations.md python examples/on_kubernetes.py --image registry/millrace:0.1.0 --volume millrace-data --workers
+    4 --cores 8 --memory 32Gi \
         --dataset /data/store --ranks 4 --out /data/runs/one | kubectl apply -f -
     kubectl logs -f millrace-runner
 
-Before that: `helm install --repo https://helm.dask.org --generate-name dask-kubernetes-operator`; an image that has Millrace;
-a volume claim that many pods may write (ReadWriteMany), mounted as /data, for the dataset and the run's folder. All other arguments go to
-`millrace run` in the driver's pod.
+Before that: `helm install --repo https://helm.dask.org --generate-name dask-kubernetes-operator`; an image that has
+Millrace; a volume claim that many pods may write (ReadWriteMany), mounted as /data, for the dataset and the run's
+folder. All other arguments go to `millrace run` in the driver's pod.
 
-What to expect: the log shows what `millrace run` prints once all workers are there; then the workers are gone, and `kubectl get daskjobs`
-says Successful or Failed. A killed pod is a lost rank (see docs/operations.md). To go on with a run that failed: `kubectl delete daskjob
-millrace`, then the same command with `--resume`. Traffic between ranks is not encrypted: keep the namespace's network to itself.
+What to expect: the log shows what `millrace run` prints once all workers are there; then the workers are gone, and
+`kubectl get daskjobs` says Successful or Failed. A killed pod is a lost rank (see docs/operations.md). To go on with a
+run that failed: `kubectl delete daskjob millrace`, then the same command with `--resume`. Traffic between ranks is not
+encrypted: keep the namespace's network to itself.
 
-Rendered only: `make test` has no Kubernetes. It checks the manifest against the schemas that dask-kubernetes brings, and that Dask and
-Millrace take the arguments. Needs the extra `launch`.
+Rendered only: `make test` has no Kubernetes. It checks the manifest against the schemas that dask-kubernetes brings,
+and that Dask and Millrace take the arguments. Needs the extra `launch`.
 """
 
 import argparse
@@ -51,7 +54,13 @@ def manifest(name: str, image: str, volume: str, workers: int, cores: int, memor
     cluster = make_cluster_spec(name, image=image, n_workers=workers, worker_command=worker, env=[])
     cluster["spec"]["worker"]["spec"]["containers"][0]["resources"] = {"requests": size, "limits": size}
     cluster["spec"]["scheduler"]["spec"]["containers"][0]["resources"] = {}
-    cluster["spec"]["scheduler"]["spec"]["containers"][0]["args"] = ["dask", "scheduler", "--host", "0.0.0.0", *DASK_TLS]
+    cluster["spec"]["scheduler"]["spec"]["containers"][0]["args"] = [
+        "dask",
+        "scheduler",
+        "--host",
+        "0.0.0.0",
+        *DASK_TLS,
+    ]
     tls = [word for kind, path in TLS.items() for word in ("--set", f"cluster.tls_{kind}={path}")]
     wait = ["python", "-c", WAIT.format(address=address, workers=workers, **TLS)]
     train = ["millrace", "run", "--scheduler", address, *tls, "--set", f"threads={cores}", *run]
@@ -63,14 +72,21 @@ def manifest(name: str, image: str, volume: str, workers: int, cores: int, memor
         # It opens the whole dataset, and cuts it.
         "resources": {"requests": size, "limits": size},
     }
-    pods = [cluster["spec"]["worker"]["spec"], cluster["spec"]["scheduler"]["spec"], {"restartPolicy": "Never", "containers": [driver]}]
+    pods = [
+        cluster["spec"]["worker"]["spec"],
+        cluster["spec"]["scheduler"]["spec"],
+        {"restartPolicy": "Never", "containers": [driver]},
+    ]
     for pod in pods:
         pod["volumes"] = [
             {"name": "data", "persistentVolumeClaim": {"claimName": volume}},
             {"name": "tls", "secret": {"secretName": "millrace-tls"}},
         ]
         for container in pod["containers"]:
-            container["volumeMounts"] = [{"name": "data", "mountPath": "/data"}, {"name": "tls", "mountPath": "/tls", "readOnly": True}]
+            container["volumeMounts"] = [
+                {"name": "data", "mountPath": "/data"},
+                {"name": "tls", "mountPath": "/tls", "readOnly": True},
+            ]
     return {
         "apiVersion": "kubernetes.dask.org/v1",
         "kind": "DaskJob",
@@ -81,7 +97,9 @@ def manifest(name: str, image: str, volume: str, workers: int, cores: int, memor
 
 def main() -> None:
     """Print the manifest."""
-    parser = argparse.ArgumentParser(description="Millrace on Kubernetes; other arguments go to `millrace run`.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description="Millrace on Kubernetes; other arguments go to `millrace run`.", allow_abbrev=False
+    )
     parser.add_argument("--name", default="millrace", help="of the job (millrace)")
     parser.add_argument("--image", required=True, help="has Millrace installed")
     parser.add_argument("--volume", required=True, help="a ReadWriteMany volume claim, mounted as /data")

@@ -1,19 +1,20 @@
 """Ranks in jobs of a Slurm cluster: dask-jobqueue asks for the jobs, with TLS, for as long as one run takes.
 
-    python examples/on_slurm.py --tls tls --host 10.0.0.1 --workers 4 --cores 16 --memory 64GB --queue normal --walltime 02:00:00 \
+    python examples/on_slurm.py --tls tls --host 10.0.0.1 --workers 4 --cores 16 --memory 64GB --queue normal --walltime
+    02:00:00 \
         --dataset store/ --ranks 4 --out runs/slurm
 
-Runs on a login node, or in a small job of its own; `--host` is its address that the jobs reach. Every worker is a Slurm job of `--cores`
-cores, and holds a rank or a sampling task. The home of this Python, `tls` (see docs/operations.md), the dataset and the run's folder are on
-a file system that all nodes share. All other arguments go to `millrace run`. With `--render` the job script is printed, and nothing is
-submitted.
+Runs on a login node, or in a small job of its own; `--host` is its address that the jobs reach. Every worker is a Slurm
+job of `--cores` cores, and holds a rank or a sampling task. The home of this Python, `tls` (see docs/operations.md),
+the dataset and the run's folder are on a file system that all nodes share. All other arguments go to `millrace run`.
+With `--render` the job script is printed, and nothing is submitted.
 
-What to expect: nothing until Slurm has started all jobs, then what `millrace run` prints, and its exit code; the jobs end with it. A job
-that ends early is a lost rank (see docs/operations.md); a job that meets its time limit is not replaced, so ask for enough, and go on
-with `--resume`.
+What to expect: nothing until Slurm has started all jobs, then what `millrace run` prints, and its exit code; the jobs
+end with it. A job that ends early is a lost rank (see docs/operations.md); a job that meets its time limit is not
+replaced, so ask for enough, and go on with `--resume`.
 
-Rendered only: `make test` has no Slurm. It checks the directives, that Dask and Millrace take the arguments, and that what is rendered
-trains where a shell stands in for Slurm. Needs the extra `launch`.
+Rendered only: `make test` has no Slurm. It checks the directives, that Dask and Millrace take the arguments, and that
+what is rendered trains where a shell stands in for Slurm. Needs the extra `launch`.
 """
 
 import argparse
@@ -28,9 +29,13 @@ from distributed import Client, Security
 
 def main() -> int:
     """Ask for jobs, wait until all run, and train on them."""
-    parser = argparse.ArgumentParser(description="Millrace on Slurm; other arguments go to `millrace run`.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description="Millrace on Slurm; other arguments go to `millrace run`.", allow_abbrev=False
+    )
     parser.add_argument("--host", required=True, help="an address of this machine that the nodes reach")
-    parser.add_argument("--tls", required=True, type=Path, help="folder of ca.pem, cert.pem and key.pem that the nodes see too")
+    parser.add_argument(
+        "--tls", required=True, type=Path, help="folder of ca.pem, cert.pem and key.pem that the nodes see too"
+    )
     parser.add_argument("--workers", type=int, default=2, help="Slurm jobs, one worker each (2)")
     parser.add_argument("--cores", type=int, default=8, help="of each job (8)")
     parser.add_argument("--memory", default="16GB", help="of each job (16GB)")
@@ -41,7 +46,11 @@ def main() -> int:
     parser.add_argument("--render", action="store_true", help="print the job script and stop")
     here, run = parser.parse_known_args()
     ca, cert, key = (str(here.tls.resolve() / name) for name in ("ca.pem", "cert.pem", "key.pem"))
-    roles = {f"tls_{role}_{kind}": path for role in ("scheduler", "worker", "client") for kind, path in (("cert", cert), ("key", key))}
+    roles = {
+        f"tls_{role}_{kind}": path
+        for role in ("scheduler", "worker", "client")
+        for kind, path in (("cert", cert), ("key", key))
+    }
     cluster = SLURMCluster(
         job_name="millrace",
         cores=here.cores,

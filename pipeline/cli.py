@@ -1,4 +1,5 @@
-"""The command line. It parses, calls, prints, and turns errors into exit codes: 0 done, 2 input, 3 failed, 130 interrupted."""
+"""The command line. It parses, calls, prints, and turns errors into exit codes: 0 done, 2 input, 3 failed, 130
+interrupted."""
 
 import errno
 import io
@@ -41,7 +42,8 @@ from .commands.flags import (
 from .telemetry.events import Emit, Event, StageAdvanced, StageStarted
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
-"""What typer raises for a wrong command line. Newer versions bring their own click, older ones import it: this is either's."""
+"""What typer raises for a wrong command line. Newer versions bring their own click, older ones import it: this is
+either's."""
 
 OUT_OF_MEMORY = 'out of memory ({}); use a smaller model, batch_size or fanout, or features = "mapped"'
 
@@ -106,7 +108,11 @@ def _table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None)
         raise InputError(f"{job} was read as a TOML job file; give a dataset as --dataset {job}")
     table = expanded(read_toml(_home(job))) if job is not None else {}
     named = table.get("model")
-    if flags.get("model") is not None and isinstance(named, dict) and named.get("name") not in (None, canonical(MODELS, flags["model"])):
+    if (
+        flags.get("model") is not None
+        and isinstance(named, dict)
+        and named.get("name") not in (None, canonical(MODELS, flags["model"]))
+    ):
         # Another model's options would not fit this one; those that every model has are kept.
         table["model"] = {k: v for k, v in named.items() if k in ("hidden", "layers", "dropout", "norm")}
     if flags.get("layers") is not None and flags.get("fanout") is None and isinstance(table.get("sampler"), dict):
@@ -138,7 +144,9 @@ def _summary(result: Any) -> str:
         lines.append(f"  {label:<20}" + ", ".join(f"{stage} {seconds[stage]:.2f}" for stage in stages))
     lines.append(f"  trained on          {result.minibatches:,} minibatches, {result.sampled_edges:,} edges")
     step = max(m.get("step", 0) for m in result.memory_bytes)
-    lines.append(f"  peak memory         {max(result.peak_rss_bytes) / 2**20:,.0f} MiB (a step's buffers: {step / 2**20:,.0f})")
+    lines.append(
+        f"  peak memory         {max(result.peak_rss_bytes) / 2**20:,.0f} MiB (a step's buffers: {step / 2**20:,.0f})"
+    )
     lines.append(f"  run folder          {result.out}")
     return "\n".join(lines)
 
@@ -164,7 +172,8 @@ def run(
     dropout: DropoutFlag = None,
     ranks: RanksFlag = None,
     executor: Annotated[
-        str | None, typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]")
+        str | None,
+        typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu | cuda  [default: cpu]")] = None,
     seed: SeedFlag = None,
@@ -172,13 +181,19 @@ def run(
     split: SplitFlag = None,
     overrides: SetFlag = None,
     out: OutFlag = None,
-    scheduler: Annotated[str | None, typer.Option(help="Address of a Dask scheduler; by default a cluster is started here.")] = None,
-    host: Annotated[
-        str | None, typer.Option(help="An address of this machine that workers and ranks can reach.  [default: 127.0.0.1]")
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler; by default a cluster is started here.")
     ] = None,
-    samples: Annotated[str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="An address of this machine that workers and ranks can reach.  [default: 127.0.0.1]"),
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")
+    ] = None,
     reuse: Annotated[
-        str | None, typer.Option(help="once | cycle: go round again through --samples of fewer epochs.  [default: once]")
+        str | None,
+        typer.Option(help="once | cycle: go round again through --samples of fewer epochs.  [default: once]"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     as_json: JsonFlag = False,
@@ -262,7 +277,14 @@ def sample(
     from .config.load import resolve
     from .telemetry.console import Terminal
 
-    flags = {"epochs": epochs, "dataset": dataset, "fanout": fanout, "batch_size": batch_size, "seed": seed, "split": split}
+    flags = {
+        "epochs": epochs,
+        "dataset": dataset,
+        "fanout": fanout,
+        "batch_size": batch_size,
+        "seed": seed,
+        "split": split,
+    }
     resolved, out = resolve(_table(job, flags, overrides)), out if "://" in out else str(_home(Path(out)))
     with heeded(_say_aside) as asked, Terminal() as terminal:
         report = precompute(resolved, out, emit=_both(asked, terminal), stop=asked.stop)
@@ -278,10 +300,14 @@ def sample(
 
 @app.command()
 def partition(
-    dataset: Annotated[str, typer.Argument(help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.")],
+    dataset: Annotated[
+        str, typer.Argument(help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.")
+    ],
     parts: Annotated[int, typer.Option(help="P, the number of partitions.")],
     out: Annotated[Path, typer.Option(help="Folder of the partitions.")],
-    method: Annotated[str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | louvain | leiden")] = "metis",
+    method: Annotated[
+        str, typer.Option(help="contiguous | hash | ldg | fennel | metis | metis-work | louvain | leiden")
+    ] = "metis",
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     split: SplitFlag = None,
     overrides: SetFlag = None,
@@ -338,9 +364,13 @@ def plan(
     classes: Annotated[int, typer.Option(help="With --nodes: classes.")] = 16,
     train_share: Annotated[float, typer.Option(help="With --nodes: the share of them to train on.")] = 0.1,
     hosts: Annotated[int, typer.Option(help="Machines like this one that share the ranks.")] = 1,
-    memory: Annotated[float | None, typer.Option(help="GiB for each rank; by default its share of this machine's.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB for each rank; by default its share of this machine's.")
+    ] = None,
     link: Annotated[str | None, typer.Option(help="Between ranks: data centre | wan | edge | proximity.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="Between ranks, Gb/s; with --latency in place of --link.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="Between ranks, Gb/s; with --latency in place of --link.")
+    ] = None,
     latency: Annotated[float | None, typer.Option(help="Between ranks, milliseconds one way.")] = None,
     model: ModelFlag = None,
     hidden: HiddenFlag = None,
@@ -372,9 +402,13 @@ def plan(
         raise InputError("--nodes and --edges go together, in place of --dataset")
     if (bandwidth is None) != (latency is None) or (bandwidth is not None and link is not None):
         raise InputError("--bandwidth and --latency go together, in place of --link")
-    numbers = Numbers(nodes, edges, num_features, classes, train_share) if nodes is not None and edges is not None else None
+    numbers = (
+        Numbers(nodes, edges, num_features, classes, train_share) if nodes is not None and edges is not None else None
+    )
     over = Link(bandwidth * 1e9 / 8, latency / 1e3) if bandwidth is not None and latency is not None else None
-    cluster = Cluster(hosts, None if memory is None else round(memory * 2**30), link_named(link) if link is not None else over)
+    cluster = Cluster(
+        hosts, None if memory is None else round(memory * 2**30), link_named(link) if link is not None else over
+    )
     with Terminal() as terminal:
         made = make_plan(numbers=numbers, cluster=cluster, emit=terminal, config=table)
     _say(as_text(made), err=as_json)
@@ -438,7 +472,9 @@ def evaluate(
     with Terminal() as terminal:
         report = assess(_home(run_folder), dataset, model=own, emit=terminal)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
-    lines += [f"  {name:<6} {'none' if value is None else f'{value:.4f}'}" for name, value in report["accuracy"].items()]
+    lines += [
+        f"  {name:<6} {'none' if value is None else f'{value:.4f}'}" for name, value in report["accuracy"].items()
+    ]
     _say("\n".join(lines), err=as_json)
     if as_json:
         _say(json.dumps(report))
@@ -449,7 +485,9 @@ def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     out: Annotated[Path, typer.Option(help="The file to write, .parquet or .csv.")],
     dataset: OtherDatasetFlag = None,
-    nodes: Annotated[str | None, typer.Option(help="Ids or names between commas, or train | val | test.  [default: all]")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Ids or names between commas, or train | val | test.  [default: all]")
+    ] = None,
     all_probabilities: Annotated[bool, typer.Option("--all-probabilities", help="A column for each class.")] = False,
     model: OwnModelFlag = None,
     as_json: JsonFlag = False,
@@ -466,7 +504,8 @@ def predict(
     with Terminal() as terminal:
         report = predict_to_file(_home(run_folder), out, dataset, nodes, all_probabilities, own, terminal)
     _say(
-        f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']} in {out} ({report['seconds']:.1f} s)", err=as_json
+        f"{counted(report['nodes'], 'node')} of {report['dataset']} by {report['model']} in {out} ({report['seconds']:.1f} s)",
+        err=as_json,
     )
     if as_json:
         _say(json.dumps(report))
@@ -475,7 +514,9 @@ def predict(
 @app.command()
 def inspect(
     path: Annotated[str, typer.Argument(help="A run, a store of samples, partitions or data, or any dataset.")],
-    minibatch: Annotated[str | None, typer.Option(metavar="EPOCH,INDEX", help="Print one minibatch of a store of samples.")] = None,
+    minibatch: Annotated[
+        str | None, typer.Option(metavar="EPOCH,INDEX", help="Print one minibatch of a store of samples.")
+    ] = None,
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -493,9 +534,15 @@ def inspect(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, finished or not; several are compared.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the report; by default `report` in the first run's folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")] = False,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, finished or not; several are compared.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; by default `report` in the first run's folder.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")
+    ] = False,
 ) -> None:
     """Write a page on where a run's time, bytes and memory went."""
     from .report.write import report as write
@@ -505,7 +552,15 @@ def report(
         _say("\n".join([record["headline"], *record["findings"]]), err=as_json)
     _say(f"report in {written.path}", err=as_json)
     if as_json:
-        _say(json.dumps({"page": str(written.path), "pictures": [str(p) for p in written.pictures.values()], "runs": written.runs}))
+        _say(
+            json.dumps(
+                {
+                    "page": str(written.path),
+                    "pictures": [str(p) for p in written.pictures.values()],
+                    "runs": written.runs,
+                }
+            )
+        )
 
 
 @app.command()
@@ -522,7 +577,9 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
     if version:
         from .setup.result import versions
 
@@ -544,7 +601,8 @@ def main() -> None:
 
 
 def _run_app() -> int:
-    """Run the command that the arguments name, and give its exit code; what went wrong is on standard error in a few lines."""
+    """Run the command that the arguments name, and give its exit code; what went wrong is on standard error in a few
+    lines."""
     try:
         code = _interruptible(partial(app, standalone_mode=False))
     except MillraceError as e:
@@ -577,7 +635,8 @@ def _run_app() -> int:
 
 
 def _interruptible(command: Callable[[], Any]) -> Any:
-    """Call it. What breaks because a signal has ended it, in code that cannot pass an interrupt on, is an interrupt too."""
+    """Call it. What breaks because a signal has ended it, in code that cannot pass an interrupt on, is an interrupt
+    too."""
     try:
         return command()
     except Exception as e:

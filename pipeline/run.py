@@ -43,7 +43,8 @@ def _threads(count: int | None):
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
-    # Told, not left to ask torch: a sampling thread may ask while a product has torch's threads to itself (`stages.nn.dense`).
+    # Told, not left to ask torch: a sampling thread may ask while a product has torch's threads to itself
+    # (`stages.nn.dense`).
     set_num_threads(torch.get_num_threads())
     try:
         yield
@@ -70,11 +71,14 @@ def run(
     """Train, and evaluate the parameters of the best validation epoch on the test split.
 
     Args:
-        dataset: a `Dataset`, or whatever `open_dataset` takes, such as a path or a PyG `Data`; by default the configuration's.
+        dataset: a `Dataset`, or whatever `open_dataset` takes, such as a path or a PyG `Data`; by default the
+            configuration's.
         system: such as ``bulk(NeighborSampler((15, 10, 5)))``, or a name.
-        model: such as ``GraphSAGE(hidden=128, layers=3)``, a name, or a module of your own that follows the model protocol.
+        model: such as ``GraphSAGE(hidden=128, layers=3)``, a name, or a module of your own that follows the model
+            protocol.
         out: the run's folder; by default a new one under ``runs/``.
-        resume: go on from the last checkpoint in `out`; without `config`, keys that are not given are those that the run was started with.
+        resume: go on from the last checkpoint in `out`; without `config`, keys that are not given are those that the
+            run was started with.
         samples: a store of sampled minibatches to train from.
         verbose: print notes and progress as the command line does.
         emit: called with every event but pulses, which are in ``metrics.jsonl``; nothing is printed then.
@@ -128,7 +132,8 @@ def _run(
         from .cluster.dask_cluster import check_reachable
         from .machine.gpus import check_cluster
 
-        # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate, and see other GPUs.
+        # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate, and see
+        # other GPUs.
         check_cluster(job)
         check_reachable(job.cluster)
     else:
@@ -283,7 +288,9 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         sampled_edges=sum(r.sampled_edges for r in reports),
         phases=first.phases,
         lost=first.lost,
-        clients=None if prepared.system.clients == "ranks" or status == STOPPED else client_record(prepared, out, first.phases),
+        clients=None
+        if prepared.system.clients == "ranks" or status == STOPPED
+        else client_record(prepared, out, first.phases),
         fingerprint=prepared.fingerprint,
         parameters_sha256=first.parameters_sha256,
         out=str(out),

@@ -30,7 +30,8 @@ class Phase:
     name: str = ""
     """What it trains, in words."""
     fresh_optimizer: bool = False
-    """Whether it has an optimiser and a best epoch of its own; the next phase then starts from the parameters of that epoch."""
+    """Whether it has an optimiser and a best epoch of its own; the next phase then starts from the parameters of that
+    epoch."""
 
     @property
     def epochs(self) -> int:
@@ -183,7 +184,8 @@ class RankJob:
     """Whether training depends on nodes that no seed's result does, as batch normalisation over all nodes makes it."""
 
     def is_mine(self, index: int) -> bool:
-        """Whether this rank trains on minibatch `index` of an epoch: rank r takes every P-th of a step's, from the r-th on."""
+        """Whether this rank trains on minibatch `index` of an epoch: rank r takes every P-th of a step's, from the r-th
+        on."""
         return index % self.minibatches_per_step % self.group.size == self.group.rank
 
 

@@ -16,8 +16,8 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
     """int64 [n], the nodes that a caller means, in his order; they may repeat.
 
     Args:
-        nodes: None (all), one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a dataset, a split's name, or
-            names of nodes.
+        nodes: None (all), one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a dataset, a
+            split's name, or names of nodes.
         num_nodes: V.
         dataset: has the splits and the names.
 
@@ -35,7 +35,9 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdAr
         raise InputError(f"nodes are {_shown(found)}; {WANTED}{nearest(str(found.flat[0]), SPLITS)}")
     if found.dtype == bool:
         if found.shape != (num_nodes,):
-            raise InputError(f"nodes are a mask {list(found.shape)}; expected [{num_nodes}], true or false for each node")
+            raise InputError(
+                f"nodes are a mask {list(found.shape)}; expected [{num_nodes}], true or false for each node"
+            )
         return np.flatnonzero(found)
     if found.dtype.kind not in "iu" or found.ndim > 1:
         raise InputError(f"nodes are {found.dtype}{list(found.shape)}; {WANTED}")

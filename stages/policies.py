@@ -20,7 +20,8 @@ class Feed(Protocol):
     """Where a rank's work comes from. Waits are bounded; a failure of the other side is raised here."""
 
     def get(self, epoch: int, index: int) -> Any:
-        """Piece `index` of `epoch`: a MiniBatch, or whatever the neighbourhood policy of the same system understands."""
+        """Piece `index` of `epoch`: a MiniBatch, or whatever the neighbourhood policy of the same system
+        understands."""
         ...
 
     def release(self, epoch: int, index: int) -> None:
@@ -51,8 +52,8 @@ class PartitionPolicy(Protocol):
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """How data are cut into stored parts before several ranks start, each of which then opens its own part alone; None: ranks
-        open the whole."""
+        """How data are cut into stored parts before several ranks start, each of which then opens its own part alone;
+        None: ranks open the whole."""
         ...
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> PlacedData:
@@ -154,8 +155,11 @@ class FetchesAhead(Fetcher, Protocol):
 class RecordsSteps(Fetcher, Protocol):
     """A `Fetcher` that can have steps on its work recorded and played again."""
 
-    def recorded(self, module: nn.Module, rules: "StepRules", parameters: list[nn.Parameter], alone: bool) -> "RecordedStep | None":
-        """What plays steps of this module, for a `ReducePolicy` by which every seed counts the same; None: they cannot be recorded.
+    def recorded(
+        self, module: nn.Module, rules: "StepRules", parameters: list[nn.Parameter], alone: bool
+    ) -> "RecordedStep | None":
+        """What plays steps of this module, for a `ReducePolicy` by which every seed counts the same; None: they cannot
+        be recorded.
 
         Args:
             module: what is trained.
@@ -201,8 +205,8 @@ class ReducePolicy(Protocol):
             flag: raised by a rank that all ranks are to hear of; it travels with the gradients.
             overlap: see `Group.all_reduce`.
 
-        Returns:
-            The count over all ranks (zero: there was nothing to learn from, skip the step), and whether any has raised the flag.
+        Returns: The count over all ranks (zero: there was nothing to learn from, skip the step), and whether any has
+            raised the flag.
         """
         ...
 
@@ -223,7 +227,8 @@ class SchedulePolicy(Protocol):
     """What is trained when."""
 
     def record(self, epochs: int) -> dict[str, Any]:
-        """Everything that decides parameters beside how long the last phase goes on, as plain values, for fingerprints."""
+        """Everything that decides parameters beside how long the last phase goes on, as plain values, for
+        fingerprints."""
         ...
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
@@ -239,5 +244,6 @@ class SchedulePolicy(Protocol):
         ...
 
     def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
-        """The module that this phase trains; `resumed`: the model holds what an earlier life of the run had reached in it."""
+        """The module that this phase trains; `resumed`: the model holds what an earlier life of the run had reached in
+        it."""
         ...

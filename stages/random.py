@@ -1,7 +1,7 @@
 """Counter-based random streams: every choice is a pure function of what it is about, never of who makes it.
 
-A stream's key folds its coordinates one after the other; draw i of node v in a stream is one more fold, by the mixing function of
-`storage.splitmix`. The NumPy forms are the definition; `kernels/cpu` compiles the same arithmetic.
+A stream's key folds its coordinates one after the other; draw i of node v in a stream is one more fold, by the mixing
+function of `storage.splitmix`. The NumPy forms are the definition; `kernels/cpu` compiles the same arithmetic.
 """
 
 from enum import IntEnum
@@ -54,7 +54,8 @@ def _mix_int(z: int) -> int:
 
 
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> int:
-    """The 64-bit key of the stream for these coordinates, e.g. ``stream(seed, Purpose.SAMPLE, epoch, minibatch, hop)``."""
+    """The 64-bit key of the stream for these coordinates, e.g. ``stream(seed, Purpose.SAMPLE, epoch, minibatch,
+    hop)``."""
     key = 0
     for value in (seed, int(purpose), *coordinates):
         key = _mix_int((key + ((value + 1) & _WORD) * int(GOLDEN)) & _WORD)
@@ -62,7 +63,8 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> int:
 
 
 def branches(key: int, values: npt.ArrayLike) -> Words:
-    """The keys of the streams that have one more coordinate than the stream `key`: one for each of `values`, each >= 0."""
+    """The keys of the streams that have one more coordinate than the stream `key`: one for each of `values`, each >=
+    0."""
     with np.errstate(over="ignore"):
         return mix(np.uint64(key) + (np.asarray(values).astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
@@ -79,8 +81,10 @@ def draw(words: Words, i: int) -> Words:
 
 
 def permutation(key: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """`values` in the order of their words: a uniform permutation that depends only on the key and the *set* of values."""
-    # Distinct nodes have distinct words (their mixing is one to one), so neither the order given nor the sort's stability can show.
+    """`values` in the order of their words: a uniform permutation that depends only on the key and the *set* of
+    values."""
+    # Distinct nodes have distinct words (their mixing is one to one), so neither the order given nor the sort's
+    # stability can show.
     return values[np.argsort(node_words(key, values))]
 
 

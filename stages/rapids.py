@@ -33,9 +33,13 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
     try:
         gpus = int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as e:
-        raise InputError(f"{what} needs an NVIDIA GPU, but CUDA says {e}; use {instead}, or a machine with a GPU and its driver") from None
+        raise InputError(
+            f"{what} needs an NVIDIA GPU, but CUDA says {e}; use {instead}, or a machine with a GPU and its driver"
+        ) from None
     if gpus < 1:
-        raise InputError(f"{what} needs an NVIDIA GPU, but there is none; use {instead}, or a machine with a GPU and its driver")
+        raise InputError(
+            f"{what} needs an NVIDIA GPU, but there is none; use {instead}, or a machine with a GPU and its driver"
+        )
     if gpus > 1:
         _check_has(NEEDED_BY_SEVERAL, what, instead)
     return gpus

@@ -12,9 +12,11 @@ from .messages import Begun, Fetched, WorkDone
 from .random import Purpose, stream, torch_seed
 
 
-def summed_loss(logits: Tensor, y: Tensor, task: Literal["multiclass", "multilabel"], weights: Tensor | None = None) -> Tensor:
-    """Cross entropy (multi-class, y int64 [B]) or binary cross entropy averaged over classes (multi-label, y [B, C]), summed over seeds,
-    times the weights [B] of those if there are any."""
+def summed_loss(
+    logits: Tensor, y: Tensor, task: Literal["multiclass", "multilabel"], weights: Tensor | None = None
+) -> Tensor:
+    """Cross entropy (multi-class, y int64 [B]) or binary cross entropy averaged over classes (multi-label, y [B, C]),
+    summed over seeds, times the weights [B] of those if there are any."""
     if weights is not None:
         if task == "multiclass":
             losses = F.cross_entropy(logits, y, reduction="none")
@@ -39,8 +41,8 @@ def forward_backward(
 
     With products in bfloat16 the forward pass runs under torch's autocast; aggregations and the loss stay in float32.
 
-    Dropout is a function of (seed, epoch, index): torch's generator is set from them here, so neither the order of the work nor
-    an interruption can change it.
+    Dropout is a function of (seed, epoch, index): torch's generator is set from them here, so neither the order of the
+    work nor an interruption can change it.
     """
     if fetched.begun is None:
         _seed_generators(fetched, seed)
@@ -52,9 +54,11 @@ def forward_backward(
     return WorkDone(message if message.is_cuda else float(message), len(fetched.y))
 
 
-def begin(model: nn.Module, fetched: Fetched, seed: int, matmul_precision: Literal["float32", "bfloat16"] = "float32") -> Fetched:
-    """Do what of the forward pass needs no parameters, for a model that has ``enter(hood, h)``: `forward_backward` on the result does
-    the rest, with the same bits. On the CPU."""
+def begin(
+    model: nn.Module, fetched: Fetched, seed: int, matmul_precision: Literal["float32", "bfloat16"] = "float32"
+) -> Fetched:
+    """Do what of the forward pass needs no parameters, for a model that has ``enter(hood, h)``: `forward_backward` on
+    the result does the rest, with the same bits. On the CPU."""
     enter = getattr(model, "enter", None)
     if enter is None:
         return fetched
@@ -65,7 +69,8 @@ def begin(model: nn.Module, fetched: Fetched, seed: int, matmul_precision: Liter
 
 
 def _seed_generators(fetched: Fetched, seed: int) -> None:
-    # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear.
+    # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might
+    # appear.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
     if fetched.y.is_cuda:
         # What a module of the user's draws itself, it draws there.

@@ -1,4 +1,5 @@
-"""Checks of arrays that were read from a file, before compiled kernels trust them: a valid checksum says nothing of what was written."""
+"""Checks of arrays that were read from a file, before compiled kernels trust them: a valid checksum says nothing of
+what was written."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,10 @@ def require_vector(array: Any, dtype: npt.DTypeLike, length: int | None, name: s
 def require_splits(splits: npt.NDArray[np.int64], count: int, end: int, name: str) -> None:
     """Raise InputError unless `splits` is int64 [count + 1] and rises from 0 to `end`."""
     require_vector(splits, np.int64, count + 1, name)
-    require(splits[0] == 0 and splits[-1] == end and (splits[1:] >= splits[:-1]).all(), f"{name} does not rise from 0 to {end}")
+    require(
+        splits[0] == 0 and splits[-1] == end and (splits[1:] >= splits[:-1]).all(),
+        f"{name} does not rise from 0 to {end}",
+    )
 
 
 def require_within(ids: npt.NDArray[np.integer], stop: int, name: str) -> None:
@@ -42,7 +46,9 @@ def require_within(ids: npt.NDArray[np.integer], stop: int, name: str) -> None:
 
 def require_ascending(ids: npt.NDArray[np.integer], name: str) -> None:
     """Raise InputError unless `ids` are at least 0 and rise strictly."""
-    require(not len(ids) or (ids[0] >= 0 and (ids[1:] > ids[:-1]).all()), f"{name} does not rise strictly from 0 or more")
+    require(
+        not len(ids) or (ids[0] >= 0 and (ids[1:] > ids[:-1]).all()), f"{name} does not rise strictly from 0 or more"
+    )
 
 
 @contextmanager
@@ -53,5 +59,9 @@ def proving(path: Path | str) -> Iterator[None]:
     except StoreError:
         raise
     except (InputError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as e:
-        why = str(e) if isinstance(e, InputError) else f"its content is not laid out as it must be: {type(e).__name__} {e}"
+        why = (
+            str(e)
+            if isinstance(e, InputError)
+            else f"its content is not laid out as it must be: {type(e).__name__} {e}"
+        )
         raise StoreError(f"{path}: {why}; the store is damaged or was changed: make it again") from e

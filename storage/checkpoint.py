@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from .errors import InputError, RunError, StoreError
-from .store import committed_folder, first_line, read_manifest, remove_tree, require_fingerprint, sweep_leftovers, write_manifest
+from .store import (
+    committed_folder,
+    first_line,
+    read_manifest,
+    remove_tree,
+    require_fingerprint,
+    sweep_leftovers,
+    write_manifest,
+)
 
 KIND = "checkpoint"
 STATE_FILE = "state.pt"
@@ -82,7 +90,8 @@ class CheckpointStore:
             sweep_leftovers(self.path)
 
     def taken_over(self) -> "CheckpointStore":
-        """This store to write to, for a rank that takes the place of one that is gone and has left what it did not finish."""
+        """This store to write to, for a rank that takes the place of one that is gone and has left what it did not
+        finish."""
         return CheckpointStore(self.path, self.fingerprint, self.keep) if self.read_only else self
 
     def cursors(self) -> list[Cursor]:
@@ -114,7 +123,9 @@ class CheckpointStore:
                 write_manifest(aside, KIND, self.fingerprint, meta, {})
         # torch reports a failed write of its own as a RuntimeError.
         except (OSError, RuntimeError, InputError) as e:
-            raise RunError(f"cannot write the checkpoint {folder} ({e}); free space or choose another folder, then resume") from e
+            raise RunError(
+                f"cannot write the checkpoint {folder} ({e}); free space or choose another folder, then resume"
+            ) from e
         all_cursors = self.cursors()
         kept = [c for c in all_cursors if c <= cursor][-self.keep :]
         for c in all_cursors:

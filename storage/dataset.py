@@ -34,7 +34,9 @@ class Split:
         for name in SPLITS:
             ids = getattr(self, name)
             if ids.dtype != np.int64 or ids.ndim != 1:
-                raise InputError(f"split '{name}' is {ids.dtype}{list(ids.shape)}; expected an int64 vector of node ids")
+                raise InputError(
+                    f"split '{name}' is {ids.dtype}{list(ids.shape)}; expected an int64 vector of node ids"
+                )
             if len(ids) and (ids[0] < 0 or ids[-1] >= num_nodes):
                 raise InputError(f"split '{name}' holds ids outside [0, {num_nodes}); correct the split")
             if (np.diff(ids) <= 0).any():
@@ -65,7 +67,8 @@ class Dataset:
     notes: tuple[str, ...] = field(default=())
     """What was found and done while reading the input (duplicates merged, self loops kept, ...), one sentence each."""
     node_names: Sequence[str] | None = None
-    """What the input calls node v, for each v: `NodeNames` where it was read. None where nodes are called by their numbers."""
+    """What the input calls node v, for each v: `NodeNames` where it was read. None where nodes are called by their
+    numbers."""
     class_names: tuple[str, ...] | None = None
     """What the input calls class c, for each c. None where classes are called by their numbers."""
 
@@ -86,10 +89,13 @@ class Dataset:
     def __repr__(self) -> str:
         features, classes = counted(self.num_features, "feature"), counted(self.num_classes, "class", "classes")
         edges = counted(self.graph.num_edges, "edge")
-        return f"Dataset({self.name!r}: {counted(self.num_nodes, 'node')}, {edges}, {features}, {classes}, {self.split})"
+        return (
+            f"Dataset({self.name!r}: {counted(self.num_nodes, 'node')}, {edges}, {features}, {classes}, {self.split})"
+        )
 
     def to_pyg(self) -> Any:
-        """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and edge_weight if there is one.
+        """The whole dataset in memory as a `torch_geometric.data.Data`: x, edge_index, y, the three masks, and
+        edge_weight if there is one.
 
         Raises:
             MissingExtraError: PyTorch Geometric is not installed.
@@ -97,7 +103,9 @@ class Dataset:
         try:
             from torch_geometric.data import Data
         except ImportError:
-            raise MissingExtraError("to_pyg needs PyTorch Geometric; install it with pip install 'millrace-gnn[pyg]'") from None
+            raise MissingExtraError(
+                "to_pyg needs PyTorch Geometric; install it with pip install 'millrace-gnn[pyg]'"
+            ) from None
         import torch
 
         graph, nodes = self.graph, np.arange(self.num_nodes)
@@ -127,14 +135,18 @@ class Dataset:
             raise InputError(f"{seen}; expected multiclass or multilabel, and a whole number")
         want, dtype = (1, np.int64) if self.task == "multiclass" else (2, np.float32)
         if self.labels.ndim != want or len(self.labels) != n:
-            raise InputError(f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and {counted(n, 'row')}")
+            raise InputError(
+                f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and {counted(n, 'row')}"
+            )
         if self.labels.dtype != dtype:
             raise InputError(f"labels are {self.labels.dtype}; expected {np.dtype(dtype)}")
         self.split.check(n)
         if self.node_names is not None and len(self.node_names) != n:
             raise InputError(f"there are {len(self.node_names)} node names for {n} nodes; expected one for each")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
-            raise InputError(f"there are {len(self.class_names)} class names for {self.num_classes} classes; expected one for each")
+            raise InputError(
+                f"there are {len(self.class_names)} class names for {self.num_classes} classes; expected one for each"
+            )
         if self.task == "multiclass":
             for name in SPLITS:
                 ids = getattr(self.split, name)

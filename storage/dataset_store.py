@@ -58,7 +58,9 @@ def _write_npy(file: BinaryIO, rows: _DigestedRows) -> None:
         file.write(np.ascontiguousarray(piece).data)
 
 
-def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, features_format: FeaturesFormat = "zarr") -> Store:
+def write_dataset(
+    path: Path, dataset: Dataset, overwrite: bool = False, *, features_format: FeaturesFormat = "zarr"
+) -> Store:
     """Write a dataset as a committed store. Feature rows stream through from wherever they lie: each is read once.
 
     Args:
@@ -72,7 +74,9 @@ def write_dataset(path: Path, dataset: Dataset, overwrite: bool = False, *, feat
         StoreError: `path` exists and `overwrite` is false.
     """
     if features_format not in ("zarr", "npy"):
-        raise InputError(f"features_format is '{features_format}'; expected 'zarr' or 'npy'{nearest(features_format, ['zarr', 'npy'])}")
+        raise InputError(
+            f"features_format is '{features_format}'; expected 'zarr' or 'npy'{nearest(features_format, ['zarr', 'npy'])}"
+        )
     require_dataset(dataset)
     dataset.check()
     path, graph, split = Path(path), dataset.graph, dataset.split
@@ -132,7 +136,9 @@ def _open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
     if place == "memory":
         loaded = MemoryFeatures(np.array(_npy_features(store).rows))
         if features_fingerprint(loaded) != store.fingerprint.get("features"):
-            raise StoreError(f"{store.path / FEATURES_FILE} does not match its digest; it is damaged: write the dataset again")
+            raise StoreError(
+                f"{store.path / FEATURES_FILE} does not match its digest; it is damaged: write the dataset again"
+            )
         return loaded
     if (place, written) == ("mapped", "npy"):
         return _npy_features(store)
@@ -163,8 +169,13 @@ class StoredGraph:
             self.num_edges: int = store.entries["indices"]["shape"][0]
             per_edge = [store.entries[n]["shape"] for n in ("indices", "edge_weight", "edge_id") if n in store]
             vectors = store.entries["indptr"]["dtype"] == "int64" and len(store.entries["indptr"]["shape"]) == 1
-            require(vectors and all(shape == [self.num_edges] for shape in per_edge), "indptr or an array of the edges has another shape")
-        self.of_edges = {n: np.dtype(store.entries[n]["dtype"]) for n in ("indices", "edge_weight", "edge_id") if n in store}
+            require(
+                vectors and all(shape == [self.num_edges] for shape in per_edge),
+                "indptr or an array of the edges has another shape",
+            )
+        self.of_edges = {
+            n: np.dtype(store.entries[n]["dtype"]) for n in ("indices", "edge_weight", "edge_id") if n in store
+        }
         """The arrays that have an entry for each edge, and their dtypes."""
 
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
@@ -181,7 +192,9 @@ class StoredGraph:
         arrays = {name: self._store.piece(name, edges) for name in self.of_edges}
         with proving(self._store.path):
             require_within(arrays["indices"], self.num_nodes, "indices")
-        return TakenRows(indptr - indptr[0], indptr[:-1], arrays["indices"], arrays.get("edge_weight"), arrays.get("edge_id"))
+        return TakenRows(
+            indptr - indptr[0], indptr[:-1], arrays["indices"], arrays.get("edge_weight"), arrays.get("edge_id")
+        )
 
 
 class StoredRows:
@@ -237,9 +250,9 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names:
 
     Args:
         path: its folder.
-        features: "memory" loads all rows, and verifies them; "zarr" reads Zarr chunks as rows are gathered, each verified;
-            "mapped" maps an uncompressed file, of which only the size is verified. The last two need a store that was written
-            in that format.
+        features: "memory" loads all rows, and verifies them; "zarr" reads Zarr chunks as rows are gathered, each
+            verified; "mapped" maps an uncompressed file, of which only the size is verified. The last two need a store
+            that was written in that format.
         names: read the names of the nodes too.
 
     Raises:

@@ -1,7 +1,7 @@
 """The error family. Every message says what was seen, what was expected, and what to change.
 
-`InputError` and its children are the user's to mend (exit code 2); `RunError` and its children are faults of a run that can
-be resumed (exit code 3). Anything else that escapes is a bug of ours.
+`InputError` and its children are the user's to mend (exit code 2); `RunError` and its children are faults of a run that
+can be resumed (exit code 3). Anything else that escapes is a bug of ours.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,8 @@ from .urls import without_secrets
 
 
 class MillraceError(Exception):
-    """Base of everything that Millrace raises on purpose. What is secret in URLs is left out of the message, wherever it goes."""
+    """Base of everything that Millrace raises on purpose. What is secret in URLs is left out of the message, wherever
+    it goes."""
 
     exit_code = 3
 

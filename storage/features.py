@@ -117,7 +117,9 @@ class ZarrFeatures:
         if self._array.ndim != 2:
             raise StoreError(f"{store.path}: '{name}' has shape {list(self._array.shape)}; expected [V, F]")
         if self._array.dtype not in (np.float32, np.float64):
-            raise StoreError(f"{store.path}: '{name}' is {self._array.dtype}; expected float32 or float64: write the store again")
+            raise StoreError(
+                f"{store.path}: '{name}' is {self._array.dtype}; expected float32 or float64: write the store again"
+            )
 
     @property
     def num_rows(self) -> int:
@@ -150,18 +152,23 @@ class ZarrFeatures:
             try:
                 rows = np.asarray(self._array[first : first + size])
             except Exception as e:
-                raise StoreError(f"{self.path}: feature rows from {first} are damaged ({e}); write the store again") from e
+                raise StoreError(
+                    f"{self.path}: feature rows from {first} are damaged ({e}); write the store again"
+                ) from e
             local = np.asarray(ids)[part] - first
             begin, end = int(part[0]), int(part[-1]) + 1
             if end - begin == len(part) and out.dtype == rows.dtype:
-                # Sorted ids: straight to where they belong. Without a mode, take checks the ids again, by way of a copy.
+                # Sorted ids: straight to where they belong. Without a mode, take checks the ids again, by way of a
+                # copy.
                 np.take(rows, local, axis=0, out=out[begin:end], mode="clip")
             else:
                 out[part] = rows[local]
         return out
 
 
-def write_features(path: Path, rows: FloatArray, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> ZarrFeatures:
+def write_features(
+    path: Path, rows: FloatArray, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False
+) -> ZarrFeatures:
     """Write rows [V, F] as a committed Zarr store and open it."""
     MemoryFeatures(rows)
     write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta={}, arrays={"rows": rows}, overwrite=overwrite)
@@ -226,7 +233,8 @@ class CountedFeatures:
 
 
 def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray | None:
-    """All rows as one C-contiguous array, for a caller who reads `ids` where they lie; None where they must be gathered.
+    """All rows as one C-contiguous array, for a caller who reads `ids` where they lie; None where they must be
+    gathered.
 
     A counted store counts them, once each, as if they had been gathered.
 

@@ -110,7 +110,8 @@ def dataset_fingerprint(dataset: Dataset, features: str | None = None) -> dict[s
 
 
 def minibatch_digest(minibatch: MiniBatch) -> str:
-    """The digest of a minibatch's structure: all arrays of all blocks. Epoch, index and the width of ids do not matter."""
+    """The digest of a minibatch's structure: all arrays of all blocks. Epoch, index and the width of ids do not
+    matter."""
 
     def block(b: Block) -> dict[str, Any]:
         return {

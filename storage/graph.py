@@ -1,6 +1,7 @@
 """The graph message: in-neighbour lists by destination.
 
-Legend for shapes in the whole project: V nodes, E edges, B seeds, F features, L layers, P partitions, k minibatches in a bulk.
+Legend for shapes in the whole project: V nodes, E edges, B seeds, F features, L layers, P partitions, k minibatches in
+a bulk.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ class TakenRows:
     edge_id: npt.NDArray[np.int64] | None
 
 
-def edges_of_rows(starts: npt.NDArray[np.int64], degree: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def edges_of_rows(
+    starts: npt.NDArray[np.int64], degree: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """``indptr`` of rows that begin at `starts`, and the positions of their edges."""
     indptr = np.zeros(len(starts) + 1, np.int64)
     np.cumsum(degree, out=indptr[1:])
@@ -43,7 +46,8 @@ def edges_of_rows(starts: npt.NDArray[np.int64], degree: npt.NDArray[np.int64]) 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A directed graph as in-neighbour lists: ``indices[indptr[v]:indptr[v+1]]`` are the sources of the edges into v."""
+    """A directed graph as in-neighbour lists: ``indices[indptr[v]:indptr[v+1]]`` are the sources of the edges into
+    v."""
 
     indptr: npt.NDArray[np.int64]
     """int64 [V+1], non-decreasing, starts at 0, ends at E."""
@@ -88,7 +92,11 @@ class Graph:
         indptr, edges = edges_of_rows(starts, self.in_degree[rows])
         weight, ids = self.edge_weight, self.edge_id
         return TakenRows(
-            indptr, starts, self.indices[edges], None if weight is None else weight[edges], None if ids is None else ids[edges]
+            indptr,
+            starts,
+            self.indices[edges],
+            None if weight is None else weight[edges],
+            None if ids is None else ids[edges],
         )
 
     def rows(self, first: int, stop: int) -> TakenRows:
@@ -161,7 +169,9 @@ def from_edges(
     """
     src, dst = np.asarray(src), np.asarray(dst)
     if src.ndim != 1 or src.shape != dst.shape:
-        raise InputError(f"src has shape {list(src.shape)} and dst {list(dst.shape)}; expected two vectors of one length")
+        raise InputError(
+            f"src has shape {list(src.shape)} and dst {list(dst.shape)}; expected two vectors of one length"
+        )
     for name, ids in (("src", src), ("dst", dst)):
         if len(ids) and ids.dtype.kind not in "iu":
             raise InputError(f"{name} holds {ids.dtype}; expected integer node ids")
@@ -170,9 +180,14 @@ def from_edges(
     if num_nodes is None:
         num_nodes = largest + 1
     if smallest < 0 or largest >= num_nodes:
-        raise InputError(f"edge ids lie in [{smallest}, {largest}]; expected [0, {num_nodes}): correct the ids or num_nodes")
-    # Two stable counting-like sorts through SciPy would need O(E) extra anyway; one lexsort-free pass: sort by a combined key.
-    order = np.argsort(dst.astype(np.int64) * max(num_nodes, 1) + src, kind="stable") if len(src) else np.empty(0, np.int64)
+        raise InputError(
+            f"edge ids lie in [{smallest}, {largest}]; expected [0, {num_nodes}): correct the ids or num_nodes"
+        )
+    # Two stable counting-like sorts through SciPy would need O(E) extra anyway; one lexsort-free pass: sort by a
+    # combined key.
+    order = (
+        np.argsort(dst.astype(np.int64) * max(num_nodes, 1) + src, kind="stable") if len(src) else np.empty(0, np.int64)
+    )
     indptr = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(dst, minlength=num_nodes) if len(dst) else np.zeros(num_nodes, np.int64), out=indptr[1:])
     return Graph(

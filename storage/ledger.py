@@ -8,7 +8,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "store": ("graph", "features", "minibatches"),
     "evaluation": ("graph", "features", "activations", "gradients", "control"),
 }
-"""The kinds that each channel counts. ``network`` and ``store`` are training's; ``evaluation`` is what evaluation moved."""
+"""The kinds that each channel counts. ``network`` and ``store`` are training's; ``evaluation`` is what evaluation
+moved."""
 
 
 class Ledger:
@@ -27,7 +28,8 @@ class Ledger:
             channel: a key of `KINDS`.
             kind: of that channel.
             num_bytes: that this process has sent.
-            waits: messages that it had to wait for, one after the other, before it could go on: what latency is paid for.
+            waits: messages that it had to wait for, one after the other, before it could go on: what latency is paid
+                for.
             to: how many of the bytes went to each rank, where that is known.
         """
         key = (channel, kind)
@@ -56,7 +58,8 @@ class Ledger:
             return {channel: {kind: self._bytes[channel, kind] for kind in kinds} for channel, kinds in KINDS.items()}
 
     def sent_to(self) -> dict[str, dict[str, list[int]]]:
-        """Bytes to each rank, by channel and kind; only what has been sent since this ledger was made, and to a rank that is known."""
+        """Bytes to each rank, by channel and kind; only what has been sent since this ledger was made, and to a rank
+        that is known."""
         with self._lock:
             found = dict(self._sent_to)
         by_channel: dict[str, dict[str, list[int]]] = {}
@@ -75,7 +78,12 @@ class Ledger:
     def counts(self) -> list[int]:
         """Every counter, bytes and then waits in the order of `KINDS`: what a checkpoint keeps and `restore` takes."""
         with self._lock:
-            return [table[channel, kind] for table in (self._bytes, self._waits) for channel, kinds in KINDS.items() for kind in kinds]
+            return [
+                table[channel, kind]
+                for table in (self._bytes, self._waits)
+                for channel, kinds in KINDS.items()
+                for kind in kinds
+            ]
 
     def restore(self, counts: Sequence[int]) -> None:
         """Go back to earlier `counts`, in place of what was counted since."""

@@ -23,8 +23,9 @@ class Block:
     indices: IntArray
     """int32 [e], positions in `src`."""
     weight: npt.NDArray[np.float32] | None = None
-    """float32 [e]: what each kept edge contributes to a sum over the *full* neighbourhood (its own weight, times whatever the
-    sampler needs to stay unbiased). None: edges are alike, and row v stands for its in_degree(v) true in-edges."""
+    """float32 [e]: what each kept edge contributes to a sum over the *full* neighbourhood (its own weight, times
+    whatever the sampler needs to stay unbiased). None: edges are alike, and row v stands for its in_degree(v) true
+    in-edges."""
     edge_id: IntArray | None = None
     """int64 [e], positions in the graph's edge arrays, or None."""
 
@@ -61,8 +62,8 @@ class MiniBatch:
     """Position in the epoch."""
     blocks: tuple[Block, ...]
     nested: bool
-    """True: block i's rows and edges are the leading rows and edges of block i-1's (only newly found nodes were expanded), so all
-    blocks are views of one edge list."""
+    """True: block i's rows and edges are the leading rows and edges of block i-1's (only newly found nodes were
+    expanded), so all blocks are views of one edge list."""
     on_host: ClassVar[bool] = True
     """Whether `blocks` lie in the memory of the host, and asking for them costs nothing."""
 
@@ -139,7 +140,8 @@ def nested_blocks(
 
 @dataclass(frozen=True, eq=False)
 class Bulk:
-    """k minibatches that were sampled together: ascending indices of one epoch, without gaps unless some belong to other ranks."""
+    """k minibatches that were sampled together: ascending indices of one epoch, without gaps unless some belong to
+    other ranks."""
 
     epoch: int
     number: int

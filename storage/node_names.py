@@ -1,4 +1,5 @@
-"""The names of nodes, as one stretch of UTF-8: what an input calls its nodes, beside the numbers that everything else uses."""
+"""The names of nodes, as one stretch of UTF-8: what an input calls its nodes, beside the numbers that everything else
+uses."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from .plural import are, counted
 
 @dataclass(frozen=True, eq=False)
 class NodeNames(Sequence[str]):
-    """V names, in the order of the nodes. An index gives a name, a slice a list of names; see `take` and `find` for many at once."""
+    """V names, in the order of the nodes. An index gives a name, a slice a list of names; see `take` and `find` for
+    many at once."""
 
     text: npt.NDArray[np.uint8]
     """uint8 [N], all names end to end, in UTF-8."""
@@ -33,7 +35,13 @@ class NodeNames(Sequence[str]):
     def check(self) -> "NodeNames":
         """Prove that the names lie within the text. Raises InputError otherwise."""
         starts = self.starts
-        sound = self.text.dtype == np.uint8 and self.text.ndim == 1 and starts.dtype == np.int64 and starts.ndim == 1 and len(starts) > 0
+        sound = (
+            self.text.dtype == np.uint8
+            and self.text.ndim == 1
+            and starts.dtype == np.int64
+            and starts.ndim == 1
+            and len(starts) > 0
+        )
         if not (sound and starts[0] == 0 and starts[-1] == len(self.text) and (np.diff(starts) >= 0).all()):
             raise InputError("node names are no ascending offsets into one text")
         return self
@@ -84,7 +92,9 @@ class NodeNames(Sequence[str]):
         if found.null_count:
             unknown = wanted.filter(found.is_null())
             count = found.null_count
-            raise InputError(f"{counted(count, 'name')} (first: '{unknown[0]}') {are(count)} no node's; expected names such as '{self[0]}'")
+            raise InputError(
+                f"{counted(count, 'name')} (first: '{unknown[0]}') {are(count)} no node's; expected names such as '{self[0]}'"
+            )
         return found.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def as_arrow(self) -> Any:

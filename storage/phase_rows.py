@@ -1,7 +1,7 @@
 """The rows that one phase of layer-by-layer training reads on one rank: its own, and those that it was told by others.
 
-A store for each phase and rank. Its fingerprint says which phase, and which parameters made the rows: rows of an earlier try, or of
-another run, are refused by name.
+A store for each phase and rank. Its fingerprint says which phase, and which parameters made the rows: rows of an
+earlier try, or of another run, are refused by name.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ from .store import Rows, Store, open_store, write_store
 KIND = "phase-rows"
 
 
-def write_phase_rows(path: Path, fingerprint: Mapping[str, str], generation: int, arrays: Mapping[str, Rows], sent_bytes: int = 0) -> None:
+def write_phase_rows(
+    path: Path, fingerprint: Mapping[str, str], generation: int, arrays: Mapping[str, Rows], sent_bytes: int = 0
+) -> None:
     """Write the rows, in place of any that are there.
 
     Args:
@@ -25,7 +27,12 @@ def write_phase_rows(path: Path, fingerprint: Mapping[str, str], generation: int
         sent_bytes: what this rank had sent of their kind in all once it had them.
     """
     write_store(
-        path, KIND, fingerprint=fingerprint, meta={"generation": generation, "sent_bytes": sent_bytes}, arrays=arrays, overwrite=True
+        path,
+        KIND,
+        fingerprint=fingerprint,
+        meta={"generation": generation, "sent_bytes": sent_bytes},
+        arrays=arrays,
+        overwrite=True,
     )
 
 
@@ -36,7 +43,9 @@ def open_phase_rows(path: Path, fingerprint: Mapping[str, str]) -> Store:
         StoreError: absent, damaged, or made by other parameters or for another phase, which it names.
     """
     if not path.exists():
-        raise StoreError(f"{path} is missing: the rows that this phase reads were removed; start the run again in another folder")
+        raise StoreError(
+            f"{path} is missing: the rows that this phase reads were removed; start the run again in another folder"
+        )
     try:
         store = open_store(path, KIND, fingerprint=fingerprint)
         for key in ("generation", "sent_bytes"):

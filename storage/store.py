@@ -1,8 +1,8 @@
 """Committed folders of checked arrays: the one mechanism under every store.
 
-A store is a folder with a Zarr v3 group ``arrays/`` and a ``manifest.json``. It is written aside and renamed into place, so it is
-there whole or not at all. Every Zarr chunk carries a CRC-32C; the manifest carries the shape, dtype and chunk count of every
-array (Zarr itself reads a missing chunk as zeros, without an error) and a checksum of its own.
+A store is a folder with a Zarr v3 group ``arrays/`` and a ``manifest.json``. It is written aside and renamed into
+place, so it is there whole or not at all. Every Zarr chunk carries a CRC-32C; the manifest carries the shape, dtype and
+chunk count of every array (Zarr itself reads a missing chunk as zeros, without an error) and a checksum of its own.
 """
 
 import fcntl
@@ -43,7 +43,8 @@ T = TypeVar("T")
 
 
 class Rows(Protocol):
-    """What can be written as an array: a NumPy array, or anything that gives its rows by slices, first to last, once each."""
+    """What can be written as an array: a NumPy array, or anything that gives its rows by slices, first to last, once
+    each."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,7 +78,8 @@ def _set_aside(path: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, or a file that lies in its place, so that no reader sees half of it: it is renamed aside first."""
+    """Remove a folder, or a file that lies in its place, so that no reader sees half of it: it is renamed aside
+    first."""
     if path.is_dir():
         shutil.rmtree(_set_aside(path), ignore_errors=True)
     else:
@@ -87,7 +89,8 @@ def remove_tree(path: Path) -> None:
 def sweep_leftovers(folder: Path, of: str = "") -> int:
     """Remove what killed writers left directly in `folder`, and say how many folders that were.
 
-    A writer that lives holds its folder where the file system has locks, and is left alone. Elsewhere it loses its work, or has committed
+    A writer that lives holds its folder where the file system has locks, and is left alone. Elsewhere it loses its
+    work, or has committed
     it whole: its folder is renamed before anything in it is removed.
 
     Args:
@@ -96,7 +99,11 @@ def sweep_leftovers(folder: Path, of: str = "") -> int:
     """
     removed = 0
     for p in list(folder.glob(".*")):
-        meant = re.fullmatch(re.escape(f"{ASIDE}{of}-") + "[0-9a-f]{8}", p.name) if of else p.name.startswith((ASIDE, _REMOVED))
+        meant = (
+            re.fullmatch(re.escape(f"{ASIDE}{of}-") + "[0-9a-f]{8}", p.name)
+            if of
+            else p.name.startswith((ASIDE, _REMOVED))
+        )
         if meant and not _is_held(p):
             with suppress(FileNotFoundError):
                 shutil.rmtree(_set_aside(p), ignore_errors=True)
@@ -193,14 +200,18 @@ def manifest_text(kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, 
     return json.dumps(body, indent=1, sort_keys=True)
 
 
-def write_manifest(folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+def write_manifest(
+    folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> None:
     """Write the manifest of a store (last, as its commit record)."""
     (folder / MANIFEST).write_text(manifest_text(kind, fingerprint, meta, arrays))
 
 
 def no_manifest(path: Path | str) -> StoreError:
     """What to raise where a store was expected and no manifest lies."""
-    return StoreError(f"{path} holds no {MANIFEST}: it is not a Millrace store, or it was never committed; make it again")
+    return StoreError(
+        f"{path} holds no {MANIFEST}: it is not a Millrace store, or it was never committed; make it again"
+    )
 
 
 def read_manifest(path: Path, kind: str) -> dict[str, Any]:
@@ -235,12 +246,16 @@ def parse_manifest(text: bytes, path: Path | str, kind: str) -> dict[str, Any]:
         raise StoreError(f"{path} holds '{str(seen)[:80]}'; expected 'millrace-{kind}'")
     if body.get("schema_version") != SCHEMA_VERSION:
         seen = str(body.get("schema_version"))[:80]
-        raise StoreError(f"{path} has schema version {seen}; this Millrace reads version {SCHEMA_VERSION}: make the store again")
+        raise StoreError(
+            f"{path} has schema version {seen}; this Millrace reads version {SCHEMA_VERSION}: make the store again"
+        )
     checksum = body.pop("checksum", None)
     if checksum != hashlib.sha256(canonical_json(body)).hexdigest():
         raise StoreError(f"{path}/{MANIFEST} does not match its checksum; the store is damaged: make it again")
     if not _is_well_formed(body):
-        raise StoreError(f"{path}/{MANIFEST} is not laid out as a manifest; expected fingerprint, meta and arrays: make the store again")
+        raise StoreError(
+            f"{path}/{MANIFEST} is not laid out as a manifest; expected fingerprint, meta and arrays: make the store again"
+        )
     return body
 
 
@@ -288,7 +303,8 @@ def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_sh
     Args:
         folder: what `committed_folder` gave; or a Zarr store, in place of ``folder/arrays``.
         arrays: by name; read by ascending slices, so an array need never be in memory as a whole.
-        one_shard: write each array as one Zarr shard, in one write, with a Zarr chunk per row: a row is then read alone.
+        one_shard: write each array as one Zarr shard, in one write, with a Zarr chunk per row: a row is then read
+            alone.
     """
     group = zarr.open_group(str(folder / "arrays") if isinstance(folder, Path) else folder, mode="w")
     entries = {}
@@ -337,12 +353,15 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
     except Exception as e:
         raise StoreError(f"{path}: array '{name}' cannot be opened ({first_line(e)}); make the store again") from e
     if seen != want:
-        raise StoreError(f"{path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again")
+        raise StoreError(
+            f"{path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again"
+        )
     return z
 
 
 def _chunks_there(at: str | StorePath, z: zarr.Array, expected: int) -> int:
-    """How many of an array's `expected` stored chunks there are. Zarr's own count takes time that grows with the square of it."""
+    """How many of an array's `expected` stored chunks there are. Zarr's own count takes time that grows with the square
+    of it."""
     if not isinstance(at, str):
         return z.nchunks_initialized * expected // max(1, z.nchunks)
     grid, root = [-(-n // c) for n, c in zip(z.shape, z.shards or z.chunks)], os.path.join(at, "c")
@@ -351,7 +370,9 @@ def _chunks_there(at: str | StorePath, z: zarr.Array, expected: int) -> int:
         above = os.path.relpath(folder, root).split(os.sep) if folder != root else []
         for name in names:
             key = [*above, name]
-            found += len(key) == len(grid) and all(k.isdecimal() and int(k) < n and k == str(int(k)) for k, n in zip(key, grid))
+            found += len(key) == len(grid) and all(
+                k.isdecimal() and int(k) < n and k == str(int(k)) for k, n in zip(key, grid)
+            )
     return found
 
 
@@ -385,7 +406,8 @@ class Store:
         return self.piece(name, slice(None))
 
     def piece(self, name: str, rows: slice) -> npt.NDArray[Any]:
-        """Some rows of the array `name`; only the Zarr chunks that hold them are read. Raises StoreError like `read`."""
+        """Some rows of the array `name`; only the Zarr chunks that hold them are read. Raises StoreError like
+        `read`."""
         z = self.array(name)
         try:
             return np.asarray(z[rows])
@@ -396,7 +418,9 @@ class Store:
         """A value of `meta`. Raises StoreError: it is absent, or of another kind."""
         found = self.meta.get(key)
         if type(found) is not kind:
-            raise StoreError(f"{self.path}: {key} is {str(found)[:80]!r}; expected {kind.__name__}: make the store again")
+            raise StoreError(
+                f"{self.path}: {key} is {str(found)[:80]!r}; expected {kind.__name__}: make the store again"
+            )
         return found
 
     @property

@@ -1,4 +1,5 @@
-"""URLs: what is one, and what in one is secret. Credentials belong into the environment: an address is written down and shown."""
+"""URLs: what is one, and what in one is secret. Credentials belong into the environment: an address is written down and
+shown."""
 
 import re
 from pathlib import Path

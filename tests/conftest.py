@@ -14,8 +14,8 @@ from hypothesis import settings
 
 from millrace.tests.contracts import interpreter
 
-# Compiled kernels are kept beside the source. Numba lets two processes that keep two versions of one kernel at the same moment mix them
-# up, so of the processes that run tests side by side only the first keeps its kernels there.
+# Compiled kernels are kept beside the source. Numba lets two processes that keep two versions of one kernel at the same
+# moment mix them up, so of the processes that run tests side by side only the first keeps its kernels there.
 if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
     os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="millrace-kernels-")
     atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
@@ -34,7 +34,9 @@ settings.load_profile("millrace")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What is too long for every run."""
-    parser.addoption("--signal-cells", choices=["few", "all"], default="few", help="of tests/whole_runs/test_signals.py")
+    parser.addoption(
+        "--signal-cells", choices=["few", "all"], default="few", help="of tests/whole_runs/test_signals.py"
+    )
 
 
 @pytest.fixture(scope="session")

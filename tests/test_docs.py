@@ -1,4 +1,5 @@
-"""The site says what the code says: every public name, key, command and result is on its page, and what a page refers to exists."""
+"""The site says what the code says: every public name, key, command and result is on its page, and what a page refers
+to exists."""
 
 import importlib.util
 import json
@@ -26,8 +27,12 @@ def reference():
 
 
 def test_every_public_name_has_its_entry():
-    entries = re.findall(r"^\.\. auto(?:class|function|exception):: millrace\.(\w+)(?:\(|$)", (DOCS / "api.md").read_text(), re.MULTILINE)
-    assert ".. autoclass:: millrace.stages.models.sage.SAGE\n" in (DOCS / "api.md").read_text(), "it bears another name at home"
+    entries = re.findall(
+        r"^\.\. auto(?:class|function|exception):: millrace\.(\w+)(?:\(|$)", (DOCS / "api.md").read_text(), re.MULTILINE
+    )
+    assert ".. autoclass:: millrace.stages.models.sage.SAGE\n" in (DOCS / "api.md").read_text(), (
+        "it bears another name at home"
+    )
     assert sorted([*entries, "GraphSAGE"]) == sorted(set(mr.__all__) - {"__version__"})
 
 

@@ -1,4 +1,5 @@
-"""`benchmarks/gpu.py` runs from end to end: a GPU is lent for minutes, and none of them should go into finding a typing error."""
+"""`benchmarks/gpu.py` runs from end to end: a GPU is lent for minutes, and none of them should go into finding a typing
+error."""
 
 import json
 import os
@@ -20,9 +21,13 @@ TINY = ("--device", "cpu", "--scale", "60,150", "--batch", "4", "--minibatches",
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess:
     """The script in a process of its own, with this checkout as the package."""
-    paths = os.pathsep.join(filter(None, [str(Path(millrace.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+    paths = os.pathsep.join(
+        filter(None, [str(Path(millrace.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")])
+    )
     command = [sys.executable, ROOT / "benchmarks" / "gpu.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=580, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=580, env={**os.environ, "PYTHONPATH": paths}, check=False
+    )
 
 
 @pytest.mark.slow
@@ -36,7 +41,11 @@ def test_every_part_runs(tmp_path):
     for sampler in ("neighbor", "labor", "ladies", "fastgcn"):
         assert rows[f"sampling {sampler}, bulks of 2"]["measured"] > 0
         assert told["details"]["bits"][sampler]["equal_bulks"] == 1
-    for name in ("mean of layer 1, forward", "attention of layer 2, forward and backward", "epoch of gat float32, millrace.run"):
+    for name in (
+        "mean of layer 1, forward",
+        "attention of layer 2, forward and backward",
+        "epoch of gat float32, millrace.run",
+    ):
         row = rows[name]
         assert row["share"] == pytest.approx(row["floor"] / row["measured"])
         assert row["ratio"] == pytest.approx(row["peer"] / row["measured"])

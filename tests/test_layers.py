@@ -121,7 +121,9 @@ def test_gpu_extra_pins_minor_versions():
 
 
 def run(code: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 NOTHING = """
@@ -149,9 +151,13 @@ def test_importing_millrace_does_nothing(tmp_path):
 
 
 def test_importing_any_module_does_nothing(tmp_path):
-    names = [".".join(("millrace", *m.with_suffix("").parts)) for m in MODULES if m.stem not in ("__init__", "__main__")]
+    names = [
+        ".".join(("millrace", *m.with_suffix("").parts)) for m in MODULES if m.stem not in ("__init__", "__main__")
+    ]
     # torch and Dask come first: what *their* import does to a process is not ours to answer for.
-    done = run("import torch, distributed, sklearn\n" + NOTHING.format(names=names, lazy=LAZY - {"networkx"}), cwd=tmp_path)
+    done = run(
+        "import torch, distributed, sklearn\n" + NOTHING.format(names=names, lazy=LAZY - {"networkx"}), cwd=tmp_path
+    )
     assert done.stdout == "nothing\n", done.stderr
 
 

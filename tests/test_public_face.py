@@ -1,4 +1,5 @@
-"""The names of ``millrace``: type checkers and Python are told the same homes, and what one name gives another one takes."""
+"""The names of ``millrace``: type checkers and Python are told the same homes, and what one name gives another one
+takes."""
 
 import ast
 from pathlib import Path

@@ -36,7 +36,8 @@ def table(marker: str) -> list[list[str]]:
 
 
 def shape(text: str) -> list[str]:
-    """Lines without what a machine may change: times, losses, memory, rows of a table of counts. Hashes become their order."""
+    """Lines without what a machine may change: times, losses, memory, rows of a table of counts. Hashes become their
+    order."""
     hashes: dict[str, str] = {}
     text = re.sub(r"\b[0-9a-f]{64}\b", lambda m: hashes.setdefault(m[0], f"hash {len(hashes)}"), text)
     text = re.sub(r"best: \d+|[\d,.]+ MiB|\d+\.\d+%?", "#", text)
@@ -89,7 +90,10 @@ def test_snippets_run_and_print_what_the_readme_shows(tmp_path, monkeypatch, cap
             seen = shape(run_shell(body, capsys, monkeypatch))
             assert not [line for line in shape(shown) if line not in seen], body
     assert ran.count("python") >= 3 and ran.count("sh") >= 5, "the snippets are still found"
-    digests = [json.loads(Path("runs", run, "result.json").read_text())["parameters_sha256"] for run in ("live", "sage", "parts", "gcn")]
+    digests = [
+        json.loads(Path("runs", run, "result.json").read_text())["parameters_sha256"]
+        for run in ("live", "sage", "parts", "gcn")
+    ]
     assert len(set(digests[:3])) == 1, "sampled live, read from the store, and resumed"
     assert digests[3] != digests[0]
 
@@ -150,7 +154,19 @@ def test_the_exit_codes_are_those_of_the_errors():
 
 def test_commands_flags_and_names_exist():
     used = set(re.findall(r"millrace (\w+)", README.replace("import millrace as mr", "")))
-    named = {"convert", "doctor", "evaluate", "inspect", "partition", "plan", "predict", "report", "run", "sample", "train"}
+    named = {
+        "convert",
+        "doctor",
+        "evaluate",
+        "inspect",
+        "partition",
+        "plan",
+        "predict",
+        "report",
+        "run",
+        "sample",
+        "train",
+    }
     assert named <= used <= set(COMMANDS)
     flags = {opt for command in COMMANDS.values() for p in command.params for opt in p.opts}
     ours = re.sub(r"^(dask |TLS=).*$", "", README, flags=re.MULTILINE)
@@ -160,7 +176,9 @@ def test_commands_flags_and_names_exist():
 
 def test_paths_in_the_documents_exist():
     for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
-        paths = re.findall(r"`((?:storage|stages|pipeline|tests|notebooks)/[\w/.]*|[A-Z]+\.md)`", (ROOT / name).read_text())
+        paths = re.findall(
+            r"`((?:storage|stages|pipeline|tests|notebooks)/[\w/.]*|[A-Z]+\.md)`", (ROOT / name).read_text()
+        )
         assert paths, name
         assert not [p for p in paths if not (ROOT / p).exists()], name
 
@@ -171,5 +189,7 @@ def test_notebooks_are_small_and_hold_no_traces_of_the_machine(notebook):
     cells = json.loads(text)["cells"]
     assert len(text) < 300_000
     assert not [c["id"] for c in cells if c["metadata"]], "execution times are left out"
-    outputs = [json.dumps(o.get("text", o.get("data", {}).get("text/plain"))) for c in cells for o in c.get("outputs", [])]
+    outputs = [
+        json.dumps(o.get("text", o.get("data", {}).get("text/plain"))) for c in cells for o in c.get("outputs", [])
+    ]
     assert not [o for o in outputs if re.search(r"/(tmp|home|Users|root)/", o)]

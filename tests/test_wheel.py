@@ -18,7 +18,9 @@ LAYERS = ("storage", "stages", "pipeline")
 def wheel(tmp_path_factory) -> Path:
     """Built from a copy: setuptools would pack whatever an earlier build left in the checkout's build/."""
     source, out = tmp_path_factory.mktemp("source") / "checkout", tmp_path_factory.mktemp("dist")
-    ignore = shutil.ignore_patterns(".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+    ignore = shutil.ignore_patterns(
+        ".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+    )
     shutil.copytree(ROOT, source, ignore=ignore, symlinks=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -49,7 +51,10 @@ def test_wheel_names_the_command_and_carries_the_licence(installed):
     assert "millrace = millrace.pipeline.__main__:main" in (info / "entry_points.txt").read_text()
     assert (info / "licenses" / "LICENSE").exists()
     metadata = (info / "METADATA").read_text()
-    assert "\nAuthor: The Millrace developers\n" in metadata and "\nClassifier: Programming Language :: Python :: 3.13\n" in metadata
+    assert (
+        "\nAuthor: The Millrace developers\n" in metadata
+        and "\nClassifier: Programming Language :: Python :: 3.13\n" in metadata
+    )
 
 
 def test_millrace_runs_from_the_wheel(installed, tmp_path):
@@ -64,10 +69,18 @@ from millrace.storage.graph import from_edges
 print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
 """
     env = {**os.environ, "PYTHONPATH": str(installed)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert done.stdout == f"{version} 2\n", done.stderr
     named = subprocess.run(
-        [sys.executable, "-m", "millrace", "--version"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "millrace", "--version"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert named.stdout.startswith("millrace "), named.stderr

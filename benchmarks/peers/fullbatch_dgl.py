@@ -39,7 +39,9 @@ def start(task: FullBatch) -> Epoch:
     width = getattr(torch, task.options["ids"])
     indptr, indices = (torch.from_numpy(a).to(width) for a in task.graph(loops=task.model == "gat"))
     # GATConv's products refuse lists without edge ids.
-    graph = dgl.graph(("csc", (indptr, indices, torch.arange(len(indices), dtype=width))), num_nodes=len(indptr) - 1, idtype=width)
+    graph = dgl.graph(
+        ("csc", (indptr, indices, torch.arange(len(indices), dtype=width))), num_nodes=len(indptr) - 1, idtype=width
+    )
     features, labels, nodes = (torch.from_numpy(task.array(name)) for name in ("features", "labels", "train"))
     y = labels[nodes]
     model = Model(task.model)

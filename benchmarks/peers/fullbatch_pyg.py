@@ -1,7 +1,7 @@
 """PyG's SAGEConv or GATConv on the whole graph, each with the adjacency that suits it best on a processor.
 
-SAGE: a `torch.sparse` CSR matrix, multiplied with the features. GAT has no such way: its messages are gathered for every edge and
-scattered, which needs several tensors of [E, 256].
+SAGE: a `torch.sparse` CSR matrix, multiplied with the features. GAT has no such way: its messages are gathered for
+every edge and scattered, which needs several tensors of [E, 256].
 """
 
 from typing import Any

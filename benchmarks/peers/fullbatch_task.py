@@ -1,4 +1,5 @@
-"""What every engine of the full-batch benchmark is to the driver: a process that trains, prints one line of JSON, and ends.
+"""What every engine of the full-batch benchmark is to the driver: a process that trains, prints one line of JSON, and
+ends.
 
 Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
 """
@@ -31,7 +32,8 @@ class FullBatch:
     """What else the engine understands."""
 
     def graph(self, loops: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """In-neighbour lists: indptr int64 [V+1], indices int32 [E]; `loops` puts the node itself at the end of each list."""
+        """In-neighbour lists: indptr int64 [V+1], indices int32 [E]; `loops` puts the node itself at the end of each
+        list."""
         indptr, indices = np.load(self.folder / "indptr.npy"), np.load(self.folder / "indices.npy")
         if not loops:
             return indptr, indices
@@ -66,7 +68,8 @@ def train(start: Callable[[FullBatch], Epoch], **notes: Any) -> None:
             "seconds": seconds,
             "cpu_s": (time.process_time() - cpu) / task.epochs,
             "losses": losses,
-            # Of the whole life, as ru_maxrss is; but that also counts what the parent held before it started this program.
+            # Of the whole life, as ru_maxrss is; but that also counts what the parent held before it started this
+            # program.
             "peak_bytes": memory("VmHWM"),
             "loaded_bytes": loaded,
             **notes,

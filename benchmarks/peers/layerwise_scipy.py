@@ -1,6 +1,7 @@
 """LADIES and FastGCN in plain SciPy, a minibatch at a time, without any step that costs O(V).
 
-Rows are sliced from W = D^-1 (A + I) for the frontier only, and columns are numbered within the slice. Blocks have the authors'
+Rows are sliced from W = D^-1 (A + I) for the frontier only, and columns are numbered within the slice. Blocks have the
+authors'
 weights: W / p, rows scaled to sum to 1. What depends on the graph alone (W, FastGCN's q) is made once.
 """
 
@@ -32,8 +33,8 @@ class LayerwiseScipy:
         indptr: int64 [V+1], in-neighbour lists.
         indices: int32 [E].
         sizes: nodes drawn per layer, nearest the seeds first.
-        join: drawn nodes join the rows, so that every destination is a source too (Millrace's blocks). False: the drawn nodes alone
-            are the next layer's rows (the authors' code), which leaves far fewer rows to slice.
+        join: drawn nodes join the rows, so that every destination is a source too (Millrace's blocks). False: the drawn
+            nodes alone are the next layer's rows (the authors' code), which leaves far fewer rows to slice.
     """
 
     def __init__(self, indptr: Ids, indices: npt.NDArray[np.int32], sizes: tuple[int, ...], *, join: bool) -> None:

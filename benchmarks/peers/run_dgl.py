@@ -1,7 +1,8 @@
 """dgl.dataloading.NeighborSampler behind its DataLoader, no workers (dgl 2.1.0). Runs in DGL's environment.
 
-The whole frontier is expanded again at each hop. With more than one thread DGL takes its fused path. Ids are int32 on one thread; the
-fused path gets int64, because with int32 it loses edges from the second minibatch on (a third of them were left after ten).
+The whole frontier is expanded again at each hop. With more than one thread DGL takes its fused path. Ids are int32 on
+one thread; the fused path gets int64, because with int32 it loses edges from the second minibatch on (a third of them
+were left after ten).
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ def start(job: Job) -> Engine:
     torch.set_num_threads(job.threads)
     width = torch.int32 if job.threads == 1 else torch.int64
     indptr, indices = torch.from_numpy(job.indptr).to(width), torch.from_numpy(job.indices).to(width)
-    graph = dgl.graph(("csc", (indptr, indices, torch.empty(0, dtype=width))), num_nodes=len(job.indptr) - 1, idtype=width)
+    graph = dgl.graph(
+        ("csc", (indptr, indices, torch.empty(0, dtype=width))), num_nodes=len(job.indptr) - 1, idtype=width
+    )
     # DGL lists fanouts from the input inwards.
     sampler = dgl.dataloading.NeighborSampler(list(reversed(job.fanout)))
 

@@ -1,7 +1,8 @@
-"""GraphBolt (dgl 2.1.0) without its data pipe: sample_neighbors and unique_and_compact, int32 ids. Runs in DGL's environment.
+"""GraphBolt (dgl 2.1.0) without its data pipe: sample_neighbors and unique_and_compact, int32 ids. Runs in DGL's
+environment.
 
-The whole frontier is expanded again at each hop. Options: pool (that many Python threads, each taking whole minibatches; else the
-threads work inside an operator).
+The whole frontier is expanded again at each hop. Options: pool (that many Python threads, each taking whole
+minibatches; else the threads work inside an operator).
 """
 
 from collections.abc import Iterator

@@ -57,7 +57,9 @@ def start(job: Job) -> Engine:
         for block in reversed(m.blocks):
             rows = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
             first = block.indptr[known]
-            hops.append(Hop(block.src[known : block.num_dst], block.src[block.indices[first:]], block.src[rows[first:]]))
+            hops.append(
+                Hop(block.src[known : block.num_dst], block.src[block.indices[first:]], block.src[rows[first:]])
+            )
             # Nested blocks repeat the rows of the hops before.
             known = block.num_dst if m.nested else 0
         return m.seeds, hops

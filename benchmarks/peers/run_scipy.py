@@ -1,4 +1,5 @@
-"""Sampling as sparse matrix products in plain SciPy, one minibatch at a time: P = Q A, s random columns of each row of P.
+"""Sampling as sparse matrix products in plain SciPy, one minibatch at a time: P = Q A, s random columns of each row of
+P.
 
 Only newly found nodes are expanded. One thread, whatever is asked.
 """

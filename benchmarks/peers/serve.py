@@ -1,10 +1,12 @@
-"""What every engine of the sampling benchmark is to the driver: a process that reads one JSON command a line and answers with one.
+"""What every engine of the sampling benchmark is to the driver: a process that reads one JSON command a line and
+answers with one.
 
 Runs in the engine's own environment, so it needs nothing but the standard library and NumPy.
 
-    {"do": "epoch", "minibatches": n}   sample n minibatches; answers seconds (wall), cpu_s, edges and nodes (summed over minibatches)
-    {"do": "one", "path": p}            sample one minibatch and save it at p, see `save`
-    {"do": "report"}                    whatever the engine tells of itself, and rss_bytes, peak_rss_bytes (since the report before)
+    {"do": "epoch", "minibatches": n}   sample n minibatches; answers seconds (wall), cpu_s, edges and nodes (summed
+    over minibatches) {"do": "one", "path": p}            sample one minibatch and save it at p, see `save` {"do":
+    "report"}                    whatever the engine tells of itself, and rss_bytes, peak_rss_bytes (since the report
+    before)
 """
 
 import argparse
@@ -43,7 +45,8 @@ class Job:
     indices: np.ndarray
     """int32 [E]."""
     seeds: np.ndarray
-    """int64 [N], distinct; an epoch of n minibatches takes the first n * batch_size of them, in an order of the engine's."""
+    """int64 [N], distinct; an epoch of n minibatches takes the first n * batch_size of them, in an order of the
+    engine's."""
     fanout: tuple[int, ...]
     """Nearest the seeds first."""
     batch_size: int

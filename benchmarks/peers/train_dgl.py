@@ -1,7 +1,7 @@
 """DGL's NeighborSampler behind its DataLoader (no workers), SAGEConv or GATConv (dgl 2.1.0). Runs in DGL's environment.
 
-Ids are int32 on one thread and int64 on more, as `run_dgl` found safe. GATConv attends over the drawn edges alone: blocks have no
-self loops, which Millrace and PyG add, so DGL does that much less.
+Ids are int32 on one thread and int64 on more, as `run_dgl` found safe. GATConv attends over the drawn edges alone:
+blocks have no self loops, which Millrace and PyG add, so DGL does that much less.
 """
 
 from collections.abc import Iterator

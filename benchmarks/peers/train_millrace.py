@@ -1,12 +1,13 @@
 """Millrace through `millrace.run`; and, with the option `pairs`, beside the same stages in a plain loop.
 
-Options: set (configuration overrides such as "queue.bulk_size=16"), store (a dataset's store to train from), ranks (more than one: on a
-local cluster, the 1024 seeds of a step dealt out to them), pairs, halves (the plain loop alone, for 1024 seeds at once beside two
-minibatches of 512), steps (a file: nothing is measured here, the run has no end, and the number of steps done is kept in that file).
+Options: set (configuration overrides such as "queue.bulk_size=16"), store (a dataset's store to train from), ranks
+(more than one: on a local cluster, the 1024 seeds of a step dealt out to them), pairs, halves (the plain loop alone,
+for 1024 seeds at once beside two minibatches of 512), steps (a file: nothing is measured here, the run has no end, and
+the number of steps done is kept in that file).
 
-The queue is bounded so that sampling is one bulk ahead: with the default bound it would run through all epochs during the warm-up,
-and the measured ones would have none. For the same reason an epoch follows that does not count. `val` and `test` are empty, so
-nothing is evaluated.
+The queue is bounded so that sampling is one bulk ahead: with the default bound it would run through all epochs during
+the warm-up, and the measured ones would have none. For the same reason an epoch follows that does not count. `val` and
+`test` are empty, so nothing is evaluated.
 """
 
 import tempfile
@@ -63,7 +64,9 @@ def dataset(task: Task) -> mr.Dataset:
     """In memory; all seeds in the train split."""
     features, labels = task.data()
     none = np.empty(0, np.int64)
-    return mr.Dataset("epoch", mr.Graph(*task.graph()), MemoryFeatures(features), labels, mr.Split(task.seeds(), none, none), CLASSES)
+    return mr.Dataset(
+        "epoch", mr.Graph(*task.graph()), MemoryFeatures(features), labels, mr.Split(task.seeds(), none, none), CLASSES
+    )
 
 
 class Watch:
@@ -120,7 +123,8 @@ def warm_up(task: Task, data: mr.Dataset) -> None:
 
 
 def sizes(task: Task) -> dict[str, float]:
-    """Edges that the layers read, rows that they compute and nodes whose features they read, for BATCH seeds: means over a bulk."""
+    """Edges that the layers read, rows that they compute and nodes whose features they read, for BATCH seeds: means
+    over a bulk."""
     job: Any = configure(config(task))
     plan = SeedPlan(task.seeds(), job.train.batch_size, job.queue.bulk_size, job.seed)
     system: Any = make_system(job)
@@ -135,8 +139,8 @@ def sizes(task: Task) -> dict[str, float]:
 def measure(task: Task) -> dict[str, Any]:
     """See `train_task.train` for what is answered; `steps_ms` is the run's own account of its epochs.
 
-    With a store that account is `ms` too, since the events of ranks come late: the driver looks for them 20 times a second. The peak of
-    ranks is the sum over them.
+    With a store that account is `ms` too, since the events of ranks come late: the driver looks for them 20 times a
+    second. The peak of ranks is the sum over them.
     """
     store = task.options.get("store")
     data = store or dataset(task)
@@ -216,19 +220,25 @@ def compare(task: Task) -> dict[str, Any]:
     bare = Bare(task, data)
     bare.ms(Parts())
     parts = Parts()
-    pairs = taken_in_turns({"run": lambda: run(task, data)[1].ms(task.minibatches), "bare": lambda: bare.ms(parts)}, task.options["pairs"])
+    pairs = taken_in_turns(
+        {"run": lambda: run(task, data)[1].ms(task.minibatches), "bare": lambda: bare.ms(parts)}, task.options["pairs"]
+    )
     count = len(pairs) * task.epochs * task.minibatches
     return {"pairs": pairs, "bare_parts_ms": {name: 1000 * s / count for name, s in parts.seconds.items()}}
 
 
 def compare_halves(task: Task) -> dict[str, Any]:
-    """The bare stages for BATCH seeds at once, and for two minibatches of half of them, as two ranks have them, one after the other: what
-    the halves cost of themselves, whoever trains on them. Milliseconds for BATCH seeds of each pair, and their `sizes`."""
+    """The bare stages for BATCH seeds at once, and for two minibatches of half of them, as two ranks have them, one
+    after the other: what the halves cost of themselves, whoever trains on them. Milliseconds for BATCH seeds of each
+    pair, and their `sizes`."""
     torch.set_num_threads(task.threads)
     data = dataset(task)
     warm_up(task, data)
     set_num_threads(task.threads)
-    bare = {name: Bare(replace(task, options={**task.options, "ranks": n}), data) for name, n in (("halves", 2), ("whole", 1))}
+    bare = {
+        name: Bare(replace(task, options={**task.options, "ranks": n}), data)
+        for name, n in (("halves", 2), ("whole", 1))
+    }
     parts = {name: Parts() for name in bare}
     for b in bare.values():
         b.ms(Parts())
@@ -249,4 +259,6 @@ if __name__ == "__main__":
     if "steps" in given.options:
         run_on(given)
     else:
-        answer((compare_halves if "halves" in given.options else compare if "pairs" in given.options else measure)(given))
+        answer(
+            (compare_halves if "halves" in given.options else compare if "pairs" in given.options else measure)(given)
+        )

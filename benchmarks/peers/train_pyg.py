@@ -1,4 +1,5 @@
-"""PyG's SAGEConv or GATConv with `trim_to_layer`, fed by PyG's NeighborLoader where its sampling extension is installed, else by ours."""
+"""PyG's SAGEConv or GATConv with `trim_to_layer`, fed by PyG's NeighborLoader where its sampling extension is
+installed, else by ours."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -29,7 +30,11 @@ class Model(nn.Module):
             convs: list[nn.Module] = [SAGEConv(a, b) for a, b in zip(widths, widths[1:])]
         else:
             wide = HIDDEN // HEADS
-            convs = [GATConv(FEATURES, wide, HEADS), GATConv(HIDDEN, wide, HEADS), GATConv(HIDDEN, CLASSES, HEADS, concat=False)]
+            convs = [
+                GATConv(FEATURES, wide, HEADS),
+                GATConv(HIDDEN, wide, HEADS),
+                GATConv(HIDDEN, CLASSES, HEADS, concat=False),
+            ]
         self.convs = nn.ModuleList(convs)
         self.activation = F.relu if name == "sage" else F.elu
 

@@ -87,7 +87,8 @@ Epoch = Callable[[int, Parts], Iterator[Work]]
 
 
 def read(kind: Callable[..., T] = Task) -> tuple[T, Callable[[dict[str, Any]], None]]:
-    """The task on the command line, of that kind, and how to answer. Whatever else is printed goes to standard error."""
+    """The task on the command line, of that kind, and how to answer. Whatever else is printed goes to standard
+    error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     parser = argparse.ArgumentParser()
@@ -110,7 +111,9 @@ def train(start: Callable[[Task], Epoch], **notes: Any) -> None:
         works += epoch(task.minibatches, parts)
         wall.append(time.perf_counter() - begin)
     count = len(works)
-    assert count == task.epochs * task.minibatches, f"{count} minibatches came; {task.epochs} x {task.minibatches} were asked for"
+    assert count == task.epochs * task.minibatches, (
+        f"{count} minibatches came; {task.epochs} x {task.minibatches} were asked for"
+    )
     answer(
         {
             "ms": 1000 * sum(wall) / count,
@@ -136,6 +139,7 @@ def reset_peak() -> None:
 
 
 def settle() -> int:
-    """Give back what loading has freed, which an allocator that keeps everything would count as training's; then resident bytes."""
+    """Give back what loading has freed, which an allocator that keeps everything would count as training's; then
+    resident bytes."""
     ctypes.CDLL(None).malloc_trim(0)
     return memory("VmRSS")

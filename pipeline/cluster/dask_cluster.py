@@ -43,43 +43,51 @@ SETTINGS = {
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.scheduler.dashboard.bokeh-application.check_unused_sessions_milliseconds": 5000,
     "distributed.scheduler.dashboard.bokeh-application.keep_alive_milliseconds": 5000,
-    # Pages that only show: Dask's proxy would open connections for whoever asks, and its API, if somebody has configured it, stops workers.
+    # Pages that only show: Dask's proxy would open connections for whoever asks, and its API, if somebody has
+    # configured it, stops workers.
     "distributed.scheduler.http.routes": [
-        f"distributed.http.{name}" for name in ("scheduler.prometheus", "scheduler.info", "scheduler.json", "health", "statics")
+        f"distributed.http.{name}"
+        for name in ("scheduler.prometheus", "scheduler.info", "scheduler.json", "health", "statics")
     ],
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "1s",
     "distributed.admin.system-monitor.disk": False,
 }
-"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing. What trains is a process beside each of
-them: a profile of the worker would show it waiting, a hundred times a second, on a core that the rank could use. So would all that looks
-several times a second whether something has changed."""
+"""Workers hold no data of the run, so there is nothing to spill, and nothing to gain by pausing. What trains is a
+process beside each of
+them: a profile of the worker would show it waiting, a hundred times a second, on a core that the rank could use. So
+would all that looks several times a second whether something has changed."""
 
 
 def check_reachable(c: Cluster) -> None:
     """Refuse, before anything is written, a cluster that cannot be had.
 
     Raises:
-        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer; or workers are to
-            be started by a script that they would run again.
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not
+            answer; or workers are to be started by a script that they would run again.
     """
     scheme, where = "", ("", 0)
     with suppress(ValueError):
         address = urlsplit(c.scheduler or "")
         scheme, where = address.scheme, (address.hostname or "", address.port or 0)
     if c.scheduler is not None and not all(where):
-        raise InputError(f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786")
+        raise InputError(
+            f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786"
+        )
     _security(c)
     if c.scheduler is None:
         check_main_guard()
         return
     try:
         with socket.create_connection(where, timeout=ANSWER_S) as probe:
-            # A scheduler speaks first (but under TLS). Dask would wait without end for one that is silent, such as one that expects TLS.
+            # A scheduler speaks first (but under TLS). Dask would wait without end for one that is silent, such as one
+            # that expects TLS.
             if scheme == "tcp" and not probe.recv(1):
                 raise ConnectionError("it closes the connection")
     except (OSError, ValueError) as e:  # a name that is none raises UnicodeError
-        raise InputError(f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler") from None
+        raise InputError(
+            f"no Dask scheduler answers at {c.scheduler} ({e}); start one there, or correct cluster.scheduler"
+        ) from None
 
 
 @contextmanager
@@ -89,22 +97,28 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
     Args:
         job: its `cluster` section says where.
         emit: told what goes on.
-        workers: of a cluster that is started here; with ``device = "cuda"`` it has one for each GPU that ranks are to have, and no others.
+        workers: of a cluster that is started here; with ``device = "cuda"`` it has one for each GPU that ranks are to
+            have, and no others.
 
     Raises:
-        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not answer, GPUs that
-            dask-cuda cannot use.
+        InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not
+            answer, GPUs that dask-cuda cannot use.
         MissingExtraError: dask-cuda is needed and cannot be imported.
         RunError: no worker came.
     """
     c = job.cluster
     security = _security(c)
     if security is None and c.scheduler is None and not uses_ucx(c.cuda):
-        # Whoever reaches a port of Dask's runs code as its user, and every user of this machine reaches those on loopback.
+        # Whoever reaches a port of Dask's runs code as its user, and every user of this machine reaches those on
+        # loopback.
         security = Security.temporary()
     environment = dict(os.environ)
     start = time.perf_counter()
-    emit(StageStarted("cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"))
+    emit(
+        StageStarted(
+            "cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"
+        )
+    )
     try:
         with dask.config.set(SETTINGS), _scratch() as scratch:
             cluster = None if c.scheduler else _local(job, workers, security, scratch)
@@ -135,8 +149,9 @@ class _Unmoved(WorkerPlugin):
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """A folder for what Dask keeps on disk here, which goes with it. Dask's own default stays behind, and belongs to whichever user of the
-    machine was the first to have one: Python imports from there, in workers and in the process of the scheduler."""
+    """A folder for what Dask keeps on disk here, which goes with it. Dask's own default stays behind, and belongs to
+    whichever user of the machine was the first to have one: Python imports from there, in workers and in the process of
+    the scheduler."""
     with (
         tempfile.TemporaryDirectory(prefix="millrace-dask-", ignore_cleanup_errors=True) as folder,
         dask.config.set({"temporary-directory": folder}),
@@ -159,7 +174,8 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
     }
     try:
         if job.device == "cuda":
-            # A protocol only where it is asked for: what asks for UCX otherwise, such as `enable_nvlink`, is refused beside another one.
+            # A protocol only where it is asked for: what asks for UCX otherwise, such as `enable_nvlink`, is refused
+            # beside another one.
             options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda.model_dump(exclude_none=True)}
             if security is not None:
                 # Over TCP: nothing else that dask-cuda knows has TLS.
@@ -177,8 +193,8 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
 
 
 def _on_gpus(options: dict[str, Any]) -> LocalCluster:
-    """A `LocalCUDACluster`: a worker for each GPU, whose memory it leaves to the rank but for a context of CUDA and what RMM is told to
-    take."""
+    """A `LocalCUDACluster`: a worker for each GPU, whose memory it leaves to the rank but for a context of CUDA and
+    what RMM is told to take."""
     try:
         from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
     except ImportError as e:
@@ -200,7 +216,9 @@ def _on_gpus(options: dict[str, Any]) -> LocalCluster:
 @contextmanager
 def _client(c: Cluster, cluster: LocalCluster | None, security: Security | None) -> Iterator[Client]:
     try:
-        client = Client(cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else ANSWER_S)
+        client = Client(
+            cluster if cluster is not None else c.scheduler, security=security, timeout=START_S if cluster else ANSWER_S
+        )
     except (OSError, TimeoutError, ValueError) as e:
         files = " and the TLS files" if security is not None else ""
         raise InputError(
@@ -225,7 +243,9 @@ def _security(c: Cluster) -> Security | None:
             if not Path(path).is_file():
                 raise InputError(f"{name} is {path}, which is not a file; give a PEM file")
         if c.scheduler is not None and not c.scheduler.startswith("tls://"):
-            raise InputError(f"cluster.scheduler is {c.scheduler} but TLS files are given; give tls://host:port, or leave them out")
+            raise InputError(
+                f"cluster.scheduler is {c.scheduler} but TLS files are given; give tls://host:port, or leave them out"
+            )
         return Security(
             tls_ca_file=c.tls_ca,
             tls_client_cert=c.tls_cert,
@@ -237,7 +257,9 @@ def _security(c: Cluster) -> Security | None:
             require_encryption=True,
         )
     if c.scheduler is not None and c.scheduler.startswith("tls://"):
-        raise InputError(f"cluster.scheduler is {c.scheduler}, but without TLS files; give cluster.tls_ca, tls_cert and tls_key")
+        raise InputError(
+            f"cluster.scheduler is {c.scheduler}, but without TLS files; give cluster.tls_ca, tls_cert and tls_key"
+        )
     for name, address in (("cluster.scheduler", c.scheduler), ("cluster.host", c.host)):
         if address is not None and not c.insecure and not _is_loopback(address):
             raise InputError(
@@ -250,10 +272,14 @@ def _security(c: Cluster) -> Security | None:
 def _check_host(c: Cluster, client: Client) -> None:
     """Ranks that cannot reach this process would wait, and then only say that it did not answer."""
     if not _is_here(c.host):
-        raise InputError(f"cluster.host is {c.host}, which is not an address of this machine; give one that workers reach as --host")
+        raise InputError(
+            f"cluster.host is {c.host}, which is not an address of this machine; give one that workers reach as --host"
+        )
     far = [address for address in worker_addresses(client) if not _is_here(urlsplit(address).hostname or "")]
     if far and _is_loopback(c.host):
-        raise InputError(f"the worker {far[0]} cannot reach {c.host}; give an address of this machine that workers reach as --host")
+        raise InputError(
+            f"the worker {far[0]} cannot reach {c.host}; give an address of this machine that workers reach as --host"
+        )
 
 
 def _is_here(host: str) -> bool:
@@ -299,7 +325,8 @@ def worker_addresses(client: Client) -> list[str]:
 
 
 def worker_records(client: Client) -> dict[str, Any]:
-    """The scheduler's records of all workers now, by address. (`Client.scheduler_info` may give a copy that lacks some.)
+    """The scheduler's records of all workers now, by address. (`Client.scheduler_info` may give a copy that lacks
+    some.)
 
     Raises:
         RunError: the scheduler does not answer.
@@ -324,7 +351,9 @@ def ask_scheduler(client: Client, patience_s: float) -> dict[str, Any]:
 
 def silent_scheduler(e: Exception) -> RunError:
     """The error for a scheduler that no longer answers."""
-    return RunError(f"the Dask scheduler no longer answers ({type(e).__name__}); start it again, then resume with --resume")
+    return RunError(
+        f"the Dask scheduler no longer answers ({type(e).__name__}); start it again, then resume with --resume"
+    )
 
 
 def _spread(client: Client) -> list[str]:
@@ -332,21 +361,26 @@ def _spread(client: Client) -> list[str]:
     by_host: dict[str, list[str]] = {}
     for address in sorted(worker_addresses(client)):
         by_host.setdefault(urlsplit(address).hostname or "", []).append(address)
-    return [lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)]
+    return [
+        lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)
+    ]
 
 
 def places(client: Client, ranks: int, frozen: Set[str] = frozenset()) -> tuple[list[str], list[str]]:
-    """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of those that are left for sampling.
+    """Addresses of the workers that hold the ranks, by rank, spread over hosts; and of those that are left for
+    sampling.
 
-    With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes. `frozen` workers get nothing
-    as long as there are others.
+    With fewer workers than ranks, some hold several; with none left over, sampling goes wherever Dask likes. `frozen`
+    workers get nothing as long as there are others.
     """
     known = _spread(client)
     spread = [address for address in known if address not in frozen] or known
     return [spread[r % len(spread)] for r in range(ranks)], spread[ranks:]
 
 
-def gpu_places(client: Client, ranks: int, shared: bool, patience_s: float = 0.0) -> tuple[list[tuple[str, str]], list[str]]:
+def gpu_places(
+    client: Client, ranks: int, shared: bool, patience_s: float = 0.0
+) -> tuple[list[tuple[str, str]], list[str]]:
     """Worker and GPU of each rank (`gpus.dealt`), and the workers that are left for sampling.
 
     Args:

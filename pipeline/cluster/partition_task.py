@@ -1,4 +1,5 @@
-"""Partitioning on a cluster: the driver says who owns what, Dask tasks deal the rows to their owners, and one for each part writes it."""
+"""Partitioning on a cluster: the driver says who owns what, Dask tasks deal the rows to their owners, and one for each
+part writes it."""
 
 import uuid
 from collections.abc import Iterable, Iterator
@@ -23,8 +24,11 @@ from ..telemetry.events import Emit, StageAdvanced
 from .dask_cluster import opened
 
 
-def parts_on_cluster(job: Job, dataset: Dataset, out: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit) -> Iterator[Any]:
-    """Write `parts` of the partitioning in `out`, whose book is stored, by as many tasks at a time as the job has producers.
+def parts_on_cluster(
+    job: Job, dataset: Dataset, out: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit
+) -> Iterator[Any]:
+    """Write `parts` of the partitioning in `out`, whose book is stored, by as many tasks at a time as the job has
+    producers.
 
     Yields:
         (part, its `PartCounts`), as they come.
@@ -36,11 +40,16 @@ def parts_on_cluster(job: Job, dataset: Dataset, out: Path, parts: list[int], fi
         return
     path, _ = share(job, dataset, out)
     job = job.model_copy(update={"device": "cpu"})  # nothing here is done by GPUs
-    with _removed(path, made=path.parent == out.resolve()), opened(job, emit, min(job.cluster.producers, len(parts))) as client:
+    with (
+        _removed(path, made=path.parent == out.resolve()),
+        opened(job, emit, min(job.cluster.producers, len(parts))) as client,
+    ):
         yield from parts_by(client, out, path, parts, fingerprint, emit)
 
 
-def parts_by(client: Client, out: Path, dataset: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit) -> Iterator[Any]:
+def parts_by(
+    client: Client, out: Path, dataset: Path, parts: list[int], fingerprint: dict[str, str], emit: Emit
+) -> Iterator[Any]:
     """`parts_on_cluster` by the workers of `client`, from the store at `dataset` (see `shared_dataset.share`).
 
     Until the parts are written, `out` holds their rows once more, uncompressed (see `storage.partition.shuffle`).
@@ -57,14 +66,17 @@ def parts_by(client: Client, out: Path, dataset: Path, parts: list[int], fingerp
         deals = (submit(_deal, out, dataset, batch, k, folder, key=(f"deal-{batch}", k)) for k in range(num_ranges))
         for done, _ in enumerate(_done(deals), 1):
             emit(StageAdvanced("deal", done, num_ranges))
-        yield from _done(submit(_write, out, batch, part, folder, fingerprint, key=(f"partition-{batch}", part)) for part in parts)
+        yield from _done(
+            submit(_write, out, batch, part, folder, fingerprint, key=(f"partition-{batch}", part)) for part in parts
+        )
         client.run(_book.cache_clear, on_error="ignore")
     finally:
         remove_tree(folder)
 
 
 def _done(futures: Iterable[Future]) -> Iterator[Any]:
-    """What tasks return, as they come. Then nobody holds them: what they have written stays, and a lost worker's need not be done again."""
+    """What tasks return, as they come. Then nobody holds them: what they have written stays, and a lost worker's need
+    not be done again."""
     for future in as_completed([*futures]):
         try:
             yield future.result()

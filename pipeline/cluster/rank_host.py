@@ -1,7 +1,8 @@
 """The Dask task that holds one rank: it starts the rank's process, passes its messages on, and never outlives it.
 
-A rank is a process of its own so that its death, or a collective that hangs, costs no worker, and so that it gets threads and an
-allocator of its own. The process's standard input is its lifeline: when the worker dies, it closes, and the process ends itself.
+A rank is a process of its own so that its death, or a collective that hangs, costs no worker, and so that it gets
+threads and an allocator of its own. The process's standard input is its lifeline: when the worker dies, it closes, and
+the process ends itself.
 """
 
 import json
@@ -36,8 +37,8 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         topic: where the rank's messages go as Dask events.
         kill: name of the Dask event that ends the rank.
 
-    Returns:
-        ``{"report": ...}`` of a rank that finished, ``{"failed": ...}`` of one that raised, ``{"died": exit status, "log": tail}``.
+    Returns: ``{"report": ...}`` of a rank that finished, ``{"failed": ...}`` of one that raised, ``{"died": exit
+        status, "log": tail}``.
     """
     worker = get_worker()
     secede()  # a long task must not keep the worker's threads from sampling
@@ -59,7 +60,14 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
         )
     outcome: dict[str, Any] = {}
 
-    pulses: dict[str, Any] = {"run": topic, "rank": spec["rank"], "generation": spec["generation"], "beats": 0, "pulse": {}, "ended": ""}
+    pulses: dict[str, Any] = {
+        "run": topic,
+        "rank": spec["rank"],
+        "generation": spec["generation"],
+        "beats": 0,
+        "pulse": {},
+        "ended": "",
+    }
 
     def tell(message: dict[str, Any]) -> None:
         if message.get("event") == "Pulse":
@@ -107,8 +115,8 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
 def own_environment() -> dict[str, str]:
     """Of this process, but for the allocator's setting that Dask gives its workers.
 
-    With it every tensor above 128 KiB is mapped anew and given back when it is freed: epochs of a tenth of a second take 1.1 to 1.4 times
-    as long, to save 2 % of a rank's memory. What somebody has set himself stays.
+    With it every tensor above 128 KiB is mapped anew and given back when it is freed: epochs of a tenth of a second
+    take 1.1 to 1.4 times as long, to save 2 % of a rank's memory. What somebody has set himself stays.
     """
     environment = dict(os.environ)
     of_dask = dask.config.get("distributed.nanny.pre-spawn-environ", {}).get(TRIM)
@@ -118,7 +126,8 @@ def own_environment() -> dict[str, str]:
 
 
 def _show(worker: Any, pulses: dict[str, Any]) -> None:
-    """Let the worker tell its scheduler, with every heartbeat, what the rank has last said of itself: what the dashboard shows."""
+    """Let the worker tell its scheduler, with every heartbeat, what the rank has last said of itself: what the
+    dashboard shows."""
     vars(worker).setdefault("millrace_ranks", []).append(pulses)
     worker.metrics[METRIC] = _ranks_of
 
@@ -143,7 +152,8 @@ def _ending(outcome: dict[str, Any], status: int, stopped: bool) -> str:
 
 
 def _wait(child: subprocess.Popen[str], kill: Event) -> None:
-    """Until the process ends; once the event is set it has `GRACE_S` left. Nobody looks in between: the cores are the ranks'.
+    """Until the process ends; once the event is set it has `GRACE_S` left. Nobody looks in between: the cores are the
+    ranks'.
 
     Raises:
         OSError: the scheduler does not answer any more.

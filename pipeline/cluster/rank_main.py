@@ -1,9 +1,9 @@
 """The process of one rank: ``python -m millrace.pipeline.cluster.rank_main``, started by `rank_host.hold_rank`.
 
-Its argument is the address of its worker, at which the other ranks reach it. Its first line of standard input is its `RankSpec`; end of
-file there means that its worker is gone, and ends it at once: the workers of a cluster that the driver started end with the driver. On a
-cluster that runs already, the loss of the driver's store says that the driver is gone. Its messages are lines of JSON on standard output;
-whatever else is printed goes to its log.
+Its argument is the address of its worker, at which the other ranks reach it. Its first line of standard input is its
+`RankSpec`; end of file there means that its worker is gone, and ends it at once: the workers of a cluster that the
+driver started end with the driver. On a cluster that runs already, the loss of the driver's store says that the driver
+is gone. Its messages are lines of JSON on standard output; whatever else is printed goes to its log.
 """
 
 import gc
@@ -61,7 +61,8 @@ class RankSpec:
     """Where the driver's store is: see `rendezvous.Meeting.place`."""
     threads: int
     environment: dict[str, str]
-    """Variables that must be set before the process starts: the allocator's, and the one GPU that the rank is to see."""
+    """Variables that must be set before the process starts: the allocator's, and the one GPU that the rank is to
+    see."""
 
 
 def main() -> NoReturn:
@@ -89,7 +90,8 @@ def main() -> NoReturn:
 
 
 def _failure(e: BaseException) -> dict[str, Any]:
-    """What the driver is told of an error; its traceback goes to the log. What is secret in URLs is left out of both."""
+    """What the driver is told of an error; its traceback goes to the log. What is secret in URLs is left out of
+    both."""
     from ...storage.errors import MillraceError
     from ...storage.urls import without_secrets
 
@@ -107,7 +109,8 @@ def _follow_lifeline() -> None:
 
 
 def _follow_orders(store: Any, generation: int, stop: threading.Event, save: threading.Event) -> None:
-    """Obey the driver: ``stop`` or ``save`` at the next step, ``abort`` at once. A store that does not answer is a driver that is gone."""
+    """Obey the driver: ``stop`` or ``save`` at the next step, ``abort`` at once. A store that does not answer is a
+    driver that is gone."""
     order, done = f"{generation}/order", ""
     while True:
         time.sleep(ORDER_S)
@@ -154,19 +157,25 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     set_num_threads(spec.threads)
 
     # A connection of its own: a wait for peers holds the other one.
-    threading.Thread(target=_follow_orders, args=(connect(spec.meeting), spec.generation, stop, save), daemon=True).start()
+    threading.Thread(
+        target=_follow_orders, args=(connect(spec.meeting), spec.generation, stop, save), daemon=True
+    ).start()
     job, out = Job.model_validate(spec.job), Path(spec.out)
     device = take() if job.device == "cuda" else torch.device("cpu")
     kind = partial(Nccl, device=device) if backend(job) == "nccl" else Gloo
     module = unpickled(spec.module)
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
-        prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module)
+        prepared = prepare_part(
+            job, Outline(**spec.outline), Path(spec.parts), spec.rank, spec.fingerprint, model=module
+        )
     else:
         prepared = prepare(job, open_shared(Path(spec.dataset), spec.dataset_name, spec.features), model=module)
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
-        raise RunError(f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files")
+        raise RunError(
+            f"rank {spec.rank} sees other data than the driver: {', '.join(differing)} differ; give all the same files"
+        )
 
     def meet(store: Any, rank: int, size: int) -> Gloo:
         return kind(
@@ -185,10 +194,14 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     reporting, alive = None, lambda: True
     if prepared.has_minibatches:
         queue, alive = consumers_end(prepared, spec.queue, spec.samples)
-        reporting = ReportingQueue(queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared))
+        reporting = ReportingQueue(
+            queue, lambda epoch, index: tell({"released": [epoch, index]}), minibatches_per_epoch(prepared)
+        )
     produce = spec.queue is None and spec.samples is None
     teller = _Teller(tell, steps=spec.rank == 0 or goes_on)
-    with Heartbeat(spec.rank, clock, ledger, reporting if produce else None, teller, lambda pulse: tell({"shown": vars(pulse)})) as heart:
+    with Heartbeat(
+        spec.rank, clock, ledger, reporting if produce else None, teller, lambda pulse: tell({"shown": vars(pulse)})
+    ) as heart:
         report = train_and_evaluate(
             prepared,
             out,
@@ -207,7 +220,8 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
 
 
 class _Teller:
-    """Events as messages; of many steps a second only some, and none that the driver hears from the first rank already."""
+    """Events as messages; of many steps a second only some, and none that the driver hears from the first rank
+    already."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None], steps: bool) -> None:
         self._tell, self._steps = tell, steps

@@ -1,8 +1,8 @@
 """The store in which the ranks of a run find each other and read the driver's orders.
 
-Torch's stores ask nobody who they are: whoever reaches one may list, read and change what is in it. So ranks on the driver's own machine
-meet in a file in a folder that only their user can open; only ranks on a cluster that runs already, which may be on other machines, meet at
-a port of the driver's.
+Torch's stores ask nobody who they are: whoever reaches one may list, read and change what is in it. So ranks on the
+driver's own machine meet in a file in a folder that only their user can open; only ranks on a cluster that runs
+already, which may be on other machines, meet at a port of the driver's.
 """
 
 import socket
@@ -40,7 +40,8 @@ class Meeting:
         )
 
     def store(self, generation: int) -> Store:
-        """The store of a generation. A file serves one alone: a rank that is killed while it writes may leave half an entry."""
+        """The store of a generation. A file serves one alone: a rank that is killed while it writes may leave half an
+        entry."""
         return connect(self.place(generation)) if self._server is None else self._server
 
     def place(self, generation: int) -> list[str | int]:

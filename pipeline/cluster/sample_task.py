@@ -80,7 +80,8 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features))
     assert isinstance(prepared.system.sample, Sampled)
     plan = SeedPlan(prepared.placement.seeds, job.train.batch_size, job.queue.bulk_size, job.seed)
-    # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be asked for again.
+    # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be
+    # asked for again.
     queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
     queue.release(sys.maxsize, 0)
     return prepared.dataset.graph, prepared.system.sample.sampler, plan, sampling_backend(job.kernel), queue

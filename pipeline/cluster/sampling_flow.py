@@ -1,7 +1,8 @@
 """The driver's account of sampling: which bulks are asked of the workers, which wait, which are done with.
 
-Bulks are asked for in order, a few at a time, while the bytes that wait for the ranks stay within the queue's bound. As many as one
-step can need together are asked for whatever the bound, so that one that is too small is slow and never stuck.
+Bulks are asked for in order, a few at a time, while the bytes that wait for the ranks stay within the queue's bound. As
+many as one step can need together are asked for whatever the bound, so that one that is too small is slow and never
+stuck.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from .sample_task import SampleOrder, sample_bulk
 RECEIPT_S = 2.0
 """The receipt of a task that is done comes within this time while its worker lives."""
 PER_PRODUCER = 2
-"""Tasks under way for each producer: one that samples, and one that waits for it, so that it never waits for the driver."""
+"""Tasks under way for each producer: one that samples, and one that waits for it, so that it never waits for the
+driver."""
 
 
 class BulkFlow:

@@ -19,9 +19,9 @@ SAVING = getattr(signal, "SIGUSR1", None)
 class Requests:
     """What a run has been asked to do so far.
 
-    A run that is taking steps is stopped at the next one, with a checkpoint. At any other time (opening, partitioning, starting ranks,
-    the last evaluation) there is nothing to save that is not saved already, and it ends on the spot. It is called with the run's events
-    to know which time it is.
+    A run that is taking steps is stopped at the next one, with a checkpoint. At any other time (opening, partitioning,
+    starting ranks, the last evaluation) there is nothing to save that is not saved already, and it ends on the spot. It
+    is called with the run's events to know which time it is.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,8 @@ _interrupted = threading.Event()
 
 
 def was_interrupted() -> bool:
-    """Whether a signal has ended what runs under `ended_by_signals`: whatever error follows is a consequence of that."""
+    """Whether a signal has ended what runs under `ended_by_signals`: whatever error follows is a consequence of
+    that."""
     return _interrupted.is_set()
 
 
@@ -85,7 +86,8 @@ def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let every signal of `STOPPING` end what runs here as Ctrl-C does; but for SIGHUP where it is ignored, as under ``nohup``."""
+    """Let every signal of `STOPPING` end what runs here as Ctrl-C does; but for SIGHUP where it is ignored, as under
+    ``nohup``."""
     _interrupted.clear()
     with _handled({s: end_on_the_spot for s in STOPPING}):
         yield
@@ -108,7 +110,11 @@ def heeded(say: Callable[[str], None]) -> Iterator[Requests]:
 
     def save(number: int, frame: FrameType | None) -> None:
         requests.ask_to_save()
-        say("writing a checkpoint at the next step" if requests.steps else "a checkpoint is written once the first step is done")
+        say(
+            "writing a checkpoint at the next step"
+            if requests.steps
+            else "a checkpoint is written once the first step is done"
+        )
 
     with _handled({**{s: stop for s in STOPPING}, **({SAVING: save} if SAVING is not None else {})}):
         yield requests
@@ -132,8 +138,8 @@ def _is_under_nohup(s: Any) -> bool:
 def leave_signals_to_driver() -> None:
     """In a worker or a rank: do nothing on signals that reach a whole tree of processes.
 
-    The driver has them too. It tells the others what to do, and they have to last until a checkpoint is written. They end with it: each
-    has a lifeline.
+    The driver has them too. It tells the others what to do, and they have to last until a checkpoint is written. They
+    end with it: each has a lifeline.
     """
     _ignore_signals()
 
@@ -145,7 +151,8 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Start processes and threads that never see the signals of `STOPPING` and `SAVING`; those that come meanwhile are dealt with after."""
+    """Start processes and threads that never see the signals of `STOPPING` and `SAVING`; those that come meanwhile are
+    dealt with after."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING + ((SAVING,) if SAVING is not None else ()))
     try:
         yield
@@ -154,7 +161,8 @@ def kept_from_children() -> Iterator[None]:
 
 
 def quiet_start() -> None:
-    """Until a command's own handlers are there: end without a traceback, with the exit code of an interrupt; let `SAVING` pass."""
+    """Until a command's own handlers are there: end without a traceback, with the exit code of an interrupt; let
+    `SAVING` pass."""
     for s in STOPPING:
         if not _is_under_nohup(s):
             signal.signal(s, _end_at_once)
@@ -166,6 +174,7 @@ def quiet_start() -> None:
 def quiet_end() -> None:
     """Ignore signals from here on: the command is done, and its exit code says how it went.
 
-    While the interpreter shuts down it gives signals with Python handlers their defaults back, and those kill. Ignored ones stay ignored.
+    While the interpreter shuts down it gives signals with Python handlers their defaults back, and those kill. Ignored
+    ones stay ignored.
     """
     _ignore_signals()

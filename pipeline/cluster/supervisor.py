@@ -1,10 +1,11 @@
 """The ranks of a run on a cluster: started together, watched, and started again together when one is lost.
 
-A generation is one try of all ranks. Each rank is the child of a Dask task (`rank_host`) on a worker of its choice. They meet in a
-store of this process (`meeting`), under a prefix of the generation, so that nothing of a dead generation can reach the next. When
-a rank raises, all are ended and the run fails with its words. When a rank or its worker dies, all are ended, and the next
-generation goes on from the last checkpoint. Ranks that can do without each other for a while, and are to, are told in place of that who is
-left of them (`stages.comm.survivors`); they end with their phase, and the next generation goes on from there.
+A generation is one try of all ranks. Each rank is the child of a Dask task (`rank_host`) on a worker of its choice.
+They meet in a store of this process (`meeting`), under a prefix of the generation, so that nothing of a dead generation
+can reach the next. When a rank raises, all are ended and the run fails with its words. When a rank or its worker dies,
+all are ended, and the next generation goes on from the last checkpoint. Ranks that can do without each other for a
+while, and are to, are told in place of that who is left of them (`stages.comm.survivors`); they end with their phase,
+and the next generation goes on from there.
 """
 
 import json
@@ -41,7 +42,16 @@ from ..telemetry.events import Emit, Note, QueueLevel, StageAdvanced, StageEnded
 from ..telemetry.heartbeat import METRIC
 from ..training.loop import Interrupted, ShortHandedError
 from ..training.trainer import RankReport
-from .dask_cluster import START_S, ask_scheduler, gpu_places, opened, places, silent_scheduler, wait_for_worker, worker_addresses
+from .dask_cluster import (
+    START_S,
+    ask_scheduler,
+    gpu_places,
+    opened,
+    places,
+    silent_scheduler,
+    wait_for_worker,
+    worker_addresses,
+)
 from .partition_task import parts_by
 from .rank_host import hold_rank
 from .rank_main import RankSpec
@@ -114,7 +124,10 @@ def run_on_cluster(
     job = prepared.job
     sampling = job.cluster.producers if prepared.has_minibatches and samples is None and job.queue.kind == "zarr" else 0
     name = uuid.uuid4().hex[:8]
-    with opened(job, emit, job.ranks + sampling) as client, shown(client, prepared, out, topic_of(name), emit) as announced:
+    with (
+        opened(job, emit, job.ranks + sampling) as client,
+        shown(client, prepared, out, topic_of(name), emit) as announced,
+    ):
         supervisor = _Supervisor(client, name, prepared, out, samples, module, announced, stop, save)
         try:
             reports = supervisor.run()
@@ -180,7 +193,9 @@ class _Supervisor:
             folder,
             job.seed,
             on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
-            write_parts=lambda numbers, fingerprint: parts_by(self.client, folder, self.dataset, numbers, fingerprint, self.emit),
+            write_parts=lambda numbers, fingerprint: parts_by(
+                self.client, folder, self.dataset, numbers, fingerprint, self.emit
+            ),
         )
         self.emit(StageEnded("partition", report.seconds))
         self.partition_s = report.seconds
@@ -213,14 +228,20 @@ class _Supervisor:
             lost += 1
             if cluster.on_rank_loss == "stop" or lost > cluster.restarts:
                 raise RunError(f"{outcome.text}; resume from the last checkpoint with --resume")
-            self.emit(Note(f"{outcome.text}; all ranks start again from the last checkpoint (restart {lost} of {cluster.restarts})"))
+            self.emit(
+                Note(
+                    f"{outcome.text}; all ranks start again from the last checkpoint (restart {lost} of {cluster.restarts})"
+                )
+            )
             generation += 1
 
 
 class _Generation:
     def __init__(self, supervisor: _Supervisor, number: int) -> None:
         self.supervisor, self.number = supervisor, number
-        self.silence = Silence(supervisor.prepared.job.cluster.slow_peer_warning_s, lambda text: supervisor.emit(Note(text)))
+        self.silence = Silence(
+            supervisor.prepared.job.cluster.slow_peer_warning_s, lambda text: supervisor.emit(Note(text))
+        )
         self.reports: dict[int, RankReport] = {}
         self.pids: dict[int, int] = {}
         self.losses: list[Loss] = []
@@ -231,7 +252,8 @@ class _Generation:
         self.workers_at = self.level_at = 0.0
         self.epochs_told = 0
         self.epochs_untold: dict[int, list[dict[str, Any]]] = {}
-        """Of each rank that is not the first: epochs that the first one has not told yet, and may never, if it is lost."""
+        """Of each rank that is not the first: epochs that the first one has not told yet, and may never, if it is
+        lost."""
         self.sampling: list[str] = []
         self.gone: set[str] = set()
         self.stopping = self.stepping = False
@@ -273,7 +295,9 @@ class _Generation:
             self.addresses, self.sampling = places(client, ranks, self.supervisor.frozen)
             return
         # Once there were enough: a worker that is lost is being started again.
-        placed, self.sampling = gpu_places(client, ranks, shared=backend(job) == "gloo", patience_s=START_S if self.number else 0.0)
+        placed, self.sampling = gpu_places(
+            client, ranks, shared=backend(job) == "gloo", patience_s=START_S if self.number else 0.0
+        )
         self.addresses = [address for address, _ in placed]
         self.variables = [{VISIBLE: gpu} for _, gpu in placed]
 
@@ -283,7 +307,12 @@ class _Generation:
             return None
         where = location(supervisor.prepared, supervisor.out)
         # Tasks of the generation before may still write: what they leave is swept when the run is opened again.
-        options = {"max_bytes": job.queue.max_bytes, "keep": job.queue.keep, "consumers": supervisor.ranks, "sweep": self.number == 0}
+        options = {
+            "max_bytes": job.queue.max_bytes,
+            "keep": job.queue.keep,
+            "consumers": supervisor.ranks,
+            "sweep": self.number == 0,
+        }
         queue_ = mended_queue(supervisor.prepared, supervisor.out, supervisor.note, **options)
         minibatches = minibatches_per_epoch(supervisor.prepared)
         per_step = job.train.minibatches_per_step or supervisor.ranks
@@ -333,8 +362,12 @@ class _Generation:
             generation=self.number,
             meeting=supervisor.meeting.place(self.number),
             threads=job.threads or max(1, (os.cpu_count() or 1) // supervisor.ranks),
-            # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold more.
-            environment={**(allocator(job.cluster.keep_freed_bytes) if supervisor.prepared.frees_steps else {}), **self.variables[rank]},
+            # Steps over minibatches free and take the same memory again; a full batch keeps it, and would only hold
+            # more.
+            environment={
+                **(allocator(job.cluster.keep_freed_bytes) if supervisor.prepared.frees_steps else {}),
+                **self.variables[rank],
+            },
         )
         # Pinned and never tried again by Dask: ranks start together or not at all.
         return supervisor.client.submit(
@@ -373,7 +406,8 @@ class _Generation:
                 self.supervisor.emit(getattr(events, said.pop("event"))(**said))
 
     def _tell_epochs(self) -> None:
-        """Tell each epoch once: by the first rank that is left, also those that the one before it has finished but not told."""
+        """Tell each epoch once: by the first rank that is left, also those that the one before it has finished but not
+        told."""
         for said in self.epochs_untold.pop(self._first(), []):
             if said["epoch"] >= self.epochs_told:
                 self.epochs_told = said["epoch"] + 1
@@ -391,7 +425,9 @@ class _Generation:
             self.stopping = True
             if self.number and not self.stepping:
                 # Ranks that were to start again have nothing to save.
-                self.losses.append(Loss(f"interrupted; {self.supervisor._saved()}", final=True, exit_code=Interrupted.exit_code))
+                self.losses.append(
+                    Loss(f"interrupted; {self.supervisor._saved()}", final=True, exit_code=Interrupted.exit_code)
+                )
             self._order("stop")
         elif not self.stopping and self.supervisor.save():
             self.saves += 1
@@ -413,14 +449,20 @@ class _Generation:
             return
         alive = set(records)
         for rank, address in enumerate(self.addresses):
-            if address not in alive and rank not in self.reports and rank not in self.lost and not self.futures[rank].done():
+            if (
+                address not in alive
+                and rank not in self.reports
+                and rank not in self.lost
+                and not self.futures[rank].done()
+            ):
                 self._lose(rank, f"the worker {address} that held rank {rank}{self._pid(rank)} is gone")
         for address in set(self.sampling) - alive - self.gone:
             self.gone.add(address)
             self.supervisor.emit(Note(f"the worker {address}, which sampled, is gone; others take over its tasks"))
 
     def _ask(self) -> dict[str, Any] | None:
-        """The scheduler's records of its workers; None if it does not answer now. Names whoever has not given a sign of life for long."""
+        """The scheduler's records of its workers; None if it does not answer now. Names whoever has not given a sign of
+        life for long."""
         supervisor, limit = self.supervisor, self.supervisor.prepared.job.cluster.silence_limit_s
         try:
             records = ask_scheduler(supervisor.client, ANSWER_S)
@@ -434,7 +476,9 @@ class _Generation:
         workers = {f"the worker {a}": (a, record.get("last_seen")) for a, record in records.items()}
         ranks = {f"rank {r}{self._pid(r)}": (r, given[r]) for r in self._left() if r in given and r not in self.reports}
         # Nothing is heard of the ranks that a frozen worker holds.
-        silent = supervisor.silence.look({**{name: seen for name, (_, seen) in workers.items()}, SCHEDULER: time.monotonic()})
+        silent = supervisor.silence.look(
+            {**{name: seen for name, (_, seen) in workers.items()}, SCHEDULER: time.monotonic()}
+        )
         gone = {workers[name][0]: seconds for name, seconds in silent.items() if name in workers}
         quiet = self.silence.look({name: n for name, (r, n) in ranks.items() if self.addresses[r] not in gone})
         if limit is not None:
@@ -453,7 +497,9 @@ class _Generation:
             outcome = future.result(timeout=RESULT_S)
         except FutureCancelledError as e:
             # Of a scheduler that is gone, or that could not be reached for a moment and has forgotten the tasks.
-            announced = "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
+            announced = (
+                "the connection to the Dask scheduler was lost" if e.reason == "scheduler-connection-lost" else str(e)
+            )
             self._lose(rank, f"the task of rank {rank}{self._pid(rank)} was lost: {announced}")
             return
         except Exception as e:
@@ -467,7 +513,9 @@ class _Generation:
             lost_peer, short = failed["kind"] == PeerLostError.__name__, failed["kind"] == ShortHandedError.__name__
             saved = short or failed["kind"] == Interrupted.__name__
             text = failed["text"] if saved else f"rank {rank} failed: {failed['text']}{where}"
-            self.losses.append(Loss(text, not (lost_peer or short), secondary=lost_peer, exit_code=failed["exit_code"], saved=saved))
+            self.losses.append(
+                Loss(text, not (lost_peer or short), secondary=lost_peer, exit_code=failed["exit_code"], saved=saved)
+            )
         else:
             tail = "; its log ends: " + " / ".join(outcome["log"][-3:]) if outcome["log"] else ""
             status = outcome["died"]
@@ -507,7 +555,12 @@ class _Generation:
         elif time.monotonic() > self.meet_by:
             self.meet_by = math.inf
             if not self.supervisor.store.check([f"{orders}/{key}" for key in here(self.orders, left)]):
-                self.losses.append(Loss(f"ranks {left} did not come together within {MEET_S:g} s to go on without the others", final=False))
+                self.losses.append(
+                    Loss(
+                        f"ranks {left} did not come together within {MEET_S:g} s to go on without the others",
+                        final=False,
+                    )
+                )
 
     def _pid(self, rank: int) -> str:
         return f" (process {self.pids[rank]})" if rank in self.pids else ""
@@ -515,7 +568,9 @@ class _Generation:
     def _end(self) -> Loss:
         """The cause of the end: of all that can be seen within a moment, what explains the rest."""
         now = time.monotonic()
-        while time.monotonic() < now + (STOP_S if self._is_stopping_well() else CAUSE_S if self._is_unexplained() else 0):
+        while time.monotonic() < now + (
+            STOP_S if self._is_stopping_well() else CAUSE_S if self._is_unexplained() else 0
+        ):
             time.sleep(WATCH_S)
             self.workers_at = 0.0
             self._look()
@@ -527,14 +582,16 @@ class _Generation:
         return not self.lost and all(loss.secondary for loss in self.losses)
 
     def _is_stopping_well(self) -> bool:
-        """Whether ranks are left that are about to stop; a rank may have ended before the first one has written the checkpoint."""
+        """Whether ranks are left that are about to stop; a rank may have ended before the first one has written the
+        checkpoint."""
         return all(loss.saved for loss in self.losses) and not all(self.futures[r].done() for r in self._left())
 
     def _stop_all(self) -> None:
         """End what is left of the generation, and wait until it has ended."""
         if len(self.reports) == len(self.futures):
             return
-        # Also where no task is left that Dask knows of: ranks outlive tasks that were cancelled because the scheduler was out of reach.
+        # Also where no task is left that Dask knows of: ranks outlive tasks that were cancelled because the scheduler
+        # was out of reach.
         self._order("abort")
         left = [f for r, f in self.futures.items() if r not in self.reports and not f.done()]
         if not left:

@@ -1,4 +1,5 @@
-"""Who has stopped answering: ranks, workers and the scheduler that are frozen, or whose machine hangs, rather than dead."""
+"""Who has stopped answering: ranks, workers and the scheduler that are frozen, or whose machine hangs, rather than
+dead."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -8,8 +9,8 @@ from typing import Any
 class Silence:
     """Names everyone whose sign of life has not changed for a while: once, and again when it has lasted twice as long.
 
-    A sign of life is any value that its owner keeps changing. It is compared with the one before, never with a clock: those of several
-    machines differ.
+    A sign of life is any value that its owner keeps changing. It is compared with the one before, never with a clock:
+    those of several machines differ.
     """
 
     def __init__(self, note_s: float, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +25,8 @@ class Silence:
         self._due: dict[str, float] = {}
 
     def look(self, signs: Mapping[str, Hashable]) -> dict[str, float]:
-        """Take in the signs of life of all that should have one, by name; who is left out is no longer expected to have any.
+        """Take in the signs of life of all that should have one, by name; who is left out is no longer expected to have
+        any.
 
         Returns:
             Seconds of silence of each that has been silent for `note_s`.
@@ -47,7 +49,8 @@ class Silence:
 
 
 def beats(records: Mapping[str, Mapping[str, Any]], metric: str, run: str, generation: int) -> dict[int, int]:
-    """How many signs of life each rank of a generation has given, as its worker counts them: by rank, those that have given one.
+    """How many signs of life each rank of a generation has given, as its worker counts them: by rank, those that have
+    given one.
 
     Args:
         records: of the workers, by address, as `Scheduler.identity` gives them.
@@ -56,4 +59,8 @@ def beats(records: Mapping[str, Mapping[str, Any]], metric: str, run: str, gener
         generation: of the ranks.
     """
     message = (message for record in records.values() for message in (record.get("metrics") or {}).get(metric) or [])
-    return {r["rank"]: r["beats"] for r in message if r["run"] == run and r["generation"] == generation and r["beats"] and not r["ended"]}
+    return {
+        r["rank"]: r["beats"]
+        for r in message
+        if r["run"] == run and r["generation"] == generation and r["beats"] and not r["ended"]
+    }

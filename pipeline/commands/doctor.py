@@ -26,7 +26,11 @@ FOR_GPUS = {
     "triton": ("triton", ("triton",), 'device = "cuda" and kernel = "cuda" need it: install torch with CUDA'),
     "dask-cuda": ("dask_cuda", ("dask-cuda",), f'device = "cuda" with executor = "dask" needs it: {INSTALL}'),
     "rmm": ("rmm", ("rmm-cu13", "rmm-cu12"), f"cluster.cuda.rmm_* need it: {INSTALL}"),
-    "ucx": ("distributed_ucxx", ("distributed-ucxx-cu13", "distributed-ucxx-cu12"), f'cluster.cuda.protocol = "ucx" needs it: {INSTALL}'),
+    "ucx": (
+        "distributed_ucxx",
+        ("distributed-ucxx-cu13", "distributed-ucxx-cu12"),
+        f'cluster.cuda.protocol = "ucx" needs it: {INSTALL}',
+    ),
 }
 """Name -> module, the distributions that may hold it, and what is missing without it."""
 SMI = ("nvidia-smi", "--query-gpu=driver_version,name,memory.total,memory.used", "--format=csv,noheader,nounits")
@@ -46,7 +50,9 @@ def examine() -> dict[str, Any]:
     extras = {}
     for extra, modules in EXTRAS.items():
         missing = [m for m in modules if find_spec(m) is None]
-        extras[extra] = "complete" if not missing else f"lacks {', '.join(missing)}: pip install 'millrace-gnn[{extra}]'"
+        extras[extra] = (
+            "complete" if not missing else f"lacks {', '.join(missing)}: pip install 'millrace-gnn[{extra}]'"
+        )
     return {
         "versions": versions(),
         "machine": {

@@ -34,7 +34,9 @@ def assess(run: Path, dataset: str | None, *, model: nn.Module | None = None, em
     data = trained.open_dataset(dataset, emit=emit)
     if (data.num_classes, data.task) != (result.num_classes, result.task):
         seen, wanted = (f"{d.num_classes} classes ({d.task})" for d in (data, result))
-        raise InputError(f"{data.name} has {seen}, but {result.model} of {run} tells {wanted} apart; give a dataset with the same")
+        raise InputError(
+            f"{data.name} has {seen}, but {result.model} of {run} tells {wanted} apart; give a dataset with the same"
+        )
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
 

@@ -1,4 +1,5 @@
-"""The flags that several commands take. Those of a configuration key name its default, which applies where no job file sets the key."""
+"""The flags that several commands take. Those of a configuration key name its default, which applies where no job file
+sets the key."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,22 +8,39 @@ import typer
 
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB.TOML", help="Configuration; flags override it.")]
 DatasetFlag = Annotated[
-    str | None, typer.Option(help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.  [default: digits]")
+    str | None,
+    typer.Option(
+        help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.  [default: digits]"
+    ),
 ]
 SplitFlag = Annotated[
-    str | None, typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2  [default: what the dataset has]")
+    str | None,
+    typer.Option(help="public | random:20,30 (per class) | fraction:0.6,0.2  [default: what the dataset has]"),
 ]
 ModelFlag = Annotated[str | None, typer.Option(help="sage | gcn | gat | gin  [default: sage]")]
-RunModelFlag = Annotated[str | None, typer.Option(help="sage | gcn | gat | gin, or MODULE:NAME of your own  [default: sage]")]
+RunModelFlag = Annotated[
+    str | None, typer.Option(help="sage | gcn | gat | gin, or MODULE:NAME of your own  [default: sage]")
+]
 OwnModelFlag = Annotated[
     str | None,
-    typer.Option("--model", metavar="MODULE:NAME", help="For a run of a module of your own: what makes it, such as my.models:Own."),
+    typer.Option(
+        "--model",
+        metavar="MODULE:NAME",
+        help="For a run of a module of your own: what makes it, such as my.models:Own.",
+    ),
 ]
-OtherDatasetFlag = Annotated[str | None, typer.Option("--dataset", help="Another dataset than the run's, as `run` takes it.")]
+OtherDatasetFlag = Annotated[
+    str | None, typer.Option("--dataset", help="Another dataset than the run's, as `run` takes it.")
+]
 HiddenFlag = Annotated[int | None, typer.Option(help="Width of hidden layers.  [default: 256]")]
-LayersFlag = Annotated[int | None, typer.Option(help="Layers of the model.  [default: 3, or as many as --fanout has numbers]")]
+LayersFlag = Annotated[
+    int | None, typer.Option(help="Layers of the model.  [default: 3, or as many as --fanout has numbers]")
+]
 FanoutFlag = Annotated[
-    str | None, typer.Option(help="Neighbours per hop, nearest the seeds first; -1 takes all.  [default: 15,10,5; further layers 5]")
+    str | None,
+    typer.Option(
+        help="Neighbours per hop, nearest the seeds first; -1 takes all.  [default: 15,10,5; further layers 5]"
+    ),
 ]
 BatchSizeFlag = Annotated[int | None, typer.Option(help="Seeds in a minibatch.  [default: 1024]")]
 EpochsFlag = Annotated[int | None, typer.Option(help="Passes over the train split.  [default: 30]")]
@@ -31,7 +49,8 @@ RanksFlag = Annotated[int | None, typer.Option(help="Trainer processes.  [defaul
 SeedFlag = Annotated[int | None, typer.Option(help="Random seed.  [default: 0]")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32 | float64  [default: float32]")]
 SetFlag = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01."),
 ]
 OutFlag = Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]

@@ -116,7 +116,9 @@ def _samples(at: str | Path, minibatch: str | None) -> dict[str, Any]:
             per_epoch = queue.minibatches_per_epoch
             if not 0 <= index < (per_epoch or index + 1) or index // queue.bulk_size not in queue.committed(epoch):
                 held = ", ".join(map(str, queue.epochs())) or "none"
-                raise InputError(f"{at} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each")
+                raise InputError(
+                    f"{at} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each"
+                )
             return _minibatch(queue.get(epoch, index, timeout_s=1.0))
         return {
             "holds": "sampled minibatches",
@@ -124,7 +126,11 @@ def _samples(at: str | Path, minibatch: str | None) -> dict[str, Any]:
             **queue.meta,
             "epochs": len(queue.epochs()),
             "bulks": sum(len(queue.committed(e)) for e in queue.epochs()),
-            **({} if is_url(at) else {"bytes on disk": sum(f.stat().st_size for f in Path(at).rglob("*") if f.is_file())}),
+            **(
+                {}
+                if is_url(at)
+                else {"bytes on disk": sum(f.stat().st_size for f in Path(at).rglob("*") if f.is_file())}
+            ),
             **{f"made from {k}": v for k, v in queue.fingerprint.items()},
         }
     finally:
@@ -162,7 +168,9 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
     }
     for what, names in (("names of nodes", dataset.node_names), ("names of classes", dataset.class_names)):
         if names is not None:
-            record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (", ..." if len(names) > SHOWN_NAMES else "")
+            record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (
+                ", ..." if len(names) > SHOWN_NAMES else ""
+            )
     for i, note in enumerate(dataset.notes):
         record[f"note {i + 1}"] = note
     return record

@@ -32,9 +32,10 @@ def predict(
 
     Args:
         run: a finished run (its folder, what `millrace.run` returned, or what `load` opened), or a model.
-        dataset: whatever `open_dataset` takes; by default the run's own. Another graph needs features of the same width; its labels and
-            classes do not matter.
-        nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by default all.
+        dataset: whatever `open_dataset` takes; by default the run's own. Another graph needs features of the same
+            width; its labels and classes do not matter.
+        nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by
+            default all.
         model: for a run of a module of your own: see `load`.
         emit: called with every event.
 
@@ -43,10 +44,14 @@ def predict(
         StoreError: something in the run's folder is damaged.
     """
     if model is not None and isinstance(run, nn.Module | TrainedRun):
-        raise InputError(f"model was given beside a {type(run).__name__}, which has one; it goes with the folder of a run")
+        raise InputError(
+            f"model was given beside a {type(run).__name__}, which has one; it goes with the folder of a run"
+        )
     if isinstance(run, nn.Module):
         if dataset is None:
-            raise InputError("dataset is missing; expected predict(model, dataset), or the folder of a run, which has its own")
+            raise InputError(
+                "dataset is missing; expected predict(model, dataset), or the folder of a run, which has its own"
+            )
         net, scratch, name = as_model(run), None, type(run).__name__
         data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
         task, classes = data.task, data.class_names
@@ -76,7 +81,13 @@ def predict(
 
 
 def predict_to_file(
-    run: Path, out: Path, dataset: str | None, nodes: str | None, all_probabilities: bool, model: nn.Module | None, emit: Emit
+    run: Path,
+    out: Path,
+    dataset: str | None,
+    nodes: str | None,
+    all_probabilities: bool,
+    model: nn.Module | None,
+    emit: Emit,
 ) -> dict[str, Any]:
     """What `millrace predict` does.
 
@@ -120,7 +131,8 @@ def _parsed(nodes: str | None, data: Dataset) -> Any:
     if nodes is None or nodes in SPLITS:
         return nodes
     parts = [part.strip() for part in nodes.split(",")]
-    # A node may be called 7 and be another than the seventh: where nodes have names, those are what a file of predictions has.
+    # A node may be called 7 and be another than the seventh: where nodes have names, those are what a file of
+    # predictions has.
     if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):
         return [int(part) for part in parts]
     return parts

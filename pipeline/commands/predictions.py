@@ -36,20 +36,22 @@ class Predictions:
 
     @cached_property
     def probabilities(self) -> FloatArray:
-        """[n, C]: multi-class: of each class, with the sum 1 (softmax); multi-label: of each class by itself (sigmoid)."""
+        """[n, C]: multi-class: of each class, with the sum 1 (softmax); multi-label: of each class by itself
+        (sigmoid)."""
         logits = torch.from_numpy(self.logits)
         return (logits.softmax(1) if self.task == "multiclass" else logits.sigmoid()).numpy()
 
     @cached_property
     def classes(self) -> npt.NDArray[Any]:
-        """Multi-class: int64 [n], the class with the largest logit. Multi-label: bool [n, C], where the logit is above 0."""
+        """Multi-class: int64 [n], the class with the largest logit. Multi-label: bool [n, C], where the logit is above
+        0."""
         return torch.from_numpy(self.logits).argmax(1).numpy() if self.task == "multiclass" else self.logits > 0
 
     def to_parquet(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write a table with a row for each node, whole or not at all; a file that is there is replaced.
 
-        Columns: ``node`` (its id, or its name); ``class`` (its number, or its name) and ``probability``, or, multi-label, ``classes`` and
-        ``probabilities``, lists of those that the node has.
+        Columns: ``node`` (its id, or its name); ``class`` (its number, or its name) and ``probability``, or,
+        multi-label, ``classes`` and ``probabilities``, lists of those that the node has.
 
         Args:
             path: of the file.
@@ -64,7 +66,8 @@ class Predictions:
         _written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
 
     def to_csv(self, path: str | Path, *, all_probabilities: bool = False) -> None:
-        """The same as `to_parquet`, as text with a header; the lists of a multi-label node are joined by a semicolon."""
+        """The same as `to_parquet`, as text with a header; the lists of a multi-label node are joined by a
+        semicolon."""
         import pyarrow.csv
 
         table = self._table(all_probabilities, joined=True)
@@ -85,7 +88,9 @@ class Predictions:
             of_class = pa.list_(pa.int64() if named is None else pa.string())
             columns["classes"] = [SEPARATOR.join(map(str, t)) for t in texts] if joined else pa.array(texts, of_class)
             of_share = pa.list_(pa.from_numpy_dtype(self.probabilities.dtype))
-            columns["probabilities"] = [SEPARATOR.join(map(str, s)) for s in shares] if joined else pa.array(shares, of_share)
+            columns["probabilities"] = (
+                [SEPARATOR.join(map(str, s)) for s in shares] if joined else pa.array(shares, of_share)
+            )
         if all_probabilities:
             for c in range(self.logits.shape[1]):
                 columns[f"probability_{c if named is None else named[c]}"] = self.probabilities[:, c]

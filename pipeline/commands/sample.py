@@ -34,7 +34,8 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
         stop: asked between bulks.
 
     Returns:
-        A record: epochs, minibatches, edges (of the bulks sampled now), bytes on disk (None on an object store), seconds.
+        A record: epochs, minibatches, edges (of the bulks sampled now), bytes on disk (None on an object store),
+            seconds.
 
     Raises:
         InputError: the job's system does not sample, or `out` was made from something else.
@@ -60,15 +61,26 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     }
     create = partial(queue_at(out).create, out, **store)
     kernel = sampling_backend(job.kernel)
-    # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is held.
+    # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is
+    # held.
     create(sweep=False).close()
-    # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk is sampled again.
+    # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk
+    # is sampled again.
     with nullcontext() if is_url(out) else held(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
         if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
             fill = partial(sample_across, job, dataset, system.sample.sampler, queue, str(out), store, gpus)
         else:
-            fill = partial(sample_bulks, dataset.graph, system.sample.sampler, plan, kernel, queue, first_epoch=0, last_epoch=job.epochs)
+            fill = partial(
+                sample_bulks,
+                dataset.graph,
+                system.sample.sampler,
+                plan,
+                kernel,
+                queue,
+                first_epoch=0,
+                last_epoch=job.epochs,
+            )
         edges = _fill(job, plan, queue, fill, emit, stop)
     seconds = time.perf_counter() - start
     emit(StageEnded("sample", seconds))
@@ -82,14 +94,18 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     }
 
 
-def _fill(job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]) -> int:
+def _fill(
+    job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]
+) -> int:
     """Sample what the queue lacks, and give the edges of that."""
     total = job.epochs * plan.num_bulks
     done = sum(len(queue.committed(e)) for e in range(job.epochs))
     edges = 0
     emit(
         StageStarted(
-            "sample", f"sampling {counted(job.epochs, 'epoch')} of {counted(plan.num_minibatches, 'minibatch', 'minibatches')}", total
+            "sample",
+            f"sampling {counted(job.epochs, 'epoch')} of {counted(plan.num_minibatches, 'minibatch', 'minibatches')}",
+            total,
         )
     )
 
@@ -101,7 +117,9 @@ def _fill(job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None],
     try:
         fill(stop=stop, on_receipt=advance)
         if stop():
-            raise Interrupted(f"interrupted with {done} of {total} bulks committed; the same command goes on from there")
+            raise Interrupted(
+                f"interrupted with {done} of {total} bulks committed; the same command goes on from there"
+            )
         queue.finish()
     finally:
         queue.close()

@@ -1,8 +1,11 @@
-"""Sampling by all GPUs of this machine, from a graph that is spread over them: `millrace sample` with ``kernel = "cugraph"``.
+"""Sampling by all GPUs of this machine, from a graph that is spread over them: `millrace sample` with ``kernel =
+"cugraph"``.
 
-Every call is one of all processes, and one that is missing leaves the others waiting for good. Here the driver deals out each round, so
-nobody is missing. Ranks that train sample each in a thread of their own, wait for room in a queue, skip bulks that are there, and stop
-where training ends: they sample from whole graphs, and train from what this has stored where a graph is too large for one GPU.
+Every call is one of all processes, and one that is missing leaves the others waiting for good. Here the driver deals
+out each round, so nobody is missing. Ranks that train sample each in a thread of their own, wait for room in a queue,
+skip bulks that are there, and stop
+where training ends: they sample from whole graphs, and train from what this has stored where a graph is too large for
+    one GPU.
 """
 
 import threading
@@ -116,10 +119,14 @@ def _together(client: Any, workers: list[str], futures: list[Any]) -> list[Any]:
             try:
                 future.result()
             except Exception as e:
-                raise RunError(f"sampling by cuGraph failed: {type(e).__name__}: {e}; fix that and give the command again") from e
+                raise RunError(
+                    f"sampling by cuGraph failed: {type(e).__name__}: {e}; fix that and give the command again"
+                ) from e
         left -= done
         if left and not set(workers) <= set(client.scheduler_info(n_workers=-1)["workers"]):
-            raise RunError("a process that sampled on a GPU is gone, perhaps killed for memory; give the command again, which goes on")
+            raise RunError(
+                "a process that sampled on a GPU is gone, perhaps killed for memory; give the command again, which goes on"
+            )
     return [f.result() for f in futures]
 
 

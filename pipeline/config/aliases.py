@@ -1,4 +1,5 @@
-"""Configuration keys by other words: shorthands, which work everywhere, and words of other libraries, each with what to set here."""
+"""Configuration keys by other words: shorthands, which work everywhere, and words of other libraries, each with what to
+set here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +25,21 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
 }
 """Words that are short for configuration keys: on the command line, in a job file and in Python."""
 
-FLAGS = ("hidden", "layers", "dropout", "fanout", "batch_size", "lr", "reuse", "scheduler", "host", "epochs", "seed", "ranks", "dataset")
+FLAGS = (
+    "hidden",
+    "layers",
+    "dropout",
+    "fanout",
+    "batch_size",
+    "lr",
+    "reuse",
+    "scheduler",
+    "host",
+    "epochs",
+    "seed",
+    "ranks",
+    "dataset",
+)
 """Words that are flags of `run`."""
 
 NAMED = {"model": "name", "sampler": "name", "partition": "method"}
@@ -37,7 +52,15 @@ KEYS: dict[str, tuple[str, ...]] = {
     "threads": ("num_threads", "n_threads", "nthreads", "omp_num_threads"),
     "dataset": ("data", "dataset_name", "data_path"),
     "device": ("accelerator",),
-    "model.hidden": ("hidden_channels", "hidden_dim", "hidden_size", "hidden_features", "num_hidden", "n_hidden", "hid"),
+    "model.hidden": (
+        "hidden_channels",
+        "hidden_dim",
+        "hidden_size",
+        "hidden_features",
+        "num_hidden",
+        "n_hidden",
+        "hid",
+    ),
     "model.layers": ("num_layers", "n_layers", "nlayers"),
     "model.heads": ("num_heads", "n_heads", "nheads"),
     "model.dropout": ("p_dropout", "dropout_rate", "feat_drop", "drop_rate"),
@@ -93,8 +116,17 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "precision",
         "autocast",
     ),
-    "there are no callbacks; pass emit=, a function of each event, to mr.run": ("callbacks", "callback", "logger", "loggers"),
-    "there are no class weights, every train node weighs the same in the loss": ("class_weight", "class_weights", "pos_weight"),
+    "there are no callbacks; pass emit=, a function of each event, to mr.run": (
+        "callbacks",
+        "callback",
+        "logger",
+        "loggers",
+    ),
+    "there are no class weights, every train node weighs the same in the loss": (
+        "class_weight",
+        "class_weights",
+        "pos_weight",
+    ),
     f"there are no schedules, {LR_IS_CONSTANT}": (
         "scheduler",
         "lr_scheduler",
@@ -104,10 +136,27 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "lr_decay",
         "gamma",
     ),
-    "the loss follows from the labels: cross entropy, or binary cross entropy where a node has several": ("loss", "loss_fn", "criterion"),
+    "the loss follows from the labels: cross entropy, or binary cross entropy where a node has several": (
+        "loss",
+        "loss_fn",
+        "criterion",
+    ),
     "the metric follows from the labels: accuracy, or micro-F1 where a node has several": ("metric", "metrics"),
-    "an optimizer has torch's defaults but for train.lr and train.weight_decay": ("momentum", "betas", "eps", "nesterov", "amsgrad"),
-    "gradients are not clipped": ("grad_clip", "clip_grad_norm", "clip_grad", "gradient_clip_val", "max_grad_norm", "gradient_clipping"),
+    "an optimizer has torch's defaults but for train.lr and train.weight_decay": (
+        "momentum",
+        "betas",
+        "eps",
+        "nesterov",
+        "amsgrad",
+    ),
+    "gradients are not clipped": (
+        "grad_clip",
+        "clip_grad_norm",
+        "clip_grad",
+        "gradient_clip_val",
+        "max_grad_norm",
+        "gradient_clipping",
+    ),
     "train nodes are shuffled anew in every epoch": ("shuffle",),
     "the last minibatch of an epoch is always trained on": ("drop_last",),
     "it follows from the dataset": (
@@ -130,7 +179,11 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "run_dir",
         "logdir",
     ),
-    "it is no key: pass --resume on the command line, or resume=True in Python": ("resume", "resume_from_checkpoint", "ckpt_path"),
+    "it is no key: pass --resume on the command line, or resume=True in Python": (
+        "resume",
+        "resume_from_checkpoint",
+        "ckpt_path",
+    ),
     "it is no key: pass --samples on the command line, or samples= in Python": ("samples",),
     "each rank has one part, or grappa.chunks of them: set ranks": ("num_parts", "n_parts", "nparts", "parts"),
     "set OGB_ROOT to the folder of OGB's datasets, or dataset to a path": ("root", "data_dir", "data_root"),
@@ -142,7 +195,8 @@ _SENTENCE_OF = {word: sentence for sentence, words in SENTENCES.items() for word
 
 
 def advice(word: str) -> str:
-    """What to set in place of a word of another library, as the end of an error; the empty string where the word is not known."""
+    """What to set in place of a word of another library, as the end of an error; the empty string where the word is not
+    known."""
     word = word.lower()
     if (key := _KEY_OF.get(word)) is not None:
         return f"; did you mean '{key}'?"
@@ -155,12 +209,15 @@ def instead_of_flag(flag: str) -> str | None:
     key = ".".join(SHORTHANDS.get(word, ())) or _KEY_OF.get(word)
     if key is not None:
         short = next((short for short, path in SHORTHANDS.items() if ".".join(path) == key), key)
-        return f"no such option: {flag}; give {'--' + short.replace('_', '-') if short in FLAGS else f'--set {key}=...'}"
+        return (
+            f"no such option: {flag}; give {'--' + short.replace('_', '-') if short in FLAGS else f'--set {key}=...'}"
+        )
     return f"no such option: {flag}; {_SENTENCE_OF[word]}" if word in _SENTENCE_OF else None
 
 
 def full_key(path: Sequence[str], value: Any) -> list[str]:
-    """The key that a path means: a shorthand's, a section's own where it is named by a plain string, or the path itself."""
+    """The key that a path means: a shorthand's, a section's own where it is named by a plain string, or the path
+    itself."""
     if len(path) == 1 and path[0] in NAMED and isinstance(value, str):
         return [path[0], NAMED[path[0]]]
     return list(SHORTHANDS.get(path[0], path)) if len(path) == 1 else list(path)
@@ -178,7 +235,9 @@ def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str
         return table
     inner = table.get(path[0], {})
     if not isinstance(inner, Mapping):
-        raise InputError(f"configuration key '{path[0]}' is {shown(inner)}; expected a table, for '{'.'.join(path)}' to be in it")
+        raise InputError(
+            f"configuration key '{path[0]}' is {shown(inner)}; expected a table, for '{'.'.join(path)}' to be in it"
+        )
     table[path[0]] = merged(inner, path[1:], value)
     return table
 
@@ -196,7 +255,9 @@ def expanded(table: Mapping[str, Any]) -> dict[str, Any]:
         section = result.get(path[0])
         held = section.get(path[1], table[word]) if isinstance(section, Mapping) else table[word]
         if held != table[word]:
-            raise InputError(f"'{word}' is {shown(table[word])} and '{'.'.join(path)}' is {shown(held)}; they are one key: leave one out")
+            raise InputError(
+                f"'{word}' is {shown(table[word])} and '{'.'.join(path)}' is {shown(held)}; they are one key: leave one out"
+            )
         result = merged(result, path, table[word])
     return result
 

@@ -19,14 +19,29 @@ from ...storage.urls import has_secrets
 from ..datasets import ReadOptions
 from .aliases import RENAMED, advice, expanded
 from .plain_values import MOST_DEPTH, SHOWN, parse_toml, require_sound, shown
-from .schema import BULK_ON_GPU, Bulk, CheckpointEvery, Cluster, Gpu, Grappa, Partition, Queue, Retexo, Sar, Section, Train, takes_numbers
+from .schema import (
+    BULK_ON_GPU,
+    Bulk,
+    CheckpointEvery,
+    Cluster,
+    Gpu,
+    Grappa,
+    Partition,
+    Queue,
+    Retexo,
+    Sar,
+    Section,
+    Train,
+    takes_numbers,
+)
 
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
 """Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
 
 
 def canonical(registry: Mapping[str, type], name: str) -> str:
-    """The registry's word for a name in another case (``SAGE``) or the public name of the class (``GraphSAGE``); else the name itself."""
+    """The registry's word for a name in another case (``SAGE``) or the public name of the class (``GraphSAGE``); else
+    the name itself."""
     word = name.lower().removeprefix("graph")
     return word if word in registry else name
 
@@ -41,13 +56,15 @@ class Job(Section):
     dataset: str = "digits"
     """An embedded name, a file, a folder, a store, or an OGB name."""
     split: str | None = None
-    """``public``, ``random:20,30`` (per class: training, validation), ``fraction:0.6,0.2``; by default what the dataset has."""
+    """``public``, ``random:20,30`` (per class: training, validation), ``fraction:0.6,0.2``; by default what the dataset
+    has."""
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
-    """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and sends the others
-    what they need."""
+    """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and
+    sends the others what they need."""
     system: Literal["bulk", "grappa", "retexo", "sar"] = "bulk"
-    """``bulk``: minibatches on samples that are drawn many at a time; ``grappa``: isolated ranks that send gradients only; ``retexo``:
-    layer after layer, one exchange for each; ``sar``: full batch, each rank visiting the others in turn."""
+    """``bulk``: minibatches on samples that are drawn many at a time; ``grappa``: isolated ranks that send gradients
+    only; ``retexo``: layer after layer, one exchange for each; ``sar``: full batch, each rank visiting the others in
+    turn."""
     epochs: int = Field(default=30, ge=1)
     """Passes over the train split; under ``retexo``, for each layer."""
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -63,12 +80,13 @@ class Job(Section):
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
     kernel: Literal["cpu", "reference", "cuda", "cugraph"] = "cpu"
-    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU; ``cugraph``: by RAPIDS, for the sampler
-    ``neighbor``, with other random numbers. By default those of `device`."""
+    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU; ``cugraph``: by RAPIDS, for
+    the sampler ``neighbor``, with other random numbers. By default those of `device`."""
     check: bool = False
     """Prove the invariants of every message on the way."""
     start_from: str | None = None
-    """The folder of a finished run whose parameters training begins with, such as one by ``retexo`` that ``sar`` is to tune end to end."""
+    """The folder of a finished run whose parameters training begins with, such as one by ``retexo`` that ``sar`` is to
+    tune end to end."""
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "sage"})
     """``name`` and the options of that model."""
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})
@@ -93,7 +111,8 @@ class Job(Section):
         word = str(value).removeprefix("torch.") if isinstance(value, torch.device | torch.dtype) else value
         if isinstance(word, str) and word.startswith("cuda:"):
             raise PydanticCustomError(
-                "device", "expected 'cpu' or 'cuda': each rank takes a GPU of its own; choose among them by CUDA_VISIBLE_DEVICES"
+                "device",
+                "expected 'cpu' or 'cuda': each rank takes a GPU of its own; choose among them by CUDA_VISIBLE_DEVICES",
             )
         return word
 
@@ -204,7 +223,8 @@ def check_no_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def resolve(table: Mapping[str, Any]) -> Job:
-    """Validate a configuration and fill in what depends on other keys (layers follow the sampler's fanout or sizes, or they the layers).
+    """Validate a configuration and fill in what depends on other keys (layers follow the sampler's fanout or sizes, or
+    they the layers).
 
     Raises:
         InputError: one line per problem, at most three.
@@ -229,7 +249,9 @@ def resolve(table: Mapping[str, Any]) -> Job:
     if job.system in ("retexo", "sar"):
         return _without_sampler(job, table)
     if job.system == "grappa" and job.queue != Queue(bulk_size=job.queue.bulk_size):
-        raise InputError("section 'queue' is given, but under system 'grappa' each rank samples for itself: only queue.bulk_size is used")
+        raise InputError(
+            "section 'queue' is given, but under system 'grappa' each rank samples for itself: only queue.bulk_size is used"
+        )
     if job.system == "grappa" and job.train.minibatches_per_step not in (None, job.ranks):
         raise InputError(
             f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system 'grappa' each of the "
@@ -245,7 +267,9 @@ def resolve(table: Mapping[str, Any]) -> Job:
     if type(numbers) is int:
         numbers = [numbers]
     if numbers is not None and not isinstance(numbers, list | tuple):
-        raise InputError(f"configuration key 'sampler.{key}' is {shown(numbers)}; expected whole numbers such as {list(PER_LAYER[key])}")
+        raise InputError(
+            f"configuration key 'sampler.{key}' is {shown(numbers)}; expected whole numbers such as {list(PER_LAYER[key])}"
+        )
     if numbers is None and key in known:
         default = PER_LAYER[key]
         count = layers if isinstance(layers, int) and 1 <= layers <= 64 else len(default)
@@ -275,7 +299,9 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
             f"configuration key 'sampler' is {shown(table['sampler'])}, but system '{job.system}' samples nothing; leave it out"
         )
     if job.queue != Queue():
-        raise InputError(f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it out")
+        raise InputError(
+            f"configuration section 'queue' is given, but system '{job.system}' has no minibatches to queue; leave it out"
+        )
     for key in ("batch_size", "minibatches_per_step"):
         if (given := getattr(job.train, key)) != Train.model_fields[key].default:
             raise InputError(
@@ -283,7 +309,9 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
             )
     if (method := str(job.partition.method)) not in PARTITIONERS:
         known = list(PARTITIONERS)
-        raise InputError(f"configuration key 'partition.method' is '{method}'; expected {', '.join(known)}{nearest(method, known)}")
+        raise InputError(
+            f"configuration key 'partition.method' is '{method}'; expected {', '.join(known)}{nearest(method, known)}"
+        )
     record = build("model", MODELS, job.model)
     return job.model_copy(
         update={
@@ -329,10 +357,14 @@ def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) 
     for key in options:
         if key not in known:
             name = table.get("name", next(iter(registry)))
-            raise InputError(f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (it has {', '.join(known)})")
+            raise InputError(
+                f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (it has {', '.join(known)})"
+            )
     hints = get_type_hints(kind)
     for key, value in options.items():
-        if any(isinstance(v, bool) for v in (value if isinstance(value, list | tuple) else [value])) and takes_numbers(hints[key]):
+        if any(isinstance(v, bool) for v in (value if isinstance(value, list | tuple) else [value])) and takes_numbers(
+            hints[key]
+        ):
             raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a number")
         if isinstance(value, str) and len(value) > LONGEST_OPTION:
             raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a word")

@@ -1,4 +1,5 @@
-"""Plain values that came from outside, TOML or JSON, before anything follows them: not too deep, numbers that fit, text that paths take."""
+"""Plain values that came from outside, TOML or JSON, before anything follows them: not too deep, numbers that fit, text
+that paths take."""
 
 import math
 import re

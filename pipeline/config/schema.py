@@ -35,7 +35,8 @@ class Train(Section):
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """torch's, with its defaults but for the next two keys."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
-    """What the operands of matrix products are rounded to while training in float32; ``bfloat16`` is faster on processors that have it."""
+    """What the operands of matrix products are rounded to while training in float32; ``bfloat16`` is faster on
+    processors that have it."""
     compile: bool = False
     """Train the model through ``torch.compile``: what lies between its aggregations becomes kernels of its own."""
     lr: float = Field(default=0.003, gt=0, le=1e6)
@@ -56,7 +57,8 @@ class Queue(Section):
     """How sampled minibatches wait for their trainers."""
 
     kind: Literal["memory", "zarr"] = "memory"
-    """``memory``: each rank samples for itself; ``zarr``: on disk, where others can fill and replay it; on a cluster, sampling tasks do."""
+    """``memory``: each rank samples for itself; ``zarr``: on disk, where others can fill and replay it; on a cluster,
+    sampling tasks do."""
     bulk_size: int = Field(default=8, ge=1)
     """k: minibatches sampled together; by default 64 where a GPU samples."""
     max_bytes: int = Field(default=512 << 20, ge=1)
@@ -64,7 +66,8 @@ class Queue(Section):
     keep: Literal["none", "epoch", "all"] = "none"
     """What a Zarr queue keeps once it has been trained on: nothing, the epoch under way, or all."""
     location: str | None = None
-    """Where a Zarr queue lies: a folder, or an object store's URL such as ``s3://bucket/prefix``; by default in the run's folder."""
+    """Where a Zarr queue lies: a folder, or an object store's URL such as ``s3://bucket/prefix``; by default in the
+    run's folder."""
     reuse: Literal["once", "cycle"] = "once"
     """``cycle`` goes round again through a store of samples that holds fewer epochs than are trained."""
 
@@ -73,8 +76,8 @@ class Partition(Section):
     """How the graph is cut into parts, one or more for each rank, by systems whose ranks hold parts."""
 
     method: str | None = None
-    """contiguous, hash, ldg, fennel, metis, or metis-work, which balances nodes and edges together and is the default; louvain and leiden
-    need GPUs; blocks of rows are contiguous."""
+    """contiguous, hash, ldg, fennel, metis, or metis-work, which balances nodes and edges together and is the default;
+    louvain and leiden need GPUs; blocks of rows are contiguous."""
     owners: str | None = None
     """A file by ``numpy.save`` with the part of each node, in place of a method."""
 
@@ -83,24 +86,28 @@ class Bulk(Section):
     """Who holds what under ``system = "bulk"`` with several ranks."""
 
     topology: Literal["replicated", "partitioned"] = "replicated"
-    """``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their features."""
+    """``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their
+    features."""
     replication: int = Field(default=1, ge=1)
     """c: how many ranks hold each block, of a partitioned topology or of owned features. It divides the ranks."""
     cache_fraction: float = Field(default=0.0, ge=0, le=1)
-    """The share of all feature rows that each rank keeps of the other ranks', where features are owned or the topology is partitioned."""
+    """The share of all feature rows that each rank keeps of the other ranks', where features are owned or the topology
+    is partitioned."""
     hot_by: Literal["samples", "degree"] = "samples"
-    """What is hot: what the rank's own minibatches of the first epoch need most often, or what the most in-neighbour lists hold."""
+    """What is hot: what the rank's own minibatches of the first epoch need most often, or what the most in-neighbour
+    lists hold."""
     prefetch_bytes: int = Field(default=512 << 20, ge=0)
-    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step: fetching and training take
-    turns."""
+    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step:
+    fetching and training take turns."""
 
 
 class Sar(Section):
     """How ``system = "sar"`` sees the rows of other ranks."""
 
     mode: Literal["auto", "rematerialize", "keep", "halo"] | list[Literal["rematerialize", "keep", "halo"]] = "auto"
-    """``rematerialize``: one rank after the other, and again in the backward pass; ``keep``: kept for the backward pass; ``halo``: all in
-    one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest that fit in `memory_bytes`."""
+    """``rematerialize``: one rank after the other, and again in the backward pass; ``keep``: kept for the backward
+    pass; ``halo``: all in one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest
+    that fit in `memory_bytes`."""
     memory_bytes: int | None = Field(default=None, ge=1)
     """What a rank's tensors may take; by default half of what the machine has to spare for each of its ranks."""
     prefetch_bytes: int = Field(default=64 << 20, ge=0)
@@ -113,7 +120,9 @@ class Sar(Section):
     def _known(cls, mode: Any) -> Any:
         """One sentence, where the types alone would give one for each of the two forms."""
         each = ("rematerialize", "keep", "halo")
-        if mode != "auto" and not all(isinstance(m, str) and m in each for m in (mode if isinstance(mode, list) else [mode])):
+        if mode != "auto" and not all(
+            isinstance(m, str) and m in each for m in (mode if isinstance(mode, list) else [mode])
+        ):
             raise PydanticCustomError(
                 "mode", "expected rematerialize, keep, halo or auto, or a list of the first three, one for each layer"
             )
@@ -128,34 +137,38 @@ class Grappa(Section):
     rotation: Literal["sweep", "fixed", "none"] = "sweep"
     """Whose chunks lie beside a rank's own: every other rank's in turn, always the next one's, or nobody's."""
     reshuffle_fraction: float = Field(default=0.0, ge=0, le=1)
-    """The share of all chunks whose rank is drawn anew after each super-epoch; 0: each rank keeps its own; 1: all are dealt afresh."""
+    """The share of all chunks whose rank is drawn anew after each super-epoch; 0: each rank keeps its own; 1: all are
+    dealt afresh."""
     repartition_every: int = Field(default=50, ge=1)
     """Epochs in a super-epoch."""
     halo: float = Field(default=1.0, ge=0, le=1)
-    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch; with all of them seeds have all their
-    neighbours."""
+    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch; with all of them seeds
+    have all their neighbours."""
     ahead: bool = True
-    """Whether what the next super-epoch sees is read and put together before its time; in memory it is then there twice."""
+    """Whether what the next super-epoch sees is read and put together before its time; in memory it is then there
+    twice."""
     correction: Literal["none", "batch", "node", "hops", "edge", "edge-hajek"] = "batch"
-    """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage, or that of its tree), for each
-    message (the inverse of how often its source is there, as it is or scaled to the node's degree), or none."""
+    """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage, or that of its
+    tree), for each message (the inverse of how often its source is there, as it is or scaled to the node's degree), or
+    none."""
     hops: int = Field(default=2, ge=1)
     """How far correction ``hops`` looks."""
     kappa: float = Field(default=0.0, ge=0)
     """In-edges of mean coverage that are added to each node's when its coverage is measured."""
     shrink: Literal["none", "constant", "empirical", "james-stein", "ess"] = "none"
-    """How a minibatch's weight is drawn towards the mean one: by `strength`, by its noise, by James-Stein, or so far that the effective
-    sample size is at least `strength` of the seeds."""
+    """How a minibatch's weight is drawn towards the mean one: by `strength`, by its noise, by James-Stein, or so far
+    that the effective sample size is at least `strength` of the seeds."""
     strength: float = Field(default=0.5, gt=0, le=1)
-    """How far ``constant`` draws a weight, or the share of the seeds that the effective sample size of ``ess`` is to keep."""
+    """How far ``constant`` draws a weight, or the share of the seeds that the effective sample size of ``ess`` is to
+    keep."""
 
 
 class Retexo(Section):
     """How ``system = "retexo"`` trains layer after layer. What is left out is as `mode` has it."""
 
     mode: Literal["v3", "v1"] = "v3"
-    """``v3``: hidden rows are handed on, each layer with a layer norm and a head; ``v1``: an MLP first, then logits are handed on, so
-    that no raw feature leaves its owner."""
+    """``v3``: hidden rows are handed on, each layer with a layer norm and a head; ``v1``: an MLP first, then logits are
+    handed on, so that no raw feature leaves its owner."""
     base: Literal["none", "mlp"] | None = None
     """Train an MLP on the features before the first layer, or not."""
     propagate: Literal["hidden", "logits"] | None = None
@@ -167,17 +180,18 @@ class Retexo(Section):
     select_by: Literal["val_accuracy", "val_loss"] | None = None
     """What the best epoch of a layer is chosen by."""
     local_steps: int | None = Field(default=None, ge=1)
-    """Steps that each client takes by itself before parameters are averaged (FedAvg); by default gradients are summed in every step."""
+    """Steps that each client takes by itself before parameters are averaged (FedAvg); by default gradients are summed
+    in every step."""
     rounding: Literal["full", "fp16", "int8"] = "full"
     """How rows are rounded before they are handed on."""
     inductive: bool = False
     """Train without validation and test nodes in the graph, and validate without test nodes."""
     folds: int = Field(default=0, ge=0, le=100)
-    """Where logits are handed on: train each layer so many times more, without one fold of the train nodes each, and hand on of every
-    train node what a training without its label has found. 0: not so."""
+    """Where logits are handed on: train each layer so many times more, without one fold of the train nodes each, and
+    hand on of every train node what a training without its label has found. 0: not so."""
     distill: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the loss of every layer after the first that is cross entropy with what the layer before says of each node, labelled or
-    not. 0: labels only."""
+    """Share of the loss of every layer after the first that is cross entropy with what the layer before says of each
+    node, labelled or not. 0: labels only."""
     clients: int | Literal["ranks", "nodes"] = "ranks"
     """Who trains and is counted: each rank, so many simulated clients, or each node as a client of its own."""
 
@@ -190,10 +204,12 @@ class Retexo(Section):
 
 
 class Cuda(Section):
-    """What dask-cuda gives the workers that it starts on this machine's GPUs: its own options, as it has them where they are left out."""
+    """What dask-cuda gives the workers that it starts on this machine's GPUs: its own options, as it has them where
+    they are left out."""
 
     protocol: Literal["tcp", "ucx"] | None = None
-    """What Dask's own messages travel by (``ucx`` knows no TLS: see `insecure`); what ranks send each other goes by ``cluster.backend``."""
+    """What Dask's own messages travel by (``ucx`` knows no TLS: see `insecure`); what ranks send each other goes by
+    ``cluster.backend``."""
     enable_tcp_over_ucx: bool | None = None
     """UCX over TCP; by default UCX chooses its ways."""
     enable_nvlink: bool | None = None
@@ -203,8 +219,8 @@ class Cuda(Section):
     enable_rdmacm: bool | None = None
     """UCX's connections by RDMA; with InfiniBand."""
     rmm_pool_size: int | float | str | None = None
-    """What RMM takes of each GPU for the worker's own tasks, such as RAPIDS': bytes, a share such as 0.25, or ``"4GB"``. Ranks are
-    processes of their own with torch's allocator, and have the rest."""
+    """What RMM takes of each GPU for the worker's own tasks, such as RAPIDS': bytes, a share such as 0.25, or
+    ``"4GB"``. Ranks are processes of their own with torch's allocator, and have the rest."""
     rmm_maximum_pool_size: int | float | str | None = None
     """How far that pool may grow."""
     rmm_managed_memory: bool = False
@@ -226,7 +242,9 @@ class Cuda(Section):
             except ValueError:
                 in_bytes = 0
         if in_bytes < 1 or (isinstance(size, float) and not 0 < size <= 1):
-            raise PydanticCustomError("size", 'expected bytes, a share of the GPU\'s memory such as 0.25, or a size such as "4GB"')
+            raise PydanticCustomError(
+                "size", 'expected bytes, a share of the GPU\'s memory such as 0.25, or a size such as "4GB"'
+            )
         return size
 
 
@@ -234,7 +252,8 @@ class Cluster(Section):
     """Where a run with ``executor = "dask"`` lives, and what it does when something dies."""
 
     scheduler: str | None = None
-    """A scheduler that runs already, ``tcp://host:8786`` or ``tls://host:8786``; by default a cluster is started on this machine."""
+    """A scheduler that runs already, ``tcp://host:8786`` or ``tls://host:8786``; by default a cluster is started on
+    this machine."""
     producers: int = Field(default=1, ge=1)
     """Sampling tasks at a time, for a queue of kind ``zarr``."""
     host: str = "127.0.0.1"
@@ -242,7 +261,8 @@ class Cluster(Section):
     dashboard_port: int = Field(default=8787, ge=0, le=65535)
     """Of a cluster that is started here; 0 takes any that is free."""
     tls_ca: str | None = None
-    """Dask's TLS: certificate authority, certificate and key, as files. ``host`` or ``scheduler`` beyond this machine needs them."""
+    """Dask's TLS: certificate authority, certificate and key, as files. ``host`` or ``scheduler`` beyond this machine
+    needs them."""
     tls_cert: str | None = None
     """See `tls_ca`."""
     tls_key: str | None = None
@@ -250,19 +270,21 @@ class Cluster(Section):
     insecure: bool = False
     """Go beyond this machine, or use UCX, without TLS: whoever reaches the ports can run code here."""
     on_rank_loss: Literal["restart", "continue", "stop"] = "restart"
-    """When a rank is lost: all ranks start again from the last checkpoint; under ``grappa``, the others go on without it until the
-    super-epoch ends; or the run ends."""
+    """When a rank is lost: all ranks start again from the last checkpoint; under ``grappa``, the others go on without
+    it until the super-epoch ends; or the run ends."""
     restarts: int = Field(default=3, ge=0)
     """How often all ranks start again after a loss."""
     slow_peer_warning_s: float = Field(default=10.0, gt=0)
-    """A note names whoever has given no sign of life for longer, in seconds; and a rank of ``sar`` says for whose rows it waits."""
+    """A note names whoever has given no sign of life for longer, in seconds; and a rank of ``sar`` says for whose rows
+    it waits."""
     silence_limit_s: float | None = Field(default=None, gt=0)
-    """A rank or worker that gives no sign of life for this long is taken for lost, in seconds; by default it is only named in a note."""
+    """A rank or worker that gives no sign of life for this long is taken for lost, in seconds; by default it is only
+    named in a note."""
     keep_freed_bytes: int = Field(default=1 << 30, ge=0)
     """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
     backend: Literal["nccl", "gloo"] | None = None
-    """What ranks talk over: ``nccl`` wants a GPU for each rank; ``gloo`` goes by way of the host, and ranks may share a GPU. By default
-    nccl where ranks are on GPUs, unless they are to go on when one is lost, and else gloo."""
+    """What ranks talk over: ``nccl`` wants a GPU for each rank; ``gloo`` goes by way of the host, and ranks may share a
+    GPU. By default nccl where ranks are on GPUs, unless they are to go on when one is lost, and else gloo."""
     cuda: Cuda = Cuda()
     """Of a cluster that is started here with ``device = "cuda"``."""
 
@@ -281,7 +303,8 @@ class Gpu(Section):
     """What a rank keeps in the memory of its GPU, with ``device = "cuda"``."""
 
     topology: Literal["auto", "device", "pinned"] = "auto"
-    """Where neighbour lists lie: in its memory, in locked memory of the host, which kernels read directly, or there if they fit."""
+    """Where neighbour lists lie: in its memory, in locked memory of the host, which kernels read directly, or there if
+    they fit."""
     features: Literal["auto", "device", "pinned"] = "auto"
     """Where feature rows lie, likewise."""
     graphs: bool = True

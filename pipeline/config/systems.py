@@ -83,15 +83,16 @@ def bulk(
 
     Args:
         sampler: draws minibatches.
-        topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their features, and
-            those who own a row draw in it.
+        topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their
+            features, and those who own a row draw in it.
         replication: c: how many ranks hold each block, of a partitioned topology or of owned features.
         cache_fraction: the share of all rows that a rank keeps of the others' where features are owned.
         hot_by: what is hot: what the rank's own minibatches name most, or what the most in-neighbour lists hold.
         prefetch_bytes: rows of others that may lie ready or be under way before they are needed.
-        features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends the others what they need. Those of a
-            partitioned topology are owned.
-        partitioner: cuts a partitioned topology into contiguous blocks, by default with nodes and edges balanced together.
+        features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends the others what they
+            need. Those of a partitioned topology are owned.
+        partitioner: cuts a partitioned topology into contiguous blocks, by default with nodes and edges balanced
+            together.
     """
     drawn = sampler or NeighborSampler()
     options = {
@@ -122,7 +123,8 @@ def sar(
     Every rank holds one part of the nodes, and visits those of the others one rank after the other.
 
     Args:
-        mode: how layers see other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in `memory_bytes`.
+        mode: how layers see other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in
+            `memory_bytes`.
         partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
         memory_bytes: of tensors, for each rank; None: what the machine has to spare.
         prefetch_bytes: rows that may be under way before they are needed.
@@ -217,45 +219,52 @@ def retexo(
     distill: float = 0.0,
     clients: Clients = "ranks",
 ) -> System:
-    """Lazy message passing: layer after layer, with one exchange of rows for each (RETEXO; Kolluri et al., arXiv 2302.13053).
+    """Lazy message passing: layer after layer, with one exchange of rows for each (RETEXO; Kolluri et al., arXiv
+    2302.13053).
 
     ``epochs`` are those of each layer. What is None is as `mode` has it.
 
     Args:
-        mode: ``v3`` hands on hidden rows and trains each layer with a layer norm and a head; ``v1`` trains an MLP first and hands on
-            logits, so that no raw feature leaves its owner.
+        mode: ``v3`` hands on hidden rows and trains each layer with a layer norm and a head; ``v1`` trains an MLP first
+            and hands on logits, so that no raw feature leaves its owner.
         partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
         base: ``mlp`` trains an MLP on the features before the first layer.
         propagate: what a finished layer hands on.
         head: what a layer is trained with.
         residual: see `stages.models.lazy.Phases`.
         select_by: what the best epoch of a layer is chosen by.
-        local_steps: steps that each client takes by itself before parameters are averaged; None: gradients are summed in every step.
+        local_steps: steps that each client takes by itself before parameters are averaged; None: gradients are summed
+            in every step.
         rounding: of rows that are handed on.
         inductive: train without validation and test nodes in the graph.
         folds: hand on, of each train node, logits from a training without its fold of the labels.
-        distill: share of a layer's loss that is cross entropy with what the layer before says of every node, labelled or not, in [0, 1).
+        distill: share of a layer's loss that is cross entropy with what the layer before says of every node, labelled
+            or not, in [0, 1).
         clients: who trains and is counted: the ranks, so many simulated clients, or each node.
 
     Raises:
-        InputError: hidden rows cannot be handed on where the layer gives logits, or with folds; there is only one fold; or
-            distillation does not go with `local_steps`, or takes all of the loss.
+        InputError: hidden rows cannot be handed on where the layer gives logits, or with folds; there is only one fold;
+            or distillation does not go with `local_steps`, or takes all of the loss.
     """
     preset = V1 if mode == "v1" else Phases()
-    cut = Phases(base or preset.base, propagate or preset.propagate, head or preset.head, residual, rounding, folds, distill)
+    cut = Phases(
+        base or preset.base, propagate or preset.propagate, head or preset.head, residual, rounding, folds, distill
+    )
     if cut.head == "none" and cut.propagate == "hidden":
-        raise InputError('retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.propagate = "logits" with it')
+        raise InputError(
+            'retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.propagate = "logits" with it'
+        )
     if folds and cut.propagate == "hidden":
         message = f"retexo.folds is {folds}, but hidden rows of different trainings have nothing in common"
         raise InputError(f'{message}; use retexo.propagate = "logits" with it')
     if folds == 1:
-        raise InputError("retexo.folds is 1, so its one training has no train nodes left; use at least 2, or 0 for none")
+        raise InputError(
+            "retexo.folds is 1, so its one training has no train nodes left; use at least 2, or 0 for none"
+        )
     if not 0 <= distill < 1:
         raise InputError(f"retexo.distill is {distill}; expected a share of the loss, at least 0 and below 1")
     if distill and local_steps is not None:
-        message = (
-            f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
-        )
+        message = f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
         raise InputError(f"{message} together; leave one of them out")
     chosen = select_by or ("val_loss" if mode == "v1" else "val_accuracy")
     return System(
@@ -265,5 +274,12 @@ def retexo(
         LazyFetch(chosen, clients=clients != "ranks" and local_steps is not None),
         AllSeedsMean() if local_steps is None else LocalSteps(local_steps),
         LayerByLayer(cut),
-        {**asdict(cut), "mode": mode, "select_by": chosen, "local_steps": local_steps, "inductive": inductive, "clients": clients},
+        {
+            **asdict(cut),
+            "mode": mode,
+            "select_by": chosen,
+            "local_steps": local_steps,
+            "inductive": inductive,
+            "clients": clients,
+        },
     )

@@ -21,7 +21,8 @@ FORM = """<!DOCTYPE html><title>Millrace</title>
 def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool) -> None:
     """Let an application answer no request but those with the token that are sent to a known host.
 
-    A web page elsewhere whose name is made to point here (DNS rebinding) sends that name as the host. The page's websocket carries no
+    A web page elsewhere whose name is made to point here (DNS rebinding) sends that name as the host. The page's
+    websocket carries no
     token: Bokeh takes only sessions that are signed, by the page itself, with `token` as the key.
 
     Args:
@@ -38,7 +39,9 @@ def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool
         if issubclass(kind, ErrorHandler):
             return found
         if not _is_known(request.host, hosts, any_address):
-            return application.get_handler_delegate(request, _Refused, {"why": "the request is for a host that this scheduler is not"})
+            return application.get_handler_delegate(
+                request, _Refused, {"why": "the request is for a host that this scheduler is not"}
+            )
         given = request.query_arguments.get("token", [b""])[-1]
         if not issubclass(kind, WebSocketHandler) and not hmac.compare_digest(given, token.encode()):
             return application.get_handler_delegate(request, _Refused, {"why": FORM})

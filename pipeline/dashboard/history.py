@@ -26,7 +26,8 @@ BYTES = [(channel, kind) for channel, kinds in KINDS.items() for kind in kinds]
 
 
 class Curve:
-    """Points over the life of a run. Once there are too many, every second one goes, and later ones are taken half as often."""
+    """Points over the life of a run. Once there are too many, every second one goes, and later ones are taken half as
+    often."""
 
     def __init__(self, most: int = POINTS) -> None:
         self._most, self._gap_s = most, 0.0

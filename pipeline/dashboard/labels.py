@@ -71,7 +71,11 @@ def heading(run: dict[str, Any]) -> str:
 
 def troubles(run: dict[str, Any]) -> list[str]:
     """Ranks that are silent, or were lost."""
-    found = [f"rank {r['rank']} has been silent for {duration(r['silent_s'])}" for r in run["ranks"] if r["state"] == "silent"]
+    found = [
+        f"rank {r['rank']} has been silent for {duration(r['silent_s'])}"
+        for r in run["ranks"]
+        if r["state"] == "silent"
+    ]
     well = ("running", "starting", "silent", "done", "stopped", run["state"])
     found += [f"rank {r['rank']}: {r['state']}" for r in run["ranks"] if r["state"] not in well]
     if again := max((r["generation"] for r in run["ranks"]), default=0):
@@ -86,7 +90,9 @@ def verdict(run: dict[str, Any]) -> str:
         return ""
     worst, share = max(train["for"].items(), key=lambda item: item[1])
     most = f", most of that ({percent(share)}) for {WAITED_FOR[worst]}" if share >= 0.05 else ""
-    return f"In the last {run['rates']['over_s']:.0f} s ranks waited <b>{percent(train['waits'])}</b> of their time{most}."
+    return (
+        f"In the last {run['rates']['over_s']:.0f} s ranks waited <b>{percent(train['waits'])}</b> of their time{most}."
+    )
 
 
 def stages(run: dict[str, Any]) -> str:
@@ -125,13 +131,22 @@ def bytes_moved(run: dict[str, Any]) -> str:
             speed = rates.get(channel, {}).get(kind, 0)
             rows.append((channel, kind, size(total), f"{size(speed)}/s" if speed else NONE))
     if (hot := run["hot"]) and hot["rows"]:
-        rows.append(("hot rows", "hits", f"{percent(hot['rate'])} of {amount(hot['asked'])}", f"{amount(hot['rows'])} kept"))
-    return table(("bytes", "kind", "in all", "now"), rows) if rows else f"<span style='color:{PALE}'>nothing has been moved yet</span>"
+        rows.append(
+            ("hot rows", "hits", f"{percent(hot['rate'])} of {amount(hot['asked'])}", f"{amount(hot['rows'])} kept")
+        )
+    return (
+        table(("bytes", "kind", "in all", "now"), rows)
+        if rows
+        else f"<span style='color:{PALE}'>nothing has been moved yet</span>"
+    )
 
 
 def notes(run: dict[str, Any]) -> str:
     """The last ones first."""
-    rows = [(f"<span style='color:{PALE}'>{duration(n['time_s'])}</span>", escape(n["text"])) for n in reversed(run["notes"])]
+    rows = [
+        (f"<span style='color:{PALE}'>{duration(n['time_s'])}</span>", escape(n["text"]))
+        for n in reversed(run["notes"])
+    ]
     return table(("when", "note"), rows[:8]) if rows else ""
 
 

@@ -69,12 +69,18 @@ class Page:
         self.run.on_change("value", self._choose)
         self.over = RadioButtonGroup(labels=["the last seconds", "the whole run"], active=0, width=220)
         self.over.on_change("active", lambda attr, old, new: self.update())
-        self.heading, self.stages, self.bytes, self.notes = (Div(sizing_mode="stretch_width", min_width=NARROW) for _ in range(4))
-        self.bars = ColumnDataSource({"y": [], **{name: [] for name in SPENT}, **{f"{name}_text": [] for name in SPENT}})
+        self.heading, self.stages, self.bytes, self.notes = (
+            Div(sizing_mode="stretch_width", min_width=NARROW) for _ in range(4)
+        )
+        self.bars = ColumnDataSource(
+            {"y": [], **{name: [] for name in SPENT}, **{f"{name}_text": [] for name in SPENT}}
+        )
         self.states = ColumnDataSource({"y": [], "x": [], "text": [], "colour": []})
         self.levels = ColumnDataSource({"t": [], "loss": [], "bulks": [], "bytes": []})
         self.epochs = ColumnDataSource({"t": [], "loss": [], "val": []})
-        self.rates = ColumnDataSource({"t": [], "steps": [], "edges": [], "bulks": [], **{kind: [] for kind in NETWORK}})
+        self.rates = ColumnDataSource(
+            {"t": [], "steps": [], "edges": [], "bulks": [], **{kind: [] for kind in NETWORK}}
+        )
         self.memory = ColumnDataSource({"t": [], "rss": [], "rank": [], "colour": []})
         self.time = Range1d(start=0, end=1)
         self.shares, self.losses, self.accuracy = self._shares(), self._losses(), self._accuracy()
@@ -96,13 +102,19 @@ class Page:
 
     def _figure(self, title: str) -> Any:
         """Of something over time."""
-        made: Any = figure(title=title, height=HEIGHT, min_width=NARROW, sizing_mode="stretch_width", toolbar_location=None, tools="")
+        made: Any = figure(
+            title=title, height=HEIGHT, min_width=NARROW, sizing_mode="stretch_width", toolbar_location=None, tools=""
+        )
         made.x_range = self.time
-        made.xaxis.formatter = CustomJSTickFormatter(code="return tick >= 600 ? `${+(tick / 60).toPrecision(3)} min` : `${tick} s`")
+        made.xaxis.formatter = CustomJSTickFormatter(
+            code="return tick >= 600 ? `${+(tick / 60).toPrecision(3)} min` : `${tick} s`"
+        )
         return made
 
     def _shares(self) -> Any:
-        made: Any = figure(title="Where each rank's time goes", sizing_mode="stretch_width", toolbar_location=None, tools="")
+        made: Any = figure(
+            title="Where each rank's time goes", sizing_mode="stretch_width", toolbar_location=None, tools=""
+        )
         # Beside the bars is what the rank is doing.
         made.x_range, made.y_range = Range1d(start=0, end=1.25), Range1d(start=-0.5, end=0.5)
         drawn = made.hbar_stack(
@@ -111,9 +123,21 @@ class Page:
         )  # fmt: skip
         for name, glyph in zip(SPENT, drawn):
             made.add_tools(
-                HoverTool(renderers=[glyph], tooltips=f"rank @y: {name.replace('_', ' ')} @{name}_text", point_policy="follow_mouse")
+                HoverTool(
+                    renderers=[glyph],
+                    tooltips=f"rank @y: {name.replace('_', ' ')} @{name}_text",
+                    point_policy="follow_mouse",
+                )
             )
-        made.text(x="x", y="y", text="text", text_color="colour", source=self.states, text_baseline="middle", text_font_size="13px")
+        made.text(
+            x="x",
+            y="y",
+            text="text",
+            text_color="colour",
+            source=self.states,
+            text_baseline="middle",
+            text_font_size="13px",
+        )
         made.xaxis.ticker = [0, 0.25, 0.5, 0.75, 1]
         made.xaxis.formatter = CustomJSTickFormatter(code="return `${100 * tick} %`")
         made.yaxis.formatter = CustomJSTickFormatter(code="return `rank ${tick}`")
@@ -146,7 +170,9 @@ class Page:
         made.y_range.start = 0
         made.extra_y_ranges = {"bulks": DataRange1d(start=0)}
         made.add_layout(LinearAxis(y_range_name="bulks", axis_label="bulks"), "right")
-        made.step("t", "bulks", source=self.levels, color="#000000", y_range_name="bulks", mode="after", legend_label="bulks")
+        made.step(
+            "t", "bulks", source=self.levels, color="#000000", y_range_name="bulks", mode="after", legend_label="bulks"
+        )
         return _with_legend(made)
 
     def _speeds(self) -> tuple[Any, Any, Any]:
@@ -165,7 +191,9 @@ class Page:
 
     def _moved(self) -> Any:
         made = self._figure("Network: bytes per second, by kind")
-        made.varea_stack(list(NETWORK), x="t", source=self.rates, color=[KINDS[kind] for kind in NETWORK], legend_label=list(NETWORK))
+        made.varea_stack(
+            list(NETWORK), x="t", source=self.rates, color=[KINDS[kind] for kind in NETWORK], legend_label=list(NETWORK)
+        )
         _in_bytes(made)
         made.y_range.start = 0
         return _with_legend(made)
@@ -216,7 +244,12 @@ class Page:
     def _draw_curves(self, run: dict[str, Any]) -> None:
         curves, rates, done = run["curves"], run["curves"]["rates"], run["epochs_done"]
         times = curves["time_s"]
-        self.levels.data = {"t": times, "loss": _drawn(curves["loss"]), "bulks": curves["queue_bulks"], "bytes": curves["queue_bytes"]}
+        self.levels.data = {
+            "t": times,
+            "loss": _drawn(curves["loss"]),
+            "bulks": curves["queue_bulks"],
+            "bytes": curves["queue_bytes"],
+        }
         self.epochs.data = {
             "t": [e["time_s"] for e in done], "loss": _drawn(e["train_loss"] for e in done), "val": _drawn(e["val_accuracy"] for e in done)
         }  # fmt: skip
@@ -273,7 +306,9 @@ def _ticks(base: int, *units: str) -> CustomJSTickFormatter:
 
 def _in_bytes(made: Any) -> None:
     made.yaxis.formatter = _ticks(1024, " B", " KiB", " MiB", " GiB")
-    made.yaxis.ticker = AdaptiveTicker(base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512], desired_num_ticks=5)
+    made.yaxis.ticker = AdaptiveTicker(
+        base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512], desired_num_ticks=5
+    )
 
 
 def _with_legend(made: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The scheduler's part: it listens to workers and drivers, and adds ``/millrace`` and ``/millrace.json`` to what Dask serves.
+"""The scheduler's part: it listens to workers and drivers, and adds ``/millrace`` and ``/millrace.json`` to what Dask
+serves.
 
-Dask has no public way to add a page, so this uses its internals (as they are in distributed 2026.7 and 2026.8). If anything is wrong with
-these, nothing is added, and whoever wanted the page goes on without it.
+Dask has no public way to add a page, so this uses its internals (as they are in distributed 2026.7 and 2026.8). If
+anything is wrong with these, nothing is added, and whoever wanted the page goes on without it.
 """
 
 import json
@@ -76,7 +77,8 @@ def trouble(dask_scheduler: Any) -> str:
 
 
 def token(dask_scheduler: Any) -> str:
-    """The token that requests for the page must carry. For `Client.run_on_scheduler`: whoever may call that may run code there anyway."""
+    """The token that requests for the page must carry. For `Client.run_on_scheduler`: whoever may call that may run
+    code there anyway."""
     return dask_scheduler.plugins[MillracePage.name].token
 
 
@@ -105,7 +107,9 @@ def _serve(scheduler: Any, history: History, token: str) -> None:
     prefix = theirs.prefix
     # Dask passes these on to Bokeh.
     with dask.config.set({f"{BOKEH}.sign_sessions": True, f"{BOKEH}.secret_key": token.encode()}):
-        ours: Any = BokehApplication({f"/{PAGE}": partial(_document, history, show)}, scheduler, prefix=prefix, template_variables=pages)
+        ours: Any = BokehApplication(
+            {f"/{PAGE}": partial(_document, history, show)}, scheduler, prefix=prefix, template_variables=pages
+        )
     tabs: list[str] = pages["pages"]
     ours.initialize(IOLoop.current())
     ours.add_handlers(r".*", [(rf"{prefix}/{PAGE}\.json", _Json, {"history": history})])

@@ -1,4 +1,5 @@
-"""The driver's part: it puts the page on the scheduler, and tells what no worker knows. What goes wrong here never reaches the run."""
+"""The driver's part: it puts the page on the scheduler, and tells what no worker knows. What goes wrong here never
+reaches the run."""
 
 import queue
 import threading
@@ -26,7 +27,8 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
         prepared: the job with its data.
         out: the run's folder.
         run: what its ranks call it: the topic of their messages.
-        emit: called with a note that names the page's address, or says why there is none, and with whatever is emitted in the block.
+        emit: called with a note that names the page's address, or says why there is none, and with whatever is emitted
+            in the block.
 
     Yields:
         What to call with the run's events.
@@ -62,7 +64,9 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
 
 
 def _no_page(why: str) -> Note:
-    return Note(f"the dashboard has no page for this run ({why}); it needs this version of Millrace where the scheduler runs")
+    return Note(
+        f"the dashboard has no page for this run ({why}); it needs this version of Millrace where the scheduler runs"
+    )
 
 
 def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
@@ -80,7 +84,8 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
 
 
 class _Publisher:
-    """Passes events on, and tells the scheduler of some. A thread of its own does that, so that no run waits for a slow scheduler."""
+    """Passes events on, and tells the scheduler of some. A thread of its own does that, so that no run waits for a slow
+    scheduler."""
 
     def __init__(self, client: Client, topic: str, run: str, emit: Emit) -> None:
         self._client, self._topic, self._run, self._emit = client, topic, run, emit

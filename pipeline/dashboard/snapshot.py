@@ -16,7 +16,8 @@ WAITS = ("queue_wait", "exchange", "reduce")
 WINDOW_S = 10.0
 """Rates and shares are of this time."""
 SILENT_S = 6.0
-"""A rank that has not been heard of for so long is silent: pulses come every second, and a large cluster's heartbeats every few."""
+"""A rank that has not been heard of for so long is silent: pulses come every second, and a large cluster's heartbeats
+every few."""
 SMOOTH_S = 2.0
 """Rates of a curve are over at least this time: a step falls into one heartbeat or the next."""
 
@@ -59,7 +60,9 @@ def run_record(run: RunSeen, now: float) -> dict[str, Any]:
         "hot": _hot([r["hot"] for r in ranks if r["hot"]]),
         "bytes": _by_channel(sums.bytes),
         "ranks": ranks,
-        "epochs_done": [{"time_s": t, "train_loss": _finite(loss), "val_accuracy": val} for t, (loss, val) in run.epochs.points],
+        "epochs_done": [
+            {"time_s": t, "train_loss": _finite(loss), "val_accuracy": val} for t, (loss, val) in run.epochs.points
+        ],
         "curves": _curves(run),
         "notes": [{"time_s": t, "text": text} for t, text in run.notes],
     }
@@ -102,8 +105,9 @@ def spent(seconds: Mapping[str, float], system: str) -> dict[str, float]:
 
     Args:
         seconds: of one rank, as in `events.Pulse`; stages may overlap there.
-        system: what ``exchange`` means: ranks of `sar` exchange rows in the middle of layers, those of `retexo` between phases; otherwise a
-            thread does while they train, or it lies within ``fetch`` (on GPUs), so that only ``fetch`` is their own time.
+        system: what ``exchange`` means: ranks of `sar` exchange rows in the middle of layers, those of `retexo` between
+            phases; otherwise a thread does while they train, or it lies within ``fetch`` (on GPUs), so that only
+            ``fetch`` is their own time.
     """
     parts = {name: seconds.get(name, 0.0) for name in SPENT}
     if system == "sar":
@@ -146,12 +150,19 @@ def _rates(recent: deque[tuple[float, Sums]]) -> dict[str, Any]:
 
 
 def _per_second(a: Sums, b: Sums, seconds: float) -> dict[str, float]:
-    gone = {"steps": b.steps - a.steps, "edges": b.edges - a.edges, "bulks": b.sampled - a.sampled, "sample_s": b.sample_s - a.sample_s}
+    gone = {
+        "steps": b.steps - a.steps,
+        "edges": b.edges - a.edges,
+        "bulks": b.sampled - a.sampled,
+        "sample_s": b.sample_s - a.sample_s,
+    }
     return {name: max(0.0, n / seconds) for name, n in gone.items()}
 
 
 def _bytes_per_second(a: Sums, b: Sums, seconds: float) -> tuple[float, ...]:
-    return tuple(max(0.0, (y - x) / seconds) for x, y in zip(a.bytes or (0,) * len(BYTES), b.bytes or (0,) * len(BYTES)))
+    return tuple(
+        max(0.0, (y - x) / seconds) for x, y in zip(a.bytes or (0,) * len(BYTES), b.bytes or (0,) * len(BYTES))
+    )
 
 
 def _by_channel(values: Any) -> dict[str, dict[str, Any]]:
@@ -169,7 +180,12 @@ def _queue(run: RunSeen, sums: Sums) -> dict[str, Any] | None:
     if not run.level and not own:
         return None
     bound = run.level["bound"] if run.level else sum(q["bound"] for q in own)
-    return {"bulks": sums.queue_bulks, "bytes": sums.queue_bytes, "bound": bound, "filled_by": "tasks" if run.level else "ranks"}
+    return {
+        "bulks": sums.queue_bulks,
+        "bytes": sums.queue_bytes,
+        "bound": bound,
+        "filled_by": "tasks" if run.level else "ranks",
+    }
 
 
 def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -182,9 +198,17 @@ def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) ->
 
     if run.level:
         busy = _ratio(rates["sample_s"], run.about.get("producers") or 1)
-        stages["sample"] = {"by": "tasks", "bulks_per_s": rates["bulks"], "waits": 1 - busy if rates["over_s"] else None}
+        stages["sample"] = {
+            "by": "tasks",
+            "bulks_per_s": rates["bulks"],
+            "waits": 1 - busy if rates["over_s"] else None,
+        }
     elif any(r["seconds"].get("sample") for r in ranks):
-        stages["sample"] = {"by": "ranks", "bulks_per_s": None, "waits": 1 - mean([r["busy"]["sample"] for r in live]) if live else None}
+        stages["sample"] = {
+            "by": "ranks",
+            "bulks_per_s": None,
+            "waits": 1 - mean([r["busy"]["sample"] for r in live]) if live else None,
+        }
     if run.about.get("system") == "bulk" and any(r["seconds"].get("exchange") for r in ranks):
         stages["fetch"] = {"by": "ranks", "waits": 1 - mean([r["busy"]["exchange"] for r in live]) if live else None}
     for_what = {name: mean([r["share"]["recent"].get(name, 0.0) for r in live]) for name in WAITS}

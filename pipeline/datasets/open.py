@@ -39,17 +39,18 @@ def open_dataset(
     """Open a dataset, checked and cleaned. What was mended on the way is in `Dataset.notes`.
 
     Args:
-        spec: ``digits``; ``sbm:key=value,...`` (see `Sbm`); ``rmat:key=value,...`` (see `Rmat`); the path of an ``.npz`` file, of
-            a ``.csv`` or ``.parquet`` file of edges beside one of nodes, of a folder of Parquet or CSV, of an OGB folder or of a
-            Millrace dataset store; an OGB name (``ogbn-...``, looked for under
+        spec: ``digits``; ``sbm:key=value,...`` (see `Sbm`); ``rmat:key=value,...`` (see `Rmat`); the path of an
+            ``.npz`` file, of a ``.csv`` or ``.parquet`` file of edges beside one of nodes, of a folder of Parquet or
+            CSV, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, looked for under
             ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to split it anew.
         name: what to call it; by default after the spec.
         options: what to do about defects. A store, a generated graph and a `Dataset` are clean and take none.
-        split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled nodes for test) or
-            ``fraction:0.6,0.2``. By default the stored one; else random:20,30 where every class has 60 labelled nodes; else
-            fraction:0.6,0.2.
+        split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
+            nodes for test) or ``fraction:0.6,0.2``. By default the stored one; else random:20,30 where every class has
+            60 labelled nodes; else fraction:0.6,0.2.
         seed: decides a random split, nothing else.
-        features: where the features of a Millrace store lie: memory, mapped or zarr. Other sources are read into memory.
+        features: where the features of a Millrace store lie: memory, mapped or zarr. Other sources are read into
+            memory.
 
     Raises:
         InputError: says what was seen, what was expected and which option resolves it.
@@ -60,7 +61,9 @@ def open_dataset(
         raise InputError(
             f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or use memory"
         )
-    if options.edges_on == "gpu" and not (isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))):
+    if options.edges_on == "gpu" and not (
+        isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
+    ):
         raise InputError(f"edges_on is 'gpu', but {_notes(spec)} is not a folder of Parquet; leave edges_on out")
     if isinstance(spec, Dataset):
         return _whole(spec, name, options, split, seed)
@@ -80,7 +83,9 @@ def open_dataset(
     if not path.exists():
         if (public := how_to_get(str(spec))) is not None:
             raise InputError(public)
-        raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}")
+        raise InputError(
+            f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}"
+        )
     _check_no_table_options(path, options)
     if path.is_file() and path.name.lower().endswith(TABLES):
         from .readers.parquet import read_edge_file
@@ -106,9 +111,15 @@ def open_dataset(
 def _check_no_table_options(path: Path, options: ReadOptions) -> None:
     """Raises InputError where options say how to read tables, and `path` is none."""
     given = [name for name in FREE if getattr(options, name) is not None]
-    tables = path.name.lower().endswith(TABLES) if path.is_file() else not ((path / MANIFEST).exists() or (path / "raw").is_dir())
+    tables = (
+        path.name.lower().endswith(TABLES)
+        if path.is_file()
+        else not ((path / MANIFEST).exists() or (path / "raw").is_dir())
+    )
     if given and not tables:
-        raise InputError(f"{path} is no file or folder of tables, which alone are read with {' and '.join(given)}; leave that out")
+        raise InputError(
+            f"{path} is no file or folder of tables, which alone are read with {' and '.join(given)}; leave that out"
+        )
 
 
 def _check_format(path: Path) -> None:
@@ -120,7 +131,9 @@ def _check_format(path: Path) -> None:
             f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store of it"
         )
     if suffix in (".graphml", ".gml", ".gexf"):
-        raise InputError(f"{path} is a file of graphs that NetworkX reads: use mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))")
+        raise InputError(
+            f"{path} is a file of graphs that NetworkX reads: use mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
+        )
 
 
 def _notes(spec: str | Path | object) -> str:
@@ -152,4 +165,6 @@ def _from_object(spec: Any, name: str | None, options: ReadOptions, split: str |
         raise InputError("a SciPy matrix has no labels; use from_scipy(adjacency, features, labels)")
     if isinstance(spec, type):
         raise InputError(f"the dataset is the class {spec.__name__}; expected an object of it")
-    raise InputError(f"cannot open a {type(spec).__name__} as a dataset; expected {FORMS}, a NetworkX graph or a PyG Data")
+    raise InputError(
+        f"cannot open a {type(spec).__name__} as a dataset; expected {FORMS}, a NetworkX graph or a PyG Data"
+    )

@@ -15,7 +15,8 @@ from ...storage.minibatch import MiniBatch
 
 @dataclass(frozen=True, eq=False)
 class SampledGraph:
-    """A minibatch as PyG's samplers describe one: a single edge list, by hop and then by destination. All tensors are its own."""
+    """A minibatch as PyG's samplers describe one: a single edge list, by hop and then by destination. All tensors are
+    its own."""
 
     node: Tensor
     """int64 [n], global ids: the seeds, then each hop's new nodes."""
@@ -66,10 +67,11 @@ def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = 
 def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> Any:
     """A minibatch as a `torch_geometric.data.Data`, with the attributes that PyG's `NeighborLoader` gives its own.
 
-    ``edge_index`` is int64 [2, e], source and destination as positions in ``n_id``; the first ``batch_size`` nodes are the seeds,
-    whose global ids are also ``input_id``. ``e_id``, where the minibatch has edge ids, counts in the graph's edge arrays (which
-    are ordered by destination; `Graph.edge_id` leads back to the input). ``edge_weight``, where it has weights, is
-    `Block.weight`. ``num_sampled_nodes`` and ``num_sampled_edges`` are lists for `torch_geometric.utils.trim_to_layer`.
+    ``edge_index`` is int64 [2, e], source and destination as positions in ``n_id``; the first ``batch_size`` nodes are
+    the seeds, whose global ids are also ``input_id``. ``e_id``, where the minibatch has edge ids, counts in the graph's
+    edge arrays (which are ordered by destination; `Graph.edge_id` leads back to the input). ``edge_weight``, where it
+    has weights, is `Block.weight`. ``num_sampled_nodes`` and ``num_sampled_edges`` are lists for
+    `torch_geometric.utils.trim_to_layer`.
 
     Args:
         minibatch: nested (only newly found nodes were expanded), or of one layer.
@@ -85,7 +87,11 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> An
 
     graph = sampled_graph(minibatch)
     out = Data(edge_index=torch.stack([graph.row, graph.col]), num_nodes=len(graph.node))
-    out.n_id, out.num_sampled_nodes, out.num_sampled_edges = graph.node, graph.num_sampled_nodes, graph.num_sampled_edges
+    out.n_id, out.num_sampled_nodes, out.num_sampled_edges = (
+        graph.node,
+        graph.num_sampled_nodes,
+        graph.num_sampled_edges,
+    )
     out.input_id, out.batch_size = _owned(minibatch.seeds), len(minibatch.seeds)
     if graph.edge is not None:
         out.e_id = graph.edge
@@ -102,9 +108,9 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> An
 def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
     """A minibatch as DGL's blocks, outermost first: what a DGL model's layers take in turn.
 
-    Each block has ``srcdata[dgl.NID]`` and ``dstdata[dgl.NID]``, int64 global ids; ``edata[dgl.EID]``, where the minibatch has
-    edge ids, as positions in the graph's edge arrays; ``edata["weight"]`` where it has weights (`Block.weight`). The seeds are
-    ``blocks[-1].dstdata[dgl.NID]``. Memory is not shared with the minibatch.
+    Each block has ``srcdata[dgl.NID]`` and ``dstdata[dgl.NID]``, int64 global ids; ``edata[dgl.EID]``, where the
+    minibatch has edge ids, as positions in the graph's edge arrays; ``edata["weight"]`` where it has weights
+    (`Block.weight`). The seeds are ``blocks[-1].dstdata[dgl.NID]``. Memory is not shared with the minibatch.
 
     Raises:
         MissingExtraError: DGL is not installed.
@@ -112,7 +118,9 @@ def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
     try:
         import dgl  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise MissingExtraError("to_dgl_blocks needs DGL, which is not installed: see https://www.dgl.ai/pages/start.html") from None
+        raise MissingExtraError(
+            "to_dgl_blocks needs DGL, which is not installed: see https://www.dgl.ai/pages/start.html"
+        ) from None
     blocks = []
     for b in minibatch.blocks:
         csc = (_owned(b.indptr), _owned(b.indices), torch.empty(0, dtype=torch.int64))
@@ -132,7 +140,9 @@ def require_pyg(what: str) -> None:
     try:
         import torch_geometric  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
-        raise MissingExtraError(f"{what} needs PyTorch Geometric, which is not installed: pip install 'millrace-gnn[pyg]'") from None
+        raise MissingExtraError(
+            f"{what} needs PyTorch Geometric, which is not installed: pip install 'millrace-gnn[pyg]'"
+        ) from None
 
 
 def _owned(array: npt.NDArray[np.integer]) -> Tensor:
@@ -145,7 +155,9 @@ def _rows(table: Any, node: Tensor, what: str) -> Tensor:
     rows = table.num_rows if isinstance(table, FeatureStore) else len(table)
     largest = int(node.max()) if len(node) else -1
     if largest >= rows:
-        raise InputError(f"{what} has {rows} rows and the minibatch names node {largest}; expected a row for each node of the graph")
+        raise InputError(
+            f"{what} has {rows} rows and the minibatch names node {largest}; expected a row for each node of the graph"
+        )
     if isinstance(table, Tensor):
         return table.index_select(0, node.to(table.device))
     if isinstance(table, FeatureStore):

@@ -1,4 +1,5 @@
-"""Scripts without ``if __name__ == "__main__":``: each worker process imports the script again, and would run it again."""
+"""Scripts without ``if __name__ == "__main__":``: each worker process imports the script again, and would run it
+again."""
 
 import ast
 import sys
@@ -19,8 +20,13 @@ def check_main_guard() -> None:
     """
     main: Any = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    # As multiprocessing decides what a child imports: an interactive session, a notebook and a package's __main__ are left alone.
-    if path is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__") or Path(path).stem == "ipython":
+    # As multiprocessing decides what a child imports: an interactive session, a notebook and a package's __main__ are
+    # left alone.
+    if (
+        path is None
+        or (spec is not None and spec.name.rpartition(".")[2] == "__main__")
+        or Path(path).stem == "ipython"
+    ):
         return
     line = _line_of(main)
     try:
@@ -49,5 +55,7 @@ def _line_of(main: Any) -> int | None:
 def _guarded(tree: ast.Module) -> Iterator[ast.stmt]:
     """The statements that run only where the module is the main one."""
     for statement in tree.body:
-        if isinstance(statement, ast.If) and any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)):
+        if isinstance(statement, ast.If) and any(
+            isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)
+        ):
             yield from statement.body

@@ -35,7 +35,10 @@ def taken(model: Any) -> Any:
 
 
 def _is_convolution(module: nn.Module) -> bool:
-    return any(c.__name__ == "MessagePassing" for c in type(module).__mro__) and {"x", "edge_index"} <= forward_parameters(module).keys()
+    return (
+        any(c.__name__ == "MessagePassing" for c in type(module).__mro__)
+        and {"x", "edge_index"} <= forward_parameters(module).keys()
+    )
 
 
 def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
@@ -46,10 +49,14 @@ def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
     """
     given = [f"{name}={options[name]!r}" for name in options if SHORTHANDS.get(name, ("",))[0] == "model"]
     if given:
-        raise InputError(f"{', '.join(given)} would not reach the model, which is a {type(model).__name__} already; set it there")
+        raise InputError(
+            f"{', '.join(given)} would not reach the model, which is a {type(model).__name__} already; set it there"
+        )
 
 
-def check_widths(module: nn.Module, num_features: int, num_classes: int, task: Literal["multiclass", "multilabel"], seed: int) -> None:
+def check_widths(
+    module: nn.Module, num_features: int, num_classes: int, task: Literal["multiclass", "multilabel"], seed: int
+) -> None:
     """Refuse a module that a dataset does not fit; lazy parameters of a `PyGModel` get their shapes.
 
     Args:

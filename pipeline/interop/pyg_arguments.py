@@ -53,7 +53,9 @@ def check_data(data: Any) -> None:
         raise InputError(f"data is {type(data).__name__}; expected a torch_geometric.data.Data")
     for name in ("adj", "adj_t"):
         if name in data:
-            raise InputError(f"data has {name}, which is not supported; expected edge_index [2, E]: do not apply ToSparseTensor")
+            raise InputError(
+                f"data has {name}, which is not supported; expected edge_index [2, E]: do not apply ToSparseTensor"
+            )
     if data.edge_index is not None and (data.edge_index.ndim != 2 or data.edge_index.shape[0] != 2):
         raise InputError(f"data.edge_index has shape {list(data.edge_index.shape)}; expected [2, E]")
     if data.num_nodes is None:
@@ -61,8 +63,8 @@ def check_data(data: Any) -> None:
 
 
 def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> dict[str, Any]:
-    """The arguments of `given` that torch's DataLoader takes. What has nothing to act on is named in a warning; `own` are the loader's
-    named arguments, for hints."""
+    """The arguments of `given` that torch's DataLoader takes. What has nothing to act on is named in a warning; `own`
+    are the loader's named arguments, for hints."""
     for name in given:
         if name not in DATALOADER and name not in DROPPED and name not in REFUSED:
             known = [*own, *DATALOADER, *DROPPED, *REFUSED]
@@ -72,9 +74,13 @@ def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Itera
             raise InputError(f"{name} is not supported: {why}")
     for name in ("sampler", "batch_sampler"):
         if given.get(name) is not None and not (hasattr(given[name], "__iter__") and hasattr(given[name], "__len__")):
-            raise InputError(f"{name} is {type(given[name]).__name__}; expected an iterable with a length, such as a torch Sampler")
+            raise InputError(
+                f"{name} is {type(given[name]).__name__}; expected an iterable with a length, such as a torch Sampler"
+            )
     idle = {**DATALOADER, **DROPPED}
-    ignored = [n for n, nothing in idle.items() if n not in EFFECTIVE and given.get(n) is not None and given[n] != nothing]
+    ignored = [
+        n for n, nothing in idle.items() if n not in EFFECTIVE and given.get(n) is not None and given[n] != nothing
+    ]
     if filter_per_worker is not None:
         ignored.append("filter_per_worker")
     if ignored:
@@ -105,7 +111,9 @@ def positions(given: Any, size: int, what: str) -> npt.NDArray[np.int64]:
     except TypeError:
         raise InputError(f"{what} is {given!r}; expected positions in input_nodes, whole numbers [B]") from None
     if len(found) and (found.min() < 0 or found.max() >= size):
-        raise InputError(f"{what} holds positions in [{found.min()}, {found.max()}]; expected [0, {size}), positions in input_nodes")
+        raise InputError(
+            f"{what} holds positions in [{found.min()}, {found.max()}]; expected [0, {size}), positions in input_nodes"
+        )
     return found
 
 
@@ -128,11 +136,15 @@ def sampler(num_neighbors: Any, replace: bool, weighted: bool) -> NeighborSample
 
     values = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
     if isinstance(values, dict):
-        raise InputError("num_neighbors for each edge type is not supported; expected one number for each hop, such as [15, 10, 5]")
+        raise InputError(
+            "num_neighbors for each edge type is not supported; expected one number for each hop, such as [15, 10, 5]"
+        )
     try:
         fanout = tuple(index(n) for n in values)
     except TypeError:
-        raise InputError(f"num_neighbors is {num_neighbors!r}; expected one number for each hop, such as [15, 10, 5]") from None
+        raise InputError(
+            f"num_neighbors is {num_neighbors!r}; expected one number for each hop, such as [15, 10, 5]"
+        ) from None
     try:
         return NeighborSampler(fanout, replace=bool(replace), weighted=weighted, edge_ids=True)
     except InputError as e:
@@ -141,20 +153,28 @@ def sampler(num_neighbors: Any, replace: bool, weighted: bool) -> NeighborSample
 
 def graph(data: Any, weight_attr: str | None) -> Graph:
     """In-neighbour lists of `data`, with the columns of ``edge_index`` as edge ids."""
-    edges = np.empty((2, 0), np.int64) if data.edge_index is None else tensor("data.edge_index", data.edge_index).numpy()
+    edges = (
+        np.empty((2, 0), np.int64) if data.edge_index is None else tensor("data.edge_index", data.edge_index).numpy()
+    )
     num_edges = edges.shape[1]
     weight = None
     if weight_attr is not None:
         if not isinstance(weight_attr, str):
             raise InputError(f"weight_attr is {weight_attr!r}; expected the name of an edge attribute")
         if weight_attr not in data:
-            raise InputError(f"weight_attr is '{weight_attr}', but data has no such attribute{nearest(weight_attr, list(data.keys()))}")
+            raise InputError(
+                f"weight_attr is '{weight_attr}', but data has no such attribute{nearest(weight_attr, list(data.keys()))}"
+            )
         weight = tensor(f"data.{weight_attr}", data[weight_attr]).numpy()
         if weight.shape != (num_edges,):
-            raise InputError(f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each edge")
+            raise InputError(
+                f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each edge"
+            )
         weight = weight.astype(np.float32)
         if not np.isfinite(weight).all() or (weight < 0).any():
-            raise InputError(f"weight_attr: data.{weight_attr} holds negative, NaN or infinite values; expected finite values >= 0")
+            raise InputError(
+                f"weight_attr: data.{weight_attr} holds negative, NaN or infinite values; expected finite values >= 0"
+            )
     return from_edges(edges[0], edges[1], data.num_nodes, edge_weight=weight, keep_edge_id=True)
 
 
@@ -163,7 +183,9 @@ def tensor(name: str, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value.as_tensor() if hasattr(value, "as_tensor") else value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{name} is {type(value).__name__}; expected a tensor, an array or a list of numbers") from None
+        raise InputError(
+            f"{name} is {type(value).__name__}; expected a tensor, an array or a list of numbers"
+        ) from None
 
 
 def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
@@ -192,7 +214,9 @@ def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tens
         seeds = np.flatnonzero(nodes)
         return seeds, torch.from_numpy(seeds.copy())
     if nodes.ndim != 1 or (len(nodes) and not np.issubdtype(nodes.dtype, np.integer)):
-        raise InputError(f"input_nodes is {nodes.dtype}{list(nodes.shape)}; expected integer node ids [N] or a boolean mask [{num_nodes}]")
+        raise InputError(
+            f"input_nodes is {nodes.dtype}{list(nodes.shape)}; expected integer node ids [N] or a boolean mask [{num_nodes}]"
+        )
     seeds = nodes.astype(np.int64)
     if len(seeds) and (seeds.min() < 0 or seeds.max() >= num_nodes):
         raise InputError(f"input_nodes lie in [{seeds.min()}, {seeds.max()}]; expected [0, {num_nodes})")

@@ -26,26 +26,30 @@ CALLS = -1
 class NeighborLoader(SamplingThreads, DataLoader[Any]):
     """Iterates over sampled minibatches of a homogeneous `torch_geometric.data.Data`, as PyG's `NeighborLoader` does.
 
-    Each minibatch is a `Data` that owns its memory, with every node-level and edge-level attribute of `data` filtered (by PyG's
-    own rules and code) and
+    Each minibatch is a `Data` that owns its memory, with every node-level and edge-level attribute of `data` filtered
+    (by PyG's own rules and code) and
 
     * ``edge_index`` int64 [2, e]: source and destination as positions in ``n_id``; by hop, then by destination;
-    * ``n_id`` int64 [n]: global ids, the ``batch_size`` seeds first, then hop by hop (within a hop ascending, where PyG's are in
-      order of discovery);
+    * ``n_id`` int64 [n]: global ids, the ``batch_size`` seeds first, then hop by hop (within a hop ascending, where
+      PyG's are in order of discovery);
     * ``e_id`` int64 [e]: columns of ``data.edge_index``;
     * ``input_id`` int64 [B]: node ids where `input_nodes` is a mask or None, else positions in `input_nodes`;
-    * ``num_sampled_nodes`` (L+1 numbers) and ``num_sampled_edges`` (L numbers): what `torch_geometric.utils.trim_to_layer` needs;
-      not there, as in PyG, where `subgraph_type` is not "directional";
+    * ``num_sampled_nodes`` (L+1 numbers) and ``num_sampled_edges`` (L numbers): what
+      `torch_geometric.utils.trim_to_layer` needs; not there, as in PyG, where `subgraph_type` is not "directional";
     * ``batch`` int64 [n]: the position of the seed whose tree a node is in, where `disjoint`, else None.
 
-    Only newly found nodes are expanded in the next hop, as in PyG. A node without in-edges gets none, with `replace` too. A node that
-    is a seed twice draws in-edges for each position of its own; edges out of it leave its first position. A thread samples ahead, in
-    bulks; features are gathered and `transform` runs in the caller's thread. The thread ends with the iteration, also when it is left
-    early. Each ``iter()`` is a new epoch: another order and other samples. They are a function of the seed, the epoch and the order of
-    the seeds alone: bulks, threads and `num_workers` do not show. ``loader(index)`` samples the input nodes at these positions at once.
+    Only newly found nodes are expanded in the next hop, as in PyG. A node without in-edges gets none, with `replace`
+    too. A node that is a seed twice draws in-edges for each position of its own; edges out of it leave its first
+    position. A thread samples ahead, in bulks; features are gathered and `transform` runs in the caller's thread. The
+    thread ends with the iteration, also when it is left early. Each ``iter()`` is a new epoch: another order and other
+    samples. They are a function of the seed, the epoch and the order of
+    the seeds alone: bulks, threads and `num_workers` do not show. ``loader(index)`` samples the input nodes at these
+        positions at once.
 
-    The loader is a `torch.utils.data.DataLoader`, of which it uses no process and no iterator. What cannot be honoured is refused by
-    name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`, `custom_cls`, `disjoint` with "induced".
+    The loader is a `torch.utils.data.DataLoader`, of which it uses no process and no iterator. What cannot be honoured
+    is refused by
+    name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`, `custom_cls`, `disjoint`
+        with "induced".
     Source of the semantics: PyG 2.8, `loader.NodeLoader`.
     """
 
@@ -81,24 +85,27 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     ) -> None:
         """
         Args:
-            data: `Data` with ``edge_index`` [2, E], source in row 0 and destination in row 1, or without edges. Changing its edges
-                later does not show.
+            data: `Data` with ``edge_index`` [2, E], source in row 0 and destination in row 1, or without edges.
+                Changing its edges later does not show.
             num_neighbors: in-neighbours per node and hop, nearest the seeds first; -1 takes all.
             input_nodes: the seeds, as node ids [N], which may repeat, or a boolean mask [V]; None means every node.
             input_time: refused, as are all arguments of temporal sampling.
             replace: draw with replacement.
-            subgraph_type: "directional": the sampled edges; "bidirectional": these and their reverses, each pair of nodes once;
-                "induced": all edges among the sampled nodes (takes memory for all in-edges of these nodes). Or PyG's `SubgraphType`.
+            subgraph_type: "directional": the sampled edges; "bidirectional": these and their reverses, each pair of
+                nodes once; "induced": all edges among the sampled nodes (takes memory for all in-edges of these nodes).
+                Or PyG's `SubgraphType`.
             disjoint: each seed grows a tree of its own, and a node is in each tree that finds it.
             temporal_strategy: "uniform".
             time_attr: None.
             weight_attr: name of an edge attribute [E], finite and non-negative: edges are drawn in proportion to it.
             transform: called with each minibatch, in the caller's thread; what it returns is yielded.
-            transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` (whose ``edge`` holds columns
-                of ``data.edge_index``), in the caller's thread; attributes are filtered by what it returns.
-            is_sorted: accepted; the edges are indexed once, sorted or not, and ``e_id`` always counts columns of ``edge_index``.
-            filter_per_worker: says what `collate_fn` returns, and is True unless `data` is on a GPU; iterations ignore it, with a
-                warning.
+            transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` (whose
+                ``edge`` holds columns of ``data.edge_index``), in the caller's thread; attributes are filtered by what
+                it returns.
+            is_sorted: accepted; the edges are indexed once, sorted or not, and ``e_id`` always counts columns of
+                ``edge_index``.
+            filter_per_worker: says what `collate_fn` returns, and is True unless `data` is on a GPU; iterations ignore
+                it, with a warning.
             neighbor_sampler: None.
             directed: deprecated; False means "induced".
             batch_size: seeds per minibatch.
@@ -111,9 +118,10 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             input_id: [N], what to report as ``input_id``.
             bulk_size: minibatches that are sampled together.
             prefetch_bulks: bulks that may be sampled ahead; one takes about 24 bytes an edge.
-            dataloader: other arguments of torch's DataLoader. `sampler` and `batch_sampler` give positions in `input_nodes`, all of an
-                epoch's when it begins, and need a length; `pin_memory` pins minibatches where there is CUDA. `collate_fn`, which PyG
-                drops too, and what is for worker processes is ignored with one warning.
+            dataloader: other arguments of torch's DataLoader. `sampler` and `batch_sampler` give positions in
+                `input_nodes`, all of an epoch's when it begins, and need a length; `pin_memory` pins minibatches where
+                there is CUDA. `collate_fn`, which PyG drops too, and what is for worker processes is ignored with one
+                warning.
 
         Raises:
             InputError: something is not usable or not supported; the message names it.
@@ -129,11 +137,16 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             "neighbor_sampler": neighbor_sampler is not None,
         }
         for name in (n for n, asked in unsupported.items() if asked):
-            raise InputError(f"{name} is not supported: leave it out, or use torch_geometric.loader.NeighborLoader for it")
+            raise InputError(
+                f"{name} is not supported: leave it out, or use torch_geometric.loader.NeighborLoader for it"
+            )
         given = arguments.dataloader(dataloader, filter_per_worker, signature(NeighborLoader).parameters)
         self._kind, self._disjoint = arguments.subgraph_type(subgraph_type, directed, disjoint), bool(disjoint)
         size, workers = arguments.count("batch_size", batch_size), arguments.count("num_workers", num_workers, 0)
-        self.bulk_size, self._room = arguments.count("bulk_size", bulk_size), arguments.count("prefetch_bulks", prefetch_bulks)
+        self.bulk_size, self._room = (
+            arguments.count("bulk_size", bulk_size),
+            arguments.count("prefetch_bulks", prefetch_bulks),
+        )
         arguments.check_kinds(seed, generator, transform=transform, transform_sampler_output=transform_sampler_output)
         self.data, self.transform, self.transform_sampler_output = data, transform, transform_sampler_output
         self.input_nodes, self.input_id = input_nodes, input_id
@@ -147,7 +160,9 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         if input_id is not None:
             self._ids = arguments.tensor("input_id", input_id)
             if self._ids.shape != (len(self._seeds),):
-                raise InputError(f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input node")
+                raise InputError(
+                    f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input node"
+                )
         self._shuffle = bool(shuffle)
         self._own_order = given.get("sampler") is None and given.get("batch_sampler") is None
         self._workspaces: list[cpu.Workspace] = []
@@ -176,7 +191,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         return iter(self)
 
     def __call__(self, index: Any) -> Any:
-        """The minibatch of the input nodes at the positions `index` [B], sampled at once. Each call draws other samples.
+        """The minibatch of the input nodes at the positions `index` [B], sampled at once. Each call draws other
+        samples.
 
         Raises:
             InputError: `index` holds something else than positions.
@@ -191,7 +207,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         """Nothing: there are no worker processes that could be too many."""
 
     def collate_fn(self, index: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What `__call__` returns; where `filter_per_worker` is False, PyG's `SamplerOutput`, which `filter_fn` takes."""
+        """What `__call__` returns; where `filter_per_worker` is False, PyG's `SamplerOutput`, which `filter_fn`
+        takes."""
         cut = arguments.positions(index, len(self._seeds), "index")
         (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], cpu.Workspace())
         self._calls += 1
@@ -211,7 +228,9 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
             if not isinstance(out, SamplerOutput):
-                raise InputError(f"transform_sampler_output returned {type(out).__name__}; expected PyG's SamplerOutput")
+                raise InputError(
+                    f"transform_sampler_output returned {type(out).__name__}; expected PyG's SamplerOutput"
+                )
         batch = filter_data(self.data, out.node, out.row, out.col, out.edge)
         # The user's own n_id and e_id were filtered with the rest and stay, as PyG has it.
         if "n_id" not in batch:
@@ -242,7 +261,13 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         return [order[j * self.batch_size : (j + 1) * self.batch_size] for j in range(len(self))]
 
     def _sample(
-        self, seed: int, epoch: int, number: int, first: int, cuts: Sequence[npt.NDArray[np.int64]], workspace: cpu.Workspace
+        self,
+        seed: int,
+        epoch: int,
+        number: int,
+        first: int,
+        cuts: Sequence[npt.NDArray[np.int64]],
+        workspace: cpu.Workspace,
     ) -> list[SampledGraph]:
         request = BulkRequest(seed, epoch, number, first, tuple(self._seeds[cut] for cut in cuts))
         return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint)

@@ -27,8 +27,9 @@ class SamplingThreads:
 
     @contextmanager
     def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
-        """Iterations that begin within sample in as many threads as PyG's workers would have in all: ``num_workers * worker_threads``,
-        and no more than `torch.get_num_threads()`. There are no processes, so the start method does not matter.
+        """Iterations that begin within sample in as many threads as PyG's workers would have in all: ``num_workers *
+        worker_threads``, and no more than `torch.get_num_threads()`. There are no processes, so the start method does
+        not matter.
 
         Args:
             worker_threads: by default ``torch.get_num_threads() // num_workers``, and at least 1.
@@ -48,12 +49,14 @@ class SamplingThreads:
             self._most = before
 
     @contextmanager
-    def enable_cpu_affinity(self, loader_cores: Sequence[int] | Sequence[Sequence[int]] | None = None) -> Iterator[None]:
+    def enable_cpu_affinity(
+        self, loader_cores: Sequence[int] | Sequence[Sequence[int]] | None = None
+    ) -> Iterator[None]:
         """Iterations that begin within sample on these cores alone (on Linux; elsewhere cores are not chosen).
 
         Args:
-            loader_cores: a core or a list of cores for each of the `num_workers`; the threads share them all. By default the first
-                `num_workers` of the cores that this process may use.
+            loader_cores: a core or a list of cores for each of the `num_workers`; the threads share them all. By
+                default the first `num_workers` of the cores that this process may use.
 
         Raises:
             InputError: `num_workers` is 0, `loader_cores` has another length, or a core is not there.
@@ -64,7 +67,9 @@ class SamplingThreads:
             raise InputError(f"loader_cores is {loader_cores!r}; expected a list of cores")
         chosen = there[: self.num_workers] if loader_cores is None else list(loader_cores)
         if len(chosen) != self.num_workers:
-            raise InputError(f"{len(chosen)} cores for num_workers {self.num_workers}; expected as many: give loader_cores of that length")
+            raise InputError(
+                f"{len(chosen)} cores for num_workers {self.num_workers}; expected as many: give loader_cores of that length"
+            )
         cores = frozenset(c for core in chosen for c in (core if isinstance(core, Sequence) else (core,)))
         if not cores <= set(there):
             raise InputError(f"loader_cores holds core {min(cores - set(there))}; expected some of {there}")
@@ -85,10 +90,16 @@ class SamplingThreads:
 
 
 class Ahead:
-    """A thread that makes results in order, at most `room` of them ahead of who takes them. An error reaches the taker."""
+    """A thread that makes results in order, at most `room` of them ahead of who takes them. An error reaches the
+    taker."""
 
     def __init__(
-        self, make: Callable[[int], list[Any]], count: int, room: int, done: Callable[[], None], settle: Callable[[], None]
+        self,
+        make: Callable[[int], list[Any]],
+        count: int,
+        room: int,
+        done: Callable[[], None],
+        settle: Callable[[], None],
     ) -> None:
         self._make, self._count, self._done, self._settle = make, count, done, settle
         self._made: SimpleQueue[list[Any] | BaseException] = SimpleQueue()

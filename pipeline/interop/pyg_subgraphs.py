@@ -1,4 +1,5 @@
-"""The sampled graphs of `NeighborLoader`: seeds that repeat, disjoint trees, and the induced and bidirectional subgraphs of PyG."""
+"""The sampled graphs of `NeighborLoader`: seeds that repeat, disjoint trees, and the induced and bidirectional
+subgraphs of PyG."""
 
 from typing import Any
 
@@ -19,7 +20,12 @@ Keys = npt.NDArray[np.uint64]
 
 
 def sample(
-    sampler: NeighborSampler, graph: Graph, request: BulkRequest, workspace: cpu.Workspace, subgraph_type: str, disjoint: bool
+    sampler: NeighborSampler,
+    graph: Graph,
+    request: BulkRequest,
+    workspace: cpu.Workspace,
+    subgraph_type: str,
+    disjoint: bool,
 ) -> list[SampledGraph]:
     """The minibatches of `request`, whose seeds may repeat, as PyG's sampler gives them.
 
@@ -44,15 +50,18 @@ def sample(
     if apart:
         keys = request.keys(sampler.num_layers)
         out.update((i, sample_apart(sampler, graph, request.seeds[i], keys[i], disjoint)) for i in apart)
-    change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(graph, g)}[subgraph_type]
+    change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(graph, g)}[
+        subgraph_type
+    ]
     return [change(out[i]) for i in range(count)]
 
 
 def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: Keys, disjoint: bool) -> SampledGraph:
     """One minibatch, hop by hop: each seed draws for itself, also where a node is a seed twice.
 
-    Seeds that do not repeat draw the bits of `NeighborSampler.sample`. Edges out of a seed that repeats are edges out of its first
-    position (as in torch-sparse's sampler). Where trees are disjoint, a node is in each tree that finds it.
+    Seeds that do not repeat draw the bits of `NeighborSampler.sample`. Edges out of a seed that repeats are edges out
+    of its first position (as in torch-sparse's sampler). Where trees are disjoint, a node is in each tree that finds
+    it.
 
     Args:
         sampler: see `sample`.
@@ -111,11 +120,15 @@ def _turns(seeds: IdArray) -> IdArray:
     return turn
 
 
-def _draw(sampler: NeighborSampler, graph: Graph, rows: IdArray, lengths: IdArray, keys: Keys, fanout: int) -> tuple[IdArray, IdArray]:
-    """How many in-edges each of `rows` keeps, [n], and their places in the graph, [e]; segments of `lengths` have a key each."""
+def _draw(
+    sampler: NeighborSampler, graph: Graph, rows: IdArray, lengths: IdArray, keys: Keys, fanout: int
+) -> tuple[IdArray, IdArray]:
+    """How many in-edges each of `rows` keeps, [n], and their places in the graph, [e]; segments of `lengths` have a key
+    each."""
     if fanout < 0 or not len(rows):
         return graph.in_degree[rows], edges_of_rows(graph.indptr[rows], graph.in_degree[rows])[1]
-    # The kernel's buffers are as wide as its longest segment, and a draw knows its key and its row alone: long segments are cut.
+    # The kernel's buffers are as wide as its longest segment, and a draw knows its key and its row alone: long segments
+    # are cut.
     width = -(-len(rows) // len(lengths))
     pieces = -(-lengths // width)
     segment = np.repeat(np.arange(len(lengths)), pieces)
@@ -127,7 +140,8 @@ def _draw(sampler: NeighborSampler, graph: Graph, rows: IdArray, lengths: IdArra
 
 
 def induced(graph: Graph, found: SampledGraph) -> SampledGraph:
-    """All edges of the graph among the nodes that were found, by destination. Takes memory for all in-edges of these nodes."""
+    """All edges of the graph among the nodes that were found, by destination. Takes memory for all in-edges of these
+    nodes."""
     assert graph.edge_id is not None
     node = found.node.numpy()
     _, positions = edges_of_rows(graph.indptr[node], graph.in_degree[node])
@@ -150,8 +164,8 @@ def induced(graph: Graph, found: SampledGraph) -> SampledGraph:
 def bidirectional(found: SampledGraph) -> SampledGraph:
     """The edges that were found and their reverses, each pair of nodes once, by destination and source.
 
-    A reverse has the edge id of the edge that it reverses, unless it was found itself; of parallel edges the first is kept. PyG leaves
-    open which.
+    A reverse has the edge id of the edge that it reverses, unless it was found itself; of parallel edges the first is
+    kept. PyG leaves open which.
     """
     assert found.edge is not None
     count = max(len(found.node), 1)

@@ -1,4 +1,5 @@
-"""Modules of a user's own on their way to ranks. They are pickled by value where ranks cannot import them, and keep their files' names."""
+"""Modules of a user's own on their way to ranks. They are pickled by value where ranks cannot import them, and keep
+their files' names."""
 
 import base64
 import io
@@ -12,8 +13,8 @@ from torch import nn
 def pickled(module: nn.Module) -> str:
     """A module in base64, as `unpickled` takes it.
 
-    cloudpickle leaves the file name out of code that travels by value since 3.1.3. It is put back, so that an error in a rank names the
-    file and line of the user's code.
+    cloudpickle leaves the file name out of code that travels by value since 3.1.3. It is put back, so that an error in
+    a rank names the file and line of the user's code.
     """
     import cloudpickle
 
@@ -33,7 +34,8 @@ def pickled(module: nn.Module) -> str:
 
 
 def unpickled(text: str | None) -> Any:
-    """The module that `pickled` was given; None for None. Only for what came from this run's own driver: never for a store."""
+    """The module that `pickled` was given; None for None. Only for what came from this run's own driver: never for a
+    store."""
     if text is None:
         return None
     import cloudpickle

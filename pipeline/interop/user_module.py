@@ -34,7 +34,9 @@ def own_module(spec: str) -> nn.Module:
         sys.path.remove("")
     module = taken(made)
     if not isinstance(module, nn.Module):
-        raise InputError(f"--model {spec} makes a {type(made).__name__}, one of Millrace's models; give its name, such as --model sage")
+        raise InputError(
+            f"--model {spec} makes a {type(made).__name__}, one of Millrace's models; give its name, such as --model sage"
+        )
     return module
 
 

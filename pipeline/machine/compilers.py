@@ -1,4 +1,5 @@
-"""The compilers of C and C++ that torch's and Triton's own compilers call, and what is missing where a job needs one."""
+"""The compilers of C and C++ that torch's and Triton's own compilers call, and what is missing where a job needs
+one."""
 
 import os
 import shutil
@@ -11,7 +12,8 @@ from ..config.load import Job
 
 
 def cxx_compiler() -> str | None:
-    """The path of what `torch.compile` calls for kernels of a CPU: ``$CXX``, or g++ (clang++ on macOS); None: it is not there."""
+    """The path of what `torch.compile` calls for kernels of a CPU: ``$CXX``, or g++ (clang++ on macOS); None: it is not
+    there."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
 
 

@@ -48,7 +48,9 @@ def own_device() -> "torch.device":
         if triton_rng.INTERPRETED:
             return torch.device("cpu")
     if not torch.backends.cuda.is_built():
-        raise InputError(f'{message} this torch ({torch.__version__}) is built without CUDA; install one with it, or use device = "cpu"')
+        raise InputError(
+            f'{message} this torch ({torch.__version__}) is built without CUDA; install one with it, or use device = "cpu"'
+        )
     if not torch.cuda.is_available():
         raise InputError(
             f"{message} torch sees no GPU here ({_why_none()}); `millrace doctor` says what there is: run on a machine with a GPU and its "
@@ -72,7 +74,8 @@ def _why_none() -> str:
 
 
 def check_gpus(job: Job) -> None:
-    """Refuse a job for GPUs where its ranks cannot have any. Ranks of a cluster that runs elsewhere look for themselves (`take`).
+    """Refuse a job for GPUs where its ranks cannot have any. Ranks of a cluster that runs elsewhere look for themselves
+    (`take`).
 
     Raises:
         InputError: torch is built without CUDA or without NCCL, or sees no GPU.
@@ -103,7 +106,9 @@ def check_cluster(job: Job) -> None:
     c, options = job.cluster, job.cluster.cuda.model_dump(exclude_defaults=True)
     given = ", ".join(f"cluster.cuda.{name}" for name in options)
     if c.backend == "nccl" and job.device != "cuda":
-        raise InputError(f'cluster.backend is "nccl", but device is "{job.device}", whose ranks talk over gloo; leave cluster.backend out')
+        raise InputError(
+            f'cluster.backend is "nccl", but device is "{job.device}", whose ranks talk over gloo; leave cluster.backend out'
+        )
     if c.backend == "nccl" and c.on_rank_loss == "continue":
         raise InputError(
             'cluster.backend is "nccl" and cluster.on_rank_loss is "continue", but ranks that go on without another must see which sum it '
@@ -112,7 +117,9 @@ def check_cluster(job: Job) -> None:
     if options and job.device != "cuda":
         raise InputError(f'{given} is given, but device is "{job.device}"; leave it out, or use device = "cuda"')
     if options and c.scheduler is not None:
-        raise InputError(f"{given} is given, but the workers of {c.scheduler} run already; give such options where they are started")
+        raise InputError(
+            f"{given} is given, but the workers of {c.scheduler} run already; give such options where they are started"
+        )
     if job.device != "cuda" or c.scheduler is not None:
         return
     wants_ucx = uses_ucx(c.cuda)
@@ -123,9 +130,13 @@ def check_cluster(job: Job) -> None:
             "cluster.cuda.rmm_pool_size, or leave it out"
         )
     if wants_ucx and c.cuda.protocol == "tcp":
-        raise InputError(f'{given} is given, but cluster.cuda.protocol is "tcp", and the others are ways of UCX; leave protocol out')
+        raise InputError(
+            f'{given} is given, but cluster.cuda.protocol is "tcp", and the others are ways of UCX; leave protocol out'
+        )
     if wants_ucx and c.tls_ca is not None:
-        raise InputError("cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one of them out")
+        raise InputError(
+            "cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one of them out"
+        )
     if wants_ucx and not c.insecure:
         raise InputError(
             "cluster.cuda asks for UCX, which knows no TLS: every user of this machine could run code as you; leave it out, or set "
@@ -173,8 +184,9 @@ def visible() -> list[str]:
 def dealt(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[tuple[str, str]]:
     """The worker of each rank, and its GPU as `VISIBLE` is to name it.
 
-    Workers take turns. A rank gets, of those GPUs that its worker sees, the first that fewest ranks of its host have: a worker of dask-cuda
-    names its own GPU first and then all others; workers that were started without it may all see all.
+    Workers take turns. A rank gets, of those GPUs that its worker sees, the first that fewest ranks of its host have: a
+    worker of dask-cuda names its own GPU first and then all others; workers that were started without it may all see
+    all.
 
     Args:
         ranks: P.
@@ -204,12 +216,15 @@ def dealt(ranks: int, seen: Mapping[str, Sequence[str]], shared: bool) -> list[t
                     f'device is "cuda", but none of the {len(seen)} workers sees a GPU; start them by dask-cuda (`dask cuda worker`) where '
                     f'there are GPUs, or use device = "cpu"'
                 )
-            raise InputError(_too_many(ranks, len(places), f"the cluster (by host, what its workers name in {VISIBLE})"))
+            raise InputError(
+                _too_many(ranks, len(places), f"the cluster (by host, what its workers name in {VISIBLE})")
+            )
     return places
 
 
 def take() -> "torch.device":
-    """Make this process's first GPU, the only one that a rank sees, torch's own, and return it. Raises what `own_device` raises."""
+    """Make this process's first GPU, the only one that a rank sees, torch's own, and return it. Raises what
+    `own_device` raises."""
     import torch
 
     device = own_device()

@@ -44,9 +44,13 @@ def cannot_start_cluster(error: OSError, host: str) -> InputError:
     """The error for a cluster on `host` that the system refuses to start."""
     said = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
-        return InputError(f"cannot start processes: no space is left on {SHARED_MEMORY}, where their semaphores lie; free some there")
+        return InputError(
+            f"cannot start processes: no space is left on {SHARED_MEMORY}, where their semaphores lie; free some there"
+        )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return InputError(f"cannot start processes: {said.lower()}; raise the limit (ulimit -n)")
     if error.errno in (errno.EAGAIN, errno.ENOMEM):
-        return InputError(f"cannot start processes: {said.lower()}; ask for fewer ranks, or raise the limits of processes and memory")
+        return InputError(
+            f"cannot start processes: {said.lower()}; ask for fewer ranks, or raise the limits of processes and memory"
+        )
     return InputError(f"cannot start a cluster on {host}: {said}; choose an address of this machine as cluster.host")

@@ -4,9 +4,11 @@ import os
 
 
 def allocator(keep_bytes: int) -> dict[str, str]:
-    """Settings that let a rank use its freed memory again: fresh pages for the tensors of every step cost up to half of its time.
+    """Settings that let a rank use its freed memory again: fresh pages for the tensors of every step cost up to half of
+    its time.
 
-    Large blocks then come from the heap, in huge pages, and the heap shrinks only by what is free beyond `keep_bytes` at its end.
+    Large blocks then come from the heap, in huge pages, and the heap shrinks only by what is free beyond `keep_bytes`
+    at its end.
     """
     if not keep_bytes or "GLIBC_TUNABLES" in os.environ:
         return {}

@@ -103,9 +103,15 @@ class Candidate:
             return self.train / self.ranks
         per_rank = self.job.grappa.chunks if self.system.name == "grappa" else 1
         deal = ChunkSchedule(
-            self.job.seed, self.ranks, per_rank, self.job.grappa.reshuffle_fraction if self.system.name == "grappa" else 0.0, "none"
+            self.job.seed,
+            self.ranks,
+            per_rank,
+            self.job.grappa.reshuffle_fraction if self.system.name == "grappa" else 0.0,
+            "none",
         )
-        share = max(int(self.cut.train[list(deal.base(r, 0))].sum()) for r in range(self.ranks)) / max(1, int(self.cut.train.sum()))
+        share = max(int(self.cut.train[list(deal.base(r, 0))].sum()) for r in range(self.ranks)) / max(
+            1, int(self.cut.train.sum())
+        )
         return share * self.train
 
     @property

@@ -9,7 +9,8 @@ FOR_SLOW_LINKS = ("grappa", "retexo")
 
 
 def whole_seconds(f: Forecast, epochs: int) -> float:
-    """Of a pass over all train labels that trains every layer: an epoch, or one of each layer that is trained by itself."""
+    """Of a pass over all train labels that trains every layer: an epoch, or one of each layer that is trained by
+    itself."""
     assert f.seconds_per_epoch is not None, "what fits was rehearsed"
     return f.seconds_per_epoch * f.epochs / epochs
 

@@ -165,7 +165,11 @@ def memory_of(s: Candidate, seen: TrialResult, base: int, most_seen: int) -> Par
     if s.cut is not None and s.rehearsed_cut is not None and s.ranks > 1:
         row = s.outline.num_features * s.itemsize
         # Isolated ranks see more than their parts, and their features are all that they see.
-        grows *= most_seen * row / held["features"] if most_seen and held["features"] else s.cut.most_held / s.rehearsed_cut.most_held
+        grows *= (
+            most_seen * row / held["features"]
+            if most_seen and held["features"]
+            else s.cut.most_held / s.rehearsed_cut.most_held
+        )
     if not s.sampled:
         step *= grows
     parts = {"process": base, "data": round(data * grows), "step": round(step)}

@@ -48,7 +48,9 @@ class Numbers:
     def of(cls, dataset: Dataset) -> "Numbers":
         """Of a dataset."""
         share = len(dataset.split.train) / max(1, dataset.num_nodes)
-        return cls(dataset.num_nodes, dataset.graph.num_edges, dataset.features.num_features, dataset.num_classes, share)
+        return cls(
+            dataset.num_nodes, dataset.graph.num_edges, dataset.features.num_features, dataset.num_classes, share
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class Cluster:
         if self.link is not None and (self.link.bandwidth <= 0 or self.link.latency_s < 0):
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")
         if self.hosts > 1 and self.link is None:
-            raise InputError(f"hosts is {self.hosts}, but nothing says how they are connected; give a link, or a bandwidth and a latency")
+            raise InputError(
+                f"hosts is {self.hosts}, but nothing says how they are connected; give a link, or a bandwidth and a latency"
+            )
         return self
 
 
@@ -101,7 +105,9 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         if changes["system"] in ("sar", "retexo"):
             wanted["model"] = sampled.model
             wanted = {k: v for k, v in wanted.items() if k != "sampler"}
-            wanted["train"] = {k: v for k, v in wanted.get("train", {}).items() if k not in ("batch_size", "minibatches_per_step")}
+            wanted["train"] = {
+                k: v for k, v in wanted.get("train", {}).items() if k not in ("batch_size", "minibatches_per_step")
+            }
         found[label] = resolve(wanted)
     return found
 
@@ -110,13 +116,22 @@ def _check_known(table: Mapping[str, Any]) -> None:
     """Raises InputError: options that change what travels, by no law that is known here."""
     bulk, retexo = table.get("bulk", {}), table.get("retexo", {})
     known = {("bulk", "topology"): "replicated", ("retexo", "clients"): "ranks"}
-    known |= {("retexo", "local_steps"): None, ("retexo", "inductive"): False, ("retexo", "folds"): 0, ("retexo", "distill"): 0.0}
+    known |= {
+        ("retexo", "local_steps"): None,
+        ("retexo", "inductive"): False,
+        ("retexo", "folds"): 0,
+        ("retexo", "distill"): 0.0,
+    }
     for (section, key), usual in known.items():
         given = (bulk if section == "bulk" else retexo).get(key, usual)
         if given != usual:
-            raise InputError(f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes and memory")
+            raise InputError(
+                f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes and memory"
+            )
     if table.get("device", "cpu") != "cpu":
-        raise InputError(f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for them")
+        raise InputError(
+            f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for them"
+        )
     if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
         raise InputError('model.norm is "batch", whose traffic plan cannot predict; use another norm, or one rank')
 

@@ -23,7 +23,8 @@ LINKS: dict[str, Link] = {
     "edge": Link(20e6 / 8, 40e-3),
     "proximity": Link(1e6 / 8, 10e-3),
 }
-"""Typical ones: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth. Round numbers, not measurements."""
+"""Typical ones: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth. Round numbers, not
+measurements."""
 
 
 def link_named(name: str) -> Link:
@@ -36,11 +37,11 @@ def link_named(name: str) -> Link:
 def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "network") -> dict[str, float]:
     """What the messages of a finished run would take over a link, by kind.
 
-    The rank that sends most of a kind sets the pace for it, and every message that is waited for costs a round trip, for it is sent when
-    the receiver has said that it is ready. Kinds do not overlap: systems that exchange and train in turns come near this, those that do
-    both at once may need less. What TCP loses while it finds out how fast a link is comes on top: little for few large messages, about
-    as much as the round trips for large ones that are far apart. Where all ranks send to all at
-    once, 1.4 to 2.2 times what is said here was measured.
+    The rank that sends most of a kind sets the pace for it, and every message that is waited for costs a round trip,
+    for it is sent when the receiver has said that it is ready. Kinds do not overlap: systems that exchange and train in
+    turns come near this, those that do both at once may need less. What TCP loses while it finds out how fast a link is
+    comes on top: little for few large messages, about as much as the round trips for large ones that are far apart.
+    Where all ranks send to all at once, 1.4 to 2.2 times what is said here was measured.
 
     Args:
         result: ``result.json``.
@@ -49,10 +50,13 @@ def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "netwo
     """
     per_rank, waits = result["bytes"]["per_rank"], result["waits"][channel]
     return {
-        kind: max(rank[channel][kind] for rank in per_rank) / link.bandwidth + 2 * count * link.latency_s for kind, count in waits.items()
+        kind: max(rank[channel][kind] for rank in per_rank) / link.bandwidth + 2 * count * link.latency_s
+        for kind, count in waits.items()
     }
 
 
 def predicted_seconds(result: Mapping[str, Any], link: Link) -> float:
     """The whole run over a link: what it took where messages cost next to nothing, and what they would cost there."""
-    return result["seconds"]["total"] + sum(sum(network_seconds(result, link, c).values()) for c in ("network", "evaluation"))
+    return result["seconds"]["total"] + sum(
+        sum(network_seconds(result, link, c).values()) for c in ("network", "evaluation")
+    )

@@ -1,7 +1,7 @@
 """Before a run: what each system would take in memory, bytes and time, whether that fits, and which one to choose.
 
-Every system is rehearsed for a few steps on this machine (`trial_setup`, `rehearsal`); laws make a whole run on the cluster of that
-(`forecast`, `traffic`).
+Every system is rehearsed for a few steps on this machine (`trial_setup`, `rehearsal`); laws make a whole run on the
+cluster of that (`forecast`, `traffic`).
 """
 
 import tempfile
@@ -127,7 +127,9 @@ def _notes(stage: Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
             f"An epoch of {' or '.join(whole)} is one step over all train nodes, and runs take hundreds; the others take many in one."
         )
     if any(f.system == "retexo" for f in forecasts):
-        notes.append("retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer.")
+        notes.append(
+            "retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer."
+        )
     notes.append("Accuracy is not predicted.")
     if stage.stands_in:
         notes.append(f"An estimate: rehearsed on {stage.dataset.name}, which stands for the graph.")

@@ -52,7 +52,8 @@ def _rehearsed(s: Candidate, seen: TrialResult) -> tuple[float, int]:
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
     """Rows that ranks ask for in the first epoch and in each later one, in rows of one minibatch.
 
-    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`): how many rows that leaves was counted.
+    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`): how many rows that
+    leaves was counted.
 
     Args:
         s: the run.
@@ -93,10 +94,11 @@ def rows_of(united: Sequence[float], minibatches: float) -> float:
 
 
 def waiting_bytes(s: Candidate, seen: TrialResult) -> dict[str, int]:
-    """What comes to wait where sampling, and the fetching of rows, are faster than training: beyond what has waited in the rehearsal.
+    """What comes to wait where sampling, and the fetching of rows, are faster than training: beyond what has waited in
+    the rehearsal.
 
-    Of N minibatches that take s seconds to make ready and t to train on, N (1 - s / t) are ready when the last one is. What epochs are
-    validated for is time that training takes, and the making ready does not.
+    Of N minibatches that take s seconds to make ready and t to train on, N (1 - s / t) are ready when the last one is.
+    What epochs are validated for is time that training takes, and the making ready does not.
     """
     per_rank = math.ceil((s.job.train.minibatches_per_step or seen.ranks) / seen.ranks)
     every = s.job.train.evaluate_every
@@ -120,7 +122,9 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> dict[str, int]:
 
         fetched, size = held(s.minibatches, s.ranks, s.epochs, train_s)
         rehearsed = _rehearsed(s, seen)
-        parts["rows"] = round(max(0.0, size - held(*rehearsed, seen.minibatches / math.ceil(rehearsed[0]), rehearsed_s)[1]))
+        parts["rows"] = round(
+            max(0.0, size - held(*rehearsed, seen.minibatches / math.ceil(rehearsed[0]), rehearsed_s)[1])
+        )
     most = s.job.queue.max_bytes if not isinstance(s.system.sample, Local) else s.system.sample.max_bytes
     size = seen.minibatch_bytes if s.job.queue.kind == "memory" else 0.0
     waiting = max(0.0, ready(seen.sample_s, mine) - fetched - s.job.queue.bulk_size)

@@ -15,7 +15,9 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 def as_text(plan: Plan) -> str:
     """A table of the systems, and what to make of it."""
     cluster, link = plan.cluster, plan.cluster.link
-    between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link is not None else ""
+    between = (
+        f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link is not None else ""
+    )
     where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
     n = plan.numbers
     lines = [
@@ -54,7 +56,9 @@ def _row(f: Forecast) -> str:
     if f.seconds_per_epoch is None:
         return ROW.format(f.label, size(f.memory_bytes), "no", *[""] * 3, f.steps_per_epoch, "", "")
     cells = (_bytes(f, "network", sum(network.values())), _rows(f, rows), _bytes(f, "store", sum(store.values())))
-    return ROW.format(f.label, size(f.memory_bytes), "yes" if f.fits else "no", *cells, f.steps_per_epoch, seconds, evaluation)
+    return ROW.format(
+        f.label, size(f.memory_bytes), "yes" if f.fits else "no", *cells, f.steps_per_epoch, seconds, evaluation
+    )
 
 
 def _bytes(f: Forecast, channel: str, per_epoch: float) -> str:

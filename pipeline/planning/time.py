@@ -52,7 +52,8 @@ def seconds(s: Candidate, seen: TrialResult, cast: TrialSpec) -> float:
 
 
 def network_seconds(s: Candidate, moved: Moved) -> float:
-    """An epoch's messages over the link, by the law of `links`: kinds one after the other, but for rows that come ahead of training."""
+    """An epoch's messages over the link, by the law of `links`: kinds one after the other, but for rows that come ahead
+    of training."""
     if s.link is None or s.ranks == 1:
         return 0.0
     link = s.link

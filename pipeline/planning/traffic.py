@@ -1,7 +1,8 @@
-"""How many bytes a run will move between ranks and read from stores: laws, from the number of parameters and the counts of a cut.
+"""How many bytes a run will move between ranks and read from stores: laws, from the number of parameters and the counts
+of a cut.
 
-They follow what `storage.ledger` counts: payload that ranks send, by kind, over all of them. What hangs on the samples themselves, rows
-and ids of minibatches, is no law's: the plan counts it in a rehearsal.
+They follow what `storage.ledger` counts: payload that ranks send, by kind, over all of them. What hangs on the samples
+themselves, rows and ids of minibatches, is no law's: the plan counts it in a rehearsal.
 """
 
 from collections import defaultdict
@@ -107,12 +108,15 @@ def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
 
 
 def handed_on(moved: Moved, cut: CutCounts, model: Lazy, dtype: torch.dtype) -> None:
-    """Layer after layer: rows of the boundary once for each phase that passes messages; their names and degrees before."""
+    """Layer after layer: rows of the boundary once for each phase that passes messages; their names and degrees
+    before."""
     arrange(moved, cut, 0)
     moved.once["network", "graph"] += 2 * ID_BYTES * cut.boundary
     for k, width in enumerate(model.phase_widths):
         if model.phase(k).passes_messages:
-            moved.once["network", "features" if k == 0 else "activations"] += cut.boundary * row_bytes(width, model.phases.rounding, dtype)
+            moved.once["network", "features" if k == 0 else "activations"] += cut.boundary * row_bytes(
+                width, model.phases.rounding, dtype
+            )
 
 
 def features_read(moved: Moved, num_nodes: int, num_features: int, itemsize: int) -> None:
@@ -121,7 +125,14 @@ def features_read(moved: Moved, num_nodes: int, num_features: int, itemsize: int
 
 
 def chunks_read(
-    moved: Moved, graph: Graph, book: PartitionBook, cut: CutCounts, policy: Chunks, seed: int, super_epochs: int, row_size: int
+    moved: Moved,
+    graph: Graph,
+    book: PartitionBook,
+    cut: CutCounts,
+    policy: Chunks,
+    seed: int,
+    super_epochs: int,
+    row_size: int,
 ) -> int:
     """Isolated parts: what ranks read from stores, chunk by chunk, in so many super-epochs.
 
@@ -166,7 +177,8 @@ def chunks_read(
 
 
 def shard_bytes(cut: CutCounts, part: int, weighted: bool) -> int:
-    """Of a part's `EdgeShards`: three splits, a row and a count for each list, two numbers an edge, the sources, the first edges."""
+    """Of a part's `EdgeShards`: three splits, a row and a count for each list, two numbers an edge, the sources, the
+    first edges."""
     edges, sources = int(cut.edges[part]), int(cut.rows[-1, part].sum())
     edge_ids = 4 if edges < 2**31 else 8
     per_edge = 4 + edge_ids + (4 if weighted else 0)

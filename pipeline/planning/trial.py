@@ -71,7 +71,9 @@ class TrialProcess:
         if not line:
             self._errors.seek(0)
             last = self._errors.read().strip().splitlines()[-1:]
-            raise RunError(f"the rehearsing process ended with status {self._process.wait()}: {' '.join(last) or 'it said nothing'}")
+            raise RunError(
+                f"the rehearsing process ended with status {self._process.wait()}: {' '.join(last) or 'it said nothing'}"
+            )
         return json.loads(line)
 
 
@@ -119,7 +121,11 @@ class TrialResult:
         steps = heard["steps"]
         # From one step to the next, within an epoch where it has several: between epochs lie other things.
         pairs = list(zip(steps, steps[1:]))
-        gaps = [b[1] - a[1] for a, b in pairs if a[0] == b[0]] or [b[1] - a[1] for a, b in pairs] or [steps[0][1] - heard["started"]]
+        gaps = (
+            [b[1] - a[1] for a, b in pairs if a[0] == b[0]]
+            or [b[1] - a[1] for a, b in pairs]
+            or [steps[0][1] - heard["started"]]
+        )
         epochs = [e["seconds"] for e in first["history"]] if whole else []
         per_epoch = max(1, sum(1 for epoch, _ in steps if epoch == 0))
         steady = _steady(epochs, cast)
@@ -128,7 +134,9 @@ class TrialResult:
         per_step = cast.job["train"]["minibatches_per_step"] or cast.ranks
         # Where training was cut short, what had been handed on was sampled and, before more of it was, fetched.
         trained = sum(r["minibatches"] for r in reports) if whole else handed or len(steps) * per_step
-        first_bulks = cast.ranks * min(cast.job["queue"]["bulk_size"], -(-per_epoch * per_step // cast.ranks)) if trained else 0
+        first_bulks = (
+            cast.ranks * min(cast.job["queue"]["bulk_size"], -(-per_epoch * per_step // cast.ranks)) if trained else 0
+        )
         evaluations = 1 + sum("val_accuracy" in e for e in first["history"]) if whole else 0
         sent: dict[str, dict[str, int]] = {}
         for channel in first["bytes"]:
@@ -136,7 +144,9 @@ class TrialResult:
         return cls(
             ranks=cast.ranks,
             epochs=[s for phase in steady for s in phase],
-            step_s=float(np.mean([np.median(s) for s in steady])) / per_epoch if steady else float(np.mean(gaps[1:] or gaps)),
+            step_s=float(np.mean([np.median(s) for s in steady])) / per_epoch
+            if steady
+            else float(np.mean(gaps[1:] or gaps)),
             steps=len(steps),
             minibatches=trained,
             minibatch_bytes=sum(h["minibatch_bytes"] for h in counted) / max(1, handed),
@@ -157,7 +167,8 @@ class TrialResult:
 
 
 def _steady(epochs: list[float], cast: TrialSpec) -> list[list[float]]:
-    """Of each phase, its epochs but the first; of sampled minibatches not the last either, when nothing is sampled any more."""
+    """Of each phase, its epochs but the first; of sampled minibatches not the last either, when nothing is sampled any
+    more."""
     per_phase = cast.job["epochs"]
     last = per_phase - 1 if cast.seeds is not None else per_phase
     phases = [epochs[i : i + per_phase] for i in range(0, len(epochs), per_phase)]

@@ -1,8 +1,8 @@
 """The process that runs trials: ``python -m millrace.pipeline.planning.trial_main``, started by `trial.TrialProcess`.
 
-It imports what a rank needs once, and forks the ranks of each trial, so that they start in no time. A rank does what it would do in a run,
-on the same data and through the same code (`trainer.train_and_evaluate`), only for a few steps. Each line of standard input is a
-`TrialSpec`, each line of standard output what its ranks report.
+It imports what a rank needs once, and forks the ranks of each trial, so that they start in no time. A rank does what it
+would do in a run, on the same data and through the same code (`trainer.train_and_evaluate`), only for a few steps. Each
+line of standard input is a `TrialSpec`, each line of standard output what its ranks report.
 """
 
 import json
@@ -146,7 +146,8 @@ def library_bytes() -> int:
 
 
 def as_if_started(library: int) -> int:
-    """The largest resident size that this process would have had, had it not been forked: with its parent's pages of libraries."""
+    """The largest resident size that this process would have had, had it not been forked: with its parent's pages of
+    libraries."""
     own = library_bytes()
     return peak_rss_bytes() - own + max(own, library)
 

@@ -47,7 +47,13 @@ class Stage:
     """Where rehearsals take place: the data, cut as the ranks need them, and the process that rehearses."""
 
     def __init__(
-        self, job: Job, source: Dataset | str | Path | object | None, numbers: Numbers | None, cluster: Cluster, scratch: Path, emit: Emit
+        self,
+        job: Job,
+        source: Dataset | str | Path | object | None,
+        numbers: Numbers | None,
+        cluster: Cluster,
+        scratch: Path,
+        emit: Emit,
     ) -> None:
         if numbers is not None and source is not None:
             raise InputError("both a dataset and its numbers are given; give one of them")
@@ -64,7 +70,9 @@ class Stage:
         else:
             assert numbers is not None
             self.name, self.numbers = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges", numbers
-        too_large = self.numbers.edges > MOST_EDGES or self.numbers.nodes * self.numbers.features * 4 > MOST_FEATURE_BYTES
+        too_large = (
+            self.numbers.edges > MOST_EDGES or self.numbers.nodes * self.numbers.features * 4 > MOST_FEATURE_BYTES
+        )
         self.stands_in = not isinstance(source, Dataset) or too_large
         if self.stands_in:
             self.spec = stand_in(self.numbers)
@@ -81,7 +89,9 @@ class Stage:
         self._cuts: dict[tuple[str, int], CutCounts] = {}
         self._exits = ExitStack()
         self._understudy = cache(self._started)
-        self.shared = cache(lambda: share(job.model_copy(update={"dataset": self.spec or self.name}), self.dataset, self.scratch))
+        self.shared = cache(
+            lambda: share(job.model_copy(update={"dataset": self.spec or self.name}), self.dataset, self.scratch)
+        )
 
     def __enter__(self) -> "Stage":
         return self
@@ -96,7 +106,9 @@ class Stage:
         """Who owns what: cut once for all systems that cut the same way."""
         key = repr(partitioner), parts
         if key not in self._books:
-            self.emit(StageStarted("partition", f"cutting {self.dataset.name} into {parts} parts by {partitioner.name}"))
+            self.emit(
+                StageStarted("partition", f"cutting {self.dataset.name} into {parts} parts by {partitioner.name}")
+            )
             self._books[key] = partitioner.assign(self.dataset.graph, parts, self.job.seed)
         return self._books[key]
 
@@ -104,7 +116,9 @@ class Stage:
         """What these parts hold."""
         key = repr(partitioner), parts
         if key not in self._cuts:
-            self._cuts[key] = count_cut(self.dataset.graph, self.book(partitioner, parts), self.dataset.split.train, layers)
+            self._cuts[key] = count_cut(
+                self.dataset.graph, self.book(partitioner, parts), self.dataset.split.train, layers
+            )
         return self._cuts[key]
 
     def parts(self, system: System, ranks: int) -> str | None:
@@ -157,7 +171,9 @@ class Stage:
             outline=Outline.of(self.dataset),
             nodes=self.numbers.nodes,
             edges=self.numbers.edges,
-            train=len(self.dataset.split.train) if not self.stands_in else max(1, round(self.numbers.train * self.numbers.nodes)),
+            train=len(self.dataset.split.train)
+            if not self.stands_in
+            else max(1, round(self.numbers.train * self.numbers.nodes)),
             stands_in=self.stands_in,
             cut=cut,
             rehearsed_cut=smaller,
@@ -180,7 +196,8 @@ class Stage:
         changes: dict[str, Any] = {
             "epochs": epochs,
             "ranks": ranks,
-            # Evaluation between epochs of full batches leaves caches cold for the next, as in a run; beside sampled ones it takes too long.
+            # Evaluation between epochs of full batches leaves caches cold for the next, as in a run; beside sampled
+            # ones it takes too long.
             "train": job.train.model_copy(update={"patience": None, **({"evaluate_every": 0} if sampled else {})}),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }

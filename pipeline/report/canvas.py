@@ -66,7 +66,15 @@ class Sheet:
         """One legend for all axes, above them."""
         if handles:
             columns = min(len(handles), 3 if self.narrow else 8)
-            self.figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, handlelength=1.2, columnspacing=1.2)
+            self.figure.legend(
+                handles,
+                labels,
+                loc="outside upper left",
+                ncols=columns,
+                frameon=False,
+                handlelength=1.2,
+                columnspacing=1.2,
+            )
 
 
 def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str, str]) -> Picture:
@@ -123,7 +131,8 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
 
 
 def _for_page(svg: str, prefix: str, caption: str, colours: dict[str, str]) -> str:
-    """An SVG file as a part of an HTML page: nothing but the drawing, ids that are its own, colours and fonts of the page."""
+    """An SVG file as a part of an HTML page: nothing but the drawing, ids that are its own, colours and fonts of the
+    page."""
     from html import escape
 
     svg = svg[svg.index("<svg") :]

@@ -43,7 +43,10 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
         ("seconds an epoch (median)", each(lambda run, _: (s := epoch_seconds(run)) and f"{s:.3f}")),
         ("seconds in all", each(lambda _, summary: f"{summary.total_s:.2f}")),
         ("largest share from the first step on", [_most(run, line) for run, line, _ in runs]),
-        ("peak memory of a rank", each(lambda _, summary: summary.peak_rss_bytes and amount(max(summary.peak_rss_bytes)))),
+        (
+            "peak memory of a rank",
+            each(lambda _, summary: summary.peak_rss_bytes and amount(max(summary.peak_rss_bytes))),
+        ),
         ("training step's memory", each(lambda run, _: _largest_step(run))),
     ]
     kinds = dict.fromkeys((c, k) for *_, s in runs for c, found in s.bytes.items() for k, n in found.items() if n)
@@ -54,7 +57,9 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
 
 def epoch_seconds(run: RunRecord) -> float | None:
     """Median seconds of an epoch."""
-    seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [e["seconds"] for e in run.history.epochs.values()]
+    seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [
+        e["seconds"] for e in run.history.epochs.values()
+    ]
     return float(np.median(seconds)) if seconds else None
 
 

@@ -66,7 +66,9 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
             base = np.zeros(len(shares))
             for name, share in zip(ROWS, shares.T):
                 if (share > 0.001).any():
-                    patches[name] = ax.stairs(base + share, edges, baseline=base, fill=True, color=STAGES[name], linewidth=0.2)
+                    patches[name] = ax.stairs(
+                        base + share, edges, baseline=base, fill=True, color=STAGES[name], linewidth=0.2
+                    )
                 base = base + share
             ax.set_ylim(0, 1)
             ax.set_yticks([0.5], [f"rank {rank}"])
@@ -99,22 +101,38 @@ def curves(run: RunRecord) -> Draw | None:
         return None
 
     def on(sheet: Sheet) -> None:
-        validated = [(e + 1, seen["val_accuracy"]) for e, seen in sorted(history.epochs.items()) if seen["val_accuracy"] is not None]
+        validated = [
+            (e + 1, seen["val_accuracy"])
+            for e, seen in sorted(history.epochs.items())
+            if seen["val_accuracy"] is not None
+        ]
         axes = sheet.grid(1 + bool(validated), 2.5, 2)
         if history.steps:
-            steps = thinned(np.array([(x, loss) for _, x, loss in (history.steps[key] for key in sorted(history.steps))]))
+            steps = thinned(
+                np.array([(x, loss) for _, x, loss in (history.steps[key] for key in sorted(history.steps))])
+            )
             axes[0].plot(*steps.T, color=STAGES["other"], linewidth=1, label="of steps (first rank)")
-        epochs = [(e + 1, seen["train_loss"]) for e, seen in sorted(history.epochs.items()) if seen["train_loss"] is not None]
+        epochs = [
+            (e + 1, seen["train_loss"]) for e, seen in sorted(history.epochs.items()) if seen["train_loss"] is not None
+        ]
         if epochs:
             axes[0].plot(
-                *np.array(epochs).T, color=LINES[0], marker="o" if len(epochs) < 40 else None, markersize=3, label="of epochs (all ranks)"
+                *np.array(epochs).T,
+                color=LINES[0],
+                marker="o" if len(epochs) < 40 else None,
+                markersize=3,
+                label="of epochs (all ranks)",
             )
         axes[0].set_title("training loss")
         axes[0].legend(frameon=False)
         if validated:
             accuracy = np.array(validated)
             axes[1].plot(
-                *accuracy.T, color=STAGES["evaluate"], marker="o" if len(accuracy) < 40 else None, markersize=3, label="validation"
+                *accuracy.T,
+                color=STAGES["evaluate"],
+                marker="o" if len(accuracy) < 40 else None,
+                markersize=3,
+                label="validation",
             )
             result = run.result or {}
             if result.get("test_accuracy") is not None and result.get("best_epoch", -1) >= 0:
@@ -150,7 +168,12 @@ def bars_of_bytes(summary: Summary) -> Draw | None:
 
     def on(sheet: Sheet) -> None:
         (ax,) = sheet.rows([0.5 + 0.24 * len(rows)])
-        ax.barh(range(len(rows)), [n for *_, n in rows], color=[KINDS.get(kind, STAGES["other"]) for _, kind, _ in rows], height=0.7)
+        ax.barh(
+            range(len(rows)),
+            [n for *_, n in rows],
+            color=[KINDS.get(kind, STAGES["other"]) for _, kind, _ in rows],
+            height=0.7,
+        )
         ax.set_yticks(range(len(rows)), [f"{channel}: {kind}" for channel, kind, _ in rows])
         ax.invert_yaxis()
         most = max(n for *_, n in rows)
@@ -176,9 +199,24 @@ def pairs(summary: Summary) -> Draw | None:
             most = table.max()
             for r in range(size):
                 for s in range(size):
-                    ax.barh(r, 1, left=s - 0.5, height=1, color=LINES[0], alpha=0.05 + 0.5 * float(table[r, s] / most), linewidth=0)
+                    ax.barh(
+                        r,
+                        1,
+                        left=s - 0.5,
+                        height=1,
+                        color=LINES[0],
+                        alpha=0.05 + 0.5 * float(table[r, s] / most),
+                        linewidth=0,
+                    )
                     if size <= WRITTEN_OUT:
-                        ax.text(s, r, amount(table[r, s]) if r != s else "", ha="center", va="center", fontsize=9 if size < 7 else 6)
+                        ax.text(
+                            s,
+                            r,
+                            amount(table[r, s]) if r != s else "",
+                            ha="center",
+                            va="center",
+                            fontsize=9 if size < 7 else 6,
+                        )
             ax.set_xlim(-0.5, size - 0.5)
             ax.set_ylim(size - 0.5, -0.5)
             every = range(0, size, max(1, size // WRITTEN_OUT))
@@ -186,7 +224,10 @@ def pairs(summary: Summary) -> Draw | None:
             ax.set_yticks(every, every)
             ax.set_xlabel("to rank")
             ax.set_ylabel("from rank")
-            ax.set_title(f"{channel}: {amount(table.sum())}" + ("" if size <= WRITTEN_OUT else f", at most {amount(most)} a pair"))
+            ax.set_title(
+                f"{channel}: {amount(table.sum())}"
+                + ("" if size <= WRITTEN_OUT else f", at most {amount(most)} a pair")
+            )
 
     return on
 
@@ -203,11 +244,16 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
         patches: dict[str, Any] = {}
         top = max(max(history[rank].rss_bytes) for rank in ranks) / 2**20
         for ax, rank in zip(
-            sheet.grid(len(ranks), 1.9 if len(ranks) < 5 else 1.5, 2 if len(ranks) < 5 else 4, sharex=True, sharey=True), ranks
+            sheet.grid(
+                len(ranks), 1.9 if len(ranks) < 5 else 1.5, 2 if len(ranks) < 5 else 4, sharex=True, sharey=True
+            ),
+            ranks,
         ):
             base = 0.0
             for name, size in held[rank].items() if rank < len(held) else ():
-                patches[name] = ax.axhspan(base, base + size / 2**20, color=KINDS.get(name, STAGES["other"]), linewidth=0)
+                patches[name] = ax.axhspan(
+                    base, base + size / 2**20, color=KINDS.get(name, STAGES["other"]), linewidth=0
+                )
                 base += size / 2**20
             points = _over_time(line, history[rank], history[rank].rss_bytes)
             patches["resident"] = ax.plot(points[:, 0], points[:, 1] / 2**20, color=INK, linewidth=1.4)[0]

@@ -35,7 +35,11 @@ def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compa
         compared: of all runs together, by name; empty for one run.
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"amount": amount, "duration": duration, "svg": Markup}
     return environment.get_template("page.html").render(
@@ -88,13 +92,19 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
 def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:
     result = run.result or {}
     facts: list[tuple[str, str | None]] = [
-        (name.replace("val_", "validation ").replace("_", " "), None if result.get(name) is None else f"{result[name]:.4f}")
+        (
+            name.replace("val_", "validation ").replace("_", " "),
+            None if result.get(name) is None else f"{result[name]:.4f}",
+        )
         for name in ("test_accuracy", "val_accuracy", "train_loss")
     ]
     epoch = comparison.epoch_seconds(run)
     moved = sum(summary.bytes.get("network", {}).values())
     facts += [
-        ("epochs", f"{summary.epochs}" + (f" (best: {result['best_epoch'] + 1})" if result.get("best_epoch", -1) >= 0 else "")),
+        (
+            "epochs",
+            f"{summary.epochs}" + (f" (best: {result['best_epoch'] + 1})" if result.get("best_epoch", -1) >= 0 else ""),
+        ),
         ("an epoch (median)", None if epoch is None else duration(epoch)),
         ("in all", duration(summary.total_s)),
         ("peak memory of a rank", amount(max(summary.peak_rss_bytes)) if summary.peak_rss_bytes else None),
@@ -106,7 +116,10 @@ def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:
 
 def _seconds(result: dict[str, Any], line: Timeline | None, summary: Summary) -> list[tuple[str, dict[str, float]]]:
     """Rows of the table of seconds."""
-    rows = [(f"rank {rank}", {**spent, "total": sum(spent.values())}) for rank, spent in zip(line.ranks if line else (), summary.seconds)]
+    rows = [
+        (f"rank {rank}", {**spent, "total": sum(spent.values())})
+        for rank, spent in zip(line.ranks if line else (), summary.seconds)
+    ]
     if "seconds" in result:
         rows.append(("result.json", {name: s for name, s in result["seconds"].items() if name != "per_epoch"}))
     return rows
@@ -140,5 +153,7 @@ def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
     if run.history.unreadable:
         missing.append(f"{count(run.history.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
     if run.quality is None and run.config.get("system") in ("sar", "retexo", "grappa"):
-        missing.append("There are no parts in the folder (one rank, or they were removed): partition quality is not known.")
+        missing.append(
+            "There are no parts in the folder (one rank, or they were removed): partition quality is not known."
+        )
     return missing

@@ -29,7 +29,9 @@ class RankLog:
     """Seconds since 1970 by the driver's clock, when a pulse was written down."""
     total: "array[float]" = field(default_factory=lambda: array("d"))
     """Seconds by the rank's clock."""
-    seconds: "dict[str, array[float]]" = field(default_factory=lambda: {name: array("d") for name in (*COUNTED, "sample")})
+    seconds: "dict[str, array[float]]" = field(
+        default_factory=lambda: {name: array("d") for name in (*COUNTED, "sample")}
+    )
     trains: "array[int]" = field(default_factory=lambda: array("b"))
     """Whether training had begun in this life of the rank, or in one that it goes on from."""
     steps: "array[int]" = field(default_factory=lambda: array("q"))
@@ -48,7 +50,10 @@ class RankLog:
         level = _level(at, pulse["queue"]) if pulse["queue"] else None
         last = {
             "stage": str(pulse["stage"]),
-            "bytes": {str(k): {str(n): whole(b) for n, b in table(kinds).items()} for k, kinds in table(pulse["bytes"]).items()},
+            "bytes": {
+                str(k): {str(n): whole(b) for n, b in table(kinds).items()}
+                for k, kinds in table(pulse["bytes"]).items()
+            },
             "sent_to": {
                 str(k): {str(n): [whole(b) for b in ranks(to)] for n, to in table(kinds).items()}
                 for k, kinds in table(pulse["sent_to"]).items()
@@ -126,7 +131,13 @@ class RunRecord:
     @property
     def status(self) -> str:
         """``done``, ``running`` or ``not finished``."""
-        return "running" if self.running else "not finished" if self.result is None else str(self.result.get("status", "done"))
+        return (
+            "running"
+            if self.running
+            else "not finished"
+            if self.result is None
+            else str(self.result.get("status", "done"))
+        )
 
     @property
     def has_pulses(self) -> bool:
@@ -136,7 +147,8 @@ class RunRecord:
 
 SILENCE_S = 30.0
 SILENCE_SHARE = 0.05
-"""Nothing heard for so long, and for this share of the time before, is a time in which nothing ran. Pulses come far more often."""
+"""Nothing heard for so long, and for this share of the time before, is a time in which nothing ran. Pulses come far
+more often."""
 
 
 def read_run(folder: Path, name: str) -> RunRecord:
@@ -151,7 +163,15 @@ def read_run(folder: Path, name: str) -> RunRecord:
     config, changed = _config(folder / JOB)
     quality, partitioner = _quality(folder / PARTS)
     return RunRecord(
-        folder, name, config, changed, read_result(folder), is_held(folder), read_events(folder / METRICS), quality, partitioner
+        folder,
+        name,
+        config,
+        changed,
+        read_result(folder),
+        is_held(folder),
+        read_events(folder / METRICS),
+        quality,
+        partitioner,
     )
 
 
@@ -211,7 +231,9 @@ def _level(at: float, queue: dict[str, Any]) -> tuple[float, int, int, int]:
     return at, whole(queue["bulks"]), whole(queue["bytes"]), whole(queue["bound"])
 
 
-def _take(history: EventHistory, open_spans: dict[str, tuple[str, float]], kind: str, at: float, event: dict[str, Any]) -> None:
+def _take(
+    history: EventHistory, open_spans: dict[str, tuple[str, float]], kind: str, at: float, event: dict[str, Any]
+) -> None:
     match kind:
         case "Pulse":
             rank = whole(event["rank"], most=MOST_RANKS - 1)
@@ -221,11 +243,26 @@ def _take(history: EventHistory, open_spans: dict[str, tuple[str, float]], kind:
         case "QueueLevel":
             history.levels.append(_level(at, event))
         case "StepDone":
-            epoch, step, steps, loss = (*(whole(event[k]) for k in ("epoch", "step")), whole(event["steps_per_epoch"], 1), event["loss"])
-            history.steps[epoch, step] = at, epoch + (step + 1) / steps, math.nan if loss is None else number(loss, negative=True)
+            epoch, step, steps, loss = (
+                *(whole(event[k]) for k in ("epoch", "step")),
+                whole(event["steps_per_epoch"], 1),
+                event["loss"],
+            )
+            history.steps[epoch, step] = (
+                at,
+                epoch + (step + 1) / steps,
+                math.nan if loss is None else number(loss, negative=True),
+            )
         case "EpochDone":
-            loss, accuracy = (None if event[k] is None else number(event[k], negative=True) for k in ("train_loss", "val_accuracy"))
-            done = {"train_loss": loss, "val_accuracy": accuracy, "seconds": number(event["seconds"]), "best": bool(event["best"])}
+            loss, accuracy = (
+                None if event[k] is None else number(event[k], negative=True) for k in ("train_loss", "val_accuracy")
+            )
+            done = {
+                "train_loss": loss,
+                "val_accuracy": accuracy,
+                "seconds": number(event["seconds"]),
+                "best": bool(event["best"]),
+            }
             history.epochs[whole(event["epoch"])] = done | {"time": at}
         case "Note":
             history.notes.append((at, str(event["text"])))

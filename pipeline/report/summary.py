@@ -46,7 +46,8 @@ def count(number: int, thing: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """A run in a few numbers. Seconds and shares are those of its ranks, by their pulses; empty where there are none."""
+    """A run in a few numbers. Seconds and shares are those of its ranks, by their pulses; empty where there are
+    none."""
 
     headline: str
     findings: list[str]
@@ -94,7 +95,9 @@ def summarise(run: RunRecord, line: Timeline | None) -> Summary:
     last = [log.lives[-1] for _, log in sorted(history.ranks.items()) if log.lives]
     peaks = [max(log.rss_bytes) for _, log in sorted(history.ranks.items()) if log.rss_bytes]
     total_s = result.get("seconds", {}).get("total") or (line.length if line else 0.0)
-    counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"} or _added([x["bytes"] for x in last])
+    counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"} or _added(
+        [x["bytes"] for x in last]
+    )
     epochs = result.get("epochs", len(history.epochs))
     return Summary(
         headline=_headline(run, shares, total_s, epochs),
@@ -121,7 +124,12 @@ def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, 
 
 def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
     """Over all lives of a rank: what was done twice is counted twice."""
-    history = [(r, channel, to) for r, log in run.history.ranks.items() for life in log.lives for channel, to in _messages(life["sent_to"])]
+    history = [
+        (r, channel, to)
+        for r, log in run.history.ranks.items()
+        for life in log.lives
+        for channel, to in _messages(life["sent_to"])
+    ]
     size = max([len(to) for *_, to in history] + [r + 1 for r, *_ in history], default=0)
     tables: dict[str, np.ndarray[Any, Any]] = {}
     for rank, channel, to in history:
@@ -137,14 +145,20 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
     result, config = run.result, run.config
     model = (result or {}).get("model") or config.get("model.name", "a model")
     size = (
-        f" ({result['num_nodes']:,} nodes, {result['num_edges']:,} edges)" if result and {"num_nodes", "num_edges"} <= result.keys() else ""
+        f" ({result['num_nodes']:,} nodes, {result['num_edges']:,} edges)"
+        if result and {"num_nodes", "num_edges"} <= result.keys()
+        else ""
     )
     ranks = count(int((result or config).get("ranks") or 1), "rank")
     said = f"{model} was trained with {config.get('system')} on {config.get('dataset')}{size} by {ranks}: {count(epochs, 'epoch')} in "
     said += duration(total_s)
     if result is None:
         asked = config.get("epochs")
-        ended = "it is running" if run.running else f"it has not finished (go on with: millrace run --resume --out {run.folder})"
+        ended = (
+            "it is running"
+            if run.running
+            else f"it has not finished (go on with: millrace run --resume --out {run.folder})"
+        )
         said += f" of {asked} asked for so far; {ended}"
     elif result.get("status") == STOPPED:
         said += f" of {config.get('epochs')} asked for; it was stopped (go on with: millrace run --resume --out {run.folder})"
@@ -153,7 +167,10 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
     if shares:
         largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
         whose = "the rank's" if ranks == "1 rank" else "the ranks'"
-        largest = [(share, name if name != "other" else "other (starting, checkpoints, what no stage counts)") for share, name in largest]
+        largest = [
+            (share, name if name != "other" else "other (starting, checkpoints, what no stage counts)")
+            for share, name in largest
+        ]
         (share, name), *rest = largest
         said += f". Of {whose} time {_listed([f'{share:.0%} went to {name}', *(f'{share:.0%} to {name}' for share, name in rest)])}"
     return said + "."
@@ -199,7 +216,8 @@ def _began_late(run: RunRecord, line: Timeline) -> list[str]:
 
 
 def _held_up(run: RunRecord, line: Timeline) -> list[str]:
-    """What takes much of the time between the first epoch's end, when everything is compiled and warm, and the last one's."""
+    """What takes much of the time between the first epoch's end, when everything is compiled and warm, and the last
+    one's."""
     times = [e["time"] for _, e in sorted(run.history.epochs.items())]
     if len(times) < 2:
         return []
@@ -214,7 +232,11 @@ def _held_up(run: RunRecord, line: Timeline) -> list[str]:
         "exchange": "Exchanges hold the run up: {share} of the time after the first epoch went to waiting for rows of other ranks.",
         "evaluate": "{share} of the time after the first epoch went to validation; train.evaluate_every makes it rarer.",
     }
-    return [text.format(share=f"{seconds[name] / whole:.0%}") for name, text in advice.items() if seconds[name] > BOTTLENECK * whole]
+    return [
+        text.format(share=f"{seconds[name] / whole:.0%}")
+        for name, text in advice.items()
+        if seconds[name] > BOTTLENECK * whole
+    ]
 
 
 def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> list[str]:

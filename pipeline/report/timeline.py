@@ -13,7 +13,8 @@ Floats = npt.NDArray[np.float64]
 ROWS = (*COUNTED, "other")
 """The stages of a rank's time, which add up to it."""
 JUMP_S, LATE_S = 0.5, 2.0
-"""A clock that is this much faster than the driver's was set to a checkpoint's seconds: as training begins, or just after."""
+"""A clock that is this much faster than the driver's was set to a checkpoint's seconds: as training begins, or just
+after."""
 WAITING = ("reduce", "exchange")
 """Where a rank that is early waits for the others."""
 WAIT_BIN_S = 0.5
@@ -21,7 +22,8 @@ MOST_WAIT_BINS = 2000
 
 BACKGROUND, WITHIN, BESIDE = "background", "within", "beside"
 EXCHANGES = {"sar": WITHIN, "retexo": BESIDE}
-"""Where a system's ranks exchange rows: within forward and backward, or beside them; otherwise in a thread, and `fetch` waits for that."""
+"""Where a system's ranks exchange rows: within forward and backward, or beside them; otherwise in a thread, and `fetch`
+waits for that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,10 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
         at, piece = total[first:last] + (time[first:last] - total[first:last]).min(), counted[first:last]
         # Before it trains, a rank has gone on from nothing, and its clock has run since its life began.
         if not log.trains[first] or (first == 0 and (resumed_at is None or resumed_at > time[0])):
-            at, piece = np.concatenate([[at[0] - total[first]], at]), np.concatenate([np.zeros((1, len(COUNTED))), piece])
+            at, piece = (
+                np.concatenate([[at[0] - total[first]], at]),
+                np.concatenate([np.zeros((1, len(COUNTED))), piece]),
+            )
         if len(at) > 1:
             found.append(Stretch(at, _so_far(np.diff(at), np.diff(piece, axis=0))))
     return found
@@ -73,7 +78,8 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
 def _so_far(lengths: Floats, deltas: Floats) -> Floats:
     """[n + 1, len(ROWS)] from n intervals and what was counted in each; the rest of each is `other`.
 
-    What a clock was told only after it was over was spent before: where more is counted than an interval is long, it is moved back.
+    What a clock was told only after it was over was spent before: where more is counted than an interval is long, it is
+    moved back.
     """
     deltas = np.maximum(deltas, 0.0)
     over = np.zeros(deltas.shape[1])
@@ -119,8 +125,8 @@ class Timeline:
     def shares(self, rank: int, bins: int, first: float = 0.0) -> tuple[Floats, Floats]:
         """What a rank spent its time on from second `first` on.
 
-        Returns:
-            [bins + 1] edges, and [bins, len(ROWS)] shares of the time between them; they add up to less than 1 where the rank did not run.
+        Returns: [bins + 1] edges, and [bins, len(ROWS)] shares of the time between them; they add up to less than 1
+            where the rank did not run.
         """
         edges = np.linspace(first, self.length, bins + 1)
         moments = self.moments(edges)
@@ -139,7 +145,8 @@ class Timeline:
         return {name: sum(s[name] for s in each) for name in ROWS}
 
     def waits(self) -> Floats:
-        """[P, P] seconds: of what rank r waited in `WAITING`, what it waited longer than rank s, while s waited least of all.
+        """[P, P] seconds: of what rank r waited in `WAITING`, what it waited longer than rank s, while s waited least
+        of all.
 
         Within each half second or so: what ranks wait for each other in turn, faster than that, does not show.
         """

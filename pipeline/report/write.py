@@ -35,7 +35,8 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
 
     Args:
         runs: the folder of a run, or of each.
-        out: the report's folder; by default ``report`` in that of the first run. What an earlier report left there is replaced.
+        out: the report's folder; by default ``report`` in that of the first run. What an earlier report left there is
+            replaced.
 
     Raises:
         InputError: a folder holds no run, or `out` cannot be written, or matplotlib is not installed.
@@ -47,11 +48,16 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
     records = [read_run(folder, name) for folder, name in zip(folders, names(folders))]
     lines = [timeline(record) for record in records]
     read: list[comparison.Run] = [(record, line, summarise(record, line)) for record, line in zip(records, lines)]
-    drawn = [_drawn(figures.pictures_of(*run), f"{number}-" if len(read) > 1 else "") for number, run in enumerate(read)]
+    drawn = [
+        _drawn(figures.pictures_of(*run), f"{number}-" if len(read) > 1 else "") for number, run in enumerate(read)
+    ]
     compared = _drawn(comparison.pictures_of(read), "compared-") if len(read) > 1 else {}
     page = render(read, drawn, compared)
     folder = Path(out) if out is not None else folders[0] / FOLDER
-    named = {**compared, **{f"{r.name}/{n}" if len(read) > 1 else n: p for r, found in zip(records, drawn) for n, p in found.items()}}
+    named = {
+        **compared,
+        **{f"{r.name}/{n}" if len(read) > 1 else n: p for r, found in zip(records, drawn) for n, p in found.items()},
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / PAGE, page)

@@ -28,7 +28,8 @@ class TrainedRun:
     folder: Path
     """Of the run."""
     model: nn.Module
-    """With the parameters of the best validation epoch, in evaluation mode; on a GPU if it was trained there and there is one."""
+    """With the parameters of the best validation epoch, in evaluation mode; on a GPU if it was trained there and there
+    is one."""
     config: Job
     """Its configuration."""
     result: Result
@@ -44,7 +45,13 @@ class TrainedRun:
         Raises:
             InputError: it cannot be opened, or has features of another width than the model reads.
         """
-        data = source if isinstance(source, Dataset) else self._own(emit) if source is None else _other(self.config, source, emit)
+        data = (
+            source
+            if isinstance(source, Dataset)
+            else self._own(emit)
+            if source is None
+            else _other(self.config, source, emit)
+        )
         seen, wanted = data.features.num_features, self.result.num_features
         if seen != wanted:
             message = f"{data.name} has {seen} features, but {self.result.model} of {self.folder} reads {wanted}"
@@ -72,14 +79,17 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
 
     Args:
         run: its folder, or what `millrace.run` returned.
-        model: for a run of a module of your own, such a module, or PyG convolutions as `millrace.run` takes them: it gets the parameters.
+        model: for a run of a module of your own, such a module, or PyG convolutions as `millrace.run` takes them: it
+            gets the parameters.
 
     Raises:
         InputError: no finished run there, or its model is a module that was not passed.
         StoreError: something in the folder is damaged, or the parameters do not fit the model.
     """
     if not isinstance(run, str | Path | Result):
-        raise InputError(f"run is a {type(run).__name__}; expected the folder of a finished run, or what run() returned")
+        raise InputError(
+            f"run is a {type(run).__name__}; expected the folder of a finished run, or what run() returned"
+        )
     folder = Path(run.out if isinstance(run, Result) else run).expanduser()
     job = job_of(folder)
     record = read_result(folder)
@@ -112,7 +122,9 @@ def job_of(folder: Path) -> Job:
 
 def _as_result(record: dict[str, Any], folder: Path) -> Result:
     known = {f.name for f in fields(Result)}
-    if known - record.keys() or not _sound(**{name: record[name] for name in ("num_features", "num_classes", "task", "class_names")}):
+    if known - record.keys() or not _sound(
+        **{name: record[name] for name in ("num_features", "num_classes", "task", "class_names")}
+    ):
         again = f"write it again by `millrace run --resume --out {folder}`"
         raise StoreError(f"{folder / RESULT} is of another version, or damaged; {again}")
     return Result(**{name: value for name, value in record.items() if name in known})
@@ -120,7 +132,11 @@ def _as_result(record: dict[str, Any], folder: Path) -> Result:
 
 def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> bool:
     """Whether a model can be built, and what it says be named, by these."""
-    named = isinstance(class_names, list) and len(class_names) == num_classes and all(isinstance(name, str) for name in class_names)
+    named = (
+        isinstance(class_names, list)
+        and len(class_names) == num_classes
+        and all(isinstance(name, str) for name in class_names)
+    )
     widths = all(type(n) is int and n > 0 for n in (num_features, num_classes))
     return widths and task in ("multiclass", "multilabel") and (class_names is None or named)
 
@@ -136,7 +152,8 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
 
 
 def _other(job: Job, source: Any, emit: Emit) -> Dataset:
-    """Another dataset, as the job reads its own. What is clean takes no options; what is no store is read into memory."""
+    """Another dataset, as the job reads its own. What is clean takes no options; what is no store is read into
+    memory."""
     update: dict[str, Any] = {}
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
     store = path if path is not None and (path / MANIFEST).is_file() else None

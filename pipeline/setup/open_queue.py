@@ -24,7 +24,8 @@ FOLDER = "queue"
 
 
 def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
-    """Open a store of sampled minibatches to read it, at a path or a URL. Iterating over it gives every minibatch in order.
+    """Open a store of sampled minibatches to read it, at a path or a URL. Iterating over it gives every minibatch in
+    order.
 
     Args:
         location: its folder, or an object store's URL such as ``s3://bucket/prefix``.
@@ -37,7 +38,8 @@ def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
 
 
 def is_sampled_live(samples: str | Path) -> bool:
-    """Whether a live process still adds to a store of samples. One on an object store has no lock: it must be finished."""
+    """Whether a live process still adds to a store of samples. One on an object store has no lock: it must be
+    finished."""
     return not is_url(samples) and is_held(Path(samples))
 
 
@@ -95,12 +97,15 @@ def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None 
     q, per_epoch, ranks = prepared.job.queue, minibatches_per_epoch(prepared), prepared.job.ranks
     if q.kind == "memory":
         # A rank samples its own minibatches alone: k of them out of k P.
-        return MemoryQueue(bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch)
+        return MemoryQueue(
+            bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch
+        )
     return mended_queue(prepared, out, tell or (lambda text: None), max_bytes=q.max_bytes, keep=q.keep)
 
 
 def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
-    """The run's queue, without what an earlier life left and cannot be read: that is sampled again, and `tell` hears of it.
+    """The run's queue, without what an earlier life left and cannot be read: that is sampled again, and `tell` hears of
+    it.
 
     On an object store, which keeps its own checksums, nothing is looked at beforehand.
     """
@@ -119,20 +124,31 @@ def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **o
 def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
     """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`."""
     meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
-    options |= {"fingerprint": of_samples(prepared), "bulk_size": prepared.job.queue.bulk_size, "expected": expected(prepared)}
+    options |= {
+        "fingerprint": of_samples(prepared),
+        "bulk_size": prepared.job.queue.bulk_size,
+        "expected": expected(prepared),
+    }
     return queue_at(where).create(where, meta=meta, **options)
 
 
 @contextmanager
 def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
-    """Hold the folder that the configuration names for the run's queue, against other runs. One on an object store cannot be held.
+    """Hold the folder that the configuration names for the run's queue, against other runs. One on an object store
+    cannot be held.
 
     Raises:
         InputError: another process holds it.
         StoreError: it holds something else, or minibatches made from something else.
     """
     q = prepared.job.queue
-    if samples is not None or q.kind != "zarr" or q.location is None or is_url(q.location) or not prepared.has_minibatches:
+    if (
+        samples is not None
+        or q.kind != "zarr"
+        or q.location is None
+        or is_url(q.location)
+        or not prepared.has_minibatches
+    ):
         yield
         return
     # Made first: a folder that holds nothing but a lock is no queue.
@@ -147,11 +163,16 @@ def check_samples(prepared: Prepared, samples: str | Path | None) -> None:
         message = f'--samples is {samples}, but bulk.topology is "partitioned", which is for ranks that sample'
         raise InputError(f'{message}; use features = "owned" in its place')
     if samples is not None and not prepared.has_minibatches:
-        raise InputError(f"--samples is {samples}, but system '{prepared.system.name}' trains on no minibatches; leave it out")
+        raise InputError(
+            f"--samples is {samples}, but system '{prepared.system.name}' trains on no minibatches; leave it out"
+        )
 
 
-def consumers_end(prepared: Prepared, where: str | None, samples: str | None) -> tuple[MinibatchQueue, Callable[[], bool]]:
-    """A rank's end of the queue at `where`, or of a store of samples, or else its own; and whether its producer lives."""
+def consumers_end(
+    prepared: Prepared, where: str | None, samples: str | None
+) -> tuple[MinibatchQueue, Callable[[], bool]]:
+    """A rank's end of the queue at `where`, or of a store of samples, or else its own; and whether its producer
+    lives."""
     if samples is not None:
         return open_samples(prepared, samples), lambda: is_sampled_live(samples)
     if where is not None:

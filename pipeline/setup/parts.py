@@ -29,11 +29,23 @@ class Parts:
         shards, owned, rows = open_shards(self.folder, number)
         with proving(self.folder):
             if self.num_classes is not None and self.multilabel:
-                require(rows.labels.shape[1:] == (self.num_classes,), f"labels of part {number} are {list(rows.labels.shape)}")
+                require(
+                    rows.labels.shape[1:] == (self.num_classes,),
+                    f"labels of part {number} are {list(rows.labels.shape)}",
+                )
             elif self.num_classes is not None:
-                require_within(np.add(rows.labels, 1, dtype=np.int64), self.num_classes + 1, f"labels of part {number}, plus one,")
+                require_within(
+                    np.add(rows.labels, 1, dtype=np.int64), self.num_classes + 1, f"labels of part {number}, plus one,"
+                )
         labels = torch.from_numpy(rows.labels)
-        return Part(shards, owned, self._converted(rows.features), labels.to(self.dtype) if self.multilabel else labels, rows.split, self)
+        return Part(
+            shards,
+            owned,
+            self._converted(rows.features),
+            labels.to(self.dtype) if self.multilabel else labels,
+            rows.split,
+            self,
+        )
 
     def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
         """See `Peers.rows`. Raises StoreError: the part is damaged."""

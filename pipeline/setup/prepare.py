@@ -111,7 +111,8 @@ class Prepared:
 
 
 def features_digest(features: FeatureStore) -> str:
-    """A digest of shape, dtype and up to 4096 evenly spaced rows: a changed matrix is noticed without reading all of it."""
+    """A digest of shape, dtype and up to 4096 evenly spaced rows: a changed matrix is noticed without reading all of
+    it."""
     rows = np.unique(np.linspace(0, max(features.num_rows - 1, 0), num=min(4096, features.num_rows), dtype=np.int64))
     return digest_arrays(shape=np.array([features.num_rows, features.num_features]), rows=features.gather(rows))
 
@@ -124,7 +125,9 @@ def make_system(job: Job) -> System:
     """
     if job.system == "sar":
         o = job.sar
-        return systems.sar(o.mode, partitioner=_cut(job), memory_bytes=o.memory_bytes, prefetch_bytes=o.prefetch_bytes, prune=o.prune)
+        return systems.sar(
+            o.mode, partitioner=_cut(job), memory_bytes=o.memory_bytes, prefetch_bytes=o.prefetch_bytes, prune=o.prune
+        )
     if job.system == "retexo":
         return systems.retexo(partitioner=_cut(job), **job.retexo.model_dump())
     sampler = build("sampler", SAMPLERS, job.sampler)
@@ -139,7 +142,9 @@ def make_system(job: Job) -> System:
 
 def _blocks(job: Job) -> Partitioner | None:
     """What cuts a partitioned topology: contiguous, unless the configuration says otherwise, which is then refused."""
-    if job.bulk.topology == "replicated" or ("method" not in job.partition.model_fields_set and job.partition.owners is None):
+    if job.bulk.topology == "replicated" or (
+        "method" not in job.partition.model_fields_set and job.partition.owners is None
+    ):
         return None
     cut = _cut(job)
     if not isinstance(cut, Contiguous):
@@ -156,7 +161,11 @@ def placed(job: Job) -> Job:
 
 
 def _cut(job: Job) -> Partitioner:
-    return partitioner(str(job.partition.method)) if job.partition.owners is None else Given.read(Path(job.partition.owners))
+    return (
+        partitioner(str(job.partition.method))
+        if job.partition.owners is None
+        else Given.read(Path(job.partition.owners))
+    )
 
 
 def has_bfloat16() -> bool:
@@ -171,7 +180,9 @@ def check_matmul_precision(job: Job) -> None:
         InputError: it has no products in bfloat16, and the job wants them.
     """
     if job.train.matmul_precision == "bfloat16" and job.device == "cpu" and not has_bfloat16():
-        raise InputError("train.matmul_precision is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\"")
+        raise InputError(
+            "train.matmul_precision is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\""
+        )
 
 
 def check_available(job: Job) -> None:
@@ -186,7 +197,9 @@ def check_available(job: Job) -> None:
         # Ranks and samplers of a cluster that runs elsewhere look for themselves.
         _ = sampling_backend(job.kernel)
     if job.train.matmul_precision == "bfloat16" and job.dtype != "float32":
-        raise InputError(f"train.matmul_precision is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it")
+        raise InputError(
+            f"train.matmul_precision is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it"
+        )
     if job.train.compile and job.system in ("sar", "retexo"):
         raise InputError(
             f"train.compile is true, but system '{job.system}' trains on full batches, whose layers talk to other ranks or lie still; "
@@ -214,7 +227,9 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     system = system or make_system(job)
     if job.features == "owned":
         if not isinstance(system.sample, Sampled | SampledByOwners):
-            raise InputError(f"features is 'owned', but system '{system.name}' keeps each row where its node is trained; leave it out")
+            raise InputError(
+                f"features is 'owned', but system '{system.name}' keeps each row where its node is trained; leave it out"
+            )
         if not isinstance(system.fetch, ExchangeFetch):
             known = {f.name for f in fields(ExchangeFetch)}
             system = replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
@@ -224,7 +239,9 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     make, description, name = model_of(job, outline, system, model)
     layers = make().num_layers
     if job.train.compile and isinstance(model, PyGModel):
-        raise InputError("train.compile is true, but the model is a PyGModel, whose convolutions read the lists; leave train.compile out")
+        raise InputError(
+            "train.compile is true, but the model is a PyGModel, whose convolutions read the lists; leave train.compile out"
+        )
     if system.sample.num_layers not in (None, layers):
         raise InputError(
             f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one number per layer"
@@ -243,7 +260,9 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
             f"the model normalises batches, but under system '{system.name}' a rank may have none in a step of the others; use another norm"
         )
     if isinstance(system.reduce, LocalSteps) and normed:
-        raise InputError("retexo.local_steps is given, but clients that train by themselves share no batch normalisation; use another norm")
+        raise InputError(
+            "retexo.local_steps is given, but clients that train by themselves share no batch normalisation; use another norm"
+        )
     dtype = TORCH_DTYPES[job.dtype]
     graph = dataset.graph
     if isinstance(system.sample, Sampled | Local | SampledByOwners):
@@ -255,7 +274,9 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
-    labels = torch.from_numpy(dataset.labels) if dataset.task == "multiclass" else torch.from_numpy(dataset.labels).to(dtype)
+    labels = (
+        torch.from_numpy(dataset.labels) if dataset.task == "multiclass" else torch.from_numpy(dataset.labels).to(dtype)
+    )
     data = Placement(graph, features, labels, torch.from_numpy(graph.degree).to(dtype), dataset.split)
     # Runs of versions that could not compile can be gone on with.
     left_out = {"patience", "matmul_precision"} | (set() if job.train.compile else {"compile"})
@@ -271,9 +292,15 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
     if job.start_from is not None:
         fingerprint["start"] = digest_arrays(**{k: v.numpy() for k, v in make().state_dict().items()})
     if decides := system.schedule.record(job.epochs):
-        policies = {"reduce": repr(system.reduce), "neighbourhood": repr(system.fetch), "partition": repr(system.partition)}
+        policies = {
+            "reduce": repr(system.reduce),
+            "neighbourhood": repr(system.fetch),
+            "partition": repr(system.partition),
+        }
         # Inductive training leaves the test nodes out of the graph, so which they are decides too.
-        absent = {"test": digest_arrays(test=dataset.split.test)} if getattr(system.partition, "inductive", False) else {}
+        absent = (
+            {"test": digest_arrays(test=dataset.split.test)} if getattr(system.partition, "inductive", False) else {}
+        )
         fingerprint["phases"] = digest_record({**decides, **policies, **absent, "clients": system.clients})
     if system.partition.partitioner is not None:
         _check_parts(job, system, graph.num_nodes)
@@ -286,24 +313,34 @@ def _check_parts(job: Job, system: System, num_nodes: int) -> None:
     """Raises InputError for more parts than nodes."""
     parts = system.parts_before(job.ranks)
     if parts > num_nodes:
-        made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
-        raise InputError(f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node")
+        made = (
+            f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
+        )
+        raise InputError(
+            f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node"
+        )
 
 
 def _check_weights(correction: str, model: PyGModel) -> None:
     """Raises InputError for a correction of messages that convolutions would not hear of."""
     deaf = next((type(c).__name__ for c in model.convs if not takes_weights(c)), None)
     if correction in ("edge", "edge-hajek") and deaf is not None:
-        raise InputError(f'grappa.correction is "{correction}", a weight for each edge, which {deaf} does not sum by; use "batch"')
+        raise InputError(
+            f'grappa.correction is "{correction}", a weight for each edge, which {deaf} does not sum by; use "batch"'
+        )
 
 
 def _check_on_rank_loss(job: Job, system: System) -> None:
     """Raises InputError where no rank could go on without another."""
     message = 'cluster.on_rank_loss is "continue"'
     if not isinstance(system.sample, Local):
-        raise InputError(f"{message}, but under system '{system.name}' ranks need each other's rows or minibatches; use \"restart\"")
+        raise InputError(
+            f"{message}, but under system '{system.name}' ranks need each other's rows or minibatches; use \"restart\""
+        )
     if job.executor == "inline":
-        raise InputError(f'{message}, but executor is "inline", with one rank; use executor = "dask" and more ranks, or "restart"')
+        raise InputError(
+            f'{message}, but executor is "inline", with one rank; use executor = "dask" and more ranks, or "restart"'
+        )
 
 
 def _check_bulk_options(job: Job, system: System) -> None:
@@ -311,9 +348,13 @@ def _check_bulk_options(job: Job, system: System) -> None:
     partitioned = 'bulk.topology is "partitioned"'
     if isinstance(system.sample, SampledByOwners):
         if job.kernel != "cpu":
-            raise InputError(f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out')
+            raise InputError(
+                f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out'
+            )
         if job.queue.kind == "zarr":
-            raise InputError(f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out')
+            raise InputError(
+                f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out'
+            )
     elif not isinstance(system.fetch, ExchangeFetch):
         for name in ("replication", "cache_fraction"):
             if system.options.get(name) != systems.bulk().options[name]:
@@ -321,7 +362,9 @@ def _check_bulk_options(job: Job, system: System) -> None:
                 raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')
 
 
-def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprint: dict[str, str], *, model: Any = None) -> Prepared:
+def prepare_part(
+    job: Job, outline: Outline, folder: Path, rank: int, fingerprint: dict[str, str], *, model: Any = None
+) -> Prepared:
     """`prepare` in a rank that opens its own part of what the driver has cut, and nothing else.
 
     Args:
@@ -341,7 +384,9 @@ def prepare_part(job: Job, outline: Outline, folder: Path, rank: int, fingerprin
     return Prepared(job, outline, system, make, parts.part(system.parts_before(rank)), fingerprint, name, None)
 
 
-def model_of(job: Job, outline: Outline, system: System, model: Any) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
+def model_of(
+    job: Job, outline: Outline, system: System, model: Any
+) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
     """What makes the model, what describes it, and its name. `model` as in `prepare`."""
     dtype = TORCH_DTYPES[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
@@ -352,7 +397,9 @@ def model_of(job: Job, outline: Outline, system: System, model: Any) -> tuple[Ca
                 "expected one of Millrace's models, such as GraphSAGE(...)"
             )
         module = as_model(record)
-        check_widths(module, outline.num_features, outline.num_classes, outline.task, torch_seed(stream(job.seed, Purpose.INIT)))
+        check_widths(
+            module, outline.num_features, outline.num_classes, outline.task, torch_seed(stream(job.seed, Purpose.INIT))
+        )
         initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
 
         def again() -> nn.Module:
@@ -391,7 +438,9 @@ def _drawn_by(job: Job, system: System) -> dict[str, str]:
     sampler = getattr(system.sample, "sampler", None)
     if not isinstance(sampler, NeighborSampler):
         seen = f"system '{system.name}' samples nothing" if sampler is None else f"the sampler is '{sampler.name}'"
-        raise InputError(f"kernel is \"{job.kernel}\", which knows the sampler 'neighbor' alone, but {seen}; leave kernel out")
+        raise InputError(
+            f"kernel is \"{job.kernel}\", which knows the sampler 'neighbor' alone, but {seen}; leave kernel out"
+        )
     return {"kernel": job.kernel}
 
 
@@ -436,7 +485,9 @@ def _with_keys(text: str) -> str:
     return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)
 
 
-def configure(config: Mapping[str, Any], *, system: System | str | None = None, model: Any = None, **options: Any) -> Job:
+def configure(
+    config: Mapping[str, Any], *, system: System | str | None = None, model: Any = None, **options: Any
+) -> Job:
     """A resolved configuration from tables, shorthands, and the records that a Python caller passes."""
     table = with_options(config, options)
     layers = None
@@ -449,7 +500,10 @@ def configure(config: Mapping[str, Any], *, system: System | str | None = None, 
         table["system"] = system if isinstance(system, str) else system.name
     if isinstance(system, System):
         if isinstance(system.sample, Sampled | Local | SampledByOwners):
-            table["sampler"] = {"name": system.sample.sampler.name, **{k: v for k, v in vars(system.sample.sampler).items()}}
+            table["sampler"] = {
+                "name": system.sample.sampler.name,
+                **{k: v for k, v in vars(system.sample.sampler).items()},
+            }
         if system.partition.partitioner is not None and not isinstance(system.partition.partitioner, Given):
             table["partition"] = {"method": system.partition.partitioner.name}
         if isinstance(system.fetch, ExchangeFetch) and isinstance(system.sample, Sampled):

@@ -1,4 +1,5 @@
-"""What a run was given from Python, and how its folder finds that again: a dataset as a store in it, a module of one's own by its name.
+"""What a run was given from Python, and how its folder finds that again: a dataset as a store in it, a module of one's
+own by its name.
 
 Nothing of it is pickled: a folder may come from anyone, and what opens it imports and runs only what its user names.
 """
@@ -26,14 +27,15 @@ GIVEN = "given.json"
 KEPT = "dataset"
 """The store of a dataset that was given from Python, in the run's folder."""
 KEPT_BYTES = 64 << 20
-"""A larger dataset is not written into the folder of a run in one process. Ranks on a cluster read it there, whatever its size."""
+"""A larger dataset is not written into the folder of a run in one process. Ranks on a cluster read it there, whatever
+its size."""
 DIGESTS = ("graph", "features", "labels")
 """What of a run's fingerprint says whether a dataset is the one that it was trained on."""
 
 
 def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
-    """The job whose ``dataset`` finds a dataset that was given from Python: in the store that its features lie in, or in the run's
-    folder, where `keep` writes it; only by its name if it is too large for that."""
+    """The job whose ``dataset`` finds a dataset that was given from Python: in the store that its features lie in, or
+    in the run's folder, where `keep` writes it; only by its name if it is too large for that."""
     store = _store_of(dataset)
     if store is None and job.executor != "dask" and _num_bytes(dataset) > KEPT_BYTES:
         return job.model_copy(update={"dataset": dataset.name})
@@ -41,12 +43,20 @@ def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
     features = job.features
     if features != "owned":
         # Ranks that map the rows share their pages; `keep` writes them so that they can be mapped.
-        features = features_place(store) if store is not None else "mapped" if job.executor == "dask" or features == "zarr" else features
+        features = (
+            features_place(store)
+            if store is not None
+            else "mapped"
+            if job.executor == "dask" or features == "zarr"
+            else features
+        )
     # Whatever was read, cleaned and split has been.
     return job.model_copy(update={"dataset": str(path), "features": features, "split": None, "read": ReadOptions()})
 
 
-def keep(folder: Path, job: Job, dataset: Dataset | None, module: nn.Module | None, fingerprint: dict[str, str]) -> None:
+def keep(
+    folder: Path, job: Job, dataset: Dataset | None, module: nn.Module | None, fingerprint: dict[str, str]
+) -> None:
     """Write what a run was given from Python into its folder.
 
     Args:
@@ -119,9 +129,7 @@ def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
     given = read_given(folder)
     if "dataset" not in given or (found is not None and given["dataset"] == _digests(found)):
         return
-    message = (
-        f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above {KEPT_BYTES >> 20} MiB)"
-    )
+    message = f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above {KEPT_BYTES >> 20} MiB)"
     raise InputError(f"{message}; pass it, or give --dataset with its path")
 
 
@@ -135,12 +143,16 @@ def read_given(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         texts = (record.get("module", ""), record.get("class", ""), *record.get("dataset", {}).values())
-        if ("module" in record) != ("class" in record) or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        if ("module" in record) != ("class" in record) or not all(
+            isinstance(text, str) and text.isprintable() for text in texts
+        ):
             raise ValueError("expected names and digests")
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError, OSError, RecursionError) as e:
-        raise StoreError(f"{path} is damaged ({e}); go on with the run from Python with its dataset and model: resume=True") from None
+        raise StoreError(
+            f"{path} is damaged ({e}); go on with the run from Python with its dataset and model: resume=True"
+        ) from None
     return record
 
 

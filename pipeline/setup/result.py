@@ -22,7 +22,18 @@ SCHEMA_VERSION = 1
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
 STOPPED = "stopped"
-SECONDS = ("partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total")
+SECONDS = (
+    "partition",
+    "sample",
+    "queue_wait",
+    "fetch",
+    "fetch_wait",
+    "exchange",
+    "forward_backward",
+    "reduce",
+    "evaluate",
+    "total",
+)
 
 
 def versions() -> dict[str, str]:
@@ -73,7 +84,9 @@ def read_result(run: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as e:
-        raise StoreError(f"{path} is damaged ({first_line(e)}); write it again by `millrace run --resume --out {run}`") from None
+        raise StoreError(
+            f"{path} is damaged ({first_line(e)}); write it again by `millrace run --resume --out {run}`"
+        ) from None
     seen = result.get("schema_version") if isinstance(result, dict) else None
     if seen != SCHEMA_VERSION:
         raise StoreError(f"{path} has schema version {shown(seen)}; this Millrace reads {SCHEMA_VERSION}")
@@ -119,8 +132,8 @@ class Result:
     """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None where a split is empty."""
 
     status: str
-    """``done``; or ``stopped`` where the run was asked to end early: numbers are those of its last checkpoint, nothing was evaluated on the
-    test split, memory is not known (0), and `--resume` goes on."""
+    """``done``; or ``stopped`` where the run was asked to end early: numbers are those of its last checkpoint, nothing
+    was evaluated on the test split, memory is not known (0), and `--resume` goes on."""
     system: str
     """``bulk``, ``grappa``, ``retexo`` or ``sar``."""
     model: str
@@ -168,10 +181,11 @@ class Result:
     peak_rss_bytes: list[int]
     """Largest resident size of each rank's process."""
     memory_bytes: list[dict[str, int]]
-    """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later steps reuse."""
+    """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later
+    steps reuse."""
     hot_rows: list[dict[str, int]] | None
-    """For each rank, where rows of others travel: hot ``rows`` that it keeps, rows of others that minibatches ``asked`` for, the ``hits``
-    among them, and ``saved_bytes``. None where no rows travel."""
+    """For each rank, where rows of others travel: hot ``rows`` that it keeps, rows of others that minibatches ``asked``
+    for, the ``hits`` among them, and ``saved_bytes``. None where no rows travel."""
     peak_device_bytes: list[int]
     """For each rank: memory of its GPU; 0 on a CPU."""
     minibatches: int
@@ -181,8 +195,9 @@ class Result:
     phases: list[dict[str, Any]]
     """Of systems that train a part of the model in each: what it read of other ranks, its epochs, its best one."""
     lost: list[dict[str, int]]
-    """What is not in the parameters because the others went on without a lost rank: `rank`, `phase`, `epoch` and `step` of the first step
-    without it, its `seeds`, and the `epochs` that they were left out of, in whole or in part. Phases, epochs and steps count from 0."""
+    """What is not in the parameters because the others went on without a lost rank: `rank`, `phase`, `epoch` and `step`
+    of the first step without it, its `seeds`, and the `epochs` that they were left out of, in whole or in part. Phases,
+    epochs and steps count from 0."""
     clients: dict[str, Any] | None
     """What simulated clients would have sent and received, in bytes; None where the ranks are the clients."""
     fingerprint: dict[str, str]
@@ -197,7 +212,11 @@ class Result:
     """Of this record."""
 
     def __repr__(self) -> str:
-        message = {"validation accuracy": self.val_accuracy, "test accuracy": self.test_accuracy, "train loss": self.train_loss}
+        message = {
+            "validation accuracy": self.val_accuracy,
+            "test accuracy": self.test_accuracy,
+            "train loss": self.train_loss,
+        }
         figures = ", ".join(f"{name} {value:.4f}" for name, value in message.items() if value is not None)
         trained = f"{self.model} on {self.dataset} by {self.system}: {counted(self.epochs, 'epoch')}"
         return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"

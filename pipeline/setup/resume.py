@@ -23,8 +23,8 @@ class Pace:
 
     @classmethod
     def written(cls, state: Mapping[str, Any], train: Train, minibatches: int) -> "Pace":
-        """Of the run that wrote a checkpoint's `state`. Earlier versions kept only a ledger for each rank, and a step is one minibatch of
-        each unless the configuration says otherwise."""
+        """Of the run that wrote a checkpoint's `state`. Earlier versions kept only a ledger for each rank, and a step
+        is one minibatch of each unless the configuration says otherwise."""
         if "pace" in state:
             return cls(**state["pace"])
         return cls.of(train.minibatches_per_step or len(state["ledgers"]), minibatches)
@@ -32,9 +32,8 @@ class Pace:
     def position(self, steps: int, now: "Pace") -> tuple[int, int]:
         """Where a run stands that has taken `steps` steps and goes on at another pace.
 
-        Returns:
-            Steps in terms of `now`; and minibatches of the step that follows them that are trained already, because those were narrower
-            or ended elsewhere.
+        Returns: Steps in terms of `now`; and minibatches of the step that follows them that are trained already,
+            because those were narrower or ended elsewhere.
         """
         if self == now:
             return steps, 0
@@ -59,4 +58,8 @@ def dealt(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
 def without_executor(table: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration that a run of one rank left, for more ranks: without an executor that holds only one."""
     ranks = table.get("ranks")
-    return {k: v for k, v in table.items() if not (k == "executor" and v == "inline" and isinstance(ranks, int) and ranks > 1)}
+    return {
+        k: v
+        for k, v in table.items()
+        if not (k == "executor" and v == "inline" and isinstance(ranks, int) and ranks > 1)
+    }

@@ -15,7 +15,14 @@ from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import InputError, StoreError
 from ..config.load import Job, read_toml, resolve
 
-JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = "job.toml", "result.json", "metrics.jsonl", "model.pt", "checkpoints", "parts"
+JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = (
+    "job.toml",
+    "result.json",
+    "metrics.jsonl",
+    "model.pt",
+    "checkpoints",
+    "parts",
+)
 LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
@@ -34,7 +41,9 @@ def local(out: str | Path) -> Path:
     """
     # pathlib makes one slash of two.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
-        raise InputError(f"{out} is a URL, but this is written on a file system; give a folder (only `millrace sample` takes URLs)")
+        raise InputError(
+            f"{out} is a URL, but this is written on a file system; give a folder (only `millrace sample` takes URLs)"
+        )
     return Path(out)
 
 
@@ -92,7 +101,9 @@ def held(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 # A reader that asks `is_held` holds the lock for an instant.
                 if attempt + 1 == TRIES:
-                    raise InputError(f"another process is writing {folder}; wait until it has ended, or choose another --out") from None
+                    raise InputError(
+                        f"another process is writing {folder}; wait until it has ended, or choose another --out"
+                    ) from None
                 time.sleep(0.02)
             except OSError:
                 break  # a file system without locks: better unguarded than unusable
@@ -100,7 +111,8 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None:
-    """Refuse to go on with a run whose checkpoints are damaged, or under settings that would have given other parameters.
+    """Refuse to go on with a run whose checkpoints are damaged, or under settings that would have given other
+    parameters.
 
     Args:
         out: the folder of the run.

@@ -15,10 +15,11 @@ FOLDER = "data"
 
 
 def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[Path, str]:
-    """A store of the dataset, and how its features are to be opened: the job's own store if it is one, else one in the run's folder.
+    """A store of the dataset, and how its features are to be opened: the job's own store if it is one, else one in the
+    run's folder.
 
-    Features of a store that is made here are mapped: processes on one machine then share the pages. One that an earlier life of the run
-    left is read once; where it is damaged, it is made again, and `tell` hears of it.
+    Features of a store that is made here are mapped: processes on one machine then share the pages. One that an earlier
+    life of the run left is read once; where it is damaged, it is made again, and `tell` hears of it.
     """
     source = Path(job.dataset)
     if job.split is None and (source / "manifest.json").exists():

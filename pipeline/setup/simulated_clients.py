@@ -19,11 +19,14 @@ def check_owners(prepared: Prepared) -> None:
     """Refuse clients or owners that do not fit the graph, before anything is written.
 
     Raises:
-        InputError: more clients than nodes, owners that are no ranks or clients, or clients that could not be found again.
+        InputError: more clients than nodes, owners that are no ranks or clients, or clients that could not be found
+            again.
     """
     graph, clients, cut = prepared.placement.graph, prepared.system.clients, prepared.system.partition.partitioner
     if isinstance(clients, int) and clients > graph.num_nodes:
-        raise InputError(f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each')
+        raise InputError(
+            f'retexo.clients is {clients}, but there are {graph.num_nodes} nodes; use "nodes" for a client for each'
+        )
     if isinstance(clients, int) and isinstance(cut, Clustered):
         raise InputError(
             f"retexo.clients is {clients}, whose owners are found again when the run is resumed, but '{cut.algorithm}' need not find the "
@@ -31,7 +34,9 @@ def check_owners(prepared: Prepared) -> None:
         )
     if isinstance(cut, Given):
         if clients == "nodes":
-            raise InputError('owners are given, but retexo.clients is "nodes", so that each node is its own; leave one of them out')
+            raise InputError(
+                'owners are given, but retexo.clients is "nodes", so that each node is its own; leave one of them out'
+            )
         cut.assign(graph, prepared.job.ranks if clients == "ranks" else clients, prepared.job.seed)
 
 
@@ -52,8 +57,9 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
 def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
     """What the clients of a finished run would have sent and received, in bytes: of all rows, and of parameters.
 
-    In every round a client that has train nodes (where a phase learns from the one before, any node of the training graph) sends what it
-    has to say to all parameters of the phase and is told the outcome; at the end of a phase each client is told the best ones.
+    In every round a client that has train nodes (where a phase learns from the one before, any node of the training
+    graph) sends what it has to say to all parameters of the phase and is told the outcome; at the end of a phase each
+    client is told the best ones.
     """
     client, traffic = read_traffic(folder)
     dtype = np.dtype(prepared.job.dtype).itemsize

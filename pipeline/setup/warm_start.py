@@ -28,7 +28,9 @@ def begun(model: nn.Module, job: Job) -> nn.Module:
         given = torch.load(path, weights_only=True)
     except Exception as e:
         reason = "there is no such file" if isinstance(e, FileNotFoundError) else " ".join(str(e).split())[:200]
-        raise InputError(f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run") from None
+        raise InputError(
+            f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
+        ) from None
     _check_same_options(resolve(read_toml(folder / JOB)), job)
     # The heads of a model that was trained layer after layer are not part of the network that they have trained.
     beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
@@ -38,7 +40,9 @@ def begun(model: nn.Module, job: Job) -> nn.Module:
         seen, wanted = (list(state[k].shape) if k in state else "nothing" for state in (given, own))
         hint = ' (after retexo: model.norm = "layer")' if k.startswith("norms.") else ""
         message = f"it has {seen} for '{k}', and the model here {wanted}"
-        raise InputError(f"start_from: {path} is of another model: {message}; give this run the same model options{hint}")
+        raise InputError(
+            f"start_from: {path} is of another model: {message}; give this run the same model options{hint}"
+        )
     model.load_state_dict({k: given[k] for k in own})
     if isinstance(model, Lazy):
         model.begin_here()

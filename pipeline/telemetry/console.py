@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from .events import Emit, EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone, silent
 
@@ -51,7 +60,9 @@ class Terminal:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._settle()
         if self._bar is not None:
             self._bar.stop()
@@ -98,14 +109,17 @@ class Terminal:
 
     def _advance(self, line: str, done: float, total: float | None, *, last: bool = False) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=int(done), description=line, total=total or self._bar.tasks[-1].total)
+            self._bar.update(
+                self._task, completed=int(done), description=line, total=total or self._bar.tasks[-1].total
+            )
         elif last or time.monotonic() - self._said >= QUIET_S:
             self._print(line)
 
 
 @contextmanager
 def heard(emit: Emit | None, verbose: bool) -> Iterator[Emit]:
-    """Who listens to a call from Python: `emit`, and nobody else, where there is one; otherwise a `Terminal`, unless that is to be quiet.
+    """Who listens to a call from Python: `emit`, and nobody else, where there is one; otherwise a `Terminal`, unless
+    that is to be quiet.
 
     A notebook has plain lines, on standard output: it shows standard error as if something were wrong.
     """

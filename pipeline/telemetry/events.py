@@ -88,11 +88,12 @@ class Pulse:
     bytes: dict[str, dict[str, int]]
     """By channel and kind, as in `Result.bytes`; kinds of which there were none are left out."""
     sent_to: dict[str, dict[str, list[int]]]
-    """Bytes of messages to one rank, by channel and kind, for each rank; kinds that went to none are left out. What all ranks sum up goes
-    round a ring and is not among them."""
+    """Bytes of messages to one rank, by channel and kind, for each rank; kinds that went to none are left out. What all
+    ranks sum up goes round a ring and is not among them."""
     rss_bytes: int
     queue: dict[str, int]
-    """What waits in the queue that this rank fills: ``bulks`` and ``bytes``, and the ``bound`` in bytes; nothing where others fill it."""
+    """What waits in the queue that this rank fills: ``bulks`` and ``bytes``, and the ``bound`` in bytes; nothing where
+    others fill it."""
     hot: dict[str, int]
     """See `Result.hot_rows`."""
 

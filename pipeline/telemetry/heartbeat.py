@@ -22,7 +22,8 @@ SHOWN_S = 1.0
 
 
 class Heartbeat:
-    """Beats while it is entered, and once more at the end. It is called with the rank's own events, which it passes on."""
+    """Beats while it is entered, and once more at the end. It is called with the rank's own events, which it passes
+    on."""
 
     def __init__(
         self,
@@ -63,7 +64,9 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join()
         self._beat(self._emit)

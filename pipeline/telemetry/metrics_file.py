@@ -39,7 +39,9 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
             with lock:
                 kind = type(event)
                 if kind not in OFTEN or is_kept(seen[kind]):
-                    values = {key: without_secrets(v) if isinstance(v, str) else finite(v) for key, v in vars(event).items()}
+                    values = {
+                        key: without_secrets(v) if isinstance(v, str) else finite(v) for key, v in vars(event).items()
+                    }
                     f.write(json.dumps({"event": kind.__name__, "time": time.time(), **values}) + "\n")
                 seen[kind] += 1
             if not isinstance(event, Pulse | QueueLevel):
@@ -49,7 +51,8 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
 
 
 def is_kept(number: int) -> bool:
-    """Whether the event of this number, from 0 on, is written down: all of the first `KEPT`, then `KEPT` / 2 of each next doubling."""
+    """Whether the event of this number, from 0 on, is written down: all of the first `KEPT`, then `KEPT` / 2 of each
+    next doubling."""
     return number % (1 << (number // KEPT).bit_length()) == 0
 
 

@@ -1,7 +1,7 @@
 """How what a run tells looks to people: one colour for a stage, and one for a kind of bytes, in every picture of it.
 
-The colours are Okabe and Ito's, which people with any kind of colour vision tell apart, with a grey and a brown beside them. They read on
-white and on black.
+The colours are Okabe and Ito's, which people with any kind of colour vision tell apart, with a grey and a brown beside
+them. They read on white and on black.
 """
 
 STAGES = {

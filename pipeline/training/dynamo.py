@@ -10,10 +10,11 @@ OF_OPTIMIZERS = ("add_param_group", "load_state_dict", "state_dict", "zero_grad"
 def leave_compiler_out() -> None:
     """Let torch's optimisers work without loading `torch._dynamo`.
 
-    As torch 2.13 has it, the first optimiser of a process loads it only to have it look away from these methods, and the first step only
-    to tell it where its graph would break: as much processor time as importing torch itself, in every rank. The methods ask once and keep
-    what they are handed; here they find themselves. A model can still be compiled (`compiled`), which loads it. Not for processes
-    of a user's, who may compile an optimiser too. Where torch does it otherwise, nothing changes.
+    As torch 2.13 has it, the first optimiser of a process loads it only to have it look away from these methods, and
+    the first step only to tell it where its graph would break: as much processor time as importing torch itself, in
+    every rank. The methods ask once and keep what they are handed; here they find themselves. A model can still be
+    compiled (`compiled`), which loads it. Not for processes of a user's, who may compile an optimiser too. Where torch
+    does it otherwise, nothing changes.
     """
     import torch
 

@@ -1,6 +1,7 @@
 """Exact evaluation by all ranks together: each computes its own rows, layer after layer, over full neighbourhoods.
 
-The same neighbourhoods that train full-batch: no rank holds more than its share of the graph, of the features and of any layer.
+The same neighbourhoods that train full-batch: no rank holds more than its share of the graph, of the features and of
+any layer.
 """
 
 import torch
@@ -13,7 +14,9 @@ from ...stages.memory.arena import Arena, give_back, reusing
 from ...stages.placement.sharded import Share
 
 
-def evaluate_together(module: nn.Module, share: Share, visits: Visits, split: str, num_layers: int, group: Group) -> float | None:
+def evaluate_together(
+    module: nn.Module, share: Share, visits: Visits, split: str, num_layers: int, group: Group
+) -> float | None:
     """`accuracy` over all ranks' rows of a split; None for a split without nodes. All ranks call this at the same time.
 
     Args:

@@ -30,7 +30,8 @@ from ..telemetry.events import Emit, StageAdvanced
 from .evaluate_together import evaluate_together
 
 TOGETHER_BYTES = 1 << 30
-"""Ranks that have all data evaluate together as long as a rank's piece takes no more; beyond, the first one does it in bounded memory."""
+"""Ranks that have all data evaluate together as long as a rank's piece takes no more; beyond, the first one does it in
+bounded memory."""
 EVALUATION_EVENT_S = 2.0
 """A long evaluation tells how far it is this often."""
 
@@ -56,7 +57,9 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
             # Each grid column has all rows, and finds the same.
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.among(job.group, "evaluation"))
-        return _together(prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job), job)
+        return _together(
+            prepared, lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(data, system, job), job
+        )
     # Modules of the user's own may know blocks only; and rows that ranks tell each other lie on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
     if on_host and job.group.size > 1 and isinstance(model, Stack) and _fits(prepared, model, job.group.size):
@@ -65,8 +68,8 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
 
 
 def _by_the_first(prepared: Prepared, policy: FetchPolicy, job: RankJob, out: Path, emit: Emit) -> Score:
-    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told. Rows that `policy` keeps on the
-    device are read there."""
+    """The first rank evaluates the whole data by itself, in bounded memory; the others wait and are told. Rows that
+    `policy` keeps on the device are read there."""
     dataset, group = prepared.dataset, job.group
     counted = replace(dataset, features=CountedFeatures(dataset.features, job.ledger, "evaluation"))
 
@@ -84,7 +87,9 @@ def _by_the_first(prepared: Prepared, policy: FetchPolicy, job: RankJob, out: Pa
         accuracy = torch.zeros(1, dtype=torch.float64)
         if group.rank == 0:
             rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
-            seen = evaluate(module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance, base=rows)
+            seen = evaluate(
+                module, counted, prepared.placement.degree, (split,), scratch=out, on_progress=advance, base=rows
+            )
             accuracy[0] = seen[split] or 0.0
         group.broadcast(accuracy, 0, "control")
         return float(accuracy)
@@ -136,7 +141,9 @@ def _piece_of(prepared: Prepared, job: RankJob) -> Share:
     partition = extract_partition(data.graph, book, rank)
     owned = partition.owned
     first = int(owned[0]) if len(owned) else 0
-    local = {name: ids[(ids >= first) & (ids < first + len(owned))] - first for name, ids in vars(dataset.split).items()}
+    local = {
+        name: ids[(ids >= first) & (ids < first + len(owned))] - first for name, ids in vars(dataset.split).items()
+    }
     shards = shard_edges(partition, book, data.graph.indptr[owned], data.graph.num_edges)
     features = MemoryFeatures(CountedFeatures(data.features, job.ledger, "evaluation").gather(owned))
     part = Part(shards, owned, features, data.labels[torch.from_numpy(owned)], Split(**local))
@@ -149,4 +156,6 @@ def _fits(prepared: Prepared, model: nn.Module, ranks: int) -> bool:
     widest = max(p.shape[0] for p in model.parameters() if p.ndim > 1)
     width = prepared.outline.num_features + 4 * widest
     graph = prepared.placement.graph
-    return (graph.num_nodes * width * np.dtype(prepared.job.dtype).itemsize + graph.num_edges * 16) // ranks <= TOGETHER_BYTES
+    return (
+        graph.num_nodes * width * np.dtype(prepared.job.dtype).itemsize + graph.num_edges * 16
+    ) // ranks <= TOGETHER_BYTES

@@ -80,7 +80,8 @@ class Progress:
     fetched: dict[str, int] = field(default_factory=dict)
     """What `FetchesAhead.hit_counts` says, of this life of the run."""
     pooled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
-    """What all ranks together had counted by the last checkpoint, the same on every rank, for any of them may be lost."""
+    """What all ranks together had counted by the last checkpoint, the same on every rank, for any of them may be
+    lost."""
     ledgers: list[list[int]] = field(default_factory=list)
     """Of each rank, at the last checkpoint."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
@@ -203,7 +204,11 @@ class _PhaseLoop:
         self.replays = None
         # The compiler launches less of a step by itself; what it has made is not recorded.
         self.compiled = Compiled(self.module) if trainer.train.compile else self.module
-        if not trainer.train.compile and isinstance(self.fetcher, RecordsSteps) and type(trainer.system.reduce) is SeedWeightedMean:
+        if (
+            not trainer.train.compile
+            and isinstance(self.fetcher, RecordsSteps)
+            and type(trainer.system.reduce) is SeedWeightedMean
+        ):
             alone = self.per_step == trainer.job.group.size
             self.replays = self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
         # What the compiler makes takes torch's threads.
@@ -218,7 +223,8 @@ class _PhaseLoop:
         self.losses = StepLosses()
         self.saved_at = time.monotonic()
         self.flag = self.stopping = False
-        """Whether some rank had to save or to stop when gradients were last summed; whether this one has been asked to stop."""
+        """Whether some rank had to save or to stop when gradients were last summed; whether this one has been asked to
+        stop."""
         self.lost: dict[int, dict[str, int]] = {}
         """Ranks that this phase goes on without, and their records in `Progress.lost`."""
         self.pace = Pace(self.per_step, self.steps)
@@ -260,7 +266,9 @@ class _PhaseLoop:
             for s in range(step, self.steps):
                 start = time.perf_counter()
                 # A step's tensors are followed once: the first tells what the others take.
-                others = TensorBytes(self.arena) if self.t.job.device is None and not self.progress.memory_bytes else None
+                others = (
+                    TensorBytes(self.arena) if self.t.job.device is None and not self.progress.memory_bytes else None
+                )
                 # Whoever follows tensors stands in the compiler's way.
                 module = self.compiled if others is None else self.module
                 with reusing(self.arena), others or nullcontext(), self.threads():
@@ -289,13 +297,24 @@ class _PhaseLoop:
             waited = self.fetcher.exchange_s - waited
             self.clock.add("exchange", waited)
             self.clock.add("forward_backward", time.perf_counter() - start - waited)
-            best = {"best_epoch": progress.best_epoch, "val_accuracy": progress.best_accuracy} if progress.best_epoch >= 0 else {}
-            progress.phases.append({**hit_counts, "name": self.phase.name, "epochs": progress.cursor.step // self.steps, **best})
+            best = (
+                {"best_epoch": progress.best_epoch, "val_accuracy": progress.best_accuracy}
+                if progress.best_epoch >= 0
+                else {}
+            )
+            progress.phases.append(
+                {**hit_counts, "name": self.phase.name, "epochs": progress.cursor.step // self.steps, **best}
+            )
         if last:
             return
         progress.cursor = Cursor(self.phase.number + 1, 0)
         if self.phase.fresh_optimizer:
-            progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = -math.inf, -1.0, -1, 0
+            progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = (
+                -math.inf,
+                -1.0,
+                -1,
+                0,
+            )
             progress.best_state = {}
         self._save(None if self.phase.fresh_optimizer else self.optimizer.state_dict())
 
@@ -344,7 +363,9 @@ class _PhaseLoop:
         with clock.measure("reduce"):
             # The last step's is among the sums of the epoch.
             flag = group.size > 1 and step + 1 < self.steps and self._wants()
-            total, self.flag = t.system.reduce.reduce(self.parameters, weight, group, flag, lambda: self._begin(epoch, last + group.rank))
+            total, self.flag = t.system.reduce.reduce(
+                self.parameters, weight, group, flag, lambda: self._begin(epoch, last + group.rank)
+            )
             self.statistics.finish(last - begun)
         if total:
             with clock.measure("forward_backward"):
@@ -362,8 +383,8 @@ class _PhaseLoop:
         self.losses.add(loss_sum, hit_counts)
 
     def _begin(self, epoch: int, index: int) -> None:
-        """Begin this rank's next piece of work: a rank that is done sooner than another does what needs no parameters, and is then ahead
-        by that when it is the later one."""
+        """Begin this rank's next piece of work: a rank that is done sooner than another does what needs no parameters,
+        and is then ahead by that when it is the later one."""
         if index >= self.minibatches or self.t.job.device is not None or self.compiled is not self.module:
             return
         start = time.perf_counter()
@@ -394,11 +415,13 @@ class _PhaseLoop:
             "features": features.num_rows * features.num_features * features.dtype.itemsize,
             "step": self.arena.peak_bytes + self.other_bytes if self.t.job.device is None else peak_device_bytes(),
         }
-        if others is not None and self.t.job.group.rank == 0 and sum(self.progress.memory_bytes.values()) >= WORTH_TELLING_BYTES:
+        if (
+            others is not None
+            and self.t.job.group.rank == 0
+            and sum(self.progress.memory_bytes.values()) >= WORTH_TELLING_BYTES
+        ):
             mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in self.progress.memory_bytes.items()}
-            hit_counts = (
-                f"graph {mib['graph']}, features {mib['features']}, a step's tensors {mib['step']} in buffers that later steps reuse"
-            )
+            hit_counts = f"graph {mib['graph']}, features {mib['features']}, a step's tensors {mib['step']} in buffers that later steps reuse"
             self.t.emit(Note(f"memory: {hit_counts}"))
 
     def _account_losses(self, epoch: int, step: int) -> None:
@@ -410,7 +433,14 @@ class _PhaseLoop:
             peers = t.data.peers if isinstance(t.data, Part) else None
             assert peers is not None, "only isolated ranks go on without others, and these know their parts"
             seeds = len(peers.part(rank).split.train)
-            self.lost[rank] = {"rank": rank, "phase": self.phase.number, "epoch": epoch, "step": step, "seeds": seeds, "epochs": 0}
+            self.lost[rank] = {
+                "rank": rank,
+                "phase": self.phase.number,
+                "epoch": epoch,
+                "step": step,
+                "seeds": seeds,
+                "epochs": 0,
+            }
             progress.lost.append(self.lost[rank])
             if _is_leader(group):
                 where = f"epoch {epoch + 1}, step {step + 1} of {self.steps}"
@@ -432,7 +462,11 @@ class _PhaseLoop:
             progress.unvalidated = bool(_missing(t.job.group))
             if not progress.unvalidated:
                 accuracy, best = self._validated(t.validate, epoch)
-        if _is_leader(t.job.group) and not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history):
+        if (
+            _is_leader(t.job.group)
+            and not math.isfinite(loss)
+            and all(math.isfinite(h["train_loss"]) for h in progress.history)
+        ):
             t.emit(Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr"))
         record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
         if accuracy is not None:
@@ -441,7 +475,12 @@ class _PhaseLoop:
         t.emit(EpochDone(epoch, self.epochs, loss, accuracy, progress.epoch_seconds, best))
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = t.checkpoint_every.every_epochs
-        due = last or self._enough() or (every_epochs is not None and (epoch + 1) % every_epochs == 0) or self._due_by_steps()
+        due = (
+            last
+            or self._enough()
+            or (every_epochs is not None and (epoch + 1) % every_epochs == 0)
+            or self._due_by_steps()
+        )
         self._checkpoint(due, bool(sums[2]))
 
     def _validate_late(self) -> None:
@@ -451,7 +490,11 @@ class _PhaseLoop:
         record["val_accuracy"], _ = self._validated(self.t.validate, int(record["epoch"]))
         self.progress.unvalidated = False
         if _is_leader(self.t.job.group):
-            self.t.emit(Note(f"validation accuracy after epoch {record['epoch'] + 1}, left out before: {record['val_accuracy']:.4f}"))
+            self.t.emit(
+                Note(
+                    f"validation accuracy after epoch {record['epoch'] + 1}, left out before: {record['val_accuracy']:.4f}"
+                )
+            )
 
     def _validated(self, whole: Validate, epoch: int) -> tuple[float, bool]:
         """Validation accuracy after `epoch`, and whether it is the best so far, which is then kept."""
@@ -460,7 +503,12 @@ class _PhaseLoop:
             seen = self._validate(whole)
         best = seen.merit > progress.best_merit
         if best:
-            progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = seen.merit, seen.accuracy, epoch, 0
+            progress.best_merit, progress.best_accuracy, progress.best_epoch, progress.since_best = (
+                seen.merit,
+                seen.accuracy,
+                epoch,
+                0,
+            )
             progress.best_state = {k: v.detach().clone() for k, v in self.t.model.state_dict().items()}
         else:
             progress.since_best += 1
@@ -485,8 +533,8 @@ class _PhaseLoop:
     def _checkpoint(self, due: bool, heard: bool) -> None:
         """Save if that is `due` on all ranks, or one has asked for it; and stop if one is to.
 
-        Ranks differ in their clocks and in when a request to stop reaches them, and must not differ in what they do next: all have `heard`
-        the same. A rank that is alone asks only now.
+        Ranks differ in their clocks and in when a request to stop reaches them, and must not differ in what they do
+        next: all have `heard` the same. A rank that is alone asks only now.
         """
         group = self.t.job.group
         heard = heard if group.size > 1 else self._wants()
@@ -511,7 +559,9 @@ class _PhaseLoop:
                 {
                     "model": on_host(t.model.state_dict()),
                     "optimizer": on_host(optimizer_state),
-                    "progress": on_host({**state, **{name: state[name] + so_far for name, so_far in progress.pooled.items()}}),
+                    "progress": on_host(
+                        {**state, **{name: state[name] + so_far for name, so_far in progress.pooled.items()}}
+                    ),
                     "ledgers": progress.ledgers,
                     "pace": vars(self.pace),
                     "seconds": self.clock.snapshot(),

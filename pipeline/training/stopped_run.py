@@ -12,15 +12,17 @@ from .trainer import RankReport, parameters_sha256, save_model
 
 
 def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
-    """What each rank would have reported at the checkpoint that it wrote when it was stopped. Nothing is evaluated, and what only the
-    processes knew, their memory, is left out. The best parameters so far become the run's model.
+    """What each rank would have reported at the checkpoint that it wrote when it was stopped. Nothing is evaluated, and
+    what only the processes knew, their memory, is left out. The best parameters so far become the run's model.
 
     Raises:
         Interrupted: there is no checkpoint.
     """
     found = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, read_only=True).latest()
     if found is None:
-        raise Interrupted(f"{out} was stopped before its first checkpoint; run the same command with --resume to begin again")
+        raise Interrupted(
+            f"{out} was stopped before its first checkpoint; run the same command with --resume to begin again"
+        )
     state: dict[str, Any] = found[1]
     progress = state["progress"]
     model = prepared.build_model()

@@ -1,6 +1,7 @@
 """One rank's part in a run: train, evaluate the test split, and, as the first rank, save the model.
 
-Every executor calls `train_and_evaluate` once in each rank, with what differs between them: the group, the queue, and who fills it.
+Every executor calls `train_and_evaluate` once in each rank, with what differs between them: the group, the queue, and
+who fills it.
 """
 
 import gc
@@ -146,9 +147,23 @@ def train_and_evaluate(
         system, rank_job = on_device(system, rank_job, job)
     score = scores(prepared, system, model, rank_job, out, emit)
     validate = (lambda m: score(m, "val") or 0.0) if outline.splits["val"] else None
-    checkpoints = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0)
+    checkpoints = CheckpointStore(
+        out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0
+    )
     trainer = Trainer(
-        system, rank_job, prepared.data, outline.task, model, job.train, checkpoints, job.checkpoint, validate, emit, stop, job.check, save
+        system,
+        rank_job,
+        prepared.data,
+        outline.task,
+        model,
+        job.train,
+        checkpoints,
+        job.checkpoint,
+        validate,
+        emit,
+        stop,
+        job.check,
+        save,
     )
     epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
     emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))

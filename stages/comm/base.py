@@ -21,8 +21,9 @@ def nothing() -> None:
 class Group(Protocol):
     """The ranks that train together.
 
-    All ranks call the same methods in the same order, from one thread. Payload bytes that this rank sends are counted in its ledger,
-    channel ``network``, under the `kind` that the caller names. A method raises PeerLostError when a peer is gone.
+    All ranks call the same methods in the same order, from one thread. Payload bytes that this rank sends are counted
+    in its ledger, channel ``network``, under the `kind` that the caller names. A method raises PeerLostError when a
+    peer is gone.
     """
 
     @property
@@ -37,7 +38,8 @@ class Group(Protocol):
 
     @property
     def present(self) -> Sequence[int]:
-        """The ranks that were in the last sum, ascending: all, but in a group that outlives its members (`comm.survivors`)."""
+        """The ranks that were in the last sum, ascending: all, but in a group that outlives its members
+        (`comm.survivors`)."""
         ...
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Group":
@@ -48,7 +50,8 @@ class Group(Protocol):
         Args:
             name: what else there is on the same ranks has another.
             ranks: ascending, this one among them.
-            same_thread: whether the thread that uses this group will use the other too, and every rank in the same order.
+            same_thread: whether the thread that uses this group will use the other too, and every rank in the same
+                order.
         """
         ...
 
@@ -62,7 +65,8 @@ class Group(Protocol):
         Args:
             flat: on all ranks of one size and dtype.
             kind: what the ledger counts it under.
-            overlap: called at most once, while this rank's numbers are on their way: work that asks nothing of other ranks.
+            overlap: called at most once, while this rank's numbers are on their way: work that asks nothing of other
+                ranks.
         """
         ...
 
@@ -80,8 +84,9 @@ class Group(Protocol):
         Args:
             parts: P tensors, [n_r] or [n_r, F], of one dtype and one F on all ranks; any n_r, also 0.
             kind: what the ledger counts the parts under. Sizes that ranks tell each other first count as ``control``.
-            into: P tensors that fit what will arrive, for a caller who knows the sizes: nothing is allocated and no sizes travel.
-                All ranks pass it, or none. Cut from one tensor (``Tensor.split``), with no rows for this rank.
+            into: P tensors that fit what will arrive, for a caller who knows the sizes: nothing is allocated and no
+                sizes travel. All ranks pass it, or none. Cut from one tensor (``Tensor.split``), with no rows for this
+                rank.
 
         Returns:
             P tensors in the order of ranks; this rank's own is ``parts[rank]`` itself.
@@ -91,8 +96,8 @@ class Group(Protocol):
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "Swap":
         """Start to send `part` to rank `to` and to receive `into` from rank `source`; returns at once.
 
-        Both sides know all sizes: an empty tensor neither travels nor is waited for. Ranks need not be in step: what belongs together
-        is told by the tag.
+        Both sides know all sizes: an empty tensor neither travels nor is waited for. Ranks need not be in step: what
+        belongs together is told by the tag.
 
         Args:
             part: contiguous; not to be changed until it is sent.

@@ -24,8 +24,8 @@ SEGMENT_BYTES = 1 << 20
 class Gloo:
     """A `Group` of P processes in a process group of its own: torch's default group is neither used nor needed.
 
-    The ledger counts payload. Gloo adds up to three headers of 48 bytes to each message, two from who sends it and one from who
-    receives it. What this rank sends:
+    The ledger counts payload. Gloo adds up to three headers of 48 bytes to each message, two from who sends it and one
+    from who receives it. What this rank sends:
 
     ============  =====================================================================================================
     all_reduce    `ring_bytes`: 2 (P-1)/P n for a vector of n bytes, up to rounding; 2 (P-1) n over all ranks, exactly
@@ -35,8 +35,8 @@ class Gloo:
     swap          the bytes of the part
     ============  =====================================================================================================
 
-    What it counts as waited for, one after the other, are round trips: gloo sends when the receiver has said that it is ready. These are
-    `sum_waits` for all_reduce, log2 P for broadcast, one for the others and one more for sizes.
+    What it counts as waited for, one after the other, are round trips: gloo sends when the receiver has said that it is
+    ready. These are `sum_waits` for all_reduce, log2 P for broadcast, one for the others and one more for sizes.
 
     Tensors in a device's memory go by way of the host's, which waits for the device: ranks may share a GPU so.
     """
@@ -61,8 +61,8 @@ class Gloo:
             size: P.
             ledger: where bytes are counted.
             timeout_s: seconds to wait for the other ranks here, and in every collective.
-            host: a name or an address of this machine that the other ranks can reach. None: what the machine's own name resolves to,
-                or loopback if it does not.
+            host: a name or an address of this machine that the other ranks can reach. None: what the machine's own name
+                resolves to, or loopback if it does not.
             on_wait: called with a sentence when this rank waits long for a `swap`, from another thread.
             slow_peer_warning_s: seconds that are long.
 
@@ -84,8 +84,8 @@ class Gloo:
         self._timeout_s = timeout_s
         self._ahead: dict[tuple[int, torch.dtype], _Ahead] = {}
         self._under_way: Any = None
-        """The sum that was begun. Here and in no variable: connections stay open while anything holds it, also the frames of an error, and
-        whoever waits for this rank learns of a loss by their end."""
+        """The sum that was begun. Here and in no variable: connections stay open while anything holds it, also the
+        frames of an error, and whoever waits for this rank learns of a loss by their end."""
         self._watch = Watch(on_wait, slow_peer_warning_s) if on_wait is not None else None
         backend: Any = dist.ProcessGroupGloo
         options = backend._Options()
@@ -93,10 +93,13 @@ class Gloo:
         try:
             options._devices = [backend.create_device(hostname=host) if host else backend.create_default_device()]
         except RuntimeError as e:
-            raise InputError(f"host {host!r} is not an address of this machine ({_gist(e)}); name one that other ranks can reach") from e
+            raise InputError(
+                f"host {host!r} is not an address of this machine ({_gist(e)}); name one that other ranks can reach"
+            ) from e
         with self._speaking("the first meeting"):
             self._group: Any = backend(store, rank, size, options)
-            # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the others.
+            # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the
+            # others.
             self._group.barrier().wait()
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Gloo":
@@ -125,8 +128,8 @@ class Gloo:
             self._channel = before
 
     def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
-        """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on. Two ranks tell each other their
-        gradients, step after step as many, without a question (`_Ahead`)."""
+        """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on. Two ranks
+        tell each other their gradients, step after step as many, without a question (`_Ahead`)."""
         assert flat.is_contiguous()
         if not flat.numel():
             return
@@ -153,7 +156,8 @@ class Gloo:
         self._ledger.add(self._channel, kind, sent, waits)
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
-        """See `Group.all_to_all`. Parts that lie one after the other, as those of ``Tensor.split`` do, are not copied first."""
+        """See `Group.all_to_all`. Parts that lie one after the other, as those of ``Tensor.split`` do, are not copied
+        first."""
         assert len(parts) == self.size
         # This rank's part would only be copied.
         sent = [p[:0] if r == self.rank else p for r, p in enumerate(parts)]
@@ -161,10 +165,14 @@ class Gloo:
             counts = self._swap(torch.tensor([len(p) for p in sent]), "all_to_all").tolist()
             into = list(parts[0].new_empty((sum(counts), *parts[0].shape[1:])).split(counts))
         heard = _adjoining(into)
-        assert heard is not None and not len(into[self.rank]), "`into` must be cut from one tensor, with nothing for this rank"
+        assert heard is not None and not len(into[self.rank]), (
+            "`into` must be cut from one tensor, with nothing for this rank"
+        )
         together = _adjoining(sent)
         with self._speaking("all_to_all"):
-            self._exchange(heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent])
+            self._exchange(
+                heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent]
+            )
         self._count(kind, [p.nbytes for p in sent])
         return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
 
@@ -173,7 +181,8 @@ class Gloo:
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < TAGS
         with self._speaking(f"sending to rank {to}"):
             mine, theirs = on_host(part), room_on_host(into)
-            # First: that this rank is ready would else wait behind what it sends, and two ranks that swap would do so one after the other.
+            # First: that this rank is ready would else wait behind what it sends, and two ranks that swap would do so
+            # one after the other.
             received = self._group.recv([theirs], source, tag) if into.numel() else None
             sent = self._group.send([mine], to, tag) if part.numel() else None
         self._count(kind, [part.nbytes if r == to else 0 for r in range(self.size)], min(1, into.numel()))
@@ -265,7 +274,9 @@ class Gloo:
             line = _gist(e)
             late = "timed out" in line.lower() or "timeout" in line.lower()
             why = f"a peer did not answer within {self._timeout_s:g} s" if late else "a peer is gone"
-            raise PeerLostError(f"rank {self.rank} of {self.size} could not finish {name}: {why} ({line}); the run can be resumed") from e
+            raise PeerLostError(
+                f"rank {self.rank} of {self.size} could not finish {name}: {why} ({line}); the run can be resumed"
+            ) from e
 
 
 class _Swap:
@@ -295,8 +306,8 @@ class _Swap:
 class _Ahead:
     """Vectors of one size between two ranks. Room for the next one is offered as soon as the last one has been read.
 
-    So the peer sends without asking, and what it sends arrives while this rank computes: the later one of two waits for nothing. In a ring
-    it waits for several answers of the other, whose threads are waiting for a core meanwhile.
+    So the peer sends without asking, and what it sends arrives while this rank computes: the later one of two waits for
+    nothing. In a ring it waits for several answers of the other, whose threads are waiting for a core meanwhile.
     """
 
     def __init__(self, group: Any, peer: int, like: Tensor, tag: int) -> None:
@@ -341,8 +352,8 @@ def _hand_over(there: Tensor, t: Tensor) -> None:
 def ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:
     """Payload bytes that `rank` sends in gloo's all-reduce of `numel` elements over `size` ranks.
 
-    The vector is cut into P chunks of whole segments. A rank passes on every chunk but its own while sums are collected, and every
-    chunk but its left neighbour's while they are handed round (gloo/allreduce.cc, ``ring``).
+    The vector is cut into P chunks of whole segments. A rank passes on every chunk but its own while sums are
+    collected, and every chunk but its left neighbour's while they are handed round (gloo/allreduce.cc, ``ring``).
     """
     num_bytes = numel * itemsize
     per_chunk = max(2, -(-num_bytes // (SEGMENT_BYTES // itemsize * itemsize * size)))
@@ -354,14 +365,16 @@ def ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:
 def ring_waits(numel: int, size: int) -> int:
     """Round trips in gloo's all-reduce of `numel` elements over `size` ranks: 2 (P-1), fewer for very few elements.
 
-    A chunk has two pieces, of one element each where there are few. Where chunks are empty, receivers have long been ready for the full
-    ones, which then take a one-way trip for each hop: found by timing 1 to 4,000 elements over 4 ranks that are 20 ms apart.
+    A chunk has two pieces, of one element each where there are few. Where chunks are empty, receivers have long been
+    ready for the full ones, which then take a one-way trip for each hop: found by timing 1 to 4,000 elements over 4
+    ranks that are 20 ms apart.
     """
     return size - 2 + min(size, -(-numel // 2)) if size > 1 else 0
 
 
 def sum_waits(numel: int, size: int, kind: str) -> int:
-    """Round trips that `Gloo.all_reduce` waits for. Gradients of two ranks take one way only, which is counted as one all the same."""
+    """Round trips that `Gloo.all_reduce` waits for. Gradients of two ranks take one way only, which is counted as one
+    all the same."""
     return 1 if size == 2 and kind == "gradients" else ring_waits(numel, size)
 
 
@@ -379,13 +392,22 @@ def _adjoining(parts: list[Tensor]) -> Tensor | None:
     filled = [p for p in parts if p.numel()] or parts[:1]
     start = at = filled[0].storage_offset()
     for p in filled:
-        if not p.is_contiguous() or p.storage_offset() != at or p.untyped_storage().data_ptr() != filled[0].untyped_storage().data_ptr():
+        if (
+            not p.is_contiguous()
+            or p.storage_offset() != at
+            or p.untyped_storage().data_ptr() != filled[0].untyped_storage().data_ptr()
+        ):
             return None
         at += p.numel()
     return filled[0].as_strided((at - start,), (1,), start).view(sum(len(p) for p in parts), *parts[0].shape[1:])
 
 
 def _gist(e: Exception) -> str:
-    """A backend's message without the place in its source and without its advice; NCCL says what it is about in the last line."""
+    """A backend's message without the place in its source and without its advice; NCCL says what it is about in the
+    last line."""
     lines = str(e).strip().splitlines() or [type(e).__name__]
-    return re.sub(r"\[/\S+:\d+\] ?", "", lines[-1 if "Last error:" in str(e) else 0]).split(". This is typically", 1)[0].strip()
+    return (
+        re.sub(r"\[/\S+:\d+\] ?", "", lines[-1 if "Last error:" in str(e) else 0])
+        .split(". This is typically", 1)[0]
+        .strip()
+    )

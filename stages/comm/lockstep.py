@@ -17,7 +17,8 @@ JOIN_S = 60.0
 class Lockstep(Generic[T]):
     """All ranks do the same pieces in the same order; each begins one when it has room for it.
 
-    A rank must find room for a piece, sooner or later, without anybody having done it: else ranks wait for each other in a ring.
+    A rank must find room for a piece, sooner or later, without anybody having done it: else ranks wait for each other
+    in a ring.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class Lockstep(Generic[T]):
             has_room: whether this rank may begin a piece; asked again after each `look`.
             do: does it; may talk over the group.
             failed: called when the thread has ended by an error.
-            prepare: called before a rank says that it comes along; may wait, without the group, until `close`, and then raise.
+            prepare: called before a rank says that it comes along; may wait, without the group, until `close`, and then
+                raise.
         """
         self._group, self._pieces, self._has_room, self._do, self._failed = group, pieces, has_room, do, failed
         self._prepare = prepare
@@ -76,14 +78,16 @@ class Lockstep(Generic[T]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread. All ranks do, after the same piece; a rank that ends by an error waits for nobody. May be called twice."""
+        """End the thread. All ranks do, after the same piece; a rank that ends by an error waits for nobody. May be
+        called twice."""
         self.stop()
         if sys.exception() is None and hasattr(self, "_pieces"):
             if self._thread.ident is not None:
                 self._thread.join(JOIN_S)
             if self._thread.is_alive():
                 raise RunError(f"{self._thread.name} did not stop within {JOIN_S:g} s")
-            # Who works with this thread and this thread name each other: what they hold would stay until somebody looks for such rings.
+            # Who works with this thread and this thread name each other: what they hold would stay until somebody looks
+            # for such rings.
             del self._pieces, self._has_room, self._do, self._failed, self._prepare
 
     def _run(self) -> None:

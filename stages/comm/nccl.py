@@ -19,21 +19,23 @@ from .gloo import Gloo
 class Nccl(Gloo):
     """A `Gloo` group whose sums, broadcasts and all-to-alls of tensors on the rank's GPU go over NCCL.
 
-    Such a call returns when the GPU has been told to do it, on the current stream, and nothing waits for the GPU. Whether all ranks are
-    well is learnt from what goes over gloo: the sums at the end of every epoch end at once when a peer is gone. Before that the driver sees
-    that a process has ended, and ends the others. What a GPU waits for in vain is ended by NCCL's watchdog, and with it the process,
-    `timeout_s` after it was begun.
+    Such a call returns when the GPU has been told to do it, on the current stream, and nothing waits for the GPU.
+    Whether all ranks are well is learnt from what goes over gloo: the sums at the end of every epoch end at once when a
+    peer is gone. Before that the driver sees that a process has ended, and ends the others. What a GPU waits for in
+    vain is ended by NCCL's watchdog, and with it the process, `timeout_s` after it was begun.
 
     Over gloo go, as in a `Gloo` group:
 
     * tensors on the host, so that words about control wait for no GPU;
-    * `swap`: NCCL has no tags, and between two ranks messages come in the order in which both have begun them, which rounds that run
-      ahead of each other do not keep;
-    * groups for other threads (`sub`): kernels of two communicators that wait for each other's peers, begun in one order here and in
-      another one there, can stand still for ever. Where one thread uses both, in one order on all ranks, the other is such a group too.
+    * `swap`: NCCL has no tags, and between two ranks messages come in the order in which both have begun them, which
+      rounds that run ahead of each other do not keep;
+    * groups for other threads (`sub`): kernels of two communicators that wait for each other's peers, begun in one
+      order here and in another one there, can stand still for ever. Where one thread uses both, in one order on all
+      ranks, the other is such a group too.
 
-    NCCL does not say by which way it sends. The ledger counts that of a ring: 2 (P-1)/P n for a sum, n for a broadcast on every rank but
-    the last one after the source, and the bytes of the parts for other ranks, with as many waits as there are hops: 2 (P-1), P-1, and 1.
+    NCCL does not say by which way it sends. The ledger counts that of a ring: 2 (P-1)/P n for a sum, n for a broadcast
+    on every rank but the last one after the source, and the bytes of the parts for other ranks, with as many waits as
+    there are hops: 2 (P-1), P-1, and 1.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Nccl(Gloo):
             rank: this process, in [0, size).
             size: P.
             ledger: where bytes are counted.
-            device: this rank's GPU, which no other rank has. NCCL finds its own way between machines; ``NCCL_SOCKET_IFNAME`` helps it.
+            device: this rank's GPU, which no other rank has. NCCL finds its own way between machines;
+                ``NCCL_SOCKET_IFNAME`` helps it.
             timeout_s: as for `Gloo`; what takes longer on the GPU ends the process.
             host: for gloo.
             on_wait: as for `Gloo`.
@@ -68,7 +71,14 @@ class Nccl(Gloo):
         """
         check_nccl()
         super().__init__(
-            store, rank, size, ledger, timeout_s=timeout_s, host=host, on_wait=on_wait, slow_peer_warning_s=slow_peer_warning_s
+            store,
+            rank,
+            size,
+            ledger,
+            timeout_s=timeout_s,
+            host=host,
+            on_wait=on_wait,
+            slow_peer_warning_s=slow_peer_warning_s,
         )
         self._device = device
         self._is_broken = False
@@ -153,9 +163,11 @@ def check_nccl() -> None:
 
 
 def even_ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:
-    """Payload bytes that `rank` sends in a ring that sums `numel` elements in `size` chunks as even as can be: 2 (P-1) n over all ranks.
+    """Payload bytes that `rank` sends in a ring that sums `numel` elements in `size` chunks as even as can be: 2 (P-1)
+    n over all ranks.
 
-    As in gloo's (`ring_bytes`), a rank passes on every chunk but its own, and then every chunk but its left neighbour's.
+    As in gloo's (`ring_bytes`), a rank passes on every chunk but its own, and then every chunk but its left
+    neighbour's.
     """
     mine, left = (numel * (c + 1) // size - numel * c // size for c in (rank, (rank - 1) % size))
     return (2 * numel - mine - left) * itemsize

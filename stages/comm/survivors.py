@@ -15,7 +15,8 @@ from ...storage.errors import PeerLostError
 from .base import Group, Overlap, Swap, nothing
 
 ORDER_S = 15.0
-"""Whoever starts the ranks sees that one has ended, and says who is left, within this time after the others have seen it."""
+"""Whoever starts the ranks sees that one has ended, and says who is left, within this time after the others have seen
+it."""
 POLL_S = 0.02
 
 Meet = Callable[[Store, int, int], "Closing"]
@@ -32,16 +33,18 @@ class Closing(Group, Protocol):
 class Survivors:
     """A `Group` that outlives its members. Rank and size stay what they were; `present` says who is left.
 
-    While it `bears`, a rank that is lost costs the others nothing but what that rank would have added: the sum under way is taken again
-    over those that are left, and its result is the same bits on all of them. No sum is done on a rank before all have begun it, so
-    when one breaks, some may have its result, the others ask for that same sum, and nobody is further on. Where some have it they
-    hand it on; where nobody has, all add what they had. So no parameters travel, nothing else is repeated, and whoever comes late, from
-    a long computation, finds the others where it left them.
+    While it `bears`, a rank that is lost costs the others nothing but what that rank would have added: the sum under
+    way is taken again over those that are left, and its result is the same bits on all of them. No sum is done on a
+    rank before all have begun it, so when one breaks, some may have its result, the others ask for that same sum, and
+    nobody is further on. Where some have it they hand it on; where nobody has, all add what they had. So no parameters
+    travel, nothing else is repeated, and whoever comes late, from a long computation, finds the others where it left
+    them.
 
-    Who is left is for whoever starts the ranks to say, in the store: ``members/k`` is the k-th order, the ranks as JSON, and ``here/k/r``
-    is set by rank r when it is ready to meet by that order. Nobody is left out for being slow.
+    Who is left is for whoever starts the ranks to say, in the store: ``members/k`` is the k-th order, the ranks as
+    JSON, and ``here/k/r`` is set by rank r when it is ready to meet by that order. Nobody is left out for being slow.
 
-    Everything but sums (`all_reduce`, `any`) needs all ranks, and so does a sum while the group does not bear: a loss is then raised.
+    Everything but sums (`all_reduce`, `any`) needs all ranks, and so does a sum while the group does not bear: a loss
+    is then raised.
     """
 
     def __init__(self, store: Store, rank: int, size: int, meet: Meet) -> None:
@@ -57,7 +60,8 @@ class Survivors:
         """
         self.rank, self.size = rank, size
         self.present: tuple[int, ...] = tuple(range(size))
-        """Whose parts are in the last sum done: the same on all ranks after every sum, whenever they have learnt of a loss."""
+        """Whose parts are in the last sum done: the same on all ranks after every sum, whenever they have learnt of a
+        loss."""
         self._members = self.present
         """Those that the next sum is over."""
         self.bears = False
@@ -72,7 +76,8 @@ class Survivors:
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:
-        """See `Group.counting`. What is counted apart is evaluation, which needs the rows of all ranks: it bears no loss."""
+        """See `Group.counting`. What is counted apart is evaluation, which needs the rows of all ranks: it bears no
+        loss."""
         bears, self.bears = self.bears, False
         try:
             with self._group.counting(channel):
@@ -166,7 +171,8 @@ class Survivors:
             return behind
 
     def _ordered(self, lost: PeerLostError) -> tuple[int, ...]:
-        """Those that are left by the newest order, once all of them are here. Raises `lost`: nobody says that a rank has ended."""
+        """Those that are left by the newest order, once all of them are here. Raises `lost`: nobody says that a rank
+        has ended."""
         until = time.monotonic() + ORDER_S
         members: tuple[int, ...] = ()
         while True:

@@ -1,6 +1,7 @@
 """A layer over the whole graph in bounded memory: chunks of its rows, and where the rows come from and go to.
 
-Rows lie on the host, in memory or in files, and travel to where the model is chunk by chunk; or they lie there all the time.
+Rows lie on the host, in memory or in files, and travel to where the model is chunk by chunk; or they lie there all the
+time.
 """
 
 import tempfile
@@ -148,7 +149,9 @@ class HostSink:
             self.array = np.empty(self.shape, chunk.dtype)
 
     def _full(self, e: OSError) -> RunError:
-        return RunError(f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another scratch folder")
+        return RunError(
+            f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another scratch folder"
+        )
 
     def finish(self) -> npt.NDArray[Any]:
         """All rows."""
@@ -165,7 +168,8 @@ class HostSink:
 
 
 def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[np.bool_]]:
-    """For each layer, first to last, [V] whether it must give a node's row: those of the next layer and their in-neighbours."""
+    """For each layer, first to last, [V] whether it must give a node's row: those of the next layer and their
+    in-neighbours."""
     mask = np.zeros(graph.num_nodes, np.bool_)
     mask[wanted] = True
     needed = [mask]
@@ -194,7 +198,9 @@ def edges_of(graph: Graph, rows: IdArray) -> slice | IdArray:
 class Chunks:
     """Cuts rows into chunks under the bound, and builds their blocks."""
 
-    def __init__(self, graph: Graph, degree: Tensor, max_bytes: int, device: torch.device, kernels: ModuleType | None = None) -> None:
+    def __init__(
+        self, graph: Graph, degree: Tensor, max_bytes: int, device: torch.device, kernels: ModuleType | None = None
+    ) -> None:
         """
         Args:
             graph: V nodes.
@@ -208,7 +214,8 @@ class Chunks:
         self._table = np.empty(graph.num_nodes, index_dtype(graph.num_edges))
 
     def cut(self, rows: IdArray, source: Source, widest: int) -> Iterator[IdArray]:
-        """Successive pieces of `rows`, as long as the bound allows; one empty piece for no rows, which tells the result's width."""
+        """Successive pieces of `rows`, as long as the bound allows; one empty piece for no rows, which tells the
+        result's width."""
         width = source.width
         wide = max(width, widest)
         itemsize = max(self.degree.element_size(), source.itemsize)
@@ -227,13 +234,15 @@ class Chunks:
             start = stop
 
     def neighbourhood(self, dst: IdArray) -> BlockNeighbourhood:
-        """The block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in order."""
+        """The block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in
+        order."""
         graph, table = self.graph, self._table
         indptr = np.zeros(len(dst) + 1, np.int64)
         np.cumsum(graph.in_degree[dst], out=indptr[1:])
         edges = edges_of(graph, dst)
         sources = graph.indices[edges]
-        # Of the edges that share a source one stamp stays, whichever: it finds the distinct sources without a sort or an O(V) scan.
+        # Of the edges that share a source one stamp stays, whichever: it finds the distinct sources without a sort or
+        # an O(V) scan.
         stamp = np.arange(len(sources), dtype=table.dtype)
         table[sources] = stamp
         table[dst] = -1

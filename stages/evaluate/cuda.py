@@ -1,7 +1,9 @@
-"""Exact evaluation where all rows of a layer fit into a device's memory: each layer is one block, and no row ever leaves the device.
+"""Exact evaluation where all rows of a layer fit into a device's memory: each layer is one block, and no row ever
+leaves the device.
 
-Nodes are renamed so that those which more layers need come first. The rows of a layer are then the first of what the next one reads:
-nothing is gathered between two layers, and the blocks are those of a nested minibatch whose fanouts have no end.
+Nodes are renamed so that those which more layers need come first. The rows of a layer are then the first of what the
+next one reads: nothing is gathered between two layers, and the blocks are those of a nested minibatch whose fanouts
+have no end.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,8 @@ from .chunks import EDGE_BYTES, MAX_BYTES, IdArray, needed_rows
 LIST_BYTES = 8
 """What a layer keeps of an edge on the device: its source in 32 bits, its weight."""
 CALL_BYTES = 24
-"""What aggregating takes for an edge meanwhile: its source's number in 64 bits, its coefficient and its factor in 64 bits each."""
+"""What aggregating takes for an edge meanwhile: its source's number in 64 bits, its coefficient and its factor in 64
+bits each."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Room:
 
     @classmethod
     def on(cls, device: torch.device) -> "Room":
-        """Half of what is free on a CUDA device: the allocator's pieces fit together only so well, and training goes on beside it."""
+        """Half of what is free on a CUDA device: the allocator's pieces fit together only so well, and training goes on
+        beside it."""
         free, _ = torch.cuda.mem_get_info(device)
         return cls(device, (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2)
 
@@ -88,8 +92,11 @@ def rows_fit(needed: Sequence[npt.NDArray[np.bool_]], row_bytes: int, room: Room
     return 2 * max(int(np.count_nonzero(mask)) for mask in needed) * row_bytes <= room.num_bytes // 2
 
 
-def fits(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], width: int, widest: int, itemsize: int, num_bytes: int) -> bool:
-    """Whether all layers fit, each as one block: lists of all, and of one its rows, its results and two working copies of each.
+def fits(
+    graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], width: int, widest: int, itemsize: int, num_bytes: int
+) -> bool:
+    """Whether all layers fit, each as one block: lists of all, and of one its rows, its results and two working copies
+    of each.
 
     Args:
         graph: V nodes.
@@ -100,7 +107,10 @@ def fits(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], width: int, wide
         num_bytes: the room.
     """
     rows = [int(np.count_nonzero(mask)) for mask in needed]
-    edges = [graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum()) for n, mask in zip(rows[1:], needed[1:])]
+    edges = [
+        graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum())
+        for n, mask in zip(rows[1:], needed[1:])
+    ]
     lists = sum(e * LIST_BYTES + 8 * n for e, n in zip(edges, rows[1:]))
     wide, itemsizes = max(width, widest), [(a * itemsize, b * itemsize) for a, b in pairwise(rows)]
     layer = [e * CALL_BYTES + 3 * wide * source + 2 * wide * own for e, (source, own) in zip(edges, itemsizes)]
@@ -141,11 +151,19 @@ def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Ten
 
 
 _kept: WeakKeyDictionary[Graph, tuple[Tensor, tuple[Any, ...], IdArray, Layers]] = WeakKeyDictionary()
-"""Of each graph the last one: validation asks for the same nodes epoch after epoch, and neither makes nor moves their lists again."""
+"""Of each graph the last one: validation asks for the same nodes epoch after epoch, and neither makes nor moves their
+lists again."""
 
 
 def layers_for(
-    graph: Graph, degree: Tensor, wanted: IdArray, num_layers: int, width: int, widest: int, dtype: torch.dtype, room: Room
+    graph: Graph,
+    degree: Tensor,
+    wanted: IdArray,
+    num_layers: int,
+    width: int,
+    widest: int,
+    dtype: torch.dtype,
+    room: Room,
 ) -> Layers | None:
     """What the layers read for the outputs of `wanted`; None where that does not fit.
 

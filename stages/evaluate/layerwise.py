@@ -1,6 +1,7 @@
 """Exact evaluation: layer after layer over full neighbourhoods, in bounded memory.
 
-Every node's layer is computed once, instead of once for each seed that reaches it as sampled evaluation would (layer-wise
+Every node's layer is computed once, instead of once for each seed that reaches it as sampled evaluation would
+(layer-wise
 inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nodes).
 """
 
@@ -46,23 +47,26 @@ def infer(
     A layer is computed in chunks of destination rows; only rows on which `nodes` depend are computed. The model runs in
     evaluation mode (no dropout, BatchNorm by its running statistics) without gradients, and gets its mode back.
 
-    Memory: a chunk takes at most `max_bytes` for its edges, its sources with two working copies as wide as the model's widest
-    weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is that of the
-    largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top. Beyond the chunk there are the
-    results of two successive layers (in `scratch` where they are larger than `max_bytes`), those for `nodes`, and about
-    (40 + L) V bytes of tables.
+    Memory: a chunk takes at most `max_bytes` for its edges, its sources with two working copies as wide as the model's
+    widest weight, and its outputs. One row that alone takes more (a hub) is a chunk of its own, so the true bound is
+    that of the largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top.
+    Beyond the chunk there are the results of two successive layers (in `scratch` where they are larger than
+    `max_bytes`), those for `nodes`, and about (40 + L) V bytes of tables.
 
-    A model whose parameters lie on a CUDA device is computed there. Where half of the device's free memory holds the layers, each is one
-    block and rows stay there; the graph's lists then stay there too, for the next time that the same nodes are asked for. Where it
-    holds two layers' rows and no more, chunks are gathered there, and are as large as that leaves room for; else chunks travel.
+    A model whose parameters lie on a CUDA device is computed there. Where half of the device's free memory holds the
+    layers, each is one block and rows stay there; the graph's lists then stay there too, for the next time that the
+    same nodes are asked for. Where it holds two layers' rows and no more, chunks are gathered there, and are as large
+    as that leaves room for; else chunks travel.
 
     Args:
         model: has `num_layers` and `layer(i, neighbourhood, h)`.
         graph: a `Dataset`, or a graph of V nodes; edge weights are used if it has any.
-        features: [V, F], a store, an array or a tensor; converted to the dtype of the model's parameters. A dataset has its own.
-        degree: [V], in-degree of each node in the whole graph (weighted: the sum of its in-edges' weights); by default the graph's.
-        nodes: ids in [0, V) in any order, that may repeat (a list, an array, a tensor), or a mask [V]; of a dataset also ``"train"``,
-            ``"val"`` or ``"test"``. By default all.
+        features: [V, F], a store, an array or a tensor; converted to the dtype of the model's parameters. A dataset has
+            its own.
+        degree: [V], in-degree of each node in the whole graph (weighted: the sum of its in-edges' weights); by default
+            the graph's.
+        nodes: ids in [0, V) in any order, that may repeat (a list, an array, a tensor), or a mask [V]; of a dataset
+            also ``"train"``, ``"val"`` or ``"test"``. By default all.
         max_bytes: see above.
         scratch: folder for nameless temporary files; without one, all results stay in memory.
         on_progress: called with (rows done, rows in all), over all layers.
@@ -81,9 +85,13 @@ def infer(
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph
         if features is not None:
-            raise InputError("features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)")
+            raise InputError(
+                "features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)"
+            )
         _check_width(model, dataset.features)
-        return outputs(model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits)
+        return outputs(
+            model, graph, dataset.features, _degree(graph, degree), node_ids(nodes, graph.num_nodes, dataset), **limits
+        )
     if not isinstance(graph, Graph):
         raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
     if features is None:
@@ -172,7 +180,8 @@ def _in_chunks(
     scratch: Path | None,
     on_progress: Progress | None,
 ) -> Tensor:
-    """The last layer's rows, ascending; those of all layers stay where the model is if they are `resident`, else on the host."""
+    """The last layer's rows, ascending; those of all layers stay where the model is if they are `resident`, else on the
+    host."""
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed), 0
     for i, mask in enumerate(needed):
         rows, last = np.flatnonzero(mask), i == len(needed) - 1
@@ -202,7 +211,9 @@ def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tenso
         if i or "shapes cannot be multiplied" not in str(e):
             raise
         name, width = type(model).__name__, h.shape[1]
-        raise InputError(f"a node has {width} features; expected as many as the first layer of {name} multiplies ({e})") from e
+        raise InputError(
+            f"a node has {width} features; expected as many as the first layer of {name} multiplies ({e})"
+        ) from e
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
@@ -223,7 +234,8 @@ def evaluate(
     base: Tensor | None = None,
     room: Room | None = None,
 ) -> dict[str, float | None]:
-    """`accuracy` of every split of `splits`, in one pass over the layers; None for a split without nodes. Arguments as in `infer`.
+    """`accuracy` of every split of `splits`, in one pass over the layers; None for a split without nodes. Arguments as
+    in `infer`.
 
     Raises:
         InputError: an unknown split, or see `infer`.
@@ -262,12 +274,15 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 def _counted(logits: Tensor, labels: Tensor) -> Tensor:
     if not len(logits) or len(labels) != len(logits) or (labels.ndim != 1 and labels.shape != logits.shape):
-        raise InputError(f"logits are {list(logits.shape)} and labels {list(labels.shape)}; expected [n, C] and [n] or [n, C], n >= 1")
+        raise InputError(
+            f"logits are {list(logits.shape)} and labels {list(labels.shape)}; expected [n, C] and [n] or [n, C], n >= 1"
+        )
     return tally(logits, labels)
 
 
 def micro_f1(logits: Tensor, labels: Tensor) -> float:
-    """F1 over all (row, class) pairs together, 2 TP / (2 TP + FP + FN), where a logit above 0 means yes; 0 where nothing is positive.
+    """F1 over all (row, class) pairs together, 2 TP / (2 TP + FP + FN), where a logit above 0 means yes; 0 where
+    nothing is positive.
 
     Args:
         logits: [n, C].
@@ -277,7 +292,8 @@ def micro_f1(logits: Tensor, labels: Tensor) -> float:
 
 
 def tally(logits: Tensor, labels: Tensor) -> Tensor:
-    """What `accuracy` counts, float64 [2] on the device of the logits: those of several sets of rows may be added up."""
+    """What `accuracy` counts, float64 [2] on the device of the logits: those of several sets of rows may be added
+    up."""
     if not len(labels):
         return torch.zeros(2, dtype=torch.float64, device=logits.device)
     if labels.ndim == 1:

@@ -1,4 +1,5 @@
-"""The sampling stage where no rank has the whole topology: a thread of each rank samples bulk after bulk together with the others."""
+"""The sampling stage where no rank has the whole topology: a thread of each rank samples bulk after bulk together with
+the others."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True)
 class SampledByOwners:
-    """Work is minibatches that a sampler draws in bulk over block rows: each rank its own, with the help of those that own the rows."""
+    """Work is minibatches that a sampler draws in bulk over block rows: each rank its own, with the help of those that
+    own the rows."""
 
     sampler: Sampler
     max_bytes: int = 512 << 20
@@ -59,7 +61,9 @@ class SampledByOwners:
 class OwnersFeed(QueueFeed):
     """A rank's own minibatches, and the thread that samples them."""
 
-    def __init__(self, policy: SampledByOwners, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> None:
+    def __init__(
+        self, policy: SampledByOwners, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]
+    ) -> None:
         """See `SampledByOwners.feed`."""
         self._plan, self._sampler, self._max_bytes = policy.plan(placement, job), policy.sampler, policy.max_bytes
         self._sample_s = 0.0
@@ -93,7 +97,8 @@ class OwnersFeed(QueueFeed):
         if drawn.minibatches:
             self._queue.put(drawn, timeout_s=1.0)
         del drawn
-        # A bulk in the making takes many times what is left of it, of this thread's part of the heap, where no other would find it.
+        # A bulk in the making takes many times what is left of it, of this thread's part of the heap, where no other
+        # would find it.
         give_back()
         self._sample_s += time.perf_counter() - start
 

@@ -11,7 +11,8 @@ from ..placement.sharded import Share
 
 @dataclass(frozen=True)
 class FullBatchWork:
-    """Every rank takes its own share of the nodes; all shares together are one optimiser step, and one step is an epoch."""
+    """Every rank takes its own share of the nodes; all shares together are one optimiser step, and one step is an
+    epoch."""
 
     num_layers: None = None
 

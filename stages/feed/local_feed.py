@@ -1,4 +1,5 @@
-"""Any sampler, within what one rank sees: each rank draws minibatches from its own seeds and its own piece of the graph."""
+"""Any sampler, within what one rank sees: each rank draws minibatches from its own seeds and its own piece of the
+graph."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +22,8 @@ QUIET = ("features", "activations", "graph")
 
 @dataclass(frozen=True)
 class Local:
-    """`sampler`, isolated. In every step each rank trains on one minibatch of its own; there are as many steps as the rank with the most
-    seeds needs, and the others make theirs smaller. One without seeds takes part with nothing."""
+    """`sampler`, isolated. In every step each rank trains on one minibatch of its own; there are as many steps as the
+    rank with the most seeds needs, and the others make theirs smaller. One without seeds takes part with nothing."""
 
     sampler: Sampler
     max_bytes: int = 512 << 20
@@ -66,7 +67,10 @@ class Local:
         size = job.batch_size if own == steps else max(1, -(-len(placement.seeds) // max(1, steps)))
         plan = SeedPlan(placement.seeds, size, job.bulk_size, seed)
         queue = MemoryQueue(
-            bulk_size=job.bulk_size, max_bytes=self.max_bytes, keep="none", minibatches_per_epoch=max(1, plan.num_minibatches)
+            bulk_size=job.bulk_size,
+            max_bytes=self.max_bytes,
+            keep="none",
+            minibatches_per_epoch=max(1, plan.num_minibatches),
         )
         producer = None
         step = first[1] // ranks
@@ -83,7 +87,9 @@ class Local:
                 last_epoch=phase.last_epoch,
                 first_bulk=0 if late else step // job.bulk_size,
             )
-        return LocalFeed(QueueFeed(queue, producer, job.ledger, lambda: True), plan.num_minibatches, self.num_layers, job)
+        return LocalFeed(
+            QueueFeed(queue, producer, job.ledger, lambda: True), plan.num_minibatches, self.num_layers, job
+        )
 
 
 class LocalFeed:
@@ -129,7 +135,9 @@ class LocalFeed:
         """See `Feed.close`. What a phase has moved was gradients and statistics."""
         self._feed.close()
         self._bear(False)
-        assert self._moved() == self._before, f"an isolated phase moved {QUIET} between ranks: {self._before} -> {self._moved()}"
+        assert self._moved() == self._before, (
+            f"an isolated phase moved {QUIET} between ranks: {self._before} -> {self._moved()}"
+        )
 
     def _bear(self, losses: bool) -> None:
         """What ranks that see no more than this ask of each other makes sense without one of them."""
@@ -143,4 +151,6 @@ class LocalFeed:
 def nothing(epoch: int, index: int, layers: int) -> MiniBatch:
     """A minibatch without seeds."""
     ids = np.empty(0, np.int64)
-    return MiniBatch(epoch, index, (Block(0, ids, np.zeros(1, np.int64), np.empty(0, np.int32)),) * layers, nested=False)
+    return MiniBatch(
+        epoch, index, (Block(0, ids, np.zeros(1, np.int64), np.empty(0, np.int32)),) * layers, nested=False
+    )

@@ -45,9 +45,11 @@ def sample_bulks(
     stop: Callable[[], bool] = lambda: False,
     on_receipt: Callable[[Receipt], None] | None = None,
 ) -> None:
-    """Sample every bulk of epochs first_epoch..last_epoch-1 into the queue, in order, from `first_bulk` of the first one.
+    """Sample every bulk of epochs first_epoch..last_epoch-1 into the queue, in order, from `first_bulk` of the first
+    one.
 
-    Bulks that the queue already holds are left alone. Blocks while the queue is full; once `stop` says true it ends within a second.
+    Bulks that the queue already holds are left alone. Blocks while the queue is full; once `stop` says true it ends
+    within a second.
 
     Raises:
         RunError: the queue cannot be written.
@@ -79,7 +81,8 @@ def sample_bulks(
 
 
 class Producer:
-    """A thread that runs `sample_bulks` for the rank it lives in. Whatever goes wrong in it reaches the consumer at once."""
+    """A thread that runs `sample_bulks` for the rank it lives in. Whatever goes wrong in it reaches the consumer at
+    once."""
 
     def __init__(self, queue: MinibatchQueue, **arguments: Any) -> None:
         self._queue, self._arguments = queue, arguments
@@ -167,7 +170,9 @@ def _on_device(sampler: Sampler, job: RankJob) -> Any:
 class QueueFeed:
     """The consumer's end of the queue, and the producer behind it if it lives here."""
 
-    def __init__(self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger, alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger, alive: Callable[[], bool]
+    ) -> None:
         self._queue, self._producer, self._ledger, self._alive = queue, producer, ledger, alive
         self._given_up = False
 
@@ -212,7 +217,8 @@ class QueueFeed:
         self._given_up = True
 
     def expect(self, epoch: int, index: int) -> None:
-        """Everything up to and including that minibatch will be asked for, here or on other ranks, before more is released."""
+        """Everything up to and including that minibatch will be asked for, here or on other ranks, before more is
+        released."""
 
     @property
     def stored(self) -> bool:

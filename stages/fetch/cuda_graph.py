@@ -1,8 +1,8 @@
 """A training step that is recorded once and played again for every minibatch, without the host: CUDA graphs.
 
-On a GPU the host spends more time on launching a step than the device on computing it. A recording needs the same memory and the same
-sizes each time, which `kernels.frames_cuda` provides. What is played is what `train.forward_backward` does: the same numbers, but for
-how a product of more rows is cut into sums.
+On a GPU the host spends more time on launching a step than the device on computing it. A recording needs the same
+memory and the same sizes each time, which `kernels.frames_cuda` provides. What is played is what
+`train.forward_backward` does: the same numbers, but for how a product of more rows is cut into sums.
 """
 
 from typing import Protocol
@@ -37,7 +37,8 @@ class GathersFrames(Protocol):
 
 
 def can_record(module: nn.Module) -> bool:
-    """Whether a step of this model depends on nothing but what a frame holds, and rows beyond a minibatch's own end do not show in it."""
+    """Whether a step of this model depends on nothing but what a frame holds, and rows beyond a minibatch's own end do
+    not show in it."""
     if type(module) is not Stack or any(isinstance(m, _BatchNorm) for m in module.modules()):
         return False
     # Others' convolutions may look at every edge, and a frame has some that are none.
@@ -49,7 +50,9 @@ def can_record(module: nn.Module) -> bool:
 class StepGraph:
     """Forward and backward of one minibatch, recorded. One thread uses it."""
 
-    def __init__(self, module: nn.Module, gather: "GathersFrames", rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> None:
+    def __init__(
+        self, module: nn.Module, gather: "GathersFrames", rules: StepRules, parameters: list[nn.Parameter], alone: bool
+    ) -> None:
         """
         Args:
             module: see `can_record`; its parameters stay where they are.
@@ -58,7 +61,13 @@ class StepGraph:
             parameters: whose gradients are wanted.
             alone: whether a step has one minibatch, so that its gradients may be overwritten by the next.
         """
-        self._module, self._gather, self._rules, self._parameters, self._alone = module, gather, rules, parameters, alone
+        self._module, self._gather, self._rules, self._parameters, self._alone = (
+            module,
+            gather,
+            rules,
+            parameters,
+            alone,
+        )
         self._seen = self._recorded = 0
         self._hops: set[int] = set()
         """Whose lists by source gradients need."""
@@ -73,7 +82,8 @@ class StepGraph:
         self._keys = torch.zeros(max(self._draws, 1), dtype=torch.int64, device=parameters[0].device)
 
     def contribute(self, work: object) -> WorkDone | None:
-        """`ReducePolicy.contribute` of one minibatch; None: it is no matter for a recording, and to be trained on as ever."""
+        """`ReducePolicy.contribute` of one minibatch; None: it is no matter for a recording, and to be trained on as
+        ever."""
         if not isinstance(work, ResidentMiniBatch) or not self._suits(work):
             return None
         if self._seen < FIRST:
@@ -102,7 +112,11 @@ class StepGraph:
         seeds = int(bulk.node_ends[0][work.q])
         if self._seeds is None:
             self._seeds = seeds
-        return bulk.longest <= CHUNK and bulk.nodes.dtype == torch.int32 and seeds == int(bulk.node_ends[0].max()) == self._seeds
+        return (
+            bulk.longest <= CHUNK
+            and bulk.nodes.dtype == torch.int32
+            and seeds == int(bulk.node_ends[0].max()) == self._seeds
+        )
 
     def _laid_out(self, bulk: ResidentBulk) -> Tensor | None:
         """The bulk's minibatches as rows; None: there is no room for them, and no recording is to be made once more."""
@@ -126,9 +140,12 @@ class StepGraph:
     def _fill_keys(self, work: ResidentMiniBatch) -> None:
         """What `forward_backward` would draw for this minibatch."""
         if self._draws:
-            torch.default_generator.manual_seed(torch_seed(stream(self._rules.seed, Purpose.DROPOUT, work.epoch, work.index)))
+            torch.default_generator.manual_seed(
+                torch_seed(stream(self._rules.seed, Purpose.DROPOUT, work.epoch, work.index))
+            )
             keys = np.array([draw_key() for _ in range(self._draws)], np.uint64).view(np.int64)
-            # New memory each time: the last keys may still be on their way, and locked memory is not used again before they have come.
+            # New memory each time: the last keys may still be on their way, and locked memory is not used again before
+            # they have come.
             here = torch.from_numpy(keys)
             self._keys.copy_(here.pin_memory() if self._keys.is_cuda else here, non_blocking=True)
 

@@ -1,8 +1,8 @@
 """Fetch with features that the ranks own between them, ahead of the training that reads them.
 
-Each row lies in the memory of one rank of a grid column, and travels to those that ask for it. A thread of each rank fetches the rows of
-the next minibatches while the last ones are trained on: a *unit* is the minibatches of this rank in a few steps, whose rows are asked for
-once, however many of them name it.
+Each row lies in the memory of one rank of a grid column, and travels to those that ask for it. A thread of each rank
+fetches the rows of the next minibatches while the last ones are trained on: a *unit* is the minibatches of this rank in
+a few steps, whose rows are asked for once, however many of them name it.
 """
 
 import threading
@@ -49,10 +49,11 @@ class ExchangeFetch:
     cache_fraction: float = 0.0
     """The share of all rows that each rank keeps of the others', chosen before the run."""
     hot_by: HotBy = "samples"
-    """What is hot: what the rank's own minibatches of the first epoch name most, or what the most in-neighbour lists hold."""
+    """What is hot: what the rank's own minibatches of the first epoch name most, or what the most in-neighbour lists
+    hold."""
     prefetch_bytes: int = PREFETCH_BYTES
-    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step: fetching and training take
-    turns."""
+    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step:
+    fetching and training take turns."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
         """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
@@ -99,7 +100,9 @@ class Exchange(Gather):
                 # The samples of any epoch are known before it begins.
                 return (m.nodes for m in sample.preview(placement, job, first[0]))  # pyright: ignore[reportArgumentType]
 
-            self._owned.keep(choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed))
+            self._owned.keep(
+                choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed)
+            )
         total = sample.num_minibatches(placement, job)  # pyright: ignore[reportArgumentType]
         self._ahead = self._begun(feed, Plan(job, total, phase.last_epoch, first), policy.prefetch_bytes)
         return self._ahead
@@ -168,8 +171,8 @@ U = TypeVar("U", bound=Unit)
 
 
 class Units(ABC, Generic[U]):
-    """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit is of one step; how
-    much that takes decides about the others."""
+    """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit is of
+    one step; how much that takes decides about the others."""
 
     _unit: type[U]
 
@@ -208,8 +211,8 @@ class Units(ABC, Generic[U]):
         return {i: self._feed.get(unit.epoch, i) for i in range(first, last) if plan.job.is_mine(i)}
 
     def _agree(self, num_bytes: int) -> int:
-        """Steps whose rows may wait for training, on the rank whose minibatches are largest; a unit is of as many, within bounds. 0, and
-        asked again after the next unit, where no rank had any."""
+        """Steps whose rows may wait for training, on the rank whose minibatches are largest; a unit is of as many,
+        within bounds. 0, and asked again after the next unit, where no rank had any."""
         table = torch.zeros(self._column.size, dtype=torch.int64)
         table[self._column.rank] = num_bytes
         self._column.all_reduce(table, "control")
@@ -255,8 +258,8 @@ class _Unit(Unit):
 class RowsAhead(Units[_Unit]):
     """A `Feed` whose minibatches have their rows on the way, in a thread of its own.
 
-    A unit is fetched as soon as there is room for it, and whatever the room when all steps before it have been trained: no rank needs
-    it earlier, and then all ranks do.
+    A unit is fetched as soon as there is room for it, and whatever the room when all steps before it have been trained:
+    no rank needs it earlier, and then all ranks do.
     """
 
     _unit = _Unit
@@ -274,7 +277,9 @@ class RowsAhead(Units[_Unit]):
         self._changed = threading.Condition()
         self._step_bytes = 0
         """Of a unit for each of its steps, at most so far."""
-        self._thread = Lockstep("fetching rows", owned.group, self._all(), self._has_room, self._load, self._notify, self._take)
+        self._thread = Lockstep(
+            "fetching rows", owned.group, self._all(), self._has_room, self._load, self._notify, self._take
+        )
         self._thread.start()
 
     def _has_room(self, unit: _Unit) -> bool:
@@ -336,7 +341,9 @@ class RowsAhead(Units[_Unit]):
                     if unit.epoch == epoch and unit.first_step <= step < unit.last_step and ready(unit):
                         return unit
                 if self._thread.is_over:
-                    raise RunError(f"the rows of step {step} of epoch {epoch} will not come: another rank has ended its training")
+                    raise RunError(
+                        f"the rows of step {step} of epoch {epoch} will not come: another rank has ended its training"
+                    )
                 self._changed.wait(WAIT_S)
 
     def get(self, epoch: int, index: int) -> MiniBatch:

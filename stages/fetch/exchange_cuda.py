@@ -1,9 +1,9 @@
 """`exchange` for ranks that train on GPUs: rows lie there, and go from GPU to GPU.
 
-NCCL wants every rank to begin the same messages in the same order, and messages of two threads have none. So it is the training's thread
-that begins them, at steps that are the same on all ranks of a grid column. A GPU works on while the host goes on to what comes next: rows
-still come ahead, on a stream of their own. Where ranks talk over gloo, whoever begins a message waits for it, and fetching and training
-take turns.
+NCCL wants every rank to begin the same messages in the same order, and messages of two threads have none. So it is the
+training's thread that begins them, at steps that are the same on all ranks of a grid column. A GPU works on while the
+host goes on to what comes next: rows still come ahead, on a stream of their own. Where ranks talk over gloo, whoever
+begins a message waits for it, and fetching and training take turns.
 """
 
 import time
@@ -34,7 +34,8 @@ class DeviceExchangeFetch:
     features: Place = "auto"
     """Where this rank's rows lie."""
     cache_bytes: int = 1 << 30
-    """Of device memory for own rows that lie on the host: those with the most out-edges, of the edges that this rank knows."""
+    """Of device memory for own rows that lie on the host: those with the most out-edges, of the edges that this rank
+    knows."""
     topology: Place = "auto"
     """Where neighbour lists lie that are sampled from there."""
 
@@ -74,9 +75,15 @@ class ExchangeOnDevice(Exchange):
         self._ahead.begin()
         bulk, q, got = self._ahead.rows(work)
         nodes = bulk.nodes_of(q)
-        neighbourhoods = resident_neighbourhoods(bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree))
+        neighbourhoods = resident_neighbourhoods(
+            bulk, q, cache(lambda: self._degree()[nodes] if got.degree is None else got.degree)
+        )
         seeds = nodes[: int(bulk.node_ends[0][q])]
-        y = self._placement.labels_of(work.seeds).to(self._device, non_blocking=True) if self._labels is None else self._labels[seeds]
+        y = (
+            self._placement.labels_of(work.seeds).to(self._device, non_blocking=True)
+            if self._labels is None
+            else self._labels[seeds]
+        )
         return Fetched(work.epoch, work.index, neighbourhoods, LazyRows(got.rows, got.place), y)
 
     def idle(self) -> None:
@@ -98,16 +105,19 @@ class _Unit(Unit):
 
 
 class UnitsOnDevice(Units[_Unit]):
-    """A `Feed` whose minibatches have their rows on the way: those of the unit that is trained on, and, where there is room for two, of
-    the next.
+    """A `Feed` whose minibatches have their rows on the way: those of the unit that is trained on, and, where there is
+    room for two, of the next.
 
-    Whoever trains begins a unit when the one before the last has been trained, having waited for its minibatches. Those of a queue on
-    disk may not come before others are released, so there a unit is begun when the last one has been trained.
+    Whoever trains begins a unit when the one before the last has been trained, having waited for its minibatches. Those
+    of a queue on disk may not come before others are released, so there a unit is begun when the last one has been
+    trained.
     """
 
     _unit = _Unit
 
-    def __init__(self, feed: QueueFeed, owned: OwnedOnDevice, plan: Plan, prefetch_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, feed: QueueFeed, owned: OwnedOnDevice, plan: Plan, prefetch_bytes: int, device: torch.device
+    ) -> None:
         """
         Args:
             feed: of this rank's minibatches.
@@ -177,7 +187,8 @@ class UnitsOnDevice(Units[_Unit]):
         return work[index]
 
     def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, CollectedThere]:
-        """A minibatch that `get` gave, as the device has it, with the row and the degree of each of its nodes, for this thread's stream."""
+        """A minibatch that `get` gave, as the device has it, with the row and the degree of each of its nodes, for this
+        thread's stream."""
         unit = self._units[0]
         got, among = unit.got, unit.places.get(work.index)
         assert got is not None

@@ -18,13 +18,18 @@ AT_ONCE = 1 << 22
 
 
 def choose(
-    by: HotBy, count: int, graph: Graph, book: RangeBook, group: Group, previewed: Callable[[], Iterable[npt.NDArray[np.integer]]]
+    by: HotBy,
+    count: int,
+    graph: Graph,
+    book: RangeBook,
+    group: Group,
+    previewed: Callable[[], Iterable[npt.NDArray[np.integer]]],
 ) -> IdArray:
     """The ids of the rows to keep: int64, ascending. All ranks of a column call this at the same time.
 
     Args:
-        by: ``samples``: rows that this rank's own minibatches need most often. ``degree``: rows that the most in-neighbour lists hold,
-            the same for all.
+        by: ``samples``: rows that this rank's own minibatches need most often. ``degree``: rows that the most
+            in-neighbour lists hold, the same for all.
         count: rows to keep, at most.
         graph: the whole graph, or this rank's block of rows.
         book: which rank of the group owns a row.

@@ -1,4 +1,5 @@
-"""Fetch for minibatches: name the feature rows that a minibatch needs where they lie in memory, and gather them elsewhere."""
+"""Fetch for minibatches: name the feature rows that a minibatch needs where they lie in memory, and gather them
+elsewhere."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -47,7 +48,9 @@ class Gather:
         """With the rows of all nodes, and their degrees if they are known."""
         data, nodes = self._placement, work.nodes
         # Most layers ask for no degrees, and those of all sources are as many random reads as a small gather.
-        degree = cache(lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees)
+        degree = cache(
+            lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees
+        )
         neighbourhoods = tuple(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n]) for b in work.blocks)
         return Fetched(work.epoch, work.index, neighbourhoods, h, data.labels_of(work.seeds))
 

@@ -35,7 +35,8 @@ STEPS_AHEAD = 3
 
 @dataclass(frozen=True)
 class DeviceGatherFetch:
-    """`GatherFetch` on a device: rows lie in its memory, or are read from the host's, each at most once per minibatch."""
+    """`GatherFetch` on a device: rows lie in its memory, or are read from the host's, each at most once per
+    minibatch."""
 
     features: Place = "auto"
     """Where rows lie."""
@@ -45,7 +46,9 @@ class DeviceGatherFetch:
     """Where neighbour lists lie that are sampled from there."""
     graphs: bool = True
     """Whether to record steps where that can be done."""
-    _uploads: "WeakKeyDictionary[FeatureStore, Uploaded]" = field(default_factory=WeakKeyDictionary, init=False, repr=False, compare=False)
+    _uploads: "WeakKeyDictionary[FeatureStore, Uploaded]" = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
         """See `FetchPolicy.fetcher`. Asks nothing of the module."""
@@ -77,7 +80,8 @@ class Uploaded:
     """Whether that is the device's own memory."""
 
     def cache(self, placement: Placement, cache_bytes: int, device: torch.device, first: int = 0) -> Cache | None:
-        """Those with the most out-edges, of those in the graph at hand, on the device; None where that has all of them anyway.
+        """Those with the most out-edges, of those in the graph at hand, on the device; None where that has all of them
+        anyway.
 
         Args:
             placement: knows the edges.
@@ -94,7 +98,8 @@ class Uploaded:
 
 
 class Leash:
-    """Keeps the host from running further ahead of a device than so many marks: what waits to be trained on takes memory."""
+    """Keeps the host from running further ahead of a device than so many marks: what waits to be trained on takes
+    memory."""
 
     def __init__(self, device: torch.device, marks: int) -> None:
         """
@@ -116,13 +121,15 @@ class Leash:
 
 
 class DeviceGather:
-    """Hands out neighbourhoods over lists that stay where they were drawn. Rows on the device are only named: the first layer reads
-    them where they lie. Rows on the host are gathered by a stream of their own, one minibatch ahead of the training as long as the next
-    one is of the same bulk."""
+    """Hands out neighbourhoods over lists that stay where they were drawn. Rows on the device are only named: the first
+    layer reads them where they lie. Rows on the host are gathered by a stream of their own, one minibatch ahead of the
+    training as long as the next one is of the same bulk."""
 
     exchange_s = 0.0
 
-    def __init__(self, placement: Placement, uploaded: Uploaded, device: torch.device, policy: DeviceGatherFetch) -> None:
+    def __init__(
+        self, placement: Placement, uploaded: Uploaded, device: torch.device, policy: DeviceGatherFetch
+    ) -> None:
         """
         Args:
             placement: labels and degrees.
@@ -158,9 +165,15 @@ class DeviceGather:
         neighbourhoods = tuple(ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n]) for h in hops)
         return Fetched(0, 0, neighbourhoods, LazyRows(self._base, nodes), self._labels[nodes[: sizes[0]]])
 
-    def recorded(self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool) -> StepGraph | None:
+    def recorded(
+        self, module: nn.Module, rules: StepRules, parameters: list[nn.Parameter], alone: bool
+    ) -> StepGraph | None:
         """See `RecordsSteps.recorded`."""
-        return StepGraph(module, self, rules, parameters, alone) if self._graphs and self._near and can_record(module) else None
+        return (
+            StepGraph(module, self, rules, parameters, alone)
+            if self._graphs and self._near and can_record(module)
+            else None
+        )
 
     def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
         """The rows of minibatch q; those of the next one are begun."""
@@ -208,7 +221,9 @@ def upload(features: FeatureStore, device: torch.device, where: Place, rows: ran
     there_fits = near(len(wanted) * F * features.dtype.itemsize, device, where)
     base = in_place(features, wanted)
     if base is not None:
-        return Uploaded(reachable(base[rows.start : rows.stop], device, "device" if there_fits else "pinned"), there_fits)
+        return Uploaded(
+            reachable(base[rows.start : rows.stop], device, "device" if there_fits else "pinned"), there_fits
+        )
     there: Any = {"device": device} if there_fits else {"pin_memory": device.type == "cuda"}
     out = torch.empty((len(wanted), F), dtype=torch_dtype(features.dtype), **there)
     step = max(1, UPLOAD_BYTES // max(F * features.dtype.itemsize, 1))
@@ -218,12 +233,15 @@ def upload(features: FeatureStore, device: torch.device, where: Place, rows: ran
 
 
 def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device) -> Tensor:
-    """int64 [count], on the device: the nodes with the most out-edges, which are asked for most often in the long run."""
+    """int64 [count], on the device: the nodes with the most out-edges, which are asked for most often in the long
+    run."""
     first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
     return moved(first.astype(np.int64), to)
 
 
-def resident_neighbourhoods(bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]) -> tuple[ResidentNeighbourhood, ...]:
+def resident_neighbourhoods(
+    bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]
+) -> tuple[ResidentNeighbourhood, ...]:
     """Of minibatch q, outermost first; `degree` gives that of each of its nodes, [n], on the device."""
     hops = reversed(range(bulk.num_hops))
     return tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in hops)
@@ -244,7 +262,11 @@ def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
     held = blocks[-1:] if work.nested else blocks
     lists = [
         DeviceList(
-            moved(b.indptr.astype(np.int32, copy=False), device), moved(b.indices, device), None, count(b.num_dst), count(b.num_edges)
+            moved(b.indptr.astype(np.int32, copy=False), device),
+            moved(b.indices, device),
+            None,
+            count(b.num_dst),
+            count(b.num_edges),
         )
         for b in held
     ]
@@ -262,7 +284,8 @@ def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
 
 @dataclass(frozen=True)
 class DeviceMoveFetch:
-    """Another policy's minibatches, fetched on the host: rows, labels and weights move to the device, and lists when a layer asks."""
+    """Another policy's minibatches, fetched on the host: rows, labels and weights move to the device, and lists when a
+    layer asks."""
 
     inner: FetchPolicy
 
@@ -296,7 +319,12 @@ class MovedFetcher:
     def fetch(self, work: Any) -> Fetched:
         """See `Fetcher.fetch`."""
         got = self._inner.fetch(work)
-        return replace(got, h=self._there(got.h), y=self._there(got.y), weight=None if got.weight is None else self._there(got.weight))
+        return replace(
+            got,
+            h=self._there(got.h),
+            y=self._there(got.y),
+            weight=None if got.weight is None else self._there(got.weight),
+        )
 
     def _there(self, x: Tensor) -> Tensor:
         return x.to(self._device, non_blocking=True)

@@ -14,9 +14,9 @@ from ..placement.chunks import Isolated
 from .gather import Gather
 
 Correction = Literal["none", "batch", "node", "hops", "edge", "edge-hajek"]
-"""How missing neighbours are made up for: not at all; a weight for each rank's minibatch, its seeds' mean coverage; a weight for each seed,
-its coverage; the same over several hops; a weight for each message, the inverse of how often its source is there; or these weights, scaled
-to add up to each node's degree in the whole graph."""
+"""How missing neighbours are made up for: not at all; a weight for each rank's minibatch, its seeds' mean coverage; a
+weight for each seed, its coverage; the same over several hops; a weight for each message, the inverse of how often its
+source is there; or these weights, scaled to add up to each node's degree in the whole graph."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class CoverageFetch:
     hops: int = 2
     """For ``hops``: how many are looked at."""
     kappa: float = 0.0
-    """So many in-edges are added to each node's when its coverage is measured, covered as the rank's seeds are on average."""
+    """So many in-edges are added to each node's when its coverage is measured, covered as the rank's seeds are on
+    average."""
 
     def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module) -> "CoverageFetcher":
         """See `FetchPolicy.fetcher`. Asks nothing of the module."""
@@ -58,15 +59,18 @@ class CoverageFetcher(Gather):
         return replace(fetched, weight=torch.from_numpy(seed_weights(work.blocks, self._coverage, hops)))
 
     def _inverse(self, block: Block) -> Block:
-        """Horvitz and Thompson: a message counts the inverse of the probability with which its source is there, given that its destination
-        is. Hajek: over the sum of these inverses, times the degree. Means over messages divide by the sum of weights, and are alike."""
+        """Horvitz and Thompson: a message counts the inverse of the probability with which its source is there, given
+        that its destination is. Hajek: over the sum of these inverses, times the degree. Means over messages divide by
+        the sum of weights, and are alike."""
         place = self._isolated
         kept = np.diff(block.indptr)
         rows = np.repeat(np.arange(block.num_dst), kept)
         present = place.graph.in_degree[block.src[: block.num_dst]]
         source, destination = block.src[block.indices], block.src[rows]
         apart = (place.comes_with[source] != 0) & (place.comes_with[source] != place.comes_with[destination])
-        inverse = np.where(source < place.num_visible, np.where(apart, 1 / place.inclusion, 1.0), 1 / place.halo_inclusion)
+        inverse = np.where(
+            source < place.num_visible, np.where(apart, 1 / place.inclusion, 1.0), 1 / place.halo_inclusion
+        )
         weight = inverse * (present / np.maximum(kept, 1))[rows]
         own = 1.0 if block.weight is None else block.weight / (present / np.maximum(kept, 1))[rows]
         weight = weight * own
@@ -78,10 +82,11 @@ class CoverageFetcher(Gather):
 
 
 def smoothed(place: Isolated, kappa: float) -> npt.NDArray[np.float64]:
-    """float64 [V], the coverage of each node, drawn to the mean m of this rank's seeds: (c d + kappa m) / (d + kappa), with d in-edges.
+    """float64 [V], the coverage of each node, drawn to the mean m of this rank's seeds: (c d + kappa m) / (d + kappa),
+    with d in-edges.
 
-    The posterior mean of a binomial share whose prior is a beta distribution of mean m and weight kappa. Nodes without in-edges
-    are covered, and halo nodes, of whose in-edges nothing is known, are not.
+    The posterior mean of a binomial share whose prior is a beta distribution of mean m and weight kappa. Nodes without
+    in-edges are covered, and halo nodes, of whose in-edges nothing is known, are not.
 
     Args:
         place: of this rank.
@@ -98,8 +103,8 @@ def smoothed(place: Isolated, kappa: float) -> npt.NDArray[np.float64]:
 def seed_weights(blocks: tuple[Block, ...], coverage: npt.NDArray[np.float64], hops: int) -> npt.NDArray[np.float64]:
     """float64 [B], the product of the coverages of all nodes that each seed's tree expands within so many hops.
 
-    The likelihood ratio of the full graph's sampling to the isolated one, cut off at one draw a node and after `hops`: one hop leaves a
-    seed's own coverage.
+    The likelihood ratio of the full graph's sampling to the isolated one, cut off at one draw a node and after `hops`:
+    one hop leaves a seed's own coverage.
 
     Args:
         blocks: of a minibatch, outermost first.

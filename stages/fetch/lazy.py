@@ -1,8 +1,9 @@
-"""Fetch for training layer after layer (RETEXO): rows of other ranks come once for each phase, and lie still while it is trained.
+"""Fetch for training layer after layer (RETEXO): rows of other ranks come once for each phase, and lie still while it
+is trained.
 
-At the end of a phase every rank computes what its own rows hand on, in evaluation mode, and one all-to-all brings each rank the rows of
-others that its edges read. Both are written down, stamped with the phase and with a digest of the parameters that made them: a resumed
-run goes on from there, and rows of anything else are refused.
+At the end of a phase every rank computes what its own rows hand on, in evaluation mode, and one all-to-all brings each
+rank the rows of others that its edges read. Both are written down, stamped with the phase and with a digest of the
+parameters that made them: a resumed run goes on from there, and rows of anything else are refused.
 """
 
 import time
@@ -36,8 +37,8 @@ ROWS_AT_ONCE = 1 << 16
 SAID = "said"
 """The array of logits that the next phase learns from, [N, C], beside the rows that it reads."""
 TEMPERATURE = 0.5
-"""Those logits are divided by it (sharpening: Berthelot et al., MixMatch, arXiv 1905.02249, section 3.2): a phase whose best epoch is an
-early one is right more often than it is sure."""
+"""Those logits are divided by it (sharpening: Berthelot et al., MixMatch, arXiv 1905.02249, section 3.2): a phase whose
+best epoch is an early one is right more often than it is sure."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,12 @@ class LazyRows:
     """What one phase reads on one rank. See `Fetcher` and `PhaseFetcher`."""
 
     def __init__(
-        self, policy: LazyFetch, share: BoundaryShare, job: RankJob, module: Phase, client: npt.NDArray[np.integer] | None
+        self,
+        policy: LazyFetch,
+        share: BoundaryShare,
+        job: RankJob,
+        module: Phase,
+        client: npt.NDArray[np.integer] | None,
     ) -> None:
         """
         Args:
@@ -86,7 +92,9 @@ class LazyRows:
 
     def fetch(self, work: FullBatch) -> Fetched:
         """See `Fetcher.fetch`."""
-        return replace(self._work, epoch=work.epoch, clients=tuple(replace(c, epoch=work.epoch) for c in self._work.clients))
+        return replace(
+            self._work, epoch=work.epoch, clients=tuple(replace(c, epoch=work.epoch) for c in self._work.clients)
+        )
 
     def idle(self) -> None:
         """See `Fetcher.idle`: there is work for every rank."""
@@ -100,7 +108,9 @@ class LazyRows:
         sums = torch.cat([tally(logits, y).cpu(), torch.tensor([loss, len(y)], dtype=torch.float64)])
         self._job.group.all_reduce(sums, "control")
         accuracy = quotient(sums[:2])
-        return Validation(accuracy, accuracy if self._policy.select_by == "val_accuracy" else -float(sums[2] / sums[3].clamp(min=1)))
+        return Validation(
+            accuracy, accuracy if self._policy.select_by == "val_accuracy" else -float(sums[2] / sums[3].clamp(min=1))
+        )
 
     def finish(self, module: nn.Module) -> dict[str, Any]:
         """See `PhaseFetcher.finish`: the rows that the next phase reads, exchanged and written down."""
@@ -167,8 +177,8 @@ class LazyRows:
         return Fetched(0, index, neighbourhoods, still.h, self._share.labels[torch.from_numpy(rows)])
 
     def _fetched_taught(self, seeds: IdArray) -> Fetched:
-        """All rows, with what is to be said of each, and what each counts: (1 - s) / T of a label and s / N of what the phase before has
-        said, times N, for T labels and N rows over all ranks and distillation's share s."""
+        """All rows, with what is to be said of each, and what each counts: (1 - s) / T of a label and s / N of what the
+        phase before has said, times N, for T labels and N rows over all ranks and distillation's share s."""
         rows, (labels, taught), share = self._taught_rows, self._taught, self._module.model.phases.distill
         said = torch.from_numpy(self._store.read(self._module).read(SAID))[torch.from_numpy(rows)]
         y = self._share.labels[torch.from_numpy(seeds)]
@@ -268,7 +278,10 @@ class LazyRows:
             remote = torch.from_numpy(self._store.read(module).read("remote"))
             return dict.fromkeys(graphs, torch.cat([x, remote]) if len(remote) else x)
         store = self._store.read(module)
-        return {name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))]) for name in graphs}
+        return {
+            name: torch.cat([torch.from_numpy(store.read(name)), torch.from_numpy(store.read(f"{name}-remote"))])
+            for name in graphs
+        }
 
 
 def _pieces(count: int) -> Iterator[IdArray]:

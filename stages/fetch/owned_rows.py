@@ -1,4 +1,5 @@
-"""Feature rows that the ranks of a grid column hold between them, with a set of hot rows that each rank keeps of the others'."""
+"""Feature rows that the ranks of a grid column hold between them, with a set of hot rows that each rank keeps of the
+others'."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -64,8 +65,9 @@ class HotRows:
 class Owned(ABC):
     """V rows of F features, of which each rank of a column holds a block. All of them ask at the same time.
 
-    The ledger counts, as sent by this rank: rows under ``features``; degrees under ``graph``; 4 bytes for each id (8 in blocks of 2^31 rows
-    and more), and 8 for how many each other rank is asked for, under ``control``. Own and hot rows never travel.
+    The ledger counts, as sent by this rank: rows under ``features``; degrees under ``graph``; 4 bytes for each id (8 in
+    blocks of 2^31 rows and more), and 8 for how many each other rank is asked for, under ``control``. Own and hot rows
+    never travel.
     """
 
     def __init__(self, book: RangeBook, group: Group) -> None:
@@ -153,7 +155,8 @@ class OwnedRows(Owned):
         group, n = self.group, len(ids)
         owner = self.book.part(ids)
         mine, hot = owner == group.rank, self.hot.find(ids)
-        # What travels lies in one piece; own rows come after it, then hot ones. Two-byte keys are sorted in linear time.
+        # What travels lies in one piece; own rows come after it, then hot ones. Two-byte keys are sorted in linear
+        # time.
         source = np.where(mine, group.size, np.where(hot >= 0, group.size + 1, owner)).astype(np.uint16)
         order = np.argsort(source, kind="stable")
         counts = np.bincount(source, minlength=group.size + 2).tolist()
@@ -178,7 +181,9 @@ class OwnedRows(Owned):
         if self._degree is not None:
             came = torch.empty(n, dtype=self._degree.dtype)
             *into, mine_out, hot_out = came.split(counts)
-            message = torch.cat([self._degree[:0], *(self._degree[a.long()] for r, a in enumerate(asked) if r != group.rank)])
+            message = torch.cat(
+                [self._degree[:0], *(self._degree[a.long()] for r, a in enumerate(asked) if r != group.rank)]
+            )
             mine_out.copy_(self._degree[own.long()])
             if self.hot.degree is not None:
                 hot_out.copy_(self.hot.degree[kept.long()])
@@ -190,7 +195,8 @@ class OwnedRows(Owned):
         return Collected(arrived, place, degree)
 
     def _buffer(self, n: int) -> FloatArray:
-        """[n, F], not initialised: memory that nobody views any more, if there is enough of it (fresh pages cost as much as the rows)."""
+        """[n, F], not initialised: memory that nobody views any more, if there is enough of it (fresh pages cost as
+        much as the rows)."""
         need, width = n * self.row_bytes, self._own.shape[1]
         for raw in self._spare:
             # Three references: the list's, the loop's and the argument's. Views would add theirs.

@@ -29,7 +29,13 @@ class OwnedOnDevice(Owned):
     """`Owned` for kernels of a device: ids are sorted there, rows are gathered there, and both travel from there."""
 
     def __init__(
-        self, own: Tensor, cache: Cache | None, book: RangeBook, group: Group, degree: Tensor | None, device: torch.device
+        self,
+        own: Tensor,
+        cache: Cache | None,
+        book: RangeBook,
+        group: Group,
+        degree: Tensor | None,
+        device: torch.device,
     ) -> None:
         """
         Args:
@@ -69,7 +75,8 @@ class OwnedOnDevice(Owned):
     def collect(self, ids: Tensor) -> CollectedThere:
         """Rows of distinct `ids`, integers [n] on the device and in range, n = 0 included.
 
-        The host waits once for the device, to hear how many rows each rank is asked for, and once for the other ranks, to tell them.
+        The host waits once for the device, to hear how many rows each rank is asked for, and once for the other ranks,
+        to tell them.
 
         Raises:
             PeerLostError: a peer is gone.

@@ -18,7 +18,8 @@ PHASES = "phases"
 
 
 class PhaseStore:
-    """One rank's rows by phase. What is read was made by this run, for this phase, with the parameters that the model has now."""
+    """One rank's rows by phase. What is read was made by this run, for this phase, with the parameters that the model
+    has now."""
 
     def __init__(self, job: RankJob, rows: npt.NDArray[np.int64]) -> None:
         """

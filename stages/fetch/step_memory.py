@@ -1,10 +1,11 @@
 """What a training step over a full batch will take in memory, found by rehearsing it at a small scale.
 
-The step is run with the real model and the real neighbourhoods, on a graph of a few rows that has the same proportions: as many shards,
-and of rows, remote rows and edges one in so many. Whatever the model calls, the sizes of what it makes are those of the step to come,
-divided by the scale, but for what does not grow with the graph, such as the gradients of weights: two scales tell them apart, tensor
-by tensor. Then an arena is asked for tensors of the sizes to come, in the same order: which of them can share a buffer hangs on their
-sizes, and at a small scale a gradient of weights is as large as a layer's rows. Nobody is talked to.
+The step is run with the real model and the real neighbourhoods, on a graph of a few rows that has the same proportions:
+as many shards, and of rows, remote rows and edges one in so many. Whatever the model calls, the sizes of what it makes
+are those of the step to come, divided by the scale, but for what does not grow with the graph, such as the gradients of
+weights: two scales tell them apart, tensor by tensor. Then an arena is asked for tensors of the sizes to come, in the
+same order: which of them can share a buffer hangs on their sizes, and at a small scale a gradient of weights is as
+large as a layer's rows. Nobody is talked to.
 """
 
 import copy
@@ -37,8 +38,11 @@ Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
 """Makes the layers' neighbourhoods, from the scale, a full batch and a group."""
 
 
-def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods) -> int:
-    """Bytes of tensors at the peak of one forward and backward pass, beside the features, the graph and the model itself.
+def step_bytes(
+    module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
+) -> int:
+    """Bytes of tensors at the peak of one forward and backward pass, beside the features, the graph and the model
+    itself.
 
     Args:
         module: what will be trained; not changed.
@@ -51,7 +55,9 @@ def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int
     rows = max(view.num_src for view in batch.layers)
     state = torch.default_generator.get_state()
     try:
-        few, many = (_rehearse(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods) for r in ROWS)
+        few, many = (
+            _rehearse(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods) for r in ROWS
+        )
     finally:
         torch.default_generator.set_state(state)
     beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
@@ -62,8 +68,8 @@ def step_bytes(module: nn.Module, batch: FullBatch, size: int, num_features: int
 
 
 Change = tuple[int, float]
-"""The number of a tensor and its bytes as they are taken, or negative as they are given back; or `ELSEWHERE` and by how much the bytes of
-all tensors that `arena.empty` did not make have changed."""
+"""The number of a tensor and its bytes as they are taken, or negative as they are given back; or `ELSEWHERE` and by how
+much the bytes of all tensors that `arena.empty` did not make have changed."""
 ELSEWHERE = -1
 
 
@@ -123,7 +129,13 @@ def _peak(changes: list[Change]) -> float:
 
 
 def _rehearse(
-    module: nn.Module, batch: FullBatch, scale: float, size: int, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
+    module: nn.Module,
+    batch: FullBatch,
+    scale: float,
+    size: int,
+    num_features: int,
+    dtype: torch.dtype,
+    neighbourhoods: Hoods,
 ) -> list[Change]:
     small = _smaller(batch, scale)
     group, log = _Absent(batch.rank, size), _Log()
@@ -143,7 +155,9 @@ def _smaller(batch: FullBatch, scale: float) -> FullBatch:
     n = max([whole.num_src, *(v.num_src for v in views.values())])
     numbers = EdgeNumbers(np.zeros(n, np.int64), np.zeros(n, np.int64), None)
     layers = tuple(views[id(v)] for v in batch.layers)
-    return FullBatch(batch.rank, np.arange(n), np.arange(n), max(1, math.ceil(batch.num_seeds / scale)), numbers, whole, layers)
+    return FullBatch(
+        batch.rank, np.arange(n), np.arange(n), max(1, math.ceil(batch.num_seeds / scale)), numbers, whole, layers
+    )
 
 
 def _smaller_view(view: View, rank: int, scale: float) -> View:
@@ -192,13 +206,17 @@ class _Absent:
 
 
 FEW, SENT, READ = 8, 2, 3
-"""Of the two ranks of `row_traffic`: rows, those that one sends and those that it reads, which tell apart what travels."""
+"""Of the two ranks of `row_traffic`: rows, those that one sends and those that it reads, which tell apart what
+travels."""
 
 
-def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods) -> list[tuple[int, int]]:
+def row_traffic(
+    module: nn.Module, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
+) -> list[tuple[int, int]]:
     """What travels for a row between ranks in a training step, layer by layer.
 
-    Each layer is rehearsed by itself on a handful of rows, by one of two ranks, of which the other says nothing but zeros.
+    Each layer is rehearsed by itself on a handful of rows, by one of two ranks, of which the other says nothing but
+    zeros.
 
     Args:
         module: what will be trained; not changed.
@@ -206,8 +224,8 @@ def row_traffic(module: nn.Module, num_features: int, dtype: torch.dtype, neighb
         dtype: of the features.
         neighbourhoods: see `Hoods`.
 
-    Returns:
-        For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and bytes that come back.
+    Returns: For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and
+        bytes that come back.
     """
     ids = np.arange(FEW)
     own = Shard(InLists.of(np.arange(FEW + 1), ids.astype(np.int32), FEW), None, ids.astype(np.int32), None)

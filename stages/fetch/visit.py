@@ -24,8 +24,8 @@ from ..placement.sharded import Share
 from .step_memory import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
-"""How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the other, kept for the
-backward pass; all in one exchange."""
+"""How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the
+other, kept for the backward pass; all in one exchange."""
 PREFETCH_BYTES = 64 << 20
 UNKNOWN = 1 << 50
 """Stands for a step whose size could not be found out: it fits nowhere."""
@@ -38,7 +38,8 @@ class VisitFetch:
     modes: tuple[Mode | Literal["auto"], ...] = ("auto",)
     """One for each layer, or one for all."""
     memory_bytes: int | None = None
-    """For ``auto``: what a rank's tensors may take; None: half of what the machine has to spare for each of its ranks."""
+    """For ``auto``: what a rank's tensors may take; None: half of what the machine has to spare for each of its
+    ranks."""
     prefetch_bytes: int = PREFETCH_BYTES
     """Rows of the ranks to come that may be under way before they are needed."""
 
@@ -50,11 +51,14 @@ class VisitFetch:
         """
         modes = self.modes * layers if len(self.modes) == 1 else self.modes
         if len(modes) != layers:
-            raise InputError(f"sar has {len(modes)} modes for a model of {layers} layers; give one for each layer, or one for all")
+            raise InputError(
+                f"sar has {len(modes)} modes for a model of {layers} layers; give one for each layer, or one for all"
+            )
         return modes
 
     def fetcher(self, placement: Share, job: RankJob, module: nn.Module) -> "Visits":
-        """See `FetchPolicy.fetcher`. Tells the modes, and what a step will take. Raises InputError: see `for_layers`."""
+        """See `FetchPolicy.fetcher`. Tells the modes, and what a step will take. Raises InputError: see
+        `for_layers`."""
         modes = self.for_layers(job.num_layers)
         if reads_blocks(module):
             modes = ("halo",) * len(modes)
@@ -65,7 +69,9 @@ class VisitFetch:
         if job.group.rank == 0:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
             if step == UNKNOWN:
-                job.tell(f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could not be rehearsed")
+                job.tell(
+                    f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could not be rehearsed"
+                )
                 return Visits(placement, chosen, self.prefetch_bytes, job.group)
             mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
             job.tell(
@@ -80,8 +86,9 @@ def plan(
 ) -> tuple[tuple[Mode, ...], int]:
     """The modes that are taken, the same on all ranks, and what a step takes with them on this one, in bytes.
 
-    One exchange is sooner done than one for each rank, and rows that are kept need not come again: layers are moved from ``halo`` to
-    ``keep``, and from there to ``rematerialize``, only as long as a step does not fit on every rank, that move first which helps most.
+    One exchange is sooner done than one for each rank, and rows that are kept need not come again: layers are moved
+    from ``halo`` to ``keep``, and from there to ``rematerialize``, only as long as a step does not fit on every rank,
+    that move first which helps most.
     """
     chosen: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in modes)
     room = (policy.memory_bytes or spare_bytes() // (2 * group.size)) - share.graph.nbytes - share.x.nbytes
@@ -99,7 +106,9 @@ def plan(
         visits = partial(_small_visits, share, candidate, policy.prefetch_bytes)
         try:
             return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
-        except Exception:  # a user's module may not be copied, or know its number of rows; every rank must get to the table above
+        except (
+            Exception
+        ):  # a user's module may not be copied, or know its number of rows; every rank must get to the table above
             return UNKNOWN
 
     beyond = max(steps([chosen])[0])
@@ -114,7 +123,8 @@ def plan(
 
 
 def row_bytes(policy: VisitFetch, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """What travels for each row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` is taken for ``halo``."""
+    """What travels for each row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` is
+    taken for ``halo``."""
     modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in policy.for_layers(int(module.num_layers)))  # pyright: ignore[reportArgumentType]
 
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
@@ -165,10 +175,13 @@ class Visits:
         # The last one's account is complete when the next pass begins.
         self._waited_s, self._ring = self.exchange_s, ring
         neighbourhoods = tuple(
-            self._neighbourhood(work, view, i, mode, ring) for i, (view, mode) in enumerate(zip(work.layers, self._modes))
+            self._neighbourhood(work, view, i, mode, ring)
+            for i, (view, mode) in enumerate(zip(work.layers, self._modes))
         )
         # The same for all ranks: dropout is a function of the epoch and of what a row is, not of who holds it.
-        return Fetched(work.epoch, 0, neighbourhoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds])
+        return Fetched(
+            work.epoch, 0, neighbourhoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds]
+        )
 
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: what evaluation of the module sees."""

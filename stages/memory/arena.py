@@ -1,7 +1,8 @@
 """Memory that one training step leaves to the next.
 
-Fresh pages from the operating system cost up to half a millisecond a megabyte, and a step makes hundreds of megabytes: gathered rows,
-aggregates, activations, gradients. Here they lie in buffers that are handed out again once nobody holds them.
+Fresh pages from the operating system cost up to half a millisecond a megabyte, and a step makes hundreds of megabytes:
+gathered rows, aggregates, activations, gradients. Here they lie in buffers that are handed out again once nobody holds
+them.
 """
 
 import ctypes
@@ -33,8 +34,8 @@ _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
 def give_back() -> None:
     """Give memory that nobody holds any more back to the system.
 
-    Before work that takes tensors of other sizes: ranks keep freed memory (``cluster.keep_freed_bytes``), and larger tensors find no place
-    among the pieces that smaller ones have left.
+    Before work that takes tensors of other sizes: ranks keep freed memory (``cluster.keep_freed_bytes``), and larger
+    tensors find no place among the pieces that smaller ones have left.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc's
@@ -51,13 +52,14 @@ class _Buffer:
 
     @property
     def free(self) -> bool:
-        # Two references: this object's and the argument's. Every tensor and every view in it holds one more, through its base.
+        # Two references: this object's and the argument's. Every tensor and every view in it holds one more, through
+        # its base.
         return sys.getrefcount(self.raw) == 2
 
 
 class Arena:
-    """Buffers for the tensors of one rank. A tensor from here is like any other: its memory is used again only when no tensor and no
-    array views it any more."""
+    """Buffers for the tensors of one rank. A tensor from here is like any other: its memory is used again only when no
+    tensor and no array views it any more."""
 
     def __init__(self, small: int = SMALL) -> None:
         """
@@ -85,7 +87,9 @@ class Arena:
         size = prod(shape) * kind.itemsize
         with self._lock:
             # Best fit, but never a buffer twice as large: a small tensor must not keep a large one from its buffer.
-            fits = [b for b in self._buffers if size + ALIGN <= len(b.raw) <= 2 * (size + ALIGN) + self.small and b.free]
+            fits = [
+                b for b in self._buffers if size + ALIGN <= len(b.raw) <= 2 * (size + ALIGN) + self.small and b.free
+            ]
             buffer = min(fits, key=lambda b: len(b.raw), default=None)
             if buffer is None:
                 # With slack: the next minibatch is a little larger or smaller.

@@ -1,7 +1,7 @@
 """Feature rows that are named but not gathered yet, in the memory of the host or of a device.
 
-The first layer of a minibatch often needs no matrix of its sources' features at all: an aggregation can read them where they lie. Such
-a layer never pays for the gather; any other operation gathers first, and sees an ordinary tensor.
+The first layer of a minibatch often needs no matrix of its sources' features at all: an aggregation can read them where
+they lie. Such a layer never pays for the gather; any other operation gathers first, and sees an ordinary tensor.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ def torch_dtype(dtype: npt.DTypeLike) -> torch.dtype:
 class LazyRows(Tensor):
     """``base[ids]``, [n, F], as a tensor without memory. Constant: no gradient reaches the features.
 
-    `torch` functions and methods see the gathered rows, which are kept from the first use on. The neighbourhoods of this package read
-    `base` through `ids`.
+    `torch` functions and methods see the gathered rows, which are kept from the first use on. The neighbourhoods of
+    this package read `base` through `ids`.
     """
 
     base: npt.NDArray[np.floating] | Tensor
@@ -36,7 +36,11 @@ class LazyRows(Tensor):
     def __new__(cls, base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor) -> "LazyRows":
         """`ids` must be in range."""
         make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
-        there = {"dtype": base.dtype, "device": base.device} if isinstance(base, Tensor) else {"dtype": torch_dtype(base.dtype)}
+        there = (
+            {"dtype": base.dtype, "device": base.device}
+            if isinstance(base, Tensor)
+            else {"dtype": torch_dtype(base.dtype)}
+        )
         self = make(cls, (len(ids), base.shape[1]), **there)
         self.base, self.ids, self._rows = base, ids, None
         return self

@@ -13,7 +13,8 @@ from .lazy_rows import LazyRows
 
 
 class TensorBytes(TorchDispatchMode):
-    """Within, follows every tensor that an operation of this thread makes, until its memory is free. Costs some 20 us an operation.
+    """Within, follows every tensor that an operation of this thread makes, until its memory is free. Costs some 20 us
+    an operation.
 
     What lies in the arena is not counted here, and neither is what was there before or is made in other threads.
     """

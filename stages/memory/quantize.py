@@ -22,8 +22,8 @@ def row_bytes(width: int, payload: Payload, dtype: torch.dtype) -> int:
 def encode(h: Tensor, payload: Payload) -> Tensor:
     """[n, D] floating -> uint8 [n, `row_bytes`].
 
-    ``int8`` divides a row by its scale, the 127th part of its largest magnitude in float32; beyond half precision's range ``fp16`` keeps
-    its largest number, and beyond float32's ``int8`` that one's.
+    ``int8`` divides a row by its scale, the 127th part of its largest magnitude in float32; beyond half precision's
+    range ``fp16`` keeps its largest number, and beyond float32's ``int8`` that one's.
     """
     if payload == "full":
         return _viewed(h, torch.uint8)
@@ -53,4 +53,8 @@ def rounded(h: Tensor, payload: Payload) -> Tensor:
 
 def _viewed(h: Tensor, dtype: torch.dtype) -> Tensor:
     # Torch makes no such view of nothing where NumPy has given it strides of zero.
-    return h.contiguous().view(dtype) if h.numel() else h.new_empty((len(h), h.shape[1] * h.element_size() // dtype.itemsize), dtype=dtype)
+    return (
+        h.contiguous().view(dtype)
+        if h.numel()
+        else h.new_empty((len(h), h.shape[1] * h.element_size() // dtype.itemsize), dtype=dtype)
+    )

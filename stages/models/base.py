@@ -1,4 +1,5 @@
-"""What a model is: L layers, each ``layer(i, hood, h) -> h'``, that see their neighbours only through a `Neighbourhood`."""
+"""What a model is: L layers, each ``layer(i, hood, h) -> h'``, that see their neighbours only through a
+`Neighbourhood`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,7 +17,11 @@ from ..neighbourhood.base import Neighbourhood, aggregate_first
 from ..nn.dropout import dropout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda h: h}
-NORMS: dict[str, Callable[[int], nn.Module]] = {"none": lambda width: nn.Identity(), "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "none": lambda width: nn.Identity(),
+    "layer": nn.LayerNorm,
+    "batch": nn.BatchNorm1d,
+}
 
 
 class Model(nn.Module, ABC):
@@ -29,23 +34,28 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
-        """Layer i (0 is nearest the input) with its dropout, norm and activation: [num_src, D_i] -> [num_dst, D_i+1]."""
+        """Layer i (0 is nearest the input) with its dropout, norm and activation: [num_src, D_i] -> [num_dst,
+        D_i+1]."""
 
     def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
-        """All layers: `neighbourhoods` outermost first, one for each layer; [hoods[0].num_src, F] -> [hoods[-1].num_dst, C].
+        """All layers: `neighbourhoods` outermost first, one for each layer; [hoods[0].num_src, F] ->
+        [hoods[-1].num_dst, C].
 
         Raises:
             InputError: there are not as many neighbourhoods as layers.
         """
         if len(neighbourhoods) != self.num_layers:
-            raise InputError(f"{len(neighbourhoods)} blocks for a model of {self.num_layers} layers; give one fanout for each layer")
+            raise InputError(
+                f"{len(neighbourhoods)} blocks for a model of {self.num_layers} layers; give one fanout for each layer"
+            )
         for i, neighbourhood in enumerate(neighbourhoods):
             h = self.layer(i, neighbourhood, h)
         return h
 
 
 def as_model(module: object) -> nn.Module:
-    """`module` itself, once it is known to be trainable by layers; it gets `Model.forward` if it has no `forward` of its own.
+    """`module` itself, once it is known to be trainable by layers; it gets `Model.forward` if it has no `forward` of
+    its own.
 
     Raises:
         InputError: it is no `nn.Module`, or lacks `num_layers` or `layer(i, neighbourhood, h)`.
@@ -87,7 +97,8 @@ def check_initialised(module: nn.Module) -> None:
 
 
 class AggregateFirst(nn.Module, ABC):
-    """A convolution that can aggregate before it multiplies by its weights: then what it aggregates has no parameter in it."""
+    """A convolution that can aggregate before it multiplies by its weights: then what it aggregates has no parameter in
+    it."""
 
     @property
     @abstractmethod
@@ -120,10 +131,13 @@ class Entered(NamedTuple):
 class Stack(Model):
     """Convolutions with dropout on each one's input, and a norm and an activation between them."""
 
-    def __init__(self, convs: Sequence[nn.Module], widths: Sequence[int], dropout: float, norm: str, activation: str) -> None:
+    def __init__(
+        self, convs: Sequence[nn.Module], widths: Sequence[int], dropout: float, norm: str, activation: str
+    ) -> None:
         """
         Args:
-            convs: L modules ``conv(hood, h, activation) -> h'``; they apply the activation, one of `dense.FUSED`, in the same go.
+            convs: L modules ``conv(hood, h, activation) -> h'``; they apply the activation, one of `dense.FUSED`, in
+                the same go.
             widths: L-1 widths of the hidden results.
             dropout: probability of dropping an element.
             norm: one of `NORMS`.
@@ -138,7 +152,8 @@ class Stack(Model):
 
     @property
     def spares_torch(self) -> bool:
-        """Whether what takes time is done by the kernels and `stages.nn.dense`: operations of torch itself are then worth one thread."""
+        """Whether what takes time is done by the kernels and `stages.nn.dense`: operations of torch itself are then
+        worth one thread."""
         return all(isinstance(norm, nn.Identity) for norm in self.norms)
 
     def convolve(self, i: int, neighbourhood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
@@ -159,7 +174,8 @@ class Stack(Model):
         return self._left(i, neighbourhood, self.enter(neighbourhood, h, i))
 
     def enter(self, neighbourhood: Neighbourhood, h: Tensor, i: int = 0) -> Entered:
-        """What comes before the first parameter of layer i: dropout, and the aggregate where the convolution begins with that."""
+        """What comes before the first parameter of layer i: dropout, and the aggregate where the convolution begins
+        with that."""
         h, conv = dropout(h, self.dropout, self.training, neighbourhood.names), self.convs[i]
         if isinstance(conv, AggregateFirst) and conv.aggregates_first(neighbourhood):
             return Entered(conv.aggregate(neighbourhood, h), conv)
@@ -170,7 +186,11 @@ class Stack(Model):
         last, by = i == self.num_layers - 1, entered.by
         plain = last or not isinstance(self.norms[i], nn.Identity)
         activation = "none" if plain else self.activation
-        z = self.convolve(i, neighbourhood, entered.rows, activation) if by is None else by.combine(entered.rows, activation)
+        z = (
+            self.convolve(i, neighbourhood, entered.rows, activation)
+            if by is None
+            else by.combine(entered.rows, activation)
+        )
         return z if last or not plain else ACTIVATIONS[self.activation](self.norms[i](z))
 
 
@@ -208,7 +228,9 @@ class ModelConfig(ABC):
         for field, known in (("norm", tuple(NORMS)), ("activation", tuple(ACTIVATIONS))):
             value = getattr(self, field)
             if value not in known:
-                raise InputError(f"{self.name}: {field} is '{value}'; expected one of {', '.join(known)}{nearest(str(value), known)}")
+                raise InputError(
+                    f"{self.name}: {field} is '{value}'; expected one of {', '.join(known)}{nearest(str(value), known)}"
+                )
 
     def positive(self, field: str) -> None:
         """Raise InputError unless the field is an integer above 0."""
@@ -233,7 +255,9 @@ class ModelConfig(ABC):
             InputError: a width below 1.
         """
         if num_features < 1 or num_classes < 1:
-            raise InputError(f"{self.name}: {num_features} features and {num_classes} classes; expected at least 1 of each")
+            raise InputError(
+                f"{self.name}: {num_features} features and {num_classes} classes; expected at least 1 of each"
+            )
         hidden = [self.hidden] * (self.layers - 1)
         widths = [num_features, *hidden, num_classes]
         convs = [self.conv(i, a, b) for i, (a, b) in enumerate(zip(widths, widths[1:]))]

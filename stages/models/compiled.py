@@ -1,7 +1,8 @@
-"""A model through `torch.compile`: what lies between the calls of its neighbourhoods becomes kernels for the shapes that come.
+"""A model through `torch.compile`: what lies between the calls of its neighbourhoods becomes kernels for the shapes
+that come.
 
-Aggregations are kernels already, over lists that the compiler cannot follow, and dropout is computed from a key. It does not look into
-these, and its graph breaks there.
+Aggregations are kernels already, over lists that the compiler cannot follow, and dropout is computed from a key. It
+does not look into these, and its graph breaks there.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +17,13 @@ from ..nn.compile_boundary import hide, outside
 from .base import Stack
 
 GRAPHS = 16
-"""Of one function for each layer, at most: constants and parameters, results with and without activation, are graphs of their own."""
+"""Of one function for each layer, at most: constants and parameters, results with and without activation, are graphs of
+their own."""
 
 
 class Compiled(nn.Module):
-    """A model that is compiled when it is first called, for any sizes of minibatches. Its parameters are the model's."""
+    """A model that is compiled when it is first called, for any sizes of minibatches. Its parameters are the
+    model's."""
 
     def __init__(self, module: nn.Module) -> None:
         """Raises the number of versions that torch keeps of a function, for the whole process.

@@ -13,9 +13,12 @@ from .base import ModelConfig
 
 
 class GATConv(nn.Module):
-    """Softmax attention over in-neighbours and the node itself; H heads, concatenated or averaged. Edge weights are not used."""
+    """Softmax attention over in-neighbours and the node itself; H heads, concatenated or averaged. Edge weights are not
+    used."""
 
-    def __init__(self, width_in: int, heads: int, head_width: int, concat: bool, attention_dropout: float, slope: float) -> None:
+    def __init__(
+        self, width_in: int, heads: int, head_width: int, concat: bool, attention_dropout: float, slope: float
+    ) -> None:
         super().__init__()
         self.heads, self.head_width, self.concat = heads, head_width, concat
         self.attention_dropout, self.slope = attention_dropout, slope
@@ -30,7 +33,9 @@ class GATConv(nn.Module):
         """[num_src, width_in] -> [num_dst, heads * head_width], or [num_dst, head_width] when averaged."""
         weight = self.linear.weight
         drop = self.attention_dropout if self.training else 0.0
-        if not aggregate_first(neighbourhood, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]):
+        if not aggregate_first(
+            neighbourhood, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]
+        ):
             z = linear(h, weight).view(-1, self.heads, self.head_width)
             out = neighbourhood.attend_both(z, self.a_src, self.a_dst, self.slope, drop)
             return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
@@ -46,7 +51,8 @@ class GATConv(nn.Module):
 
 @dataclass(frozen=True)
 class GAT(ModelConfig):
-    """GAT: heads are concatenated in hidden layers and averaged in the last. Cost per layer: one product, one fused attention."""
+    """GAT: heads are concatenated in hidden layers and averaged in the last. Cost per layer: one product, one fused
+    attention."""
 
     name: ClassVar[str] = "gat"
 

@@ -12,7 +12,8 @@ from .base import ModelConfig
 
 
 class GINConv(nn.Module):
-    """``MLP((1 + eps) h_v + sum h_u)`` with a trainable eps, at first 0, and an MLP of two products with a ReLU between them."""
+    """``MLP((1 + eps) h_v + sum h_u)`` with a trainable eps, at first 0, and an MLP of two products with a ReLU between
+    them."""
 
     def __init__(self, width_in: int, hidden: int, width_out: int) -> None:
         super().__init__()
@@ -28,7 +29,8 @@ class GINConv(nn.Module):
 
 @dataclass(frozen=True)
 class GIN(ModelConfig):
-    """GIN. Sums grow with the degree: consider ``norm="batch"``. Cost per layer: one aggregation of width_in, two products."""
+    """GIN. Sums grow with the degree: consider ``norm="batch"``. Cost per layer: one aggregation of width_in, two
+    products."""
 
     name: ClassVar[str] = "gin"
 

@@ -1,7 +1,8 @@
 """A model whose layers are trained one after the other: RETEXO (Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053).
 
-A *phase* trains one convolution with a head of its own on the labels, on rows that the finished phases gave and that no longer change.
-What a phase hands on, in evaluation mode and from its best parameters, is what the next one aggregates. All phases together are an
+A *phase* trains one convolution with a head of its own on the labels, on rows that the finished phases gave and that no
+longer change. What a phase hands on, in evaluation mode and from its best parameters, is what the next one aggregates.
+All phases together are an
 ordinary `Model`: evaluated, saved and fine-tuned like any other.
 """
 
@@ -25,22 +26,26 @@ class Phases:
     """How a model is cut into phases. The defaults are v3 of the paper; `V1` is its first version."""
 
     base: Literal["none", "mlp"] = "none"
-    """``mlp``: the first phase trains two products on the features and passes no message, so no raw feature leaves its owner."""
+    """``mlp``: the first phase trains two products on the features and passes no message, so no raw feature leaves its
+    owner."""
     propagate: Literal["hidden", "logits"] = "hidden"
     """What the next phase aggregates: the row before the head, or the logits."""
     head: Literal["normed", "linear", "none"] = "normed"
-    """What a phase adds to its convolution to reach the classes: a layer norm and a product; a product; or nothing, where the
-    convolution gives the logits itself. Where hidden rows are handed on, the last convolution gives the logits in any case."""
+    """What a phase adds to its convolution to reach the classes: a layer norm and a product; a product; or nothing,
+    where the convolution gives the logits itself. Where hidden rows are handed on, the last convolution gives the
+    logits in any case."""
     residual: bool = False
     """Add what a phase reads of a node to what it hands on, wherever the widths agree; the last phase adds nothing."""
     rounding: Payload = "full"
     """How rows are rounded before anyone reads them."""
     folds: int = 0
-    """K: train each phase K times more, each time without one fold of the train nodes, whose logits are then handed on from there: what
-    a phase hands on of a train node has not seen its label (stacking: Wolpert, Neural Networks 1992). 0: not so."""
+    """K: train each phase K times more, each time without one fold of the train nodes, whose logits are then handed on
+    from there: what a phase hands on of a train node has not seen its label (stacking: Wolpert, Neural Networks 1992).
+    0: not so."""
     distill: float = 0.0
-    """Share of the loss of every phase but the first that is the cross entropy with what the phase before says of each node, labelled or
-    not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531), sharpened. 0: phases learn from labels only."""
+    """Share of the loss of every phase but the first that is the cross entropy with what the phase before says of each
+    node, labelled or not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531), sharpened. 0: phases learn from
+    labels only."""
 
 
 V1 = Phases(base="mlp", propagate="logits", head="linear")
@@ -63,7 +68,8 @@ class Lazy(Stack):
     def __init__(self, config: ModelConfig, num_features: int, num_classes: int, phases: Phases) -> None:
         """
         Args:
-            config: gives convolutions, hidden width, dropout, norm (layer norm where the head wants one and it names none), activation.
+            config: gives convolutions, hidden width, dropout, norm (layer norm where the head wants one and it names
+                none), activation.
             num_features: F.
             num_classes: C.
             phases: how it is cut.
@@ -100,7 +106,8 @@ class Lazy(Stack):
 
     @property
     def rounds(self) -> list[tuple[int, int | None]]:
-        """Every (phase, fold left out or None) in the order of training. The last phase hands nothing on and has no folds."""
+        """Every (phase, fold left out or None) in the order of training. The last phase hands nothing on and has no
+        folds."""
         folds = range(self.phases.folds)
         return [(k, fold) for k in range(len(self)) for fold in (*(folds if k < len(self) - 1 else ()), None)]
 
@@ -153,7 +160,11 @@ class Phase(nn.Module):
 
     def begin_again(self) -> None:
         """Forget what an earlier fold has learnt."""
-        prefix = "base." if self.inner is not None else tuple(f"{part}.{self._place}." for part in ("convs", "norms", "heads"))
+        prefix = (
+            "base."
+            if self.inner is not None
+            else tuple(f"{part}.{self._place}." for part in ("convs", "norms", "heads"))
+        )
         own = {k: v for k, v in self.model._initial.items() if k.startswith(prefix)}  # pyright: ignore[reportPrivateUsage]
         self.model.load_state_dict({**self.model.state_dict(), **own})
 
@@ -164,7 +175,9 @@ class Phase(nn.Module):
         with torch.no_grad():
             aggregated = self.conv.aggregate(neighbourhood, h)
         # Of the rows themselves those of the destinations may be added; of the others nothing is needed any more.
-        return FrozenInputs(neighbourhood, h[: neighbourhood.num_dst if self.model.phases.residual else 0].clone(), aggregated)
+        return FrozenInputs(
+            neighbourhood, h[: neighbourhood.num_dst if self.model.phases.residual else 0].clone(), aggregated
+        )
 
     def forward(self, stills: Sequence[FrozenInputs], h: Tensor) -> Tensor:
         """Logits [num_dst, C] of the one element of `stills`."""
@@ -201,7 +214,9 @@ class Phase(nn.Module):
     def digest_before(self) -> str:
         """Of the parameters that made the rows which this phase reads."""
         earlier = [self.model.phase(k).state_dict() for k in range(self.number)]
-        return digest_record({str(k): digest_arrays(**{n: v.numpy() for n, v in state.items()}) for k, state in enumerate(earlier)})
+        return digest_record(
+            {str(k): digest_arrays(**{n: v.numpy() for n, v in state.items()}) for k, state in enumerate(earlier)}
+        )
 
     def _hidden(self, still: FrozenInputs) -> Tensor:
         activation = self.model.activation
@@ -223,7 +238,9 @@ class Phase(nn.Module):
         names, p = still.neighbourhood.names, self.model.dropout
         if still.aggregated is not None:
             # After the aggregate: before it, one mask would be frozen for all rounds.
-            kept = dropout(still.aggregated, p, self.training, None if names is None else names[: still.neighbourhood.num_dst])
+            kept = dropout(
+                still.aggregated, p, self.training, None if names is None else names[: still.neighbourhood.num_dst]
+            )
             return self.conv.combine(kept, activation)  # pyright: ignore[reportCallIssue]
         return self.conv(still.neighbourhood, dropout(still.h, p, self.training, names), activation)
 

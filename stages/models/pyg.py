@@ -1,7 +1,8 @@
 """PyTorch Geometric's convolutions on blocks.
 
-A convolution computes what PyG defines on the edges that the block holds: PyG has no way to say that a sampled row stands for
-its whole neighbourhood, except through edge weights, which are passed where the convolution takes them and sums.
+A convolution computes what PyG defines on the edges that the block holds: PyG has no way to say that a sampled row
+stands for its whole neighbourhood, except through edge weights, which are passed where the convolution takes them and
+sums.
 """
 
 from collections.abc import Sequence
@@ -26,17 +27,20 @@ ROWS_PER_EDGE = 3
 
 def takes_weights(conv: nn.Module) -> bool:
     """Whether the convolution sums what each edge weighs."""
-    return type(conv).__name__ == "GCNConv" or ("edge_weight" in forward_parameters(conv) and getattr(conv, "aggr", None) in ("add", "sum"))
+    return type(conv).__name__ == "GCNConv" or (
+        "edge_weight" in forward_parameters(conv) and getattr(conv, "aggr", None) in ("add", "sum")
+    )
 
 
 class PyGModel(Stack):
     """A stack of PyG convolutions, with dropout on each one's input and an activation between them.
 
-    `GCNConv` gets the weights of ``D^-1/2 (A + I) D^-1/2`` over the whole graph's degrees. Others see the source rows, the
-    destination rows and the block's edges; those that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`.
+    `GCNConv` gets the weights of ``D^-1/2 (A + I) D^-1/2`` over the whole graph's degrees. Others see the source rows,
+    the destination rows and the block's edges; those that sum and take `edge_weight` get the coefficients of
+    `Neighbourhood.sum`.
 
-    Trained by ``bulk``, ``grappa`` and ``sar`` on any number of ranks, under ``sar`` with the mode ``halo``; ``retexo`` takes Millrace's
-    own models only. What PyG keeps for each edge is bounded in evaluation, not in training.
+    Trained by ``bulk``, ``grappa`` and ``sar`` on any number of ranks, under ``sar`` with the mode ``halo``; ``retexo``
+    takes Millrace's own models only. What PyG keeps for each edge is bounded in evaluation, not in training.
     """
 
     reads_blocks = True
@@ -49,7 +53,8 @@ class PyGModel(Stack):
             activation: one of `base.ACTIVATIONS`, between layers.
 
         Raises:
-            InputError: no convolution, one that cannot work on blocks (the message names the change), or an unknown activation.
+            InputError: no convolution, one that cannot work on blocks (the message names the change), or an unknown
+                activation.
         """
         convs = [convs] if isinstance(convs, nn.Module) and not isinstance(convs, nn.ModuleList) else list(convs)
         if not convs:

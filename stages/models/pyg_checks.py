@@ -13,7 +13,13 @@ from ...storage.minibatch import Block
 from ..neighbourhood.block import BlockNeighbourhood
 from .base import Model
 
-NEED_EDGE_FEATURES = {"GINEConv": "GINConv", "NNConv": "SAGEConv", "GMMConv": "GATConv", "SplineConv": "SAGEConv", "CGConv": "GATConv"}
+NEED_EDGE_FEATURES = {
+    "GINEConv": "GINConv",
+    "NNConv": "SAGEConv",
+    "GMMConv": "GATConv",
+    "SplineConv": "SAGEConv",
+    "CGConv": "GATConv",
+}
 """Convolutions that compute nothing without edge features, and what does a like thing without."""
 NO_EDGE_FEATURES = "but Millrace's graphs hold no edge features (edge weights at most)"
 
@@ -31,17 +37,33 @@ def refuse(conv: object) -> None:
     """
     name = type(conv).__name__
     if not isinstance(conv, nn.Module):
-        raise InputError(f"PyGModel got a {name} among its convolutions; expected PyG convolutions such as SAGEConv(64, 32)")
+        raise InputError(
+            f"PyGModel got a {name} among its convolutions; expected PyG convolutions such as SAGEConv(64, 32)"
+        )
     takes = forward_parameters(conv)
     if not {"x", "edge_index"} <= takes.keys():
-        between = "; activation and dropout go between layers by PyGModel(..., activation=..., dropout=...)" if _is_plain(conv) else ""
-        raise InputError(f"{name}.forward takes {list(takes)}; expected a PyG convolution with x and edge_index{between}")
+        between = (
+            "; activation and dropout go between layers by PyGModel(..., activation=..., dropout=...)"
+            if _is_plain(conv)
+            else ""
+        )
+        raise InputError(
+            f"{name}.forward takes {list(takes)}; expected a PyG convolution with x and edge_index{between}"
+        )
     _check_no_edge_features(conv, name)
-    needed = [p.name for p in takes.values() if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        p.name
+        for p in takes.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if more := [p for p in needed if p not in ("x", "edge_index")]:
-        raise InputError(f"{name}.forward needs {', '.join(more)} too; expected a PyG convolution that x and edge_index are enough for")
+        raise InputError(
+            f"{name}.forward needs {', '.join(more)} too; expected a PyG convolution that x and edge_index are enough for"
+        )
     if getattr(conv, "flow", "source_to_target") != "source_to_target":
-        raise InputError(f"{name} has flow='{conv.flow}', but a block's rows are its targets; leave flow out and turn the dataset's edges")
+        raise InputError(
+            f"{name} has flow='{conv.flow}', but a block's rows are its targets; leave flow out and turn the dataset's edges"
+        )
     if name == "GCNConv":
         if getattr(conv, "normalize", False):
             raise InputError(
@@ -51,11 +73,16 @@ def refuse(conv: object) -> None:
     elif getattr(conv, "add_self_loops", False):
         raise InputError(f"{name} would add self loops to a bipartite block; make it {name}(..., add_self_loops=False)")
     elif takes["x"].annotation is Tensor:
-        raise InputError(f"{name} takes one matrix x; expected a convolution for bipartite graphs (x, x_dst), or GCNConv")
+        raise InputError(
+            f"{name} takes one matrix x; expected a convolution for bipartite graphs (x, x_dst), or GCNConv"
+        )
 
 
 def _is_plain(module: nn.Module) -> bool:
-    return isinstance(module, nn.Dropout | nn.modules.batchnorm._BatchNorm) or type(module).__module__ == "torch.nn.modules.activation"  # pyright: ignore[reportPrivateUsage]
+    return (
+        isinstance(module, nn.Dropout | nn.modules.batchnorm._BatchNorm)
+        or type(module).__module__ == "torch.nn.modules.activation"
+    )  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_no_edge_features(conv: nn.Module, name: str) -> None:
@@ -66,9 +93,13 @@ def _check_no_edge_features(conv: nn.Module, name: str) -> None:
         raise InputError(f"{name} has a product for edge features, {NO_EDGE_FEATURES}; make it without edge_dim")
     for kind in (c.__name__ for c in type(conv).__mro__):
         if kind in NEED_EDGE_FEATURES and not (kind == "CGConv" and not getattr(conv, "dim", 0)):
-            raise InputError(f"{name} needs edge features, {NO_EDGE_FEATURES}; use one without, such as {NEED_EDGE_FEATURES[kind]}")
+            raise InputError(
+                f"{name} needs edge features, {NO_EDGE_FEATURES}; use one without, such as {NEED_EDGE_FEATURES[kind]}"
+            )
         if kind == "RGCNConv" or (kind == "FiLMConv" and getattr(conv, "num_relations", 1) > 1):
-            raise InputError(f"{name} needs a type for each edge, but Millrace's graphs have one type; use a convolution without relations")
+            raise InputError(
+                f"{name} needs a type for each edge, but Millrace's graphs have one type; use a convolution without relations"
+            )
 
 
 def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
@@ -85,7 +116,9 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
     Raises:
         InputError: a convolution takes other widths, or fails.
     """
-    neighbourhood = BlockNeighbourhood(Block(2, np.arange(3), np.array([0, 2, 3]), np.array([1, 2, 0], np.int32)), torch.full((3,), 2.0))
+    neighbourhood = BlockNeighbourhood(
+        Block(2, np.arange(3), np.array([0, 2, 3]), np.array([1, 2, 0], np.int32)), torch.full((3,), 2.0)
+    )
     modes = [(module, module.training) for module in model.modules()]
     width, source = num_features, "the dataset"
     model.eval()
@@ -93,18 +126,24 @@ def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
         with torch.no_grad():
             for i, conv in enumerate(convs):
                 _check_width(i, conv, width, source)
-                known = next((p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0))
+                known = next(
+                    (p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0)
+                )
                 try:
                     out = model.layer(i, neighbourhood, torch.zeros(3, width, dtype=known.dtype, device=known.device))
                 except InputError:
                     raise
                 except Exception as e:
                     said = " ".join(str(e).split())[:200] or type(e).__name__
-                    raise InputError(f"layer {i}, {_short(conv)}, cannot take {width} columns from {source} ({said})") from e
+                    raise InputError(
+                        f"layer {i}, {_short(conv)}, cannot take {width} columns from {source} ({said})"
+                    ) from e
                 if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
                     seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
                     rows = neighbourhood.num_dst
-                    raise InputError(f"layer {i}, {_short(conv)}, returned {seen} for {rows} rows; expected [{rows}, D]")
+                    raise InputError(
+                        f"layer {i}, {_short(conv)}, returned {seen} for {rows} rows; expected [{rows}, D]"
+                    )
                 width, source = out.shape[1], f"layer {i}"
     finally:
         for module, mode in modes:

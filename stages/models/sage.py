@@ -1,4 +1,5 @@
-"""GraphSAGE with the mean and the pooling aggregator (Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, sections 3.1 and 3.3)."""
+"""GraphSAGE with the mean and the pooling aggregator (Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, sections 3.1
+and 3.3)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -42,7 +43,9 @@ class SAGEConv(AggregateFirst):
 
     def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
         """See `AggregateFirst.combine`."""
-        return linear(aggregated, torch.cat([self.neighbours.weight, self.own.weight], dim=1), self.own.bias, activation)
+        return linear(
+            aggregated, torch.cat([self.neighbours.weight, self.own.weight], dim=1), self.own.bias, activation
+        )
 
 
 class SAGEPoolConv(nn.Module):
@@ -63,8 +66,8 @@ class SAGEPoolConv(nn.Module):
 
 @dataclass(frozen=True)
 class SAGE(ModelConfig):
-    """GraphSAGE. Cost per layer: one aggregation, one product of twice its width, whichever is cheaper first; ``max`` takes one product
-    more, for all sources."""
+    """GraphSAGE. Cost per layer: one aggregation, one product of twice its width, whichever is cheaper first; ``max``
+    takes one product more, for all sources."""
 
     name: ClassVar[str] = "sage"
 
@@ -78,4 +81,8 @@ class SAGE(ModelConfig):
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
         """See `ModelConfig.conv`."""
-        return SAGEConv(width_in, width_out) if self.aggregator == "mean" else SAGEPoolConv(width_in, self.hidden, width_out)
+        return (
+            SAGEConv(width_in, width_out)
+            if self.aggregator == "mean"
+            else SAGEPoolConv(width_in, self.hidden, width_out)
+        )

@@ -1,8 +1,8 @@
 """How a layer sees its neighbours.
 
-A layer is ``layer(hood, h) -> h'`` (DESIGN: models see a Neighbourhood). `h` holds the rows that this rank has, [num_src, ...];
-the destinations are the first `num_dst` of them. The same calls are answered by a sampled block here, and by a sequence of
-remote partitions under SAR, so a layer is written once.
+A layer is ``layer(hood, h) -> h'`` (DESIGN: models see a Neighbourhood). `h` holds the rows that this rank has,
+[num_src, ...]; the destinations are the first `num_dst` of them. The same calls are answered by a sampled block here,
+and by a sequence of remote partitions under SAR, so a layer is written once.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +23,10 @@ Reduce = Literal["sum", "mean", "max"]
 class Neighbourhood(Protocol):
     """Aggregation over in-neighbours, differentiable in every floating-point argument.
 
-    `sum`, `mean` and `apply(reduce="sum" | "mean")` estimate the value over the *full* neighbourhood of the graph, without bias
-    where the sampler promises that, and are exact when every in-edge is present: an edge counts `Block.weight` where that is
-    given, else in_degree(v) / (kept edges of v). Rows without an edge give zeros (in `max` too).
+    `sum`, `mean` and `apply(reduce="sum" | "mean")` estimate the value over the *full* neighbourhood of the graph,
+    without bias where the sampler promises that, and are exact when every in-edge is present: an edge counts
+    `Block.weight` where that is given, else in_degree(v) / (kept edges of v). Rows without an edge give zeros (in `max`
+    too).
     """
 
     @property
@@ -45,14 +46,14 @@ class Neighbourhood(Protocol):
 
     @property
     def spans_ranks(self) -> bool:
-        """Whether rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the same width, whatever
-        they hold themselves. The same on every rank."""
+        """Whether rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the
+        same width, whatever they hold themselves. The same on every rank."""
         ...
 
     @property
     def degree(self) -> Tensor:
-        """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in the dtype of
-        the features. Never depends on sampling or partitioning."""
+        """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in
+        the dtype of the features. Never depends on sampling or partitioning."""
         ...
 
     @property
@@ -85,7 +86,8 @@ class Neighbourhood(Protocol):
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """Softmax attention over the present in-edges and the row itself.
 
-        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v], slope)``, softmax over u in N(v) + {v}, then the weighted sum of z[u].
+        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v], slope)``, softmax over u in N(v) + {v}, then the weighted sum
+        of z[u].
 
         Args:
             z: [num_src, H, D].
@@ -114,10 +116,13 @@ class Neighbourhood(Protocol):
         """
         ...
 
-    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+    def attend_shared(
+        self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
+    ) -> Tensor:
         """`attend` whose heads all sum the rows of h: ``e_uv = leaky_relu(<a_src, h[u]> + <a_dst, h[v]>, slope)``.
 
-        With z = W_h h, ``attend`` gives W_h times this, if here a_src is W_h^T times what it is there, and a_dst likewise.
+        With z = W_h h, ``attend`` gives W_h times this, if here a_src is W_h^T times what it is there, and a_dst
+        likewise.
 
         Args:
             h: [num_src, F].
@@ -142,11 +147,13 @@ def destinations(neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
 
 
 EDGE_COST = 8
-"""What a multiply-add of an aggregation takes, in multiply-adds of a matrix product: the first waits for memory, the second does not."""
+"""What a multiply-add of an aggregation takes, in multiply-adds of a matrix product: the first waits for memory, the
+second does not."""
 
 
 def aggregate_first(neighbourhood: Neighbourhood, weights: int, before: int, after: int) -> bool:
-    """Whether to aggregate and then multiply by a matrix, rather than multiply and then aggregate. Both give the same, to rounding.
+    """Whether to aggregate and then multiply by a matrix, rather than multiply and then aggregate. Both give the same,
+    to rounding.
 
     Rows that travel go by the narrower side: the wire is slower than either, and widths are what all ranks agree on.
 

@@ -18,7 +18,17 @@ from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
-from .checks import alike, as_matrix, attention_rule, check_attention, check_both, check_reduce, check_scale, check_shared, full_precision
+from .checks import (
+    alike,
+    as_matrix,
+    attention_rule,
+    check_attention,
+    check_both,
+    check_reduce,
+    check_scale,
+    check_shared,
+    full_precision,
+)
 from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
 
 
@@ -37,8 +47,8 @@ class ListNeighbourhood(ABC):
     ) -> None:
         """
         Args:
-            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights); or what
-                gives it, called when a layer first asks.
+            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights);
+                or what gives it, called when a layer first asks.
             kernels: the aggregation backend; by default what fits the device of the rows.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: what attention dropout keys edges by; by default their places in the lists.
@@ -121,7 +131,9 @@ class ListNeighbourhood(ABC):
             return self.weight.to(self.degree.device, dtype)
         return scale[self._ends(self.lists, scale.device)[1]()]
 
-    def _reduce(self, lists: Any, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    def _reduce(
+        self, lists: Any, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None
+    ) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels(x), lists)  # pyright: ignore[reportReturnType]
         coef = self._weight(x)
@@ -131,8 +143,8 @@ class ListNeighbourhood(ABC):
         return Spmm.apply(x, own, self._kernels(x), lists, coef, self._scale(reduce, x))  # pyright: ignore[reportReturnType]
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device, as do the
-        other calls."""
+        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device,
+        as do the other calls."""
         x = as_matrix(h, self.num_src, "h")
         check_scale(factor, self.num_src, "factor")
         check_scale(own, self.num_dst, "own")
@@ -161,7 +173,15 @@ class ListNeighbourhood(ABC):
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
         rule = attention_rule(slope, dropout)
-        out = Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._kernels(z), self.lists, rule, self._numbers)
+        out = Attend.apply(
+            z.contiguous(),
+            a_src.contiguous(),
+            logit_dst.contiguous(),
+            self._kernels(z),
+            self.lists,
+            rule,
+            self._numbers,
+        )
         return out  # pyright: ignore[reportReturnType]
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
@@ -170,22 +190,29 @@ class ListNeighbourhood(ABC):
         alike(z=z, a_src=a_src, a_dst=a_dst)
         check_both(z, a_src, a_dst, self.num_src)
         rule = attention_rule(slope, dropout)
-        out = AttendBoth.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(z), self.lists, rule, self._numbers)
+        out = AttendBoth.apply(
+            z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(z), self.lists, rule, self._numbers
+        )
         return out  # pyright: ignore[reportReturnType]
 
-    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+    def attend_shared(
+        self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
+    ) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]. Dropout as in `attend`."""
         h, a_src, a_dst = full_precision(h), full_precision(a_src), full_precision(a_dst)
         alike(h=h, a_src=a_src, a_dst=a_dst)
         check_shared(h, a_src, a_dst, self.num_src)
         rule = attention_rule(slope, dropout)
-        out = AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(h), self.lists, rule, self._numbers)
+        out = AttendShared.apply(
+            h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(h), self.lists, rule, self._numbers
+        )
         return out  # pyright: ignore[reportReturnType]
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
         """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
-        `message` sees each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to what it returns.
+        `message` sees each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to
+        what it returns.
         """
         check_reduce(reduce)
         as_matrix(h, self.num_src, "h")
@@ -197,8 +224,8 @@ class ListNeighbourhood(ABC):
 
 
 class BlockNeighbourhood(ListNeighbourhood):
-    """`ListNeighbourhood` over the edges of one block, for rows on the CPU or on a CUDA device. On the CPU the block's arrays are shared,
-    not copied, where their layout allows; to a device they travel once.
+    """`ListNeighbourhood` over the edges of one block, for rows on the CPU or on a CUDA device. On the CPU the block's
+    arrays are shared, not copied, where their layout allows; to a device they travel once.
     """
 
     def __init__(
@@ -212,8 +239,8 @@ class BlockNeighbourhood(ListNeighbourhood):
         """
         Args:
             block: one layer's edges.
-            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights); or what
-                gives it, called when a layer first asks.
+            degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights);
+                or what gives it, called when a layer first asks.
             kernels: the aggregation backend; by default what fits the device of the rows.
             names: int64 [num_src], see `Neighbourhood.names`.
             numbers: what attention dropout keys edges by; by default their places in the block.
@@ -222,7 +249,9 @@ class BlockNeighbourhood(ListNeighbourhood):
             InputError: degree has another shape.
         """
         if isinstance(degree, Tensor) and degree.shape != (block.num_src,):
-            raise InputError(f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for each")
+            raise InputError(
+                f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for each"
+            )
         super().__init__(degree, kernels, names, numbers)
         self.block = block
 
@@ -259,20 +288,25 @@ class BlockNeighbourhood(ListNeighbourhood):
         return None if weight is None else torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))
 
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
-        """What a row's weighted sum is multiplied by, [num_dst], on the host or where the degrees are; None where that is 1."""
+        """What a row's weighted sum is multiplied by, [num_dst], on the host or where the degrees are; None where that
+        is 1."""
         if self.weight is None:
             kept = torch.from_numpy(self.lists.kept).clamp(min=1).to(dtype)
             return 1 / kept if reduce == "mean" else self.degree[: self.num_dst].to(dtype) / kept.to(self.degree.device)
         if reduce == "sum":
             return None
-        total = torch.from_numpy(np.bincount(self.lists.rows, self.weight.numpy().astype(np.float64), minlength=self.num_dst))
+        total = torch.from_numpy(
+            np.bincount(self.lists.rows, self.weight.numpy().astype(np.float64), minlength=self.num_dst)
+        )
         return torch.where(total > 0, 1 / total, 0.0).to(dtype)
 
     def _ends(self, lists: InLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
         return torch.from_numpy(lists.indices).to(device), lambda: torch.from_numpy(lists.rows).to(device)
 
 
-def whole_graph(graph: Graph, dtype: torch.dtype = torch.float32, kernels: ModuleType | None = None) -> BlockNeighbourhood:
+def whole_graph(
+    graph: Graph, dtype: torch.dtype = torch.float32, kernels: ModuleType | None = None
+) -> BlockNeighbourhood:
     """The graph as one block: every node is a destination with all its in-edges."""
     nodes = np.arange(graph.num_nodes, dtype=graph.indices.dtype)
     block = Block(graph.num_nodes, nodes, graph.indptr, graph.indices, graph.edge_weight)

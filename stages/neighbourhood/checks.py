@@ -51,7 +51,9 @@ def alike(**given: Tensor) -> None:
 
 def check_attention(z: Tensor, a_src: Tensor, logit_dst: Tensor, num_src: int, num_dst: int) -> None:
     """Refuse what does not fit together in `attend`."""
-    if not (z.ndim == 3 and len(z) == num_src and a_src.shape == z.shape[1:] and logit_dst.shape == (num_dst, z.shape[1])):
+    if not (
+        z.ndim == 3 and len(z) == num_src and a_src.shape == z.shape[1:] and logit_dst.shape == (num_dst, z.shape[1])
+    ):
         raise InputError(
             f"attend got z {list(z.shape)}, a_src {list(a_src.shape)}, logit_dst {list(logit_dst.shape)}; "
             f"expected [{num_src}, H, D], [H, D], [{num_dst}, H]"
@@ -69,7 +71,13 @@ def check_both(z: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
 
 def check_shared(h: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
     """Refuse what does not fit together in `attend_shared`."""
-    if h.ndim != 2 or len(h) != num_src or a_src.ndim != 2 or a_src.shape != a_dst.shape or a_src.shape[1] != h.shape[1]:
+    if (
+        h.ndim != 2
+        or len(h) != num_src
+        or a_src.ndim != 2
+        or a_src.shape != a_dst.shape
+        or a_src.shape[1] != h.shape[1]
+    ):
         raise InputError(
             f"attend_shared got h {list(h.shape)}, a_src {list(a_src.shape)}, a_dst {list(a_dst.shape)}; "
             f"expected [{num_src}, F], [H, F], [H, F]"

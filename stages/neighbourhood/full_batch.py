@@ -1,8 +1,10 @@
-"""One rank's share of the whole graph, as full-batch training visits it: its nodes, and the edges that lead to them by source rank.
+"""One rank's share of the whole graph, as full-batch training visits it: its nodes, and the edges that lead to them by
+source rank.
 
-SAR (Mostafa, MLSys 2022) keeps the edges of a part as one *edge shard* for each part that sources lie in. Here rows are put in the
-order in which layers need them, so that what a layer needs is the beginning of every array: with labelled seeds first, then the nodes
-one hop away from them, and so on (the pruning of SAR's ``construct_mfgs``, without a second copy of any edge).
+SAR (Mostafa, MLSys 2022) keeps the edges of a part as one *edge shard* for each part that sources lie in. Here rows are
+put in the order in which layers need them, so that what a layer needs is the beginning of every array: with labelled
+seeds first, then the nodes one hop away from them, and so on (the pruning of SAR's ``construct_mfgs``, without a second
+copy of any edge).
 """
 
 from dataclasses import dataclass
@@ -87,7 +89,9 @@ class View:
         total = np.zeros(self.num_dst)
         for s in self.shards:
             assert s.weight is not None
-            total[slice(None) if s.rows is None else s.rows] += np.bincount(s.lists.rows, s.weight.numpy(), minlength=s.lists.num_dst)
+            total[slice(None) if s.rows is None else s.rows] += np.bincount(
+                s.lists.rows, s.weight.numpy(), minlength=s.lists.num_dst
+            )
         return total
 
 
@@ -111,8 +115,11 @@ class FullBatch:
 
     @cached_property
     def degree(self) -> Tensor:
-        """float64 [N], in-degree in the whole graph (weighted: the sum of its in-edges' weights): no edge is left out here."""
-        return torch.from_numpy(self.whole.kept.astype(np.float64) if self.whole.weights is None else self.whole.weights)
+        """float64 [N], in-degree in the whole graph (weighted: the sum of its in-edges' weights): no edge is left out
+        here."""
+        return torch.from_numpy(
+            self.whole.kept.astype(np.float64) if self.whole.weights is None else self.whole.weights
+        )
 
     @property
     def num_edges(self) -> int:
@@ -126,7 +133,16 @@ class FullBatch:
         weights = sum(s.weight.nbytes for s in self.whole.shards if s.weight is not None)
         lists = sum(s.lists.indptr.nbytes + 8 * (s.lists.num_src + 1) for s in self.whole.shards)
         rows = sum(a.nbytes for a in (*self.whole.wanted, *(s.rows for s in self.whole.shards if s.rows is not None)))
-        return edges + weights + lists + rows + self.names.nbytes + self.order.nbytes + self.numbers.first.nbytes + self.numbers.own.nbytes
+        return (
+            edges
+            + weights
+            + lists
+            + rows
+            + self.names.nbytes
+            + self.order.nbytes
+            + self.numbers.first.nbytes
+            + self.numbers.own.nbytes
+        )
 
     def check(self) -> "FullBatch":
         """Prove the invariants (our own, hence assert)."""
@@ -150,8 +166,11 @@ class FullBatch:
         return self
 
 
-def arrange(shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int, prune: bool, group: Group) -> FullBatch:
-    """Put a rank's rows and edges in the order in which layers need them, and agree with the other ranks on what travels.
+def arrange(
+    shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int, prune: bool, group: Group
+) -> FullBatch:
+    """Put a rank's rows and edges in the order in which layers need them, and agree with the other ranks on what
+    travels.
 
     All ranks call this at the same time. What they tell each other is counted as ``graph``.
 
@@ -190,8 +209,15 @@ def arrange(shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int,
             by_need = np.argsort(near, kind="stable")
             turned = np.empty(len(near), np.int32)
             turned[by_need] = np.arange(len(near), dtype=np.int32)
-            shard = Shard(InLists.of(shard.lists.indptr, turned[shard.lists.indices], len(near)), shard.rows, shard.edge, shard.weight)
-            asked.append(shards.sources[shards.source_splits[q] : shards.source_splits[q + 1]].astype(np.int64)[by_need])
+            shard = Shard(
+                InLists.of(shard.lists.indptr, turned[shard.lists.indices], len(near)),
+                shard.rows,
+                shard.edge,
+                shard.weight,
+            )
+            asked.append(
+                shards.sources[shards.source_splits[q] : shards.source_splits[q + 1]].astype(np.int64)[by_need]
+            )
             assert shard.rows is not None
             list_ends.append([int(np.searchsorted(shard.rows, end)) for end in row_ends])
             ends.append([int(np.searchsorted(near[by_need], k, side="right")) for k in range(levels)] + [len(near)])
@@ -208,7 +234,9 @@ def arrange(shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int,
     whole = view(levels)
     layers = tuple(view(num_layers - 1 - i) if prune else whole for i in range(num_layers))
     numbers = EdgeNumbers(
-        first=(shards.first_edge - _part_indptr(shards, num_rows))[order], own=(shards.total_edges + owned)[order], edge=None
+        first=(shards.first_edge - _part_indptr(shards, num_rows))[order],
+        own=(shards.total_edges + owned)[order],
+        edge=None,
     )
     return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers)
 
@@ -253,8 +281,11 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
             hops[ids[hops[ids] == FAR]] = hop
 
 
-def _arranged(shards: EdgeShards, q: int, place: npt.NDArray[np.int32], hops: npt.NDArray[np.uint8]) -> tuple[Shard, npt.NDArray[np.uint8]]:
-    """Shard q with its lists in the new order of rows, and how near the nearest row is that reads each of its sources."""
+def _arranged(
+    shards: EdgeShards, q: int, place: npt.NDArray[np.int32], hops: npt.NDArray[np.uint8]
+) -> tuple[Shard, npt.NDArray[np.uint8]]:
+    """Shard q with its lists in the new order of rows, and how near the nearest row is that reads each of its
+    sources."""
     rows, counts, of = _lists(shards, q)
     rows = place[rows]
     turn = np.argsort(rows)

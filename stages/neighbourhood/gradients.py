@@ -1,4 +1,5 @@
-"""The aggregation kernels as differentiable functions. `kernels` is a module of `stages.kernels`; matrices must be contiguous.
+"""The aggregation kernels as differentiable functions. `kernels` is a module of `stages.kernels`; matrices must be
+contiguous.
 
 Rows that are only named (`stages.memory.lazy_rows`) are constants: they are read where they lie, and get no gradient.
 """
@@ -16,11 +17,18 @@ from ..memory.lazy_rows import head
 
 
 class Spmm(torch.autograd.Function):
-    """``apply(x, own, kernels, lists, coef, row_scale)``: differentiable in x and `own` [n]; the weights of the graph are constants."""
+    """``apply(x, own, kernels, lists, coef, row_scale)``: differentiable in x and `own` [n]; the weights of the graph
+    are constants."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, own: Tensor | None, kernels: ModuleType, lists: InLists, coef: Tensor | None, row_scale: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        own: Tensor | None,
+        kernels: ModuleType,
+        lists: InLists,
+        coef: Tensor | None,
+        row_scale: Tensor | None,
     ) -> Tensor:
         ctx.rest = kernels, lists, coef, row_scale
         # x is only needed for the gradient of `own`.
@@ -42,7 +50,9 @@ class SpmmBeside(torch.autograd.Function):
     """``apply(x, kernels, lists, coef, row_scale)``: the aggregates, and the destinations' own rows beside them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: ModuleType, lists: InLists, coef: Tensor | None, row_scale: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, kernels: ModuleType, lists: InLists, coef: Tensor | None, row_scale: Tensor | None
+    ) -> Tensor:
         ctx.rest = kernels, lists, coef, row_scale
         return kernels.spmm_beside(lists, x, coef, row_scale)
 
@@ -71,7 +81,8 @@ class Maximum(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """``apply(z, a_src, logit_dst, kernels, lists, rule, numbers)``: keeps its inputs, the result and one number per row and head."""
+    """``apply(z, a_src, logit_dst, kernels, lists, rule, numbers)``: keeps its inputs, the result and one number per
+    row and head."""
 
     @staticmethod
     def forward(
@@ -99,8 +110,8 @@ class Attend(torch.autograd.Function):
 
 
 class AttendBoth(torch.autograd.Function):
-    """``apply(z, a_src, a_dst, kernels, lists, rule, numbers)``: `Attend` with ``logit_dst = <a_dst, z>``, whose gradient goes straight
-    into that of z."""
+    """``apply(z, a_src, a_dst, kernels, lists, rule, numbers)``: `Attend` with ``logit_dst = <a_dst, z>``, whose
+    gradient goes straight into that of z."""
 
     @staticmethod
     def forward(
@@ -124,13 +135,16 @@ class AttendBoth(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         kernels, lists, rule, numbers = ctx.rest
         z, a_src, a_dst, logit_dst, out, log_sum = ctx.saved_tensors
-        dz, d_src, d_logit = kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous(), numbers)
+        dz, d_src, d_logit = kernels.attend_backward(
+            lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous(), numbers
+        )
         kernels.add_outer(dz, d_logit, a_dst)
         return dz, d_src, kernels.weighted_sum(d_logit, z[: lists.num_dst]), None, None, None, None
 
 
 class AttendShared(torch.autograd.Function):
-    """``apply(x, a_src, a_dst, kernels, lists, rule, numbers)``: every head sums the rows of x; keeps two numbers per row and head."""
+    """``apply(x, a_src, a_dst, kernels, lists, rule, numbers)``: every head sums the rows of x; keeps two numbers per
+    row and head."""
 
     @staticmethod
     def forward(
@@ -154,5 +168,7 @@ class AttendShared(torch.autograd.Function):
         kernels, lists, rule, numbers = ctx.rest
         x, a_src, a_dst, *rest = ctx.saved_tensors
         grad = grads[0].contiguous()
-        found = kernels.attend_shared_backward(lists, x, a_src, a_dst, rule, *rest, grad, ctx.needs_input_grad[0], numbers)
+        found = kernels.attend_shared_backward(
+            lists, x, a_src, a_dst, rule, *rest, grad, ctx.needs_input_grad[0], numbers
+        )
         return *found, None, None, None, None

@@ -1,7 +1,7 @@
 """A layer's neighbours on other ranks, fetched in one exchange: plain domain-parallel training.
 
-Faster than one rank after the other where memory allows it: one message for each pair of ranks and one pass over the edges. What a
-layer keeps for its backward pass, it keeps for the rows of other ranks too.
+Faster than one rank after the other where memory allows it: one message for each pair of ranks and one pass over the
+edges. What a layer keeps for its backward pass, it keeps for the rows of other ranks too.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,8 @@ from .ring import KIND, Ring
 
 
 class Halo:
-    """What a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made once for a run."""
+    """What a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made once for
+    a run."""
 
     def __init__(self, batch: FullBatch, view: View, dtype: torch.dtype) -> None:
         """
@@ -119,14 +120,16 @@ class HaloNeighbourhood:
         return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)  # pyright: ignore[reportReturnType]
 
     def as_block(self, h: Tensor) -> tuple[BlockNeighbourhood, Tensor]:
-        """The layer as one block over this rank's rows and those of the others that it reads, and h of these. All ranks call this at
-        the same time, and ask for the block's degrees at the same time."""
+        """The layer as one block over this rank's rows and those of the others that it reads, and h of these. All ranks
+        call this at the same time, and ask for the block's degrees at the same time."""
         return BlockNeighbourhood(self._halo.neighbourhood.block, self._all_degrees), self._all(h)
 
     def _all_degrees(self) -> Tensor:
         halo = self._halo
         if self._group.size > 1 and halo.exchanged_degree is None:
-            halo.exchanged_degree = self._all(halo.neighbourhood.degree[: self.num_src, None].contiguous())[:, 0].clone()
+            halo.exchanged_degree = self._all(halo.neighbourhood.degree[: self.num_src, None].contiguous())[
+                :, 0
+            ].clone()
         return halo.neighbourhood.degree if halo.exchanged_degree is None else halo.exchanged_degree
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
@@ -161,7 +164,9 @@ class HaloNeighbourhood:
         """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]."""
         return self._halo.neighbourhood.attend_both(self._all(z), a_src, a_dst, slope, dropout)
 
-    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+    def attend_shared(
+        self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
+    ) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]."""
         return self._halo.neighbourhood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)
 
@@ -180,7 +185,10 @@ class _Exchange(torch.autograd.Function):
         both[: len(x)] = x
         lengths = [len(w) for w in halo.view.wanted]
         parts = take_rows(x, np.concatenate(halo.view.wanted)).split(lengths)
-        ring.wait(lambda _: ring.group.all_to_all(list(parts), KIND, list(both[len(x) :].split(halo.counts))), "rows of all ranks")
+        ring.wait(
+            lambda _: ring.group.all_to_all(list(parts), KIND, list(both[len(x) :].split(halo.counts))),
+            "rows of all ranks",
+        )
         return both
 
     @staticmethod
@@ -190,7 +198,10 @@ class _Exchange(torch.autograd.Function):
         n, wanted = halo.view.num_src, halo.view.wanted
         grad = grads[0].contiguous()
         back = empty((sum(len(w) for w in wanted), *grad.shape[1:]), grad.dtype).split([len(w) for w in wanted])
-        ring.wait(lambda _: ring.group.all_to_all(list(grad[n:].split(halo.counts)), KIND, list(back)), "gradients of all ranks")
+        ring.wait(
+            lambda _: ring.group.all_to_all(list(grad[n:].split(halo.counts)), KIND, list(back)),
+            "gradients of all ranks",
+        )
         dx = grad[:n].clone()
         for ids, rows in zip(wanted, back):
             # One rank after the other: several may have read the same row.

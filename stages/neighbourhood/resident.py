@@ -37,7 +37,9 @@ class ResidentNeighbourhood(ListNeighbourhood):
     @cached_property
     def _edge_lists(self) -> DeviceLists:  # pyright: ignore[reportIncompatibleMethodOverride]
         x = self._lists
-        return DeviceLists(x.indptr, torch.arange(x.num_edges, device=x.indices.device), x.num_edges, x.longest, x.limit)
+        return DeviceLists(
+            x.indptr, torch.arange(x.num_edges, device=x.indices.device), x.num_edges, x.longest, x.limit
+        )
 
     @cached_property
     def weight(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -52,7 +54,8 @@ class ResidentNeighbourhood(ListNeighbourhood):
             return self.degree[: self.num_dst].to(dtype) * inverse if reduce == "sum" else inverse
         if reduce == "sum":
             return None
-        # Row by row, in the order of the edges: the same bits from run to run, which a running sum over all would not give.
+        # Row by row, in the order of the edges: the same bits from run to run, which a running sum over all would not
+        # give.
         ones = torch.ones(self.num_src, 1, dtype=torch.float64, device=self.weight.device)
         total = self._kernels(ones).spmm(self._lists, ones, self.weight)[:, 0]
         return torch.where(total > 0, 1 / total, 0.0).to(dtype)

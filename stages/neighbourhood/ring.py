@@ -1,7 +1,8 @@
 """Rows of a full batch on their way between ranks, one pair of ranks after the other.
 
-In round r of P-1 every rank sends to the rank r places further on and hears from the rank r places back (SAR; Mostafa, MLSys 2022). Every
-message has a tag of its own, so there are no barriers: rounds of different ranks may drift apart. Pairs without rows are skipped.
+In round r of P-1 every rank sends to the rank r places further on and hears from the rank r places back (SAR; Mostafa,
+MLSys 2022). Every message has a tag of its own, so there are no barriers: rounds of different ranks may drift apart.
+Pairs without rows are skipped.
 """
 
 import time
@@ -30,7 +31,8 @@ class Ring:
         """
         Args:
             group: the ranks.
-            prefetch_bytes: rows of later rounds are asked for ahead of time as long as no more than this is under way, both ways.
+            prefetch_bytes: rows of later rounds are asked for ahead of time as long as no more than this is under way,
+                both ways.
         """
         self.group = group
         self.prefetch_bytes = prefetch_bytes
@@ -62,9 +64,8 @@ class Ring:
             factor: [num_src], rows travel multiplied by it.
             again: whether this is for the backward pass.
 
-        Yields:
-            (rank, its rows in the order of the shard's sources) for each of `rounds`: none where this rank only sends. They are the
-            caller's.
+        Yields: (rank, its rows in the order of the shard's sources) for each of `rounds`: none where this rank only
+            sends. They are the caller's.
         """
         kind = _FETCH_AGAIN if again else _FETCH
 
@@ -79,7 +80,9 @@ class Ring:
         under_way: deque[tuple[int, Swap, Tensor]] = deque()
         in_flight = 0
         for r in rounds:
-            while waiting and (waiting[0] == r or in_flight + self._size(view, waiting[0]) * row_bytes <= self.prefetch_bytes):
+            while waiting and (
+                waiting[0] == r or in_flight + self._size(view, waiting[0]) * row_bytes <= self.prefetch_bytes
+            ):
                 ahead = waiting.popleft()
                 in_flight += self._size(view, ahead) * row_bytes
                 under_way.append((ahead, *start(ahead)))
@@ -92,9 +95,12 @@ class Ring:
             self.wait(swap.sent, f"{words}: sending rows to rank {to}")
             in_flight -= self._size(view, r) * row_bytes
 
-    def push(self, view: View, r: int, part: Tensor, onto: Tensor, call: int, layer: int, factor: Tensor | None = None) -> "Push":
-        """Start round r of handing gradients back: `part` for the rows that were read of the rank r places back, and what the rank r
-        places further on has for this one's is added to `onto` [num_src, ...] (times `factor`) by `Push.finish`."""
+    def push(
+        self, view: View, r: int, part: Tensor, onto: Tensor, call: int, layer: int, factor: Tensor | None = None
+    ) -> "Push":
+        """Start round r of handing gradients back: `part` for the rows that were read of the rank r places back, and
+        what the rank r places further on has for this one's is added to `onto` [num_src, ...] (times `factor`) by
+        `Push.finish`."""
         # Against the direction of `rows`: gradients go where rows came from.
         source, to = self._peers(r)
         into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype)
@@ -103,9 +109,16 @@ class Ring:
         return Push(self, swap, part, into, view.wanted[source], onto, factor, words, peers)
 
     def push_all(
-        self, view: View, make: Callable[[int], Tensor], onto: Tensor, call: int, layer: int, factor: Tensor | None = None
+        self,
+        view: View,
+        make: Callable[[int], Tensor],
+        onto: Tensor,
+        call: int,
+        layer: int,
+        factor: Tensor | None = None,
     ) -> None:
-        """All rounds of `push`; ``make(q)`` gives the gradients of the rows of rank q. While one round travels, the next is computed."""
+        """All rounds of `push`; ``make(q)`` gives the gradients of the rows of rank q. While one round travels, the
+        next is computed."""
         before: Push | None = None
         for r in self.rounds(view):
             part = make(self.source(r))

@@ -1,7 +1,7 @@
 """A layer's neighbours on other ranks, visited one rank after the other (SAR; Mostafa, MLSys 2022).
 
-The rows of a rank are fetched, aggregated and freed before those of the next come, so a layer takes memory for two ranks' rows at a
-time however many there are. What the backward pass needs of them again depends on the call:
+The rows of a rank are fetched, aggregated and freed before those of the next come, so a layer takes memory for two
+ranks' rows at a time however many there are. What the backward pass needs of them again depends on the call:
 
 ============================  ===================================================  ==========================================
 call                          backward                                             rows of width D that travel, for B remote rows
@@ -9,7 +9,8 @@ call                          backward                                          
 sum, mean, mean_beside, max   gradients are handed back; no row is needed again    B D forward, B D back
 attend, apply                 rows are fetched again, coefficients and messages    B D forward, 2 B D back
                               computed again; or kept (``keep``)                   (B D back)
-============================  ===================================================  ==========================================
+============================  ===================================================
+==========================================
 
 Where the input needs no gradient, nothing is handed back.
 """
@@ -31,7 +32,17 @@ from ..kernels.aggregation.lists import InLists
 from ..memory.arena import empty
 from ..random import Purpose, draw_word, node_words, stream, torch_seed
 from .base import Message, Reduce
-from .checks import alike, as_matrix, attention_rule, check_attention, check_both, check_reduce, check_scale, check_shared, full_precision
+from .checks import (
+    alike,
+    as_matrix,
+    attention_rule,
+    check_attention,
+    check_both,
+    check_reduce,
+    check_scale,
+    check_shared,
+    full_precision,
+)
 from .full_batch import FullBatch, Shard, View
 from .ring import Push, Ring
 
@@ -42,11 +53,13 @@ MESSAGE_BYTES = 64 << 20
 class SequentialNeighbourhood:
     """Aggregation over the edges of one layer of a full batch. See `Neighbourhood` for what each call computes.
 
-    Every rank makes the same calls in the same order, whatever rows it has. Sums are added up in the order in which ranks are visited,
-    so results differ between numbers of ranks by rounding.
+    Every rank makes the same calls in the same order, whatever rows it has. Sums are added up in the order in which
+    ranks are visited, so results differ between numbers of ranks by rounding.
     """
 
-    def __init__(self, batch: FullBatch, view: View, layer: int, ring: Ring, dtype: torch.dtype, keep: bool = False) -> None:
+    def __init__(
+        self, batch: FullBatch, view: View, layer: int, ring: Ring, dtype: torch.dtype, keep: bool = False
+    ) -> None:
         """
         Args:
             batch: this rank's share of the graph.
@@ -105,8 +118,8 @@ class SequentialNeighbourhood:
         return EdgeNumbers(self.batch.numbers.first, self.batch.numbers.own, shard.edge)
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device, as do the
-        other calls."""
+        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device,
+        as do the other calls."""
         x = as_matrix(h, self.num_src, "h")
         check_scale(factor, self.num_src, "factor")
         check_scale(own, self.num_dst, "own")
@@ -125,12 +138,14 @@ class SequentialNeighbourhood:
         return _Sum.apply(x, None, self, None, self.mean_scale(x.dtype), True)  # pyright: ignore[reportReturnType]
 
     def max(self, h: Tensor) -> Tensor:
-        """[num_src, ...] -> [num_dst, ...]. Of equal values the first edge in the order of the whole graph takes the gradient."""
+        """[num_src, ...] -> [num_dst, ...]. Of equal values the first edge in the order of the whole graph takes the
+        gradient."""
         x = as_matrix(h, self.num_src, "h")
         return _Maximum.apply(x, self).reshape(self.num_dst, *h.shape[1:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D]: an online softmax over the ranks, of which only z travels."""
+        """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D]: an online softmax over the ranks, of which only z
+        travels."""
         z, a_src, logit_dst = full_precision(z), full_precision(a_src), full_precision(logit_dst)
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
@@ -145,7 +160,9 @@ class SequentialNeighbourhood:
         rule = attention_rule(slope, dropout)
         return _Attend.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self, rule, 0, True)  # pyright: ignore[reportReturnType]
 
-    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+    def attend_shared(
+        self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
+    ) -> Tensor:
         """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]; h travels once for all heads."""
         h, a_src, a_dst = full_precision(h), full_precision(a_src), full_precision(a_dst)
         alike(h=h, a_src=a_src, a_dst=a_dst)
@@ -157,9 +174,10 @@ class SequentialNeighbourhood:
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
         """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
-        Messages are computed for some edges at a time, and again in the backward pass, so a function may be called any number of times
-        and must depend on its arguments only: parameters that it holds (a module's, or in a closure) are found and get their
-        gradients; random numbers that it draws from torch's generator are drawn alike both times, but depend on the partitioning.
+        Messages are computed for some edges at a time, and again in the backward pass, so a function may be called any
+        number of times and must depend on its arguments only: parameters that it holds (a module's, or in a closure)
+        are found and get their gradients; random numbers that it draws from torch's generator are drawn alike both
+        times, but depend on the partitioning.
 
         Raises:
             InputError: it uses a tensor that was computed with gradients outside of it; pass that in `params`.
@@ -194,7 +212,9 @@ class _Sum(torch.autograd.Function):
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
         here = neighbourhood.own
         coef = _coefficients(here, factor)
-        out = kernels.spmm_beside(here.lists, x, coef, scale) if beside else kernels.spmm(here.lists, x, coef, scale, own)
+        out = (
+            kernels.spmm_beside(here.lists, x, coef, scale) if beside else kernels.spmm(here.lists, x, coef, scale, own)
+        )
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer, factor):
             shard = neighbourhood.view.shards[q]
             kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight, scale)
@@ -267,24 +287,43 @@ class _Maximum(torch.autograd.Function):
 
 
 class _Attend(torch.autograd.Function):
-    """``apply(z, a_src, dst, hood, rule, heads, both)``: keeps z of this rank, the result and two numbers per row and head. With `heads`
-    above 0 z is [num_src, F] and all heads sum its rows. `dst` is logit_dst, or with `both` a_dst."""
+    """``apply(z, a_src, dst, hood, rule, heads, both)``: keeps z of this rank, the result and two numbers per row and
+    head. With `heads` above 0 z is [num_src, F] and all heads sum its rows. `dst` is logit_dst, or with `both`
+    a_dst."""
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, neighbourhood: SequentialNeighbourhood, rule: AttentionRule, heads: int, both: bool
+        ctx: Any,
+        z: Tensor,
+        a_src: Tensor,
+        dst: Tensor,
+        neighbourhood: SequentialNeighbourhood,
+        rule: AttentionRule,
+        heads: int,
+        both: bool,
     ) -> Tensor:
         kernels, call, here = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.own
         spread = _Spread(heads)
         logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
         out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype).zero_()
         log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype).fill_(-torch.inf)
-        kernels.attend_into(here.lists, None, neighbourhood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True)
+        kernels.attend_into(
+            here.lists, None, neighbourhood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True
+        )
         kept = {}
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call, neighbourhood.layer):
             shard = neighbourhood.view.shards[q]
             kernels.attend_into(
-                shard.lists, shard.rows, neighbourhood.numbers(shard), spread(rows), a_src, logit_dst, rule, out, log_sum, False
+                shard.lists,
+                shard.rows,
+                neighbourhood.numbers(shard),
+                spread(rows),
+                a_src,
+                logit_dst,
+                rule,
+                out,
+                log_sum,
+                False,
             )
             if neighbourhood.keep:
                 kept[q] = rows
@@ -313,7 +352,14 @@ class _Attend(torch.autograd.Function):
             return spread.back(dz)
 
         dz = of(here, z, True)
-        _rebuild(neighbourhood, z, call, kept, lambda q, rows: of(view.shards[q], rows, False), dz if ctx.needs_input_grad[0] else None)
+        _rebuild(
+            neighbourhood,
+            z,
+            call,
+            kept,
+            lambda q, rows: of(view.shards[q], rows, False),
+            dz if ctx.needs_input_grad[0] else None,
+        )
         if a_dst is not None:
             kernels.add_outer(dz, d_dst, a_dst)
             d_dst = kernels.weighted_sum(d_dst, z[: neighbourhood.num_dst])
@@ -344,7 +390,8 @@ def _rebuild(
     of: Callable[[int, Tensor], Tensor],
     onto: Tensor | None,
 ) -> None:
-    """The backward pass of a call that needs the rows of every other rank again, and hands gradients back unless there is no `onto`."""
+    """The backward pass of a call that needs the rows of every other rank again, and hands gradients back unless there
+    is no `onto`."""
     ring, view = neighbourhood.ring, neighbourhood.view
     again = None if neighbourhood.keep else ring.rows(view, x, call, neighbourhood.layer, again=True)
     before: Push | None = None
@@ -446,7 +493,10 @@ class _Apply(torch.autograd.Function):
                 coef = None if shard.weight is None else shard.weight[src.start : src.stop]
                 weight = None if coef is None else coef.to(h.dtype)
                 with torch.enable_grad(), _drawn(key, batch.rank, q, a):
-                    x_src, x_dst = rows[src.indices].requires_grad_(), h[: neighbourhood.num_dst][there].requires_grad_()
+                    x_src, x_dst = (
+                        rows[src.indices].requires_grad_(),
+                        h[: neighbourhood.num_dst][there].requires_grad_(),
+                    )
                     x = message(x_src, x_dst, weight, *given[:num_params])
                 of_rows = _rows_of(shard, a, b)
                 width = grad.shape[1]
@@ -456,7 +506,9 @@ class _Apply(torch.autograd.Function):
                     dx = kernels.spmm_from(lists, of_rows, grad, width, coef, scale)
                 if not x.requires_grad:
                     continue
-                found = torch.autograd.grad(x, [x_src, x_dst, *(given[i] for i in wanted)], dx.reshape(x.shape), allow_unused=True)
+                found = torch.autograd.grad(
+                    x, [x_src, x_dst, *(given[i] for i in wanted)], dx.reshape(x.shape), allow_unused=True
+                )
                 if found[0] is not None:
                     d_rows.index_add_(0, src.indices, found[0])
                 if found[1] is not None:
@@ -485,7 +537,8 @@ class _Edges:
 
 
 def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of lists whose edges' inputs take `MESSAGE_BYTES` at most; one range at least, so that a message is seen."""
+    """Ranges of lists whose edges' inputs take `MESSAGE_BYTES` at most; one range at least, so that a message is
+    seen."""
     per_edge = 2 * rows.itemsize * max(1, rows.shape[1:].numel())
     most = max(1, MESSAGE_BYTES // per_edge)
     indptr, n, a = shard.lists.indptr, shard.lists.num_dst, 0
@@ -515,7 +568,8 @@ def _rows_of(shard: Shard, a: int, b: int) -> npt.NDArray[np.int32]:
 
 @contextmanager
 def _drawn(key: int, rank: int, source: int, piece: int) -> Iterator[None]:
-    """Torch's generator as it is for one piece of one shard, both times that its messages are computed; afterwards as it was."""
+    """Torch's generator as it is for one piece of one shard, both times that its messages are computed; afterwards as
+    it was."""
     generator = torch.default_generator
     before = generator.get_state()
     seed = draw_word(node_words(key, np.array([rank << 32 | source])), piece)

@@ -1,9 +1,10 @@
 """Products with weights under autograd, with their bias and activation, in memory that the next step uses again.
 
-Rows are taken in blocks that fit a processor's cache: bias, activation and its gradient are applied while a block is still there,
-instead of in passes over the whole matrix. Threads take whole blocks, each by itself: nobody waits at a barrier inside a product,
-which costs little on an idle machine and several times the product where a sampling thread wants a core now and then. Where blocks
-begin, and in which order gradients are added, depends on the number of rows alone: any number of threads gives the same bits.
+Rows are taken in blocks that fit a processor's cache: bias, activation and its gradient are applied while a block is
+still there, instead of in passes over the whole matrix. Threads take whole blocks, each by itself: nobody waits at a
+barrier inside a product, which costs little on an idle machine and several times the product where a sampling thread
+wants a core now and then. Where blocks begin, and in which order gradients are added, depends on the number of rows
+alone: any number of threads gives the same bits.
 
 All of that is for rows in the memory of the host; those in a device's are multiplied by `dense_cuda`.
 """
@@ -31,7 +32,8 @@ SHARE = 8
 """A thread takes one in so many of the blocks that are left: few parts, and small ones in the end, when others wait."""
 _aten: Any = torch.ops.aten
 
-# Forward in place; gradient from (gradient, result) into a third tensor: neither needs what the activation was applied to.
+# Forward in place; gradient from (gradient, result) into a third tensor: neither needs what the activation was applied
+# to.
 _FORWARD: dict[str, Callable[[Tensor], Any]] = {"relu": torch.relu_, "elu": torch.nn.functional.elu_}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "relu": lambda grad, out, into: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=into),
@@ -245,14 +247,18 @@ class _Activate(torch.autograd.Function):
 
 def _in_bfloat16(x: Tensor) -> bool:
     device = x.device.type
-    return x.dtype == torch.float32 and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    return (
+        x.dtype == torch.float32
+        and torch.is_autocast_enabled(device)
+        and torch.get_autocast_dtype(device) == torch.bfloat16
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
     """``activation(x weight^T + bias)``, [n, D_in] -> [n, D_out].
 
-    Under ``torch.autocast(device, torch.bfloat16)`` float32 operands are multiplied in bfloat16; what goes in and comes out, bias and
-    activation stay in float32. All operands lie on one device, the CPU or a CUDA device.
+    Under ``torch.autocast(device, torch.bfloat16)`` float32 operands are multiplied in bfloat16; what goes in and comes
+    out, bias and activation stay in float32. All operands lie on one device, the CPU or a CUDA device.
 
     Args:
         x: [n, D_in].
@@ -272,7 +278,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
 
 
 def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
-    """Each head's rows by that head's weight, side by side: ``activation(concat_h(x[:, h] weight[h]^T) + bias)``; see `linear`.
+    """Each head's rows by that head's weight, side by side: ``activation(concat_h(x[:, h] weight[h]^T) + bias)``; see
+    `linear`.
 
     Args:
         x: [n, H, D_in].

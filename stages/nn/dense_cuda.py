@@ -1,8 +1,8 @@
 """`dense` for tensors in a device's memory: whole products, one after the other, with as few launches as torch offers.
 
-What a launch costs the host is what a minibatch's layer has to spare, so bias and activation go with the product where cuBLAS takes
-them, else over its result in place; the activation's gradient goes through its result. Operands of a product in bfloat16 are rounded
-once and kept for the backward pass; the products come in float32.
+What a launch costs the host is what a minibatch's layer has to spare, so bias and activation go with the product where
+cuBLAS takes them, else over its result in place; the activation's gradient goes through its result. Operands of a
+product in bfloat16 are rounded once and kept for the backward pass; the products come in float32.
 
 Products are written into tensors of a given type, which autocast leaves alone: it is `dense` that reads its setting.
 """
@@ -18,7 +18,11 @@ _aten: Any = torch.ops.aten
 STRETCHES = 32
 """Pieces that a long sum over rows is cut into."""
 
-_FORWARD: dict[str, Callable[[Tensor], Any]] = {"relu": torch.relu_, "elu": torch.nn.functional.elu_, "none": lambda y: y}
+_FORWARD: dict[str, Callable[[Tensor], Any]] = {
+    "relu": torch.relu_,
+    "elu": torch.nn.functional.elu_,
+    "none": lambda y: y,
+}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "relu": lambda grad, out: _aten.threshold_backward(grad, out, 0),
     "elu": lambda grad, out: _aten.elu_backward(grad, 1, 1, 1, True, out),
@@ -80,7 +84,8 @@ class Linear(torch.autograd.Function):
 
 
 class PerHead(torch.autograd.Function):
-    """``apply(x, weight, bias, activation, low)``: see `dense.per_head`; one product for all heads, written where it belongs."""
+    """``apply(x, weight, bias, activation, low)``: see `dense.per_head`; one product for all heads, written where it
+    belongs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
@@ -115,8 +120,8 @@ class PerHead(torch.autograd.Function):
 def _over_rows(g: Tensor, a: Tensor, dtype: torch.dtype) -> Tensor:
     """[H, n, D], [n, H, F] -> [H, D, F], the sum over rows of each head's outer products, in `dtype`.
 
-    The result is small and the sum long: as one product for each head it would keep a few multiprocessors of a hundred at work. So rows
-    are cut into `STRETCHES`, each a product of its own.
+    The result is small and the sum long: as one product for each head it would keep a few multiprocessors of a hundred
+    at work. So rows are cut into `STRETCHES`, each a product of its own.
     """
     heads, n, width = g.shape
     m, features = n // STRETCHES, a.shape[2]
@@ -125,7 +130,9 @@ def _over_rows(g: Tensor, a: Tensor, dtype: torch.dtype) -> Tensor:
     for h in range(heads):
         if m:
             rows = g[h, :whole].unflatten(0, (STRETCHES, m)), a[:whole, h].unflatten(0, (STRETCHES, m))
-            torch.sum(_product(rows[0].transpose(1, 2), rows[1], dw.new_empty(STRETCHES, width, features)), 0, out=dw[h])
+            torch.sum(
+                _product(rows[0].transpose(1, 2), rows[1], dw.new_empty(STRETCHES, width, features)), 0, out=dw[h]
+            )
         if whole < n:
             dw[h] += _product(g[h, whole:].t(), a[whole:, h], dw.new_empty(width, features))
     return dw

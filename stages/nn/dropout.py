@@ -48,15 +48,15 @@ class _Dropout(torch.autograd.Function):
 def dropout(h: Tensor, p: float, training: bool, names: IntArray | Tensor | None = None) -> Tensor:
     """`h` with each element dropped with probability p and the others divided by 1 - p; `h` itself outside training.
 
-    One number from torch's CPU generator is the key of the mask, so `torch.manual_seed` governs it, and the mask is the same on every
-    device. Rows that are only named are gathered and dropped in one go.
+    One number from torch's CPU generator is the key of the mask, so `torch.manual_seed` governs it, and the mask is the
+    same on every device. Rows that are only named are gathered and dropped in one go.
 
     Args:
         h: [rows, ...], float32 or float64, on the CPU or a CUDA device.
         p: in [0, 1).
         training: whether to drop at all.
-        names: int64 [rows], at least 0: under one key, rows of one name lose the same elements, in whatever matrix they lie. Their own
-            numbers when absent. On the host, or, for rows on a device, there.
+        names: int64 [rows], at least 0: under one key, rows of one name lose the same elements, in whatever matrix they
+            lie. Their own numbers when absent. On the host, or, for rows on a device, there.
     """
     if not training or p == 0.0:
         return h
@@ -67,4 +67,8 @@ def _dropped(h: Tensor, p: float, names: IntArray | Tensor | None) -> Tensor:
     taken: KeySource | None = getattr(_keys, "source", None)
     key = draw_key() if taken is None else taken()
     # Constants need no gradient, and autograd would have to ask for one.
-    return dropout_on(h.device).scale_kept(h, key, p, names) if isinstance(h, LazyRows) else _Dropout.apply(h, key, p, names)
+    return (
+        dropout_on(h.device).scale_kept(h, key, p, names)
+        if isinstance(h, LazyRows)
+        else _Dropout.apply(h, key, p, names)
+    )

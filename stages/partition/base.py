@@ -14,7 +14,8 @@ MAX_PARTS = 1_000_000
 
 @runtime_checkable
 class Partitioner(Protocol):
-    """Gives every node of a graph to one part. A pure function of (graph, parts, seed): frozen, holds only its options."""
+    """Gives every node of a graph to one part. A pure function of (graph, parts, seed): frozen, holds only its
+    options."""
 
     @property
     def name(self) -> str:
@@ -44,5 +45,7 @@ def check_parts(parts: int, num_nodes: int | None = None) -> int:
     if isinstance(parts, bool) or not isinstance(parts, int | np.integer) or not 1 <= parts <= MAX_PARTS:
         raise InputError(f"parts is {parts!r}; expected a whole number from 1 to {MAX_PARTS}")
     if num_nodes is not None and parts > num_nodes:
-        raise InputError(f"parts is {parts}, but the graph has {num_nodes} nodes; expected at most a part for each node")
+        raise InputError(
+            f"parts is {parts}, but the graph has {num_nodes} nodes; expected at most a part for each node"
+        )
     return int(parts)

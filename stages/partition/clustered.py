@@ -23,14 +23,17 @@ FINER = 4.0
 
 @dataclass(frozen=True)
 class Clustered:
-    """Communities of high modularity, packed whole into parts that are even in the work of full-batch training (see `MetisWork`).
+    """Communities of high modularity, packed whole into parts that are even in the work of full-batch training (see
+    `MetisWork`).
 
-    Where whole communities make a part heavier than `slack` allows, they are laid end to end instead and cut into stretches of equal work.
-    Nodes within a community are then in the order of smaller ones, which are looked for at `FINER` times the resolution.
+    Where whole communities make a part heavier than `slack` allows, they are laid end to end instead and cut into
+    stretches of equal work. Nodes within a community are then in the order of smaller ones, which are looked for at
+    `FINER` times the resolution.
 
-    The graph is seen as `Metis` sees it. Its pairs of neighbours are made by the processor, about 40 bytes per adjacency; communities are
-    found by cuGraph on one GPU, or on all of the machine if there are several. This has been checked against the interfaces of RAPIDS 26.10
-    only and has not been run on a GPU yet. What cuGraph finds need not be the same twice: it adds in no fixed order.
+    The graph is seen as `Metis` sees it. Its pairs of neighbours are made by the processor, about 40 bytes per
+    adjacency; communities are found by cuGraph on one GPU, or on all of the machine if there are several. This has been
+    checked against the interfaces of RAPIDS 26.10 only and has not been run on a GPU yet. What cuGraph finds need not
+    be the same twice: it adds in no fixed order.
     """
 
     resolution: float = 1.0
@@ -44,7 +47,9 @@ class Clustered:
         if not self.resolution > 0:
             raise InputError(f"resolution is {self.resolution}; expected a number above 0, such as 1")
         if not self.slack > 1:
-            raise InputError(f"slack is {self.slack}; expected more than 1, such as 1.1: the heaviest part over the mean")
+            raise InputError(
+                f"slack is {self.slack}; expected more than 1, such as 1.1: the heaviest part over the mean"
+            )
 
     def check_available(self) -> int:
         """The number of GPUs.
@@ -82,7 +87,13 @@ class Clustered:
         return TableBook(part_of, parts)
 
     def _of_every_node(
-        self, find: Find, resolution: float, key: int, low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], num_nodes: int
+        self,
+        find: Find,
+        resolution: float,
+        key: int,
+        low: npt.NDArray[np.integer],
+        high: npt.NDArray[np.integer],
+        num_nodes: int,
     ) -> npt.NDArray[np.int64]:
         """int64 [V]: nodes without a neighbour are communities of their own, numbered from the end down."""
         nodes, found = find(self.algorithm, resolution, key)
@@ -92,13 +103,16 @@ class Clustered:
         lacking[low], lacking[high] = True, True
         lacking[nodes] = False
         if lacking.any():
-            raise RunError(f"cuGraph's {self.algorithm} gave no community to {lacking.sum()} of {num_nodes} nodes; use 'metis-work'")
+            raise RunError(
+                f"cuGraph's {self.algorithm} gave no community to {lacking.sum()} of {num_nodes} nodes; use 'metis-work'"
+            )
         return cluster
 
 
 @dataclass(frozen=True)
 class Louvain(Clustered):
-    """By Louvain's method (Blondel, Guillaume, Lambiotte, Lefebvre, J. Stat. Mech. P10008, 2008). It draws nothing from the seed."""
+    """By Louvain's method (Blondel, Guillaume, Lambiotte, Lefebvre, J. Stat. Mech. P10008, 2008). It draws nothing from
+    the seed."""
 
     name = "louvain"
     algorithm: ClassVar[Algorithm] = "louvain"

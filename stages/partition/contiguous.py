@@ -15,13 +15,13 @@ from .base import check_parts
 class Contiguous:
     """Part p owns one range of ids. The book is P + 1 numbers, whatever V is.
 
-    Cuts few edges only where the order of ids follows the graph (crawls, grids, a graph that was reordered); on shuffled ids it
-    cuts as many as a hash.
+    Cuts few edges only where the order of ids follows the graph (crawls, grids, a graph that was reordered); on
+    shuffled ids it cuts as many as a hash.
     """
 
     balance: Literal["nodes", "edges"] = "edges"
-    """What parts have equally much of: nodes, or nodes + in-edges (the work of sampling and aggregation). A row is never cut, so a
-    part can exceed its share by one row."""
+    """What parts have equally much of: nodes, or nodes + in-edges (the work of sampling and aggregation). A row is
+    never cut, so a part can exceed its share by one row."""
 
     name = "contiguous"
 

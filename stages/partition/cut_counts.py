@@ -25,8 +25,9 @@ class CutCounts:
     lists: IdArray
     """int64 [P], pairs of an owned node and a part that in-edges of it come from."""
     rows: IdArray
-    """int64 [L + 1, P, P]: ``rows[i, p, q]`` rows of part q that part p reads in layer i of full-batch training, from the input on, where
-    layers leave out what no train node's result depends on; at the end, those that any in-edge of p's comes from."""
+    """int64 [L + 1, P, P]: ``rows[i, p, q]`` rows of part q that part p reads in layer i of full-batch training, from
+    the input on, where layers leave out what no train node's result depends on; at the end, those that any in-edge of
+    p's comes from."""
 
     @property
     def size(self) -> int:
@@ -55,7 +56,8 @@ class CutCounts:
 
 
 def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int) -> CutCounts:
-    """Count what `stages.neighbourhood.full_batch.arrange` would find, in memory of some 40 bytes an edge that is cut, and 16 any other.
+    """Count what `stages.neighbourhood.full_batch.arrange` would find, in memory of some 40 bytes an edge that is cut,
+    and 16 any other.
 
     Args:
         graph: V nodes.

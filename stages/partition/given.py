@@ -27,7 +27,11 @@ class Given:
 
     def __post_init__(self) -> None:
         if not isinstance(self.owners, np.ndarray) or self.owners.ndim != 1 or self.owners.dtype.kind not in "iu":
-            shown = f"{self.owners.dtype}{list(self.owners.shape)}" if isinstance(self.owners, np.ndarray) else type(self.owners).__name__
+            shown = (
+                f"{self.owners.dtype}{list(self.owners.shape)}"
+                if isinstance(self.owners, np.ndarray)
+                else type(self.owners).__name__
+            )
             raise InputError(f"owners are {shown}; expected a vector of whole numbers, an owner for each node")
         object.__setattr__(self, "digest", self.digest or digest_arrays(owners=self.owners))
 
@@ -61,5 +65,7 @@ class Given:
             raise InputError(f"{len(self.owners)} owners are given for {graph.num_nodes} nodes; give one for each")
         if len(self.owners) and (self.owners.min() < 0 or self.owners.max() >= parts):
             seen = f"[{self.owners.min()}, {self.owners.max()}]"
-            raise InputError(f"owners lie in {seen}, but there are {parts} parts, from 0 on: give as many ranks or clients")
+            raise InputError(
+                f"owners lie in {seen}, but there are {parts} parts, from 0 on: give as many ranks or clients"
+            )
         return TableBook(self.owners.astype(np.int32), parts)

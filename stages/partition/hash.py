@@ -12,8 +12,8 @@ from .base import check_parts
 class Hash:
     """Each node goes to a part at random, by 32 bits of its word in the stream (seed, PARTITION).
 
-    Balanced in nodes and train nodes to O(sqrt(V / P)), blind to the graph: it cuts about (P - 1) / P of the edges. The answer
-    for a node depends on no other node, so any process can compute it without a table.
+    Balanced in nodes and train nodes to O(sqrt(V / P)), blind to the graph: it cuts about (P - 1) / P of the edges. The
+    answer for a node depends on no other node, so any process can compute it without a table.
     """
 
     name = "hash"

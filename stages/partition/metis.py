@@ -17,11 +17,13 @@ from .contiguous import Contiguous
 class Metis:
     """Multilevel graph partitioning (Karypis, Kumar, SIAM J. Sci. Comput. 1998): balanced in nodes, few edges cut.
 
-    METIS sees the undirected simple graph: u and v are adjacent if an edge joins them in either direction, with the number of
-    such edges as weight, and self loops left out. So what it minimises is the number of directed edges cut.
+    METIS sees the undirected simple graph: u and v are adjacent if an edge joins them in either direction, with the
+    number of such edges as weight, and self loops left out. So what it minimises is the number of directed edges cut.
 
-    Everything is in memory, about 40 bytes per adjacency. One thread runs for about a second per million edges and holds Python's
-    global lock meanwhile: give a large graph a process of its own, for in a thread it would stop a Dask worker's heartbeats.
+    Everything is in memory, about 40 bytes per adjacency. One thread runs for about a second per million edges and
+    holds Python's
+    global lock meanwhile: give a large graph a process of its own, for in a thread it would stop a Dask worker's
+        heartbeats.
     """
 
     name = "metis"
@@ -36,7 +38,8 @@ class Metis:
 
         parts = check_parts(parts)
         adjacency = undirected(graph)
-        # METIS prints to the process's standard output and returns no table when it is asked for more parts than there are nodes.
+        # METIS prints to the process's standard output and returns no table when it is asked for more parts than there
+        # are nodes.
         if not adjacency.nnz or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)
         if parts == 1:
@@ -55,10 +58,11 @@ class Metis:
 
 @dataclass(frozen=True)
 class MetisWork(Metis):
-    """`Metis`, balanced in the work of full-batch training: a node counts 1, and as much again for every mean in-degree of its edges.
+    """`Metis`, balanced in the work of full-batch training: a node counts 1, and as much again for every mean in-degree
+    of its edges.
 
-    Ranks that train full-batch go through the layers together, so the slowest one sets the pace; where degrees differ much, parts of as
-    many nodes can differ several times in edges.
+    Ranks that train full-batch go through the layers together, so the slowest one sets the pace; where degrees differ
+    much, parts of as many nodes can differ several times in edges.
     """
 
     name = "metis-work"

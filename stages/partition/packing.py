@@ -9,10 +9,11 @@ IntArray = npt.NDArray[np.integer]
 
 
 def pack(cluster: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
-    """Whole clusters dealt out to parts, the heaviest first, each to the lightest part (longest processing time first; Graham, 1969).
+    """Whole clusters dealt out to parts, the heaviest first, each to the lightest part (longest processing time first;
+    Graham, 1969).
 
-    No part is heavier than the mean part and the heaviest cluster together, nor than the lightest part by more than that cluster. The
-    result depends on which nodes are together, not on what their clusters are called.
+    No part is heavier than the mean part and the heaviest cluster together, nor than the lightest part by more than
+    that cluster. The result depends on which nodes are together, not on what their clusters are called.
 
     Args:
         cluster: int [V], any numbers.
@@ -35,9 +36,11 @@ def pack(cluster: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int3
 
 
 def lay_out(coarse: IntArray, fine: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
-    """Clusters laid end to end, the heaviest first, and cut into stretches of equal weight: few clusters have nodes in several parts.
+    """Clusters laid end to end, the heaviest first, and cut into stretches of equal weight: few clusters have nodes in
+    several parts.
 
-    No part is heavier than the mean part and one node together. The result depends on which nodes are together, not on names.
+    No part is heavier than the mean part and one node together. The result depends on which nodes are together, not on
+    names.
 
     Args:
         coarse: int [V], clusters that are to stay together.

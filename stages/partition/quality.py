@@ -111,4 +111,6 @@ def measure(graph: Graph, book: PartitionBook, train: npt.NDArray[np.int64] | No
         InputError: the book is for another number of nodes.
     """
     per_part = train_per_part(book, np.empty(0, np.int64) if train is None else train)
-    return PartitionQuality(tuple(count_part(extract_partition(graph, book, p), per_part[p]) for p in range(book.num_parts)))
+    return PartitionQuality(
+        tuple(count_part(extract_partition(graph, book, p), per_part[p]) for p in range(book.num_parts))
+    )

@@ -1,6 +1,7 @@
 """Communities of a graph's nodes by RAPIDS cuGraph 26.10, on one GPU or, through Dask, on all of this machine.
 
-Which modules are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py` checks that.
+Which modules are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py`
+checks that.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from ..rapids import gpu_cluster
 
 Algorithm = Literal["louvain", "leiden"]
 Find = Callable[[Algorithm, float, int], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
-"""(algorithm, resolution, seed) -> nodes, each once, and the community of each. Nodes without a neighbour may be absent."""
+"""(algorithm, resolution, seed) -> nodes, each once, and the community of each. Nodes without a neighbour may be
+absent."""
 Columns = dict[str, npt.NDArray[Any]]
 
 NAMES = {"source": "low", "destination": "high", "edge_attr": "weight"}
@@ -23,14 +25,17 @@ SLICES_PER_GPU = 2
 
 
 @contextmanager
-def communities(low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], weight: npt.NDArray[np.float32], gpus: int) -> Iterator[Find]:
+def communities(
+    low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], weight: npt.NDArray[np.float32], gpus: int
+) -> Iterator[Find]:
     """An undirected graph on `gpus` GPUs, for as long as communities are looked for in it.
 
     Args:
         low: int32 or int64 [n], the smaller end of each pair of neighbours, each pair once.
         high: of the same dtype, the larger end.
         weight: float32 [n].
-        gpus: of `stages.rapids.count_gpus`. With more than one a cluster of this machine, with a worker for each, is started and ended.
+        gpus: of `stages.rapids.count_gpus`. With more than one a cluster of this machine, with a worker for each, is
+            started and ended.
     """
     columns = {"low": low, "high": high, "weight": weight}
     with _on_one_gpu(columns) if gpus == 1 else _on_several(columns, gpus) as find:
@@ -62,9 +67,14 @@ def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
             empty = _frame({k: v[:0] for k, v in columns.items()})
             graph = cugraph.Graph(directed=False)
             graph.from_dask_cudf_edgelist(
-                dask_cudf.from_delayed(client.map(_frame, slices, key="partition-edges"), meta=empty, verify_meta=False), **NAMES
+                dask_cudf.from_delayed(
+                    client.map(_frame, slices, key="partition-edges"), meta=empty, verify_meta=False
+                ),
+                **NAMES,
             )
-            yield lambda algorithm, resolution, seed: _on_host(_called(on_all, graph, algorithm, resolution, seed).compute())
+            yield lambda algorithm, resolution, seed: _on_host(
+                _called(on_all, graph, algorithm, resolution, seed).compute()
+            )
         finally:
             comms.destroy()
 

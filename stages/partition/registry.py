@@ -24,5 +24,7 @@ def partitioner(name: str) -> Partitioner:
         InputError: there is none of that name.
     """
     if name not in PARTITIONERS:
-        raise InputError(f"partitioner is '{name}'; expected one of {', '.join(sorted(PARTITIONERS))}{nearest(name, list(PARTITIONERS))}")
+        raise InputError(
+            f"partitioner is '{name}'; expected one of {', '.join(sorted(PARTITIONERS))}{nearest(name, list(PARTITIONERS))}"
+        )
     return PARTITIONERS[name]()

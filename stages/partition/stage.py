@@ -1,8 +1,8 @@
 """The partition stage: a dataset becomes a folder of parts.
 
-``book/`` says who owns what; ``part-0000/graph`` is a part's structure, ``part-0000/shards`` its edges by the owner of their source, and
-``part-0000/rows`` its own rows of features, labels and split; ``manifest.json``, written last, makes the folder a store. All of them
-carry one fingerprint.
+``book/`` says who owns what; ``part-0000/graph`` is a part's structure, ``part-0000/shards`` its edges by the owner of
+their source, and ``part-0000/rows`` its own rows of features, labels and split; ``manifest.json``, written last, makes
+the folder a store. All of them carry one fingerprint.
 """
 
 import os
@@ -82,10 +82,12 @@ def partition_dataset(
     on_progress: Callable[[int, int], None] | None = None,
     write_parts: Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCounts]]] | None = None,
 ) -> PartitionReport:
-    """Cut a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it otherwise.
+    """Cut a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it
+    otherwise.
 
-    Beyond the dataset itself, memory holds the book, the structure of one part, its edge shards and a slice of its features. A folder
-    that an interrupted call or an earlier version left is completed: parts that stand are kept. A complete one is only read.
+    Beyond the dataset itself, memory holds the book, the structure of one part, its edge shards and a slice of its
+    features. A folder that an interrupted call or an earlier version left is completed: parts that stand are kept. A
+    complete one is only read.
 
     Args:
         dataset: V nodes.
@@ -94,28 +96,40 @@ def partition_dataset(
         out: the folder to make.
         seed: the run's seed.
         on_progress: called with (parts done, P).
-        write_parts: called with the parts that are lacking and the fingerprint, once the book is stored; calls `write_part` for each,
-            wherever it likes, and yields each part with its counts.
+        write_parts: called with the parts that are lacking and the fingerprint, once the book is stored; calls
+            `write_part` for each, wherever it likes, and yields each part with its counts.
 
     Raises:
         InputError: `parts` is not a positive integer, there are fewer nodes, or `out` cannot be written.
-        StoreError: `out` holds something else, or parts that were made from something else; the message lists what differs.
+        StoreError: `out` holds something else, or parts that were made from something else; the message lists what
+            differs.
     """
     start = time.perf_counter()
     require_dataset(dataset)
     out, parts = Path(out), check_parts(parts, dataset.num_nodes)
-    fingerprint = {**dataset_fingerprint(dataset), "partitioner": repr(partitioner), "parts": str(parts), "seed": str(seed)}
+    fingerprint = {
+        **dataset_fingerprint(dataset),
+        "partitioner": repr(partitioner),
+        "parts": str(parts),
+        "seed": str(seed),
+    }
     if (out / MANIFEST).exists():
         whole = open_store(out, KIND, fingerprint=fingerprint)
         if _layout(whole) >= LAYOUT:
             return PartitionReport(out, quality_of(whole), 0, time.perf_counter() - start)
-    if out.exists() and not (out / "book").exists() and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir())):
+    if (
+        out.exists()
+        and not (out / "book").exists()
+        and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir()))
+    ):
         raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
     sweep_leftovers(out)
     if (out / "book").exists():
         book = open_book(out / "book", fingerprint=fingerprint)
         if (book.num_parts, book.num_nodes) != (parts, dataset.num_nodes):
-            raise StoreError(f"{out / 'book'} is of {book.num_parts} parts and {book.num_nodes} nodes; it was changed: remove {out}")
+            raise StoreError(
+                f"{out / 'book'} is of {book.num_parts} parts and {book.num_nodes} nodes; it was changed: remove {out}"
+            )
     else:
         book = partitioner.assign(dataset.graph, parts, seed)
         assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
@@ -128,14 +142,25 @@ def partition_dataset(
         if on_progress is not None:
             on_progress(len(counts), parts)
     quality = PartitionQuality(tuple(counts[p] for p in range(parts)))
-    meta = {"layout": LAYOUT, "num_parts": parts, "partitioner": partitioner.name, "seed": seed, "quality": quality.as_record()}
+    meta = {
+        "layout": LAYOUT,
+        "num_parts": parts,
+        "partitioner": partitioner.name,
+        "seed": seed,
+        "quality": quality.as_record(),
+    }
     _commit(out, fingerprint, meta)
     return PartitionReport(out, quality, len(lacking), time.perf_counter() - start)
 
 
 def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
     """What a dataset has of the nodes that a part owns."""
-    split = Split(*(np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64) for name in SPLITS))
+    split = Split(
+        *(
+            np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64)
+            for name in SPLITS
+        )
+    )
     features, graph = _OwnedFeatures(dataset.features, owned), dataset.graph
     return OwnRows(owned, graph.take(owned), graph.num_edges, features, dataset.labels[owned], split)
 
@@ -165,7 +190,8 @@ def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
 
 
 def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
-    """Part `part` of what `partition_dataset` wrote: its edges by the owner of their source, the global ids of its rows, and the rows.
+    """Part `part` of what `partition_dataset` wrote: its edges by the owner of their source, the global ids of its
+    rows, and the rows.
 
     Raises:
         StoreError: the folder is incomplete or damaged, an earlier version wrote it, or there is no such part.
@@ -179,11 +205,16 @@ def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64]
     owned = open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint).read("owned")
     shards = open_edge_shards(folder / "shards", fingerprint=whole.fingerprint)
     with proving(folder / "shards"):
-        require((shards.part, shards.num_owned) == (part, len(owned)), f"it is of part {shards.part}, of {shards.num_owned} nodes")
+        require(
+            (shards.part, shards.num_owned) == (part, len(owned)),
+            f"it is of part {shards.part}, of {shards.num_owned} nodes",
+        )
         sizes = [counts.nodes for counts in quality_of(whole).parts]
         require(len(sizes) == shards.num_parts, f"it is of {shards.num_parts} parts; there are {len(sizes)}")
         for q, size in enumerate(sizes):
-            require_within(shards.sources[slice(*shards.source_splits[q : q + 2])], size, f"sources that part {q} is to send")
+            require_within(
+                shards.sources[slice(*shards.source_splits[q : q + 2])], size, f"sources that part {q} is to send"
+            )
     with proving(folder / "graph"):
         require_vector(owned, np.int64, None, "owned")
         require_ascending(owned, "owned")
@@ -242,8 +273,14 @@ def _open_rows(folder: Path, whole: Store, num_owned: int) -> PartRows:
     features = ZarrFeatures.inside(rows, "features")
     with proving(rows.path):
         split.check(num_owned)
-        require(features.num_rows == len(labels) == num_owned, f"{features.num_rows} rows and {len(labels)} labels of {num_owned} nodes")
-        require((labels.dtype, labels.ndim) in ((np.int64, 1), (np.float32, 2)), f"labels are {labels.dtype}{list(labels.shape)}")
+        require(
+            features.num_rows == len(labels) == num_owned,
+            f"{features.num_rows} rows and {len(labels)} labels of {num_owned} nodes",
+        )
+        require(
+            (labels.dtype, labels.ndim) in ((np.int64, 1), (np.float32, 2)),
+            f"labels are {labels.dtype}{list(labels.shape)}",
+        )
     return PartRows(features, labels, split)
 
 
@@ -256,7 +293,8 @@ def _folder(out: Path, part: int) -> Path:
 
 
 def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
-    """The counts of a part that is there already. Its rows were written last, so they vouch for the rest, in this layout."""
+    """The counts of a part that is there already. Its rows were written last, so they vouch for the rest, in this
+    layout."""
     try:
         open_store(folder / "shards", SHARDS_KIND, fingerprint=fingerprint)
         rows = open_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint)
@@ -266,11 +304,15 @@ def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
         return None
 
 
-def _write_rows(path: Path, own: OwnRows, partition: Partition, counts: PartCounts, fingerprint: dict[str, str]) -> None:
+def _write_rows(
+    path: Path, own: OwnRows, partition: Partition, counts: PartCounts, fingerprint: dict[str, str]
+) -> None:
     arrays = {"features": own.features, "labels": own.labels, **{name: getattr(own.split, name) for name in SPLITS}}
     if partition.edge_weight is not None:
         arrays[WEIGHTED] = _weighted_degree(partition)
-    write_store(path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True)
+    write_store(
+        path, ROWS_KIND, fingerprint=fingerprint, meta={"counts": asdict(counts)}, arrays=arrays, overwrite=True
+    )
 
 
 def _commit(out: Path, fingerprint: dict[str, str], meta: dict[str, Any]) -> None:

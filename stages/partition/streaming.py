@@ -1,10 +1,10 @@
 """Parts in one pass over the nodes, with few edges cut: LDG and Fennel.
 
-Nodes come in the order of their ids. Each is given once and for all to the part of the highest score, of equals to the smallest, and of
-these to the first; full parts take none. A node's neighbours are its in-neighbours that came before it: of an undirected graph, every
-edge is looked at once with both ends known. How few are cut depends on the order: fewest where neighbours have near ids. Nothing is
-drawn from the seed. Beside the book, memory holds numbers for each part and for each size of a part, O(V + P), and `ROWS` rows of the
-graph, which is read once; time is O(V + E + P).
+Nodes come in the order of their ids. Each is given once and for all to the part of the highest score, of equals to the
+smallest, and of these to the first; full parts take none. A node's neighbours are its in-neighbours that came before
+it: of an undirected graph, every edge is looked at once with both ends known. How few are cut depends on the order:
+fewest where neighbours have near ids. Nothing is drawn from the seed. Beside the book, memory holds numbers for each
+part and for each size of a part, O(V + P), and `ROWS` rows of the graph, which is read once; time is O(V + E + P).
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,8 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class Ldg:
-    """Linear deterministic greedy (Stanton, Kliot, KDD 2012): a part S of capacity C scores ``|N(v) n S| (1 - |S| / C)``."""
+    """Linear deterministic greedy (Stanton, Kliot, KDD 2012): a part S of capacity C scores ``|N(v) n S| (1 - |S| /
+    C)``."""
 
     slack: float = 1.1
     """C over the mean size of a part, in nodes."""
@@ -62,10 +63,11 @@ class Ldg:
 
 @dataclass(frozen=True)
 class Fennel:
-    """Fennel (Tsourakakis, Gkantsidis, Radunovic, Vojnovic, WSDM 2014): a part S scores ``|N(v) n S| - alpha gamma |S|^(gamma - 1)``.
+    """Fennel (Tsourakakis, Gkantsidis, Radunovic, Vojnovic, WSDM 2014): a part S scores ``|N(v) n S| - alpha gamma
+    |S|^(gamma - 1)``.
 
-    ``alpha = P^(gamma - 1) E / V^gamma``. An undirected graph has both directions of its edges here, which doubles the paper's alpha: on
-    graphs with hubs that cuts less, and on others it is the same.
+    ``alpha = P^(gamma - 1) E / V^gamma``. An undirected graph has both directions of its edges here, which doubles the
+    paper's alpha: on graphs with hubs that cuts less, and on others it is the same.
     """
 
     gamma: float = 1.5

@@ -71,10 +71,13 @@ class Boundary:
             present = torch.ones(view.num_src, dtype=torch.uint8)
             for split in absent:
                 present[share.splits[split]] = 0
-            self.graphs[name] = self._edges(np.concatenate([present.numpy(), self.ask(present, "graph", job.group).numpy()]).astype(bool))
+            self.graphs[name] = self._edges(
+                np.concatenate([present.numpy(), self.ask(present, "graph", job.group).numpy()]).astype(bool)
+            )
 
     def ask(self, own: Tensor, kind: str, group: Group) -> Tensor:
-        """What other ranks say of their rows, [B, ...], as this one says of its own, [N, ...]. All ranks call this at the same time."""
+        """What other ranks say of their rows, [B, ...], as this one says of its own, [N, ...]. All ranks call this at
+        the same time."""
         lengths = [len(w) for w in self.view.wanted]
         into = torch.empty((sum(self.counts), *own.shape[1:]), dtype=own.dtype)
         rows = own[torch.from_numpy(np.concatenate(self.view.wanted)).to(torch.int64)]
@@ -90,12 +93,19 @@ class Boundary:
             counts = np.bincount(lists.rows[kept], minlength=lists.num_dst)
             np.cumsum(counts, out=indptr[1:])
             weight = None if weight is None else weight[torch.from_numpy(kept)]
-            degree = torch.from_numpy(counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst))
+            degree = torch.from_numpy(
+                counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst)
+            )
             lists, edge = InLists.of(indptr, lists.indices[kept], lists.num_src), edge[kept]
         degree = degree.to(torch.float64)
         # Of all nodes, wherever they lie: coefficients must not depend on who owns them.
         return Edges(
-            lists, edge, weight, torch.cat([degree, self.ask(degree, "graph", self.group)]).to(self.dtype), self.names, self.batch.numbers
+            lists,
+            edge,
+            weight,
+            torch.cat([degree, self.ask(degree, "graph", self.group)]).to(self.dtype),
+            self.names,
+            self.batch.numbers,
         )
 
 
@@ -129,4 +139,6 @@ class Edges:
         weight = None if self.weight is None else self.weight[torch.from_numpy(edges)].numpy()
         block = Block(len(dst), self.names[src], indptr, place[sources], weight)
         numbers = EdgeNumbers(self.numbers.first[dst], self.numbers.own[dst], self.edge[edges])
-        return BlockNeighbourhood(block, self.degree[torch.from_numpy(src)], names=self.names[src], numbers=numbers), src
+        return BlockNeighbourhood(
+            block, self.degree[torch.from_numpy(src)], names=self.names[src], numbers=numbers
+        ), src

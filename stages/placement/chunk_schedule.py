@@ -1,7 +1,7 @@
 """Which chunks lie at which rank in which super-epoch: pure functions of a seed, so that no rank has to be told.
 
-Grappa's sweep (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872) keeps the base chunks and changes the variable one. That a share of
-all chunks is dealt anew at every switch, up to all of them, is this project's.
+Grappa's sweep (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872) keeps the base chunks and changes the variable one.
+That a share of all chunks is dealt anew at every switch, up to all of them, is this project's.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class ChunkSchedule:
     per_rank: int = 1
     """m."""
     reshuffle_fraction: float = 0.0
-    """The share of all chunks whose place is drawn anew at every switch, at least two of them; 0: none, rank p keeps the chunks m p to
-    m p + m - 1; 1: all, so that no super-epoch tells anything of another."""
+    """The share of all chunks whose place is drawn anew at every switch, at least two of them; 0: none, rank p keeps
+    the chunks m p to m p + m - 1; 1: all, so that no super-epoch tells anything of another."""
     rotation: Rotation = "sweep"
 
     @property
@@ -39,11 +39,15 @@ class ChunkSchedule:
     def places(self, super_epoch: int) -> IdArray:
         """int64 [Q], the chunk at each place; rank p has the places m p to m p + m - 1.
 
-        Chunks that move start from a uniform deal, and each switch permutes some of them uniformly among their places: so the deal of
-        every super-epoch is a uniform one. O(t Q log Q) for super-epoch t.
+        Chunks that move start from a uniform deal, and each switch permutes some of them uniformly among their places:
+        so the deal of every super-epoch is a uniform one. O(t Q log Q) for super-epoch t.
         """
         chunks = np.arange(self.num_chunks)
-        count = min(self.num_chunks, max(2, round(self.reshuffle_fraction * self.num_chunks))) if self.reshuffle_fraction else 0
+        count = (
+            min(self.num_chunks, max(2, round(self.reshuffle_fraction * self.num_chunks)))
+            if self.reshuffle_fraction
+            else 0
+        )
         if not count:
             return chunks
         if count == self.num_chunks:
@@ -59,7 +63,8 @@ class ChunkSchedule:
         return tuple(sorted(self.places(super_epoch)[rank * self.per_rank : (rank + 1) * self.per_rank].tolist()))
 
     def beside(self, rank: int, super_epoch: int) -> int | None:
-        """The rank whose base chunks are seen too. In P - 1 super-epochs a sweep brings every rank every other one once."""
+        """The rank whose base chunks are seen too. In P - 1 super-epochs a sweep brings every rank every other one
+        once."""
         if self.rotation == "none" or self.ranks == 1:
             return None
         return (rank + 1 + (super_epoch % (self.ranks - 1) if self.rotation == "sweep" else 0)) % self.ranks
@@ -73,8 +78,9 @@ class ChunkSchedule:
     def inclusion(self) -> float:
         """The chance that chunk c is seen where chunk d is, for different chunks that can be seen together.
 
-        Where chunks move, the chunks that a rank sees are a uniform subset of all: s - 1 of the Q - 1 others are seen beside d, with
-        s = 2 m, or m without variable chunks. Where they do not, it is that of the variable chunks given the base chunks, over a sweep.
+        Where chunks move, the chunks that a rank sees are a uniform subset of all: s - 1 of the Q - 1 others are seen
+        beside d, with s = 2 m, or m without variable chunks. Where they do not, it is that of the variable chunks given
+        the base chunks, over a sweep.
         """
         if self.ranks == 1:
             return 1.0

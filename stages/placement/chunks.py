@@ -1,8 +1,9 @@
-"""Every rank sees its own chunks of the graph and, for a while, another rank's beside them: training without messages between nodes.
+"""Every rank sees its own chunks of the graph and, for a while, another rank's beside them: training without messages
+between nodes.
 
-Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are cut into chunks, one or more for each rank. A rank trains on
-the seeds of its *base* chunks, and sees *variable* chunks beside them, which change from super-epoch to super-epoch
-(`chunk_schedule.ChunkSchedule`). The rest is not there.
+Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are cut into chunks, one or more for each rank. A
+rank trains on the seeds of its *base* chunks, and sees *variable* chunks beside them, which change from super-epoch to
+super-epoch (`chunk_schedule.ChunkSchedule`). The rest is not there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -52,14 +53,15 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Isolated(Placement):
-    """What a rank sees: nodes of the base chunks, then of the variable ones, then halo nodes, which have features and no in-edges."""
+    """What a rank sees: nodes of the base chunks, then of the variable ones, then halo nodes, which have features and
+    no in-edges."""
 
     num_base: int = 0
     num_visible: int = 0
     """Nodes of all its chunks."""
     in_edges: Tensor | None = None
-    """float64 [V], each node's in-edges in the whole graph; self loops do not count, and those of a halo node count as one. None: all
-    are here."""
+    """float64 [V], each node's in-edges in the whole graph; self loops do not count, and those of a halo node count as
+    one. None: all are here."""
     coverage: Tensor = field(default_factory=lambda: torch.empty(0))
     """float64 [V], the share of these that is here; a node without any is covered."""
     comes_with: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -72,7 +74,8 @@ class Isolated(Placement):
     variable: tuple[int, ...] = ()
     """Numbers of the chunks."""
     kept: Mapping[int, Chunk] = field(default_factory=dict)
-    """By number, chunks that the next super-epoch sees too, where nothing has been started for it; their features are views of these."""
+    """By number, chunks that the next super-epoch sees too, where nothing has been started for it; their features are
+    views of these."""
     following: "Future[Isolated] | None" = None
     """What is seen in the next super-epoch, on its way."""
 
@@ -84,17 +87,18 @@ class Chunks:
     partitioner: Partitioner = field(default_factory=MetisWork)
     rotation: Rotation = "sweep"
     halo: float = 1
-    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch. 1: nodes of all chunks here have all their
-    in-edges."""
+    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch. 1: nodes of all chunks
+    here have all their in-edges."""
     per_rank: int = 1
     reshuffle_fraction: float = 0.0
     """See `ChunkSchedule`."""
     ahead: bool = field(default=True, repr=False)
-    """What the next super-epoch will see is read and put together while the one before it trains, and is in memory beside it. No part of
-    what this is told by (a run's fingerprint): it decides nothing."""
+    """What the next super-epoch will see is read and put together while the one before it trains, and is in memory
+    beside it. No part of what this is told by (a run's fingerprint): it decides nothing."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Isolated:
-        """See `PartitionPolicy.place`. What it reads is counted in the channel ``store``: nothing comes over the network."""
+        """See `PartitionPolicy.place`. What it reads is counted in the channel ``store``: nothing comes over the
+        network."""
         if isinstance(data, Placement):
             v = data.graph.num_nodes
             whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree", "split")}
@@ -145,7 +149,9 @@ class Chunks:
             starts[c], visible = visible, visible + chunk.num_nodes
         # Nodes outside are named by owner and local id until it is known which there are.
         around = {c: self._around(chunk.shards, [*chunks], halo_key) for c, chunk in chunks.items()}
-        halo = np.unique(np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())]))
+        halo = np.unique(
+            np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())])
+        )
         nodes = visible + len(halo)
 
         def shards() -> Iterator[tuple[tuple[Any, Any, Any, Any, int], npt.NDArray[np.float32]]]:
@@ -156,7 +162,9 @@ class Chunks:
                     elif s in around[c]:
                         names = (s << 40) + sources_of(chunk.shards, s)
                         at = np.searchsorted(halo, names)
-                        there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
+                        there = (
+                            halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
+                        )
                         place = np.where(there, visible + at, -1)
                     else:
                         continue
@@ -188,7 +196,8 @@ class Chunks:
         present, all_in = present - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
         of_base = [chunks[c] for c in base]
-        # Where chunks come and go, a node is seen with its chunk, or without it as one of the halo; else in one of these ways only.
+        # Where chunks come and go, a node is seen with its chunk, or without it as one of the halo; else in one of
+        # these ways only.
         either = inclusion + (1 - inclusion) * self.halo
         # Without moves, a rank's base chunks never leave it, and the variable ones come and go as one.
         number = {c: c + 1 if self.reshuffle_fraction else int(c in variable) for c in chunks}
@@ -209,7 +218,8 @@ class Chunks:
             base=base,
             variable=variable,
             kept={
-                c: replace(chunk, features=MemoryFeatures(features[starts[c] : starts[c] + chunk.num_nodes])) for c, chunk in chunks.items()
+                c: replace(chunk, features=MemoryFeatures(features[starts[c] : starts[c] + chunk.num_nodes]))
+                for c, chunk in chunks.items()
             },
         )
 
@@ -224,7 +234,9 @@ class Chunks:
                 names[s] = names[s][draw(node_words(halo_key, names[s]), 0) < self.halo * 2**32]
         return names
 
-    def _halo_rows(self, halo: IdArray, data: Part, job: RankJob, out: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    def _halo_rows(
+        self, halo: IdArray, data: Part, job: RankJob, out: npt.NDArray[np.floating]
+    ) -> npt.NDArray[np.float64]:
         """Write features of nodes outside, from the stores of their owners. Returns their degrees."""
         degree = np.empty(len(halo))
         owner = halo >> 40
@@ -246,7 +258,9 @@ def load(part: Part, job: RankJob) -> Chunk:
     degree = np.bincount(shards.rows, shards.counts, minlength=n).astype(np.int64)
     weighted = degree.astype(np.float64)
     if shards.edge_weight is not None:
-        weighted = np.bincount(np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n).astype(np.float64)
+        weighted = np.bincount(
+            np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n
+        ).astype(np.float64)
     count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
     return Chunk(shards, part.features, part.labels, degree, weighted, part.split)
 

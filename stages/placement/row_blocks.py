@@ -1,8 +1,9 @@
-"""Block rows of graph and features on a process grid (Tripathy, Yelick, Buluc, MLSys 2024, section on partitioned graphs).
+"""Block rows of graph and features on a process grid (Tripathy, Yelick, Buluc, MLSys 2024, section on partitioned
+graphs).
 
-P ranks are a grid of P/c rows and c columns: rank r is at (r // c, r % c). Nodes are cut into P/c contiguous blocks, and block i, with
-the in-edges, features and labels of its nodes, lies on the c ranks of grid row i. So each grid column holds everything once, and what a
-rank needs of others comes from its own column.
+P ranks are a grid of P/c rows and c columns: rank r is at (r // c, r % c). Nodes are cut into P/c contiguous blocks,
+and block i, with the in-edges, features and labels of its nodes, lies on the c ranks of grid row i. So each grid column
+holds everything once, and what a rank needs of others comes from its own column.
 """
 
 from dataclasses import dataclass, field
@@ -62,8 +63,8 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class BlockRows(Placement):
-    """One block: `graph` has its N rows, with global sources; features, labels and degrees are of the same N. `split.train` holds global
-    ids of all nodes; there are no other splits."""
+    """One block: `graph` has its N rows, with global sources; features, labels and degrees are of the same N.
+    `split.train` holds global ids of all nodes; there are no other splits."""
 
     book: RangeBook = field(default_factory=lambda: RangeBook(np.zeros(2, np.int64)))
     """Which block holds a node."""
@@ -111,7 +112,9 @@ class Blocks:
         column = grid.among(job.group, "column")
         if isinstance(data, Placement):
             if grid.blocks > 1:
-                raise InputError(f"{grid.blocks} blocks are to be held, but each rank got the whole graph; cut it into parts first")
+                raise InputError(
+                    f"{grid.blocks} blocks are to be held, but each rank got the whole graph; cut it into parts first"
+                )
             whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree")}
             weight = data.graph.edge_weight
             book = RangeBook(np.array([0, data.graph.num_nodes]))

@@ -39,7 +39,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Parts of any kind, one for each rank; a rank reads its own and no other. Costs about 1/P of the graph and the features."""
+    """Parts of any kind, one for each rank; a rank reads its own and no other. Costs about 1/P of the graph and the
+    features."""
 
     partitioner: Partitioner = field(default_factory=MetisWork)
     prune: bool = True
@@ -54,7 +55,9 @@ class Sharded:
         if before is not None:
             return before
         part = whole_part(data, job) if isinstance(data, Placement) else data
-        batch = arrange(part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group)
+        batch = arrange(
+            part.shards, part.owned, part.split.train, job.num_layers, self.prune and not job.needs_all_rows, job.group
+        )
         return share(replace(part, features=CountedFeatures(part.features, job.ledger, "store")), batch)
 
 
@@ -63,7 +66,9 @@ def share(part: Part, batch: FullBatch) -> Share:
     place = np.empty(len(batch.order), np.int64)
     place[batch.order] = np.arange(len(place))
     splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in SPLITS}
-    return Share(batch, MemoryFeatures(part.features.gather(batch.order)), part.labels[torch.from_numpy(batch.order)], splits)
+    return Share(
+        batch, MemoryFeatures(part.features.gather(batch.order)), part.labels[torch.from_numpy(batch.order)], splits
+    )
 
 
 def whole_part(data: Placement, job: RankJob) -> Part:

@@ -1,4 +1,5 @@
-"""Batch normalisation on several ranks, as one rank that saw every row would have it: its running statistics, or all of it."""
+"""Batch normalisation on several ranks, as one rank that saw every row would have it: its running statistics, or all of
+it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,14 +21,14 @@ BLOCK_ELEMENTS = 1 << 16
 class RunningStatistics:
     """Keeps the running means and variances of a model's batch normalisations equal on all ranks.
 
-    With momentum m, a module that sees the statistics s_0 .. s_{M-1} of a step's minibatches one after the other ends with
-    (1-m)^M r + sum_i m (1-m)^(M-1-i) s_i. That sum is linear, so ranks can add up their own terms and reduce them once a step. The
-    term of a minibatch is read off the module itself, which starts it from statistics of zero: in training they take no part in the
-    forward pass.
+    With momentum m, a module that sees the statistics s_0 .. s_{M-1} of a step's minibatches one after the other ends
+    with (1-m)^M r + sum_i m (1-m)^(M-1-i) s_i. That sum is linear, so ranks can add up their own terms and reduce them
+    once a step. The term of a minibatch is read off the module itself, which starts it from statistics of zero: in
+    training they take no part in the forward pass.
 
-    Modules in evaluation mode, and those that track nothing, are left alone. A module may be called several times in a minibatch if
-    it is called equally often in each. With one rank, or without such modules, nothing is done and nothing travels. Equal to the
-    sequential result up to rounding: terms are added in float64, in another order.
+    Modules in evaluation mode, and those that track nothing, are left alone. A module may be called several times in a
+    minibatch if it is called equally often in each. With one rank, or without such modules, nothing is done and nothing
+    travels. Equal to the sequential result up to rounding: terms are added in float64, in another order.
     """
 
     def __init__(self, module: nn.Module, group: Group) -> None:
@@ -70,7 +71,8 @@ class RunningStatistics:
                 t.set(statistics)
 
     def finish(self, of: int) -> None:
-        """At the end of a step of `of` minibatches, on every rank: the sums over all of them become the running statistics.
+        """At the end of a step of `of` minibatches, on every rank: the sums over all of them become the running
+        statistics.
 
         Raises:
             InputError: a module was called in some of the minibatches only.
@@ -95,7 +97,8 @@ class RunningStatistics:
 
 
 class _Tracked:
-    """One module, and what this rank's minibatches of the step add to it: float64 [1 + 2C], calls, means and variances."""
+    """One module, and what this rank's minibatches of the step add to it: float64 [1 + 2C], calls, means and
+    variances."""
 
     def __init__(self, name: str, norm: _BatchNorm) -> None:
         self.name, self.norm = name, norm
@@ -120,15 +123,18 @@ class _Tracked:
 
 
 class GlobalBatchNorm:
-    """Batch normalisation over the rows of all ranks, for full-batch training, where they hold different rows of one batch.
+    """Batch normalisation over the rows of all ranks, for full-batch training, where they hold different rows of one
+    batch.
 
-    Statistics are two-pass sums in float64 (sum and count, then squares of what is centred), so that a mean far from zero costs no
-    precision; every rank gets the same bits, also in its running statistics, which are torch's: unbiased variances, `momentum` None too.
-    The loss is the *sum* of the ranks' losses: the backward pass adds up what each rank's rows do to the shared statistics; the gradients
-    of weight and bias are those of this rank's rows, to be summed with all others. What travels counts as ``activations``: (1 + 2C)
-    numbers forward and 2C backward for C channels.
+    Statistics are two-pass sums in float64 (sum and count, then squares of what is centred), so that a mean far from
+    zero costs no precision; every rank gets the same bits, also in its running statistics, which are torch's: unbiased
+    variances, `momentum` None too. The loss is the *sum* of the ranks' losses: the backward pass adds up what each
+    rank's rows do to the shared statistics; the gradients of weight and bias are those of this rank's rows, to be
+    summed with all others. What travels counts as ``activations``: (1 + 2C) numbers forward and 2C backward for C
+    channels.
 
-    Modules in evaluation mode are left alone. With one rank, or without batch normalisations, nothing is done and nothing travels.
+    Modules in evaluation mode are left alone. With one rank, or without batch normalisations, nothing is done and
+    nothing travels.
     """
 
     def __init__(self, module: nn.Module, group: Group) -> None:
@@ -145,7 +151,8 @@ class GlobalBatchNorm:
         """Around forward and backward, on every rank and of the same model: a rank without rows takes part with none.
 
         Raises:
-            InputError: inside, on every rank: a module was called with a single row in total, or with another number of channels.
+            InputError: inside, on every rank: a module was called with a single row in total, or with another number of
+                channels.
         """
         assert 0 <= position < of
         with ExitStack() as restored:
@@ -156,7 +163,8 @@ class GlobalBatchNorm:
             yield
 
     def finish(self, of: int) -> None:
-        """At the end of a step: nothing is left to do, every forward pass has updated the running statistics of all ranks."""
+        """At the end of a step: nothing is left to do, every forward pass has updated the running statistics of all
+        ranks."""
 
 
 def _set_forward(norm: _BatchNorm, forward: Callable[..., Tensor] | None) -> None:
@@ -171,7 +179,9 @@ def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
     """What `norm` does to the rows of all ranks, for those of this rank, [n, C] or [n, C, ...]."""
     norm._check_input_dim(input)
     if input.shape[1] != norm.num_features:
-        raise InputError(f"batch normalisation got {input.shape[1]} channels; expected {norm.num_features}: make it for what comes in")
+        raise InputError(
+            f"batch normalisation got {input.shape[1]} channels; expected {norm.num_features}: make it for what comes in"
+        )
     last = input.movedim(1, -1)
     rows = last.flatten(0, -2)
     with torch.no_grad():
@@ -212,15 +222,23 @@ def _update_running(norm: _BatchNorm, mean: Tensor, squares: Tensor, count: int)
 
 
 class _Normalise(torch.autograd.Function):
-    """y = (x - mean) * inv_std * weight + bias. `mean` and `inv_std` are functions of all ranks' x, and the backward pass knows how.
+    """y = (x - mean) * inv_std * weight + bias. `mean` and `inv_std` are functions of all ranks' x, and the backward
+    pass knows how.
 
-    With z = (x - mean) * inv_std and g = dL/dy * weight, dL/dx = inv_std * (g - mean(g) - z * mean(g * z)), means over all ranks' rows
-    (Ioffe, Szegedy, ICML 2015, section 3). z is computed again: only x is kept.
+    With z = (x - mean) * inv_std and g = dL/dy * weight, dL/dx = inv_std * (g - mean(g) - z * mean(g * z)), means over
+    all ranks' rows (Ioffe, Szegedy, ICML 2015, section 3). z is computed again: only x is kept.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inv_std: Tensor, count: int, group: Group
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        inv_std: Tensor,
+        count: int,
+        group: Group,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias, mean, inv_std)
         ctx.count, ctx.group = count, group
@@ -264,5 +282,6 @@ class _Normalise(torch.autograd.Function):
 
 
 def _blocks(rows: Tensor) -> tuple[Tensor, ...]:
-    """Rows by so many that they fit into a cache in float64: no second copy of an activation is ever whole in memory."""
+    """Rows by so many that they fit into a cache in float64: no second copy of an activation is ever whole in
+    memory."""
     return rows.split(max(1, BLOCK_ELEMENTS // max(1, rows.shape[1])))

@@ -1,6 +1,7 @@
 """Gradients of isolated ranks, weighed by how much of its neighbourhoods each rank sees.
 
-Grappa-style (arXiv 2602.01872; the estimators beyond the mean coverage of a batch, self-normalising and shrinking are this project's).
+Grappa-style (arXiv 2602.01872; the estimators beyond the mean coverage of a batch, self-normalising and shrinking are
+this project's).
 """
 
 import math
@@ -22,15 +23,17 @@ Shrink = Literal["none", "constant", "empirical", "james-stein", "ess"]
 class CoverageCorrected(SeedWeightedMean):
     """sum of w g over sum of w: over seeds, or over the ranks' minibatches with the mean weight of their seeds.
 
-    The mean is the one number for a minibatch that comes nearest to its seeds' weights, in squares, and whatever exchangeable second
-    moments their gradients have, the one whose gradient does too. Where all weights are alike nothing changes.
+    The mean is the one number for a minibatch that comes nearest to its seeds' weights, in squares, and whatever
+    exchangeable second moments their gradients have, the one whose gradient does too. Where all weights are alike
+    nothing changes.
     """
 
     by_batch: bool = True
     """One weight for a minibatch; else one for each seed."""
     shrink: Shrink = "none"
-    """How a minibatch's weight is drawn towards that of all ranks: not at all; by `strength`; by what is noise in it (empirical Bayes);
-    by positive-part James-Stein; or as far as leaves an effective sample size of `strength` of the seeds."""
+    """How a minibatch's weight is drawn towards that of all ranks: not at all; by `strength`; by what is noise in it
+    (empirical Bayes); by positive-part James-Stein; or as far as leaves an effective sample size of `strength` of the
+    seeds."""
     strength: float = 0.5
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
@@ -46,7 +49,9 @@ class CoverageCorrected(SeedWeightedMean):
             mean = shrunk(mean, float(weight.var()) if n > 1 else 0.0, n, self, rules.group)
         return self._learn(module, fetched, rules, weight.new_full((n,), mean), n * mean)
 
-    def _learn(self, module: nn.Module, fetched: Fetched, rules: StepRules, weight: torch.Tensor | None, count: float) -> WorkDone:
+    def _learn(
+        self, module: nn.Module, fetched: Fetched, rules: StepRules, weight: torch.Tensor | None, count: float
+    ) -> WorkDone:
         if not len(fetched.y):
             return WorkDone(0.0, 0, 0.0)
         done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight)
@@ -67,7 +72,9 @@ def shrunk(mean: float, variance: float, n: int, policy: CoverageCorrected, grou
     """
     noise = variance / n if n else 0.0
     here = float(n > 0)
-    sums = torch.tensor([here, here * mean, here * mean**2, here * noise, n, n * mean, n * mean**2], dtype=torch.float64)
+    sums = torch.tensor(
+        [here, here * mean, here * mean**2, here * noise, n, n * mean, n * mean**2], dtype=torch.float64
+    )
     group.all_reduce(sums, "control")
     ranks, total, squares, noises, seeds, weighed, weighed_squares = sums.tolist()
     centre = weighed / seeds if seeds else 0.0

@@ -1,4 +1,5 @@
-"""Clients that train by themselves for some steps before their parameters are averaged: FedAvg (McMahan et al., AISTATS 2017)."""
+"""Clients that train by themselves for some steps before their parameters are averaged: FedAvg (McMahan et al., AISTATS
+2017)."""
 
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,12 @@ from .seed_weighted import AllSeedsMean
 
 @dataclass(frozen=True)
 class LocalSteps(AllSeedsMean):
-    """Every client starts from the common parameters and takes `steps` steps on its own seeds; the common ones become the mean of what
-    the clients arrive at, weighted by their seeds.
+    """Every client starts from the common parameters and takes `steps` steps on its own seeds; the common ones become
+    the mean of what the clients arrive at, weighted by their seeds.
 
-    What a client has moved is handed on as a gradient, which one step of size one subtracts (Reddi et al., ICLR 2021, section 2): a round
-    costs one all-reduce, as a step with summed gradients does. Clients keep no state between rounds. A rank with no clients is one.
+    What a client has moved is handed on as a gradient, which one step of size one subtracts (Reddi et al., ICLR 2021,
+    section 2): a round costs one all-reduce, as a step with summed gradients does. Clients keep no state between
+    rounds. A rank with no clients is one.
     """
 
     steps: int = 1

@@ -19,8 +19,8 @@ TOLD = 2
 class SeedWeightedMean:
     """One flat all-reduce carries the summed gradients, the number of seeds behind them, and a flag.
 
-    A rank without work contributes zeros, so uneven inputs need no special case and cannot deadlock. With every train node in
-    the step this is the full-batch gradient (sum / all train nodes).
+    A rank without work contributes zeros, so uneven inputs need no special case and cannot deadlock. With every train
+    node in the step this is the full-batch gradient (sum / all train nodes).
     """
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
@@ -48,7 +48,9 @@ class SeedWeightedMean:
             return count, flag
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
         message = parameters[0].new_tensor([count, flag])
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [message])
+        flat = torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [message]
+        )
         group.all_reduce(flat, "gradients", overlap)
         total, flags = flat[-TOLD:].tolist()
         at = 0

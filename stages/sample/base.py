@@ -40,7 +40,8 @@ class BulkRequest:
             object.__setattr__(self, "indices", range(self.first_index, self.first_index + len(self.seeds)))
 
     def keys(self, hops: int) -> npt.NDArray[np.uint64]:
-        """uint64 [k, hops]: the random stream of each minibatch and hop. It knows nothing of bulks, ranks or threads."""
+        """uint64 [k, hops]: the random stream of each minibatch and hop. It knows nothing of bulks, ranks or
+        threads."""
         return np.array(
             [[stream(self.seed, Purpose.SAMPLE, self.epoch, index, h) for h in range(hops)] for index in self.indices],
             np.uint64,
@@ -59,7 +60,8 @@ class Sampler(Protocol):
         ...
 
     def record(self) -> dict[str, Any]:
-        """Everything that decides a sample besides graph, seeds and seed, as plain values: part of a store's fingerprint."""
+        """Everything that decides a sample besides graph, seeds and seed, as plain values: part of a store's
+        fingerprint."""
         ...
 
     def check(self, graph: Graph) -> None:
@@ -239,5 +241,7 @@ def per_layer(sampler: object, field: str, given: Any, second: Any) -> Any:
         return given
     if type(second) is int:
         name = type(sampler).__name__
-        raise InputError(f"{name} got {given} and {second} as two arguments; give {field} as one: {name}(({given}, {second}))")
+        raise InputError(
+            f"{name} got {given} and {second} as two arguments; give {field} as one: {name}(({given}, {second}))"
+        )
     return (given,)

@@ -8,11 +8,12 @@ from .layerwise import LayerwiseSampler
 
 @dataclass(frozen=True)
 class FastGCNSampler(LayerwiseSampler):
-    """In each hop, s distinct nodes for the whole minibatch, in proportion to q(u) = sum over *all* rows v of W[v, u]^2.
+    """In each hop, s distinct nodes for the whole minibatch, in proportion to q(u) = sum over *all* rows v of W[v,
+    u]^2.
 
-    W, the blocks and `debias` are those of `LadiesSampler`, with q for p. Drawn nodes may have no edge to the minibatch, so rows may
-    stay empty (`LayerSample.empty_rows` counts them): only their own features reach them.
-    q costs O(E) once per graph, and a draw O(log V) per node.
+    W, the blocks and `debias` are those of `LadiesSampler`, with q for p. Drawn nodes may have no edge to the
+    minibatch, so rows may stay empty (`LayerSample.empty_rows` counts them): only their own features reach them. q
+    costs O(E) once per graph, and a draw O(log V) per node.
     """
 
     name: ClassVar[str] = "fastgcn"

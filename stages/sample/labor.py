@@ -25,19 +25,19 @@ from .row_owners import Owners
 class LaborSampler:
     """Node-wise sampling in which a minibatch draws one number per source node, so that rows agree on their neighbours.
 
-    Each row sees the law of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but the rows together find fewer
-    distinct nodes. All hops of a minibatch share the numbers, as in the paper; minibatches do not. Only newly found nodes are
-    expanded, and weighted graphs are drawn from uniformly, as in `NeighborSampler`.
-    Rows with parallel edges: these share their source's number, so a row of exact size is biased towards sources without them.
-    Must not be confused with LADIES, which has a size per layer. Cost: the in-degrees of the frontier.
+    Each row sees the law of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but the rows together
+    find fewer distinct nodes. All hops of a minibatch share the numbers, as in the paper; minibatches do not. Only
+    newly found nodes are expanded, and weighted graphs are drawn from uniformly, as in `NeighborSampler`.
+    Rows with parallel edges: these share their source's number, so a row of exact size is biased towards sources
+    without them. Must not be confused with LADIES, which has a size per layer. Cost: the in-degrees of the frontier.
     """
 
     fanout: tuple[int, ...] = (15, 10, 5)
     """In-neighbours per node and hop, nearest the seeds first; -1 takes all."""
     poisson: bool = False
-    """True: `fanout` in expectation, each edge independently of the others of its row (the paper's Poisson sampling; weights 1 / pi);
-    unbiased with parallel edges too. False: min(fanout, in-degree) exactly (sequential Poisson sampling, the paper's section A.3 and
-    DGL's default)."""
+    """True: `fanout` in expectation, each edge independently of the others of its row (the paper's Poisson sampling;
+    weights 1 / pi); unbiased with parallel edges too. False: min(fanout, in-degree) exactly (sequential Poisson
+    sampling, the paper's section A.3 and DGL's default)."""
     name: ClassVar[str] = "labor"
 
     def __post_init__(self) -> None:
@@ -73,10 +73,14 @@ class LaborSampler:
         # One hop's streams serve all hops.
         keys = request.keys(1)[:, 0]
         made = []
-        for i, s in enumerate(kernel.labor(graph, request.seeds, keys, self.fanout, poisson=self.poisson, workspace=workspace)):
+        for i, s in enumerate(
+            kernel.labor(graph, request.seeds, keys, self.fanout, poisson=self.poisson, workspace=workspace)
+        ):
             fanout = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
             kept = np.diff(s.indptr)
-            made.append(self.minibatch(request, i, s, [self.weigh(graph, s.nodes[: len(kept)], kept, s.positions, fanout)], []))
+            made.append(
+                self.minibatch(request, i, s, [self.weigh(graph, s.nodes[: len(kept)], kept, s.positions, fanout)], [])
+            )
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
@@ -92,7 +96,9 @@ class LaborSampler:
             fanout = torch.tensor(self.fanout, device=hop.device)[hop]
             return torch.where(fanout < 0, 1.0, (degree / fanout).clamp(min=1.0))
 
-        pieces = cuda.labor_pieces(graph, request.seeds, request.keys(1)[:, 0], self.fanout, poisson=self.poisson, workspace=workspace)
+        pieces = cuda.labor_pieces(
+            graph, request.seeds, request.keys(1)[:, 0], self.fanout, poisson=self.poisson, workspace=workspace
+        )
         bound = None if self.poisson or min(self.fanout) < 0 else max(self.fanout)
         weigh = scale if self.sends_weights(graph) else None
         return node_wise(graph, request, pieces, weigh, of_edge=graph.edge_weight is not None, nested=True, bound=bound)

@@ -25,12 +25,16 @@ class LayerwiseSampler:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", per_layer(self, "sizes", self.sizes, self.debias))
         if not self.sizes:
-            raise InputError("sizes is empty; expected one number per layer, nearest the seeds first, such as 512,512,512")
+            raise InputError(
+                "sizes is empty; expected one number per layer, nearest the seeds first, such as 512,512,512"
+            )
         for s in self.sizes:
             if isinstance(s, bool) or not isinstance(s, int) or not 1 <= s <= 1 << 24:
                 raise InputError(f"sizes {list(self.sizes)} holds {s}; expected 1 to {1 << 24} nodes per layer")
         if self.debias not in DEBIAS:
-            raise InputError(f"debias is '{self.debias}'; expected one of {', '.join(DEBIAS)}{nearest(str(self.debias), DEBIAS)}")
+            raise InputError(
+                f"debias is '{self.debias}'; expected one of {', '.join(DEBIAS)}{nearest(str(self.debias), DEBIAS)}"
+            )
 
     @property
     def num_layers(self) -> int:
@@ -52,8 +56,12 @@ class LayerwiseSampler:
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""
         draw = getattr(kernel, self.name)
-        samples = draw(graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias, workspace=workspace)
-        minibatches = (MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples))
+        samples = draw(
+            graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias, workspace=workspace
+        )
+        minibatches = (
+            MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples)
+        )
         return Bulk(request.epoch, request.number, tuple(minibatches))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
@@ -67,13 +75,22 @@ class LayerwiseSampler:
             debias=self.debias, every_row=self.every_row, workspace=workspace,
         )  # fmt: skip
         made = (
-            (piece, ResidentBulk(d.rows, d.node_ends, d.lists, [x.edges for x in d.lists], d.weight, nested=False, bound=None))
+            (
+                piece,
+                ResidentBulk(
+                    d.rows, d.node_ends, d.lists, [x.edges for x in d.lists], d.weight, nested=False, bound=None
+                ),
+            )
             for piece, d in pieces
         )
         return resident(request, made)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""
-        samples = draw_layer_wise(owners, request.seeds, request.keys(self.num_layers), self.sizes, self.debias, self.every_row)
-        minibatches = (MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples))
+        samples = draw_layer_wise(
+            owners, request.seeds, request.keys(self.num_layers), self.sizes, self.debias, self.every_row
+        )
+        minibatches = (
+            MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples)
+        )
         return Bulk(request.epoch, request.number, tuple(minibatches))

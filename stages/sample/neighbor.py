@@ -25,13 +25,13 @@ from .row_owners import Owners
 class NeighborSampler:
     """min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
 
-    By default only newly found nodes are expanded (PyG's semantics): a node keeps the in-edges it was given when it was found,
-    and the blocks are nested views of one edge list. ``expand="all"`` draws for every node so far again at each hop (DGL's
-    blocks): more edges, and independent samples in each layer.
-    A uniform sample stands for its whole neighbourhood by in_degree / kept, without bias. With ``weighted`` each kept edge stands
-    for (sum of the row's weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased.
-    Cost: O(sampled edges) uniform, O(edges of the frontier) weighted. Source: MLSys 2024, section on GraphSAGE, with frontier
-    deduplication; weighted draws by the exponential race (`kernels.race`).
+    By default only newly found nodes are expanded (PyG's semantics): a node keeps the in-edges it was given when it was
+    found, and the blocks are nested views of one edge list. ``expand="all"`` draws for every node so far again at each
+    hop (DGL's blocks): more edges, and independent samples in each layer. A uniform sample stands for its whole
+    neighbourhood by in_degree / kept, without bias. With ``weighted`` each kept edge stands for (sum of the row's
+    weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased.
+    Cost: O(sampled edges) uniform, O(edges of the frontier) weighted. Source: MLSys 2024, section on GraphSAGE, with
+    frontier deduplication; weighted draws by the exponential race (`kernels.race`).
     """
 
     fanout: tuple[int, ...] = (15, 10, 5)
@@ -52,9 +52,13 @@ class NeighborSampler:
             raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
         for s in self.fanout:
             if isinstance(s, bool) or not isinstance(s, int) or (s < 1 and s != -1) or s > 1 << 16:
-                raise InputError(f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour")
+                raise InputError(
+                    f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour"
+                )
         if self.expand not in ("new", "all"):
-            raise InputError(f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)")
+            raise InputError(
+                f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)"
+            )
 
     @property
     def num_layers(self) -> int:
@@ -64,13 +68,20 @@ class NeighborSampler:
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         # Options at their defaults are left out, so that adding one invalidates no store that exists.
-        options = {"replace": self.replace, "weighted": self.weighted, "expand": self.expand != "new", "edge_ids": self.edge_ids}
+        options = {
+            "replace": self.replace,
+            "weighted": self.weighted,
+            "expand": self.expand != "new",
+            "edge_ids": self.edge_ids,
+        }
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 
     def check(self, graph: Graph) -> None:
         """Raises InputError if this sampler is `weighted` and the graph has no edge weights."""
         if self.weighted and graph.edge_weight is None:
-            raise InputError("the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = false")
+            raise InputError(
+                "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = false"
+            )
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` raises."""
@@ -90,7 +101,9 @@ class NeighborSampler:
         made = []
         for i, m in enumerate(samples):
             weight = [self.weigh(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.positions) for e in m.lists]
-            made.append(self.minibatch(request, i, m, weight, [e.positions if self.edge_ids else None for e in m.lists]))
+            made.append(
+                self.minibatch(request, i, m, weight, [e.positions if self.edge_ids else None for e in m.lists])
+            )
         return Bulk(request.epoch, request.number, tuple(made))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
@@ -114,7 +127,9 @@ class NeighborSampler:
         )
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
-            return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(min=1)
+            return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(
+                min=1
+            )
 
         return node_wise(
             graph,
@@ -144,7 +159,14 @@ class NeighborSampler:
             blocks = nested_blocks(s.nodes, s.node_ends, s.indptr, s.indices, weight[0], ids[0])
         else:
             blocks = tuple(
-                Block(s.node_ends[h], s.nodes[: s.node_ends[h + 1]], s.lists[h].indptr, s.lists[h].indices, weight[h], ids[h])
+                Block(
+                    s.node_ends[h],
+                    s.nodes[: s.node_ends[h + 1]],
+                    s.lists[h].indptr,
+                    s.lists[h].indices,
+                    weight[h],
+                    ids[h],
+                )
                 for h in reversed(range(self.num_layers))
             )
         return MiniBatch(request.epoch, request.indices[i], blocks, nested=self.expand == "new")
@@ -176,7 +198,8 @@ class NeighborSampler:
         heaviest: float | None = None,
         ascending: bool = False,
     ) -> Drawn:
-        """`draw` in rows of `graph`, of which row 0 is node `first`; the largest weight of the whole graph is `heaviest`."""
+        """`draw` in rows of `graph`, of which row 0 is node `first`; the largest weight of the whole graph is
+        `heaviest`."""
         return draw_rows(
             graph,
             first,

@@ -1,14 +1,16 @@
-"""LADIES and FastGCN over rows that several ranks hold between them: darts travel to the owners of the rows that they hit.
+"""LADIES and FastGCN over rows that several ranks hold between them: darts travel to the owners of the rows that they
+hit.
 
-The skeleton's product P = Q (W o W) is needed in few places: a dart lands in one term of one row, and debiasing needs P at the sampled
-columns alone, which follows from the block's edges. So, for each hop of a whole bulk,
+The skeleton's product P = Q (W o W) is needed in few places: a dart lands in one term of one row, and debiasing needs P
+at the sampled columns alone, which follows from the block's edges. So, for each hop of a whole bulk,
 
     facts       ids of rows not seen before ->  <- their degrees and masses
     darts       (row, rest) ->  <- a column each; again for those that want more
     P           only where darts ran out: rows ->  <- partial sums of P by the owner of the rows, added up by minibatch
     extract     known nodes ->  <- the edges between them, in places
 
-in place of the rows themselves, which the 1.5D product (MLSys 2024) moves. The bits are those of `kernels.layerwise_cpu`.
+in place of the rows themselves, which the 1.5D product (MLSys 2024) moves. The bits are those of
+`kernels.layerwise_cpu`.
 """
 
 from collections.abc import Sequence
@@ -53,7 +55,8 @@ def draw_layer_wise(
     debias: str,
     every_row: bool,
 ) -> list[LayerSample]:
-    """See `reference.layerwise.ladies`, or with `every_row` `fastgcn`: the same arguments, the same bits. All ranks call this together."""
+    """See `reference.layerwise.ladies`, or with `every_row` `fastgcn`: the same arguments, the same bits. All ranks
+    call this together."""
     layers = _Layers(owners, debias, every_row)
     minibatches = [_Minibatch(s, owners.dtype) for s in seeds]
     layers.learn(minibatches, [m.nodes for m in minibatches], as_rows=True)
@@ -112,7 +115,8 @@ class _Layers:
             self.everywhere = _everywhere(owners, self.rates)
 
     def learn(self, minibatches: Sequence[_Minibatch], new: Sequence[Ids], as_rows: bool) -> None:
-        """Ask the owners of new nodes for what draws and weights need of them: as rows, and with `every_row` as columns."""
+        """Ask the owners of new nodes for what draws and weights need of them: as rows, and with `every_row` as
+        columns."""
         owners, splits = self.owners, splits_of(new)
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *new]))
         letters = owners.exchange([(ids,) for ids in owned])
@@ -207,12 +211,16 @@ class _Layers:
         splits = splits_of(rows)
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
         counts = split_counts(splits, order, owned)
-        letters = owners.exchange([(np.array([len(rows)]), n, ids) if len(ids) else () for n, ids in zip(counts, owned)])
+        letters = owners.exchange(
+            [(np.array([len(rows)]), n, ids) if len(ids) else () for n, ids in zip(counts, owned)]
+        )
         answers = []
         for letter in letters:
             lengths = letter.take(int(letter.take(1, np.int64)[0]), np.int64) if letter else np.empty(0, np.int64)
             sums = [
-                partial_sums(self.rates.common, owners.rows.first, letter.take(int(n), owners.local_dtype).astype(np.int64))
+                partial_sums(
+                    self.rates.common, owners.rows.first, letter.take(int(n), owners.local_dtype).astype(np.int64)
+                )
                 for n in lengths
             ]
             found = [np.concatenate([np.empty(0, np.int64), *(x[i] for x in sums)]) for i in (0, 1)]
@@ -237,10 +245,16 @@ class _Layers:
         header = [v for t in throws if t.ran_out for v in (t.key, t.need + 1, len(t.found))]
         body = [np.array(header, np.uint64), *(np.array(t.found, np.int64) for t in throws if t.ran_out)]
         running = [t for t in throws if t.ran_out]
-        letters = owners.exchange([[np.array([len(running)]), *body] if running else [] for _ in range(owners.group.size)])
+        letters = owners.exchange(
+            [[np.array([len(running)]), *body] if running else [] for _ in range(owners.group.size)]
+        )
         answers = []
         for letter in letters:
-            message = letter.take(3 * int(letter.take(1, np.int64)[0]), np.uint64).reshape(-1, 3) if letter else np.empty((0, 3), np.uint64)
+            message = (
+                letter.take(3 * int(letter.take(1, np.int64)[0]), np.uint64).reshape(-1, 3)
+                if letter
+                else np.empty((0, 3), np.uint64)
+            )
             best = [self._first(int(key), int(need), letter.take(int(n), np.int64)) for key, need, n in message]
             answers.append([np.array([len(b[0]) for b in best], np.int64), *(a for b in best for a in b)])
         found: list[list[tuple[IdArray, IdArray]]] = [[] for _ in running]
@@ -289,7 +303,9 @@ class _Layers:
                 )
             row_ends = (ends[a : b + 1] - ends[a]).astype(np.int32)
             values = found[1][cut] if self.weighted else np.empty(1, np.float32)
-            minibatches[q].blocks.append(self._weighed(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values))
+            minibatches[q].blocks.append(
+                self._weighed(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values)
+            )
 
         parallel(block, [(q,) for q in range(len(minibatches))])
 
@@ -298,7 +314,10 @@ class _Layers:
         message = [m for m, n in zip(minibatches, counts) if n]
         if not message:
             return []
-        return [np.array([len(message), *(v for m in message for v in (len(m.nodes), len(m.rows)))]), *(m.nodes for m in message)]
+        return [
+            np.array([len(message), *(v for m in message for v in (len(m.nodes), len(m.rows)))]),
+            *(m.nodes for m in message),
+        ]
 
     def _edges(self, letter: Letter) -> list[npt.NDArray[Any]]:
         """For one rank that asks: counts, places and weights of the edges of this rank's rows."""
@@ -319,7 +338,12 @@ class _Layers:
         return [np.concatenate([f[i] for f in found]) for i in range(3)]
 
     def _weighed(
-        self, m: _Minibatch, drawn: Drawn, row_ends: npt.NDArray[np.int32], indices: npt.NDArray[np.int32], values: npt.NDArray[np.float32]
+        self,
+        m: _Minibatch,
+        drawn: Drawn,
+        row_ends: npt.NDArray[np.int32],
+        indices: npt.NDArray[np.int32],
+        values: npt.NDArray[np.float32],
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """As `cpu.layerwise` debiases, over the rows of the minibatch as if they were a graph."""
         if self.debias == "none" and not self.weighted:
@@ -334,7 +358,13 @@ class _Layers:
         else:
             weight, degree = (values, m.degree) if self.weighted else (None, None)
             add_up(indptr, weight, degree, self.rates.scale, self.rates.one, own, n, row_ends, indices, values, mass)
-        factor = factors(self.debias, mass.astype(np.float64) * (1.0 / m.total) if m.total else mass.astype(np.float64), m.nodes, n, drawn)
+        factor = factors(
+            self.debias,
+            mass.astype(np.float64) * (1.0 / m.total) if m.total else mass.astype(np.float64),
+            m.nodes,
+            n,
+            drawn,
+        )
         out = np.empty(len(indices), np.float32)
         sums = m.sums if self.weighted else None
         weigh(indptr, sums, own, n, row_ends, indices, self.weighted, values, factor, same_scale(self.debias), out)
@@ -348,7 +378,9 @@ class _Throw:
         self.m, self.key, self.s, self.layers = m, key, s, layers
         self.repeats = layers.debias == "with_replacement"
         self.want, self.limit = (s, s) if self.repeats else (s + (layers.debias == "bottom_k"), budget(s))
-        self.prefix = layers.everywhere[2] if layers.every_row else np.concatenate([[0], np.cumsum(m.mass[: len(m.nodes)])])
+        self.prefix = (
+            layers.everywhere[2] if layers.every_row else np.concatenate([[0], np.cumsum(m.mass[: len(m.nodes)])])
+        )
         m.total = int(self.prefix[-1])
         self.thrown = 0
         """That travelled."""
@@ -378,7 +410,10 @@ class _Throw:
             return none, none, none
         missing = self.want - len(self.found)
         # Some hit what was hit before; a round costs a journey, a dart a few bytes.
-        more = min(self.limit - self.thrown, missing if self.repeats else 2 * missing if self.thrown else missing + missing // 4 + 4)
+        more = min(
+            self.limit - self.thrown,
+            missing if self.repeats else 2 * missing if self.thrown else missing + missing // 4 + 4,
+        )
         x = throw(dart_word(self.key), self.thrown, more, self.m.total)
         self.thrown += more
         at = np.searchsorted(self.prefix, x, side="right") - 1
@@ -426,13 +461,16 @@ def _rates(owners: Owners) -> Rates:
 
 
 def _everywhere(owners: Owners, rates: Rates) -> tuple[IdArray, IdArray, IdArray]:
-    """P over all V rows: of this rank's columns, their prefix sums, and the prefix sums of all blocks; made once, by all ranks together."""
+    """P over all V rows: of this rank's columns, their prefix sums, and the prefix sums of all blocks; made once, by
+    all ranks together."""
     if "everywhere" not in owners.kept:
         rows, group = owners.rows, owners.group
         n = rows.graph.num_nodes
         columns, mass = partial_sums(rates.common, rows.first, np.arange(n))
         ends = np.searchsorted(columns, rows.book.offsets[1:-1])
-        letters = owners.exchange([(w, c.astype(owners.dtype)) for c, w in zip(np.split(columns, ends), np.split(mass, ends))])
+        letters = owners.exchange(
+            [(w, c.astype(owners.dtype)) for c, w in zip(np.split(columns, ends), np.split(mass, ends))]
+        )
         importance = np.zeros(n, np.int64)
         for letter in letters:
             count = letter.bytes // (8 + owners.dtype.itemsize)

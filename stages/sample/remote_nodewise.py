@@ -1,9 +1,10 @@
 """Samplers over rows that several ranks hold between them: who owns a row draws in it, and only what was drawn travels.
 
-The topology stays where it is. For each hop of a whole bulk, node ids go to the owners of their rows and at most `fanout` ids a row come
-back: one all-to-all each way (as DSP's collective sampling, PPoPP 2023). The bits are those of the serial samplers, since every draw is
-keyed by seed, epoch, minibatch, hop and node, never by who makes it. All ranks of the group call everything at the same time; a rank
-without minibatches asks for nothing and answers the others.
+The topology stays where it is. For each hop of a whole bulk, node ids go to the owners of their rows and at most
+`fanout` ids a row come
+back: one all-to-all each way (as DSP's collective sampling, PPoPP 2023). The bits are those of the serial samplers,
+since every draw is keyed by seed, epoch, minibatch, hop and node, never by who makes it. All ranks of the group call
+everything at the same time; a rank without minibatches asks for nothing and answers the others.
 """
 
 from collections.abc import Sequence
@@ -59,12 +60,16 @@ def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> B
 class _Rows:
     """Edges that were drawn for some rows of a minibatch."""
 
-    def __init__(self, ends: IdArray, sources: Ids, weight: npt.NDArray[np.float32] | None, ids: IdArray | None) -> None:
+    def __init__(
+        self, ends: IdArray, sources: Ids, weight: npt.NDArray[np.float32] | None, ids: IdArray | None
+    ) -> None:
         self.ends, self.sources, self.weight, self.ids = ends, sources, weight, ids
 
     def edges(self, numbered: Numbering) -> EdgeList:
         if self.ends[-1] >= LIMIT:
-            raise RunError(f"a minibatch would hold {self.ends[-1]} edges; at most {LIMIT - 1} fit: use a smaller batch_size or fanout")
+            raise RunError(
+                f"a minibatch would hold {self.ends[-1]} edges; at most {LIMIT - 1} fit: use a smaller batch_size or fanout"
+            )
         indices = np.empty(len(self.sources), np.int32)
         numbered.places(self.sources, indices)
         return EdgeList(self.ends.astype(np.int32), indices, None)
@@ -87,12 +92,21 @@ def _count_dtype(fanout: int) -> np.dtype[Any]:
 
 
 def _ask(
-    owners: Owners, sampler: NodeWise, frontiers: Sequence[Ids], keys: npt.NDArray[np.uint64], fanout: int, *, ascending: bool
+    owners: Owners,
+    sampler: NodeWise,
+    frontiers: Sequence[Ids],
+    keys: npt.NDArray[np.uint64],
+    fanout: int,
+    *,
+    ascending: bool,
 ) -> list[_Rows]:
     """One hop of all minibatches: rows to their owners, edges back."""
     splits = splits_of(frontiers)
     order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *frontiers]))
-    header = [(np.array([len(keys)]), keys, n, ids) if len(ids) else () for ids, n in zip(owned, split_counts(splits, order, owned))]
+    header = [
+        (np.array([len(keys)]), keys, n, ids) if len(ids) else ()
+        for ids, n in zip(owned, split_counts(splits, order, owned))
+    ]
     asked = owners.exchange(header)
     answers = owners.exchange(_answer(owners, sampler, asked, fanout, ascending))
 
@@ -109,11 +123,20 @@ def _ask(
     for a, b in zip(splits[:-1], splits[1:]):
         cut = slice(int(ends[a]), int(ends[b]))
         parts = iter(v[cut] for v in found)
-        rows.append(_Rows(ends[a : b + 1] - ends[a], next(parts), next(parts) if weighted else None, next(parts) if with_ids else None))
+        rows.append(
+            _Rows(
+                ends[a : b + 1] - ends[a],
+                next(parts),
+                next(parts) if weighted else None,
+                next(parts) if with_ids else None,
+            )
+        )
     return rows
 
 
-def _answer(owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: int, ascending: bool) -> list[list[npt.NDArray[Any]]]:
+def _answer(
+    owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: int, ascending: bool
+) -> list[list[npt.NDArray[Any]]]:
     """Draw in this rank's rows for all that ask."""
     block = owners.rows
     keys, counts, rows, totals = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)], []

@@ -18,8 +18,8 @@ from .base import BulkRequest, Sampler
 
 
 class ResidentMiniBatch(MiniBatch):
-    """One minibatch of a `ResidentBulk`. Whoever asks for `blocks`, as whatever writes or checks minibatches does, gets copies on the
-    host and waits for them; training reads the device's."""
+    """One minibatch of a `ResidentBulk`. Whoever asks for `blocks`, as whatever writes or checks minibatches does, gets
+    copies on the host and waits for them; training reads the device's."""
 
     on_host = False
 
@@ -53,12 +53,19 @@ class ResidentMiniBatch(MiniBatch):
             return nested_blocks(nodes, ends, *found[outer])
         return tuple(Block(ends[h], nodes[: ends[h + 1]], *found[h]) for h in reversed(hops))
 
-    def _list(self, h: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
+    def _list(
+        self, h: int
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
         """indptr, indices, weight and edge ids of a hop."""
         b, q = self.bulk, self.q
         lists, ids = b.block(q, h), b.positions_of(q, h) if self.edge_ids else None
         weight = b.weight_of(q, h)
-        return _host(lists.indptr), _host(lists.indices), None if weight is None else _host(weight), None if ids is None else _host(ids)
+        return (
+            _host(lists.indptr),
+            _host(lists.indices),
+            None if weight is None else _host(weight),
+            None if ids is None else _host(ids),
+        )
 
     @property
     def num_edges(self) -> int:
@@ -94,7 +101,9 @@ class LeftOnDevice:
             return self._sampler.sample_on_device(graph, request, workspace)
 
 
-def node_weights(graph: Graph, made: DeviceSample, scale: Callable[[Tensor, Tensor, Tensor], Tensor], of_edge: bool) -> list[Tensor]:
+def node_weights(
+    graph: Graph, made: DeviceSample, scale: Callable[[Tensor, Tensor, Tensor], Tensor], of_edge: bool
+) -> list[Tensor]:
     """`Block.weight` of the edges of each list, float32.
 
     Args:
@@ -111,7 +120,9 @@ def node_weights(graph: Graph, made: DeviceSample, scale: Callable[[Tensor, Tens
         hop = torch.zeros_like(row)
         for ends in made.node_ends[:-1]:
             hop += row >= moved(ends, node_at.device)[owner]
-        each = torch.repeat_interleave(scale(made.rows.nodes[node_at[owner] + row], kept, hop), kept, output_size=len(x.indices))
+        each = torch.repeat_interleave(
+            scale(made.rows.nodes[node_at[owner] + row], kept, hop), kept, output_size=len(x.indices)
+        )
         if of_edge:
             assert x.positions is not None
             each = number_on_device(graph, "edge_weight")[x.positions].double() * each

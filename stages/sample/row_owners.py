@@ -15,7 +15,8 @@ IdArray = npt.NDArray[np.int64]
 
 
 class Owners:
-    """Messages between ranks that hold block rows, about those rows. Counted under ``graph``; sizes under ``control``."""
+    """Messages between ranks that hold block rows, about those rows. Counted under ``graph``; sizes under
+    ``control``."""
 
     def __init__(self, rows: BlockRows, group: Group) -> None:
         """
@@ -33,16 +34,20 @@ class Owners:
         """What samplers have worked out once."""
 
     def route(self, ids: Ids) -> tuple[IdArray, list[Ids]]:
-        """Ids by owner: int64 [n], which of `ids` is the i-th of all owners' one after the other, and for each owner the local ids."""
+        """Ids by owner: int64 [n], which of `ids` is the i-th of all owners' one after the other, and for each owner
+        the local ids."""
         owner = self.rows.book.part(ids)
         order = np.argsort(owner.astype(np.uint16), kind="stable")
         local = (ids - self.rows.book.offsets[owner]).astype(self.local_dtype)[order]
         return order, np.split(local, np.cumsum(np.bincount(owner, minlength=self.group.size))[:-1])
 
     def exchange(self, parts: Sequence[Sequence[npt.NDArray[Any]]]) -> list["Letter"]:
-        """Hand arrays to each rank, and get what each has for this one. Where all arrays for a rank are empty, nothing travels."""
+        """Hand arrays to each rank, and get what each has for this one. Where all arrays for a rank are empty, nothing
+        travels."""
         packed = [
-            torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *(np.ascontiguousarray(a).view(np.uint8) for a in part)]))
+            torch.from_numpy(
+                np.concatenate([np.empty(0, np.uint8), *(np.ascontiguousarray(a).view(np.uint8) for a in part)])
+            )
             for part in parts
         ]
         return [Letter(t.numpy()) for t in self.group.all_to_all(packed, "graph")]

@@ -49,7 +49,10 @@ class SuperEpochs:
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
         """See `SchedulePolicy.phases`."""
         firsts = range(0, epochs, self.repartition_every)
-        return tuple(Phase(t, first, min(first + self.repartition_every, epochs), f"super-epoch {t + 1}") for t, first in enumerate(firsts))
+        return tuple(
+            Phase(t, first, min(first + self.repartition_every, epochs), f"super-epoch {t + 1}")
+            for t, first in enumerate(firsts)
+        )
 
     def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
         """See `SchedulePolicy.begin`."""
@@ -58,7 +61,8 @@ class SuperEpochs:
 
 @dataclass(frozen=True)
 class LayerByLayer:
-    """A phase for each layer, first to last, each for all epochs with an optimiser of its own; finished layers are frozen."""
+    """A phase for each layer, first to last, each for all epochs with an optimiser of its own; finished layers are
+    frozen."""
 
     cut: Phases = field(default_factory=Phases)
 
@@ -73,9 +77,17 @@ class LayerByLayer:
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
         """See `SchedulePolicy.phases`: each takes `epochs`."""
         assert isinstance(model, Lazy)
-        names = [*(["an MLP on the features"] if self.cut.base == "mlp" else []), *(f"layer {i + 1}" for i in range(model.num_layers))]
-        message = [names[k] if fold is None else f"{names[k]}, without fold {fold + 1} of {self.cut.folds}" for k, fold in model.rounds]
-        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, fresh_optimizer=True) for k, name in enumerate(message))
+        names = [
+            *(["an MLP on the features"] if self.cut.base == "mlp" else []),
+            *(f"layer {i + 1}" for i in range(model.num_layers)),
+        ]
+        message = [
+            names[k] if fold is None else f"{names[k]}, without fold {fold + 1} of {self.cut.folds}"
+            for k, fold in model.rounds
+        ]
+        return tuple(
+            Phase(k, k * epochs, (k + 1) * epochs, name, fresh_optimizer=True) for k, name in enumerate(message)
+        )
 
     def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
         """See `SchedulePolicy.begin`."""

@@ -1,4 +1,5 @@
-"""Partition books: which partition owns a node, and where in it the node lies. Local ids follow ascending global ids."""
+"""Partition books: which partition owns a node, and where in it the node lies. Local ids follow ascending global
+ids."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ class PartitionBook(Protocol):
         ...
 
     def owned(self, part: int) -> IdArray:
-        """int64 [N], the global ids that a partition owns, ascending. Raises IndexError for a partition outside [0, P)."""
+        """int64 [N], the global ids that a partition owns, ascending. Raises IndexError for a partition outside [0,
+        P)."""
         ...
 
     def sizes(self) -> IdArray:
@@ -126,7 +128,9 @@ class RangeBook:
         if o.dtype != np.int64 or o.ndim != 1 or len(o) < 2:
             raise InputError(f"offsets is {o.dtype}{list(o.shape)}; expected int64 [P+1] with P >= 1")
         if o[0] != 0 or (np.diff(o) < 0).any():
-            raise InputError(f"offsets must rise from 0; they start at {o[0]} and {(np.diff(o) < 0).sum()} of them fall")
+            raise InputError(
+                f"offsets must rise from 0; they start at {o[0]} and {(np.diff(o) < 0).sum()} of them fall"
+            )
         return self
 
 
@@ -208,8 +212,9 @@ class TableBook:
 class HashBook:
     """Each node lies where 32 bits of its word put it: no table, whatever V is.
 
-    Who owns a node is arithmetic. Which of its owner's nodes it is, is counted within its block of ids, which are owned again for that, and
-    on from a table of how many nodes each partition has before each block, made by one pass over all ids when it is first asked for.
+    Who owns a node is arithmetic. Which of its owner's nodes it is, is counted within its block of ids, which are owned
+    again for that, and on from a table of how many nodes each partition has before each block, made by one pass over
+    all ids when it is first asked for.
     """
 
     key: int
@@ -337,7 +342,9 @@ def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = N
     else:
         form, array = ("range", book.offsets) if isinstance(book, RangeBook) else ("table", book.part_of)
     meta = {"form": form, "num_parts": book.num_parts, "num_nodes": book.num_nodes}
-    return write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays={"book": array}, overwrite=overwrite)
+    return write_store(
+        Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays={"book": array}, overwrite=overwrite
+    )
 
 
 def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Book:
@@ -359,7 +366,9 @@ def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Book:
         else:
             require_vector(array, np.uint64, 1, "the key")
             book = HashBook(int(array[0]), nodes, parts).check()
-        require((book.num_parts, book.num_nodes) == (parts, nodes), f"the book is not of {parts} parts and {nodes} nodes")
+        require(
+            (book.num_parts, book.num_nodes) == (parts, nodes), f"the book is not of {parts} parts and {nodes} nodes"
+        )
         # What counts nodes by part has a number for each.
         require(parts < 1 << 31, f"the book has {parts} parts; expected less than 2**31")
     return book

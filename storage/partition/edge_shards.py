@@ -1,4 +1,5 @@
-"""The edge shards message: the in-edges of one part, grouped by the part that owns their source (SAR; Mostafa, MLSys 2022)."""
+"""The edge shards message: the in-edges of one part, grouped by the part that owns their source (SAR; Mostafa, MLSys
+2022)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ KIND = "edge_shards"
 class EdgeShards:
     """The e edges into the N rows of one part, as P edge shards: shard q holds those whose source part q owns.
 
-    Edges lie shard by shard, within a shard by row, within a row in the Partition's order. All R (shard, row) pairs that have an edge
-    are listed, and the S sources that other parts own, each once.
+    Edges lie shard by shard, within a shard by row, within a row in the Partition's order. All R (shard, row) pairs
+    that have an edge are listed, and the S sources that other parts own, each once.
     """
 
     part: int
@@ -80,14 +81,20 @@ class EdgeShards:
         """Prove the invariants, with temporary arrays of e + S flags and O(N). Raises InputError otherwise."""
         parts, n, e = self.num_parts, self.num_owned, self.num_edges
         require(type(self.part) is int and 0 <= self.part < parts, f"part is {self.part}; there are {parts}")
-        require(type(self.total_edges) is int and self.total_edges >= e, f"total_edges is {self.total_edges}; the part alone has {e}")
+        require(
+            type(self.total_edges) is int and self.total_edges >= e,
+            f"total_edges is {self.total_edges}; the part alone has {e}",
+        )
         for name, length in {"rows": None, "counts": len(self.rows), "indices": None, "sources": None}.items():
             require_vector(getattr(self, name), np.int32, length, name)
         require_vector(self.edge, index_dtype(e), e, "edge")
         require_vector(self.first_edge, np.int64, None, "first_edge")
         if self.edge_weight is not None:
             require_vector(self.edge_weight, np.float32, e, "edge_weight")
-            require(not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())), "edge_weight is negative or not finite")
+            require(
+                not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())),
+                "edge_weight is negative or not finite",
+            )
         ends = {"row_splits": len(self.rows), "edge_splits": e, "source_splits": len(self.sources)}
         for name, end in ends.items():
             require_splits(getattr(self, name), parts, end, name)
@@ -95,10 +102,17 @@ class EdgeShards:
         require(_ascending(self.rows, self.row_splits, n), "rows do not ascend within a shard")
         require((self.counts > 0).all(), "a row of a shard has no edge")
         ends_of_rows = _starts(self.counts)
-        require(np.array_equal(ends_of_rows[self.row_splits], self.edge_splits), "the counts of a shard's rows do not add up to its edges")
+        require(
+            np.array_equal(ends_of_rows[self.row_splits], self.edge_splits),
+            "the counts of a shard's rows do not add up to its edges",
+        )
         require(_ascending(self.sources, self.source_splits), "sources do not ascend within a shard")
         require(_ascending(self.edge, self.edge_splits, e), "edges do not ascend within a shard")
-        degree = np.bincount(self.rows, self.counts, minlength=n).astype(np.int64) if len(self.rows) else np.zeros(n, np.int64)
+        degree = (
+            np.bincount(self.rows, self.counts, minlength=n).astype(np.int64)
+            if len(self.rows)
+            else np.zeros(n, np.int64)
+        )
         self._check_edges(_starts(degree), ends_of_rows)
         # A row's edges end before those of the next owned row begin; others' rows may lie between them.
         room = np.append(self.first_edge[1:], self.total_edges)[:n] - self.first_edge
@@ -106,7 +120,8 @@ class EdgeShards:
         return self
 
     def _check_edges(self, indptr: IdArray, ends_of_rows: IdArray) -> None:
-        """Prove that each edge leads to its row, from a source of its shard, and that none is there twice: piece by piece."""
+        """Prove that each edge leads to its row, from a source of its shard, and that none is there twice: piece by
+        piece."""
         seen, used = np.zeros(self.num_edges, bool), np.zeros(len(self.sources), bool)
         for q in range(self.num_parts):
             own = q == self.part
@@ -115,12 +130,17 @@ class EdgeShards:
             first_of, end_of = self.edge_splits[q : q + 2].tolist()
             for first in range(first_of, end_of, AT_ONCE):
                 stop = min(first + AT_ONCE, end_of)
-                require_within(self.indices[first:stop], self.num_owned if own else end - begin, f"indices of shard {q}")
+                require_within(
+                    self.indices[first:stop], self.num_owned if own else end - begin, f"indices of shard {q}"
+                )
                 if not own:
                     used[begin + self.indices[first:stop]] = True
                 edge = self.edge[first:stop]
                 seen[edge] = True
-                of = slice(int(np.searchsorted(ends_of_rows, first, side="right")) - 1, int(np.searchsorted(ends_of_rows, stop)))
+                of = slice(
+                    int(np.searchsorted(ends_of_rows, first, side="right")) - 1,
+                    int(np.searchsorted(ends_of_rows, stop)),
+                )
                 row = np.repeat(self.rows[of], np.diff(ends_of_rows[of.start : of.stop + 1].clip(first, stop)))
                 require(((edge >= indptr[row]) & (edge < indptr[row + 1])).all(), "an edge does not lead to its row")
         require(seen.all(), "an edge lies in two shards")
@@ -141,7 +161,9 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
     """
     part, n, e, parts = partition.rank, partition.num_owned, partition.num_edges, book.num_parts
     if not _is_of(partition, book):
-        raise InputError(f"partition {part} of {n} nodes is none of this book's {parts} parts; give the book that it was cut by")
+        raise InputError(
+            f"partition {part} of {n} nodes is none of this book's {parts} parts; give the book that it was cut by"
+        )
     halo_part = book.part(partition.halo)
     # Local ids follow global ids, so a stable sort by owner leaves them ascending.
     halo_order = _stable_order(halo_part, parts)
@@ -176,7 +198,9 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
     )
 
 
-def write_edge_shards(path: Path, shards: EdgeShards, *, fingerprint: Mapping[str, str] | None = None, overwrite: bool = False) -> Store:
+def write_edge_shards(
+    path: Path, shards: EdgeShards, *, fingerprint: Mapping[str, str] | None = None, overwrite: bool = False
+) -> Store:
     """Write edge shards as a committed store.
 
     Args:
@@ -186,7 +210,9 @@ def write_edge_shards(path: Path, shards: EdgeShards, *, fingerprint: Mapping[st
         overwrite: replace a store that is there.
     """
     meta = {"part": shards.part, "total_edges": shards.total_edges}
-    return write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays=shards._arrays(), overwrite=overwrite)
+    return write_store(
+        Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays=shards._arrays(), overwrite=overwrite
+    )
 
 
 def open_edge_shards(path: Path, *, fingerprint: Mapping[str, str] | None = None) -> EdgeShards:
@@ -202,7 +228,11 @@ def open_edge_shards(path: Path, *, fingerprint: Mapping[str, str] | None = None
 
 def _is_of(partition: Partition, book: PartitionBook) -> bool:
     owned, part = partition.owned, partition.rank
-    if not 0 <= part < book.num_parts or book.sizes()[part] != len(owned) or (len(owned) and owned[-1] >= book.num_nodes):
+    if (
+        not 0 <= part < book.num_parts
+        or book.sizes()[part] != len(owned)
+        or (len(owned) and owned[-1] >= book.num_nodes)
+    ):
         return False
     return bool((book.part(owned) == part).all())
 

@@ -22,7 +22,8 @@ MAX_POSITIONS = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """N owned nodes with all their in-edges. A source is a *position*: below N an owned row, from N on a row of `halo`."""
+    """N owned nodes with all their in-edges. A source is a *position*: below N an owned row, from N on a row of
+    `halo`."""
 
     rank: int
     """The partition's number."""
@@ -80,12 +81,18 @@ class Partition:
         require(not n or not (self.owned[at] == self.halo).any(), "halo holds owned nodes")
         require_splits(self.indptr, n, e, "indptr")
         require_vector(self.in_degree, np.int64, n, "in_degree")
-        require((np.diff(self.indptr) <= self.in_degree).all(), "a row holds more edges than the node has in the whole graph")
+        require(
+            (np.diff(self.indptr) <= self.in_degree).all(),
+            "a row holds more edges than the node has in the whole graph",
+        )
         require_vector(self.indices, np.int32, None, "indices")
         require_within(self.indices, n + h, "indices")
         if self.edge_weight is not None:
             require_vector(self.edge_weight, np.float32, e, "edge_weight")
-            require(not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())), "edge_weight is negative or not finite")
+            require(
+                not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())),
+                "edge_weight is negative or not finite",
+            )
         if self.edge_id is not None:
             require_vector(self.edge_id, np.int64, e, "edge_id")
         return self
@@ -128,14 +135,18 @@ def partition_of(owned: IdArray, rows: TakenRows, book: PartitionBook, part: int
     remote = book.part(src) != part
     halo = np.unique(src[remote]).astype(np.int64)
     if len(owned) + len(halo) > MAX_POSITIONS:
-        raise InputError(f"partition {part} has {len(owned)} nodes and a halo of {len(halo)}; at most {MAX_POSITIONS} fit: use more parts")
+        raise InputError(
+            f"partition {part} has {len(owned)} nodes and a halo of {len(halo)}; at most {MAX_POSITIONS} fit: use more parts"
+        )
     indices = np.empty(len(src), np.int32)
     indices[~remote] = book.local(src[~remote])
     indices[remote] = len(owned) + np.searchsorted(halo, src[remote])
     return Partition(part, owned, halo, rows.indptr, indices, np.diff(rows.indptr), rows.edge_weight, rows.edge_id)
 
 
-def write_partition(path: Path, partition: Partition, *, fingerprint: Mapping[str, str] | None = None, overwrite: bool = False) -> Store:
+def write_partition(
+    path: Path, partition: Partition, *, fingerprint: Mapping[str, str] | None = None, overwrite: bool = False
+) -> Store:
     """Write a partition as a committed store.
 
     Args:

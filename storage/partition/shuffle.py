@@ -1,11 +1,12 @@
 """A stored dataset by the parts that own its rows, so that each part reads its own rows and no others.
 
-Parts have rows everywhere in a graph. Were each of P parts to look for its own, all would be read P times; *dealing* reads them once.
-The rows are cut into ranges, and each range is written again, into a file of its own, in the order of the owners. What a part owns is then
-a stretch of every file, and these stretches, one after the other, are its rows, ascending.
+Parts have rows everywhere in a graph. Were each of P parts to look for its own, all would be read P times; *dealing*
+reads them once. The rows are cut into ranges, and each range is written again, into a file of its own, in the order of
+the owners. What a part owns is then a stretch of every file, and these stretches, one after the other, are its rows,
+ascending.
 
-A folder holds a plan (`begin`) and the files (`deal`: in any order, by anyone, more than once if it must be). `stages/partition` makes it,
-cuts parts from it (`ShuffledStore`) and takes it away.
+A folder holds a plan (`begin`) and the files (`deal`: in any order, by anyone, more than once if it must be).
+`stages/partition` makes it, cuts parts from it (`ShuffledStore`) and takes it away.
 """
 
 import os
@@ -83,7 +84,8 @@ def begin(dataset: StoredDataset, num_parts: int, parts: Sequence[int], folder: 
 
 def _ranges(dataset: StoredDataset, columns: Sequence[Column], parts: int) -> IdArray:
     """int64 [K+1], where ranges begin, and V."""
-    # A row: its columns, the owner, the order and a row pointer. An edge: what is read, the same in order, and 24 bytes to find it.
+    # A row: its columns, the owner, the order and a row pointer. An edge: what is read, the same in order, and 24 bytes
+    # to find it.
     row = sum(c.nbytes for c in columns if not c.of_edges) + 24
     edge = 2 * sum(c.nbytes for c in columns if c.of_edges) + 24
     budget = min(max(RANGE_BYTES, parts * STRETCH_BYTES), MOST_BYTES)
@@ -130,7 +132,9 @@ def deal(dataset: StoredDataset, k: int, book: PartitionBook, folder: Path) -> N
     columns, index = _columns(plan), np.zeros((book.num_parts + 1, 3), np.int64)
     np.cumsum(np.bincount(owner[order], minlength=book.num_parts), out=index[1:, 1])
     index[:, 2] = indptr[index[:, 1]]
-    index[:, 0] = index.nbytes + index[:, 1] * _bytes(columns, of_edges=False) + index[:, 2] * _bytes(columns, of_edges=True)
+    index[:, 0] = (
+        index.nbytes + index[:, 1] * _bytes(columns, of_edges=False) + index[:, 2] * _bytes(columns, of_edges=True)
+    )
     aside = folder / f".{uuid.uuid4().hex}"
     with open(aside, "wb") as file:
         file.write(index.data)
@@ -172,7 +176,9 @@ class ShuffledStore:
             with open(s.path, "rb") as file:
                 file.seek(s.begin)
                 for c in columns:
-                    _fill(file, found[c.name][edge : edge + s.edges] if c.of_edges else found[c.name][row : row + s.rows])
+                    _fill(
+                        file, found[c.name][edge : edge + s.edges] if c.of_edges else found[c.name][row : row + s.rows]
+                    )
             row, edge = row + s.rows, edge + s.edges
         indptr = np.zeros(rows + 1, np.int64)
         np.cumsum(found["degree"], out=indptr[1:])
@@ -180,7 +186,9 @@ class ShuffledStore:
             require_splits(indptr, rows, edges, "the sum of degrees")
             require_ascending(found["nodes"], "the rows of a part")
         graph = TakenRows(indptr, found["first_edge"], found["indices"], found.get("edge_weight"), found.get("edge_id"))
-        split = Split(*(np.flatnonzero(found["set"] == number).astype(np.int64) for number in range(1, 1 + len(SPLITS))))
+        split = Split(
+            *(np.flatnonzero(found["set"] == number).astype(np.int64) for number in range(1, 1 + len(SPLITS)))
+        )
         before = _bytes(columns, of_edges=False), _bytes(columns, of_edges=True)
         beyond = [s._replace(begin=s.begin + s.rows * before[0] + s.edges * before[1]) for s in stretches]
         features = DealtFeatures(of_features, beyond)

@@ -1,7 +1,7 @@
 """The minibatch queue: the only link between producers of bulks and the ranks that train on them.
 
-Producers put whole bulks, in any order; consumers get minibatches by (epoch, index) and release them once they need them no more.
-The queue is bounded by the bytes of bulks that not every consumer has released. Every wait has an end.
+Producers put whole bulks, in any order; consumers get minibatches by (epoch, index) and release them once they need
+them no more. The queue is bounded by the bytes of bulks that not every consumer has released. Every wait has an end.
 """
 
 import threading
@@ -16,8 +16,8 @@ from ..minibatch import Bulk, MiniBatch
 from .bulk_codec import packed_bytes
 
 Keep = Literal["none", "epoch", "all"]
-"""When bulks are dropped: "none" as soon as every consumer has released them, "epoch" when every consumer has released the last
-minibatch of the epoch (or anything of a later one), "all" never."""
+"""When bulks are dropped: "none" as soon as every consumer has released them, "epoch" when every consumer has released
+the last minibatch of the epoch (or anything of a later one), "all" never."""
 BulkKey = tuple[int, int]
 """(epoch, number of the bulk in the epoch)."""
 
@@ -42,10 +42,12 @@ class MinibatchQueue(Protocol):
         ...
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
-        """Add a bulk, once there is room for it. A bulk that is there already, or that was dropped already, is left alone.
+        """Add a bulk, once there is room for it. A bulk that is there already, or that was dropped already, is left
+        alone.
 
-        There is room while the bytes that are not released yet and this bulk's stay within `max_bytes`; also in an empty queue,
-        and for a bulk that a `get` is waiting for (producers run ahead of each other: it must not be shut out by later ones).
+        There is room while the bytes that are not released yet and this bulk's stay within `max_bytes`; also in an
+        empty queue, and for a bulk that a `get` is waiting for (producers run ahead of each other: it must not be shut
+        out by later ones).
 
         Raises:
             QueueTimeoutError: no room within `timeout_s` seconds: the consumers are behind.
@@ -97,13 +99,21 @@ class BoundedQueue(ABC):
     """How often waits look again by themselves; None where only this process changes the queue."""
 
     def __init__(
-        self, *, bulk_size: int, max_bytes: int, keep: Keep = "none", consumers: int = 1, minibatches_per_epoch: int | None = None
+        self,
+        *,
+        bulk_size: int,
+        max_bytes: int,
+        keep: Keep = "none",
+        consumers: int = 1,
+        minibatches_per_epoch: int | None = None,
     ) -> None:
         for name, value in (("bulk_size", bulk_size), ("max_bytes", max_bytes), ("consumers", consumers)):
             if value < 1:
                 raise InputError(f"queue {name}={value}; expected at least 1")
         if keep not in get_args(Keep):
-            raise InputError(f"queue keep='{keep}'; expected one of {', '.join(get_args(Keep))}{nearest(keep, get_args(Keep))}")
+            raise InputError(
+                f"queue keep='{keep}'; expected one of {', '.join(get_args(Keep))}{nearest(keep, get_args(Keep))}"
+            )
         self.bulk_size = bulk_size
         self.max_bytes = max_bytes
         self.keep = keep
@@ -111,7 +121,8 @@ class BoundedQueue(ABC):
         self._changed = threading.Condition()
         self._passed = [(-1, -1)] * consumers
         self._unreleased: dict[BulkKey, tuple[int, int]] = {}
-        """(last index, bytes) of the bulks that count against the bound; a bulk counts from when its `put` was let in."""
+        """(last index, bytes) of the bulks that count against the bound; a bulk counts from when its `put` was let
+        in."""
         self._last: dict[BulkKey, int] = {}
         """Index of the last minibatch of each bulk that is there and will be dropped."""
         self._held_bytes = 0
@@ -146,7 +157,9 @@ class BoundedQueue(ABC):
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """See `MinibatchQueue.put`."""
         key = (bulk.epoch, bulk.number)
-        assert {m.index // self.bulk_size for m in bulk.minibatches} == {bulk.number}, "bulks cut the epoch at multiples of bulk_size"
+        assert {m.index // self.bulk_size for m in bulk.minibatches} == {bulk.number}, (
+            "bulks cut the epoch at multiples of bulk_size"
+        )
         last, size = bulk.minibatches[-1].index, self._size(bulk)
         with self._changed:
             self._require_running()
@@ -285,7 +298,9 @@ class BoundedQueue(ABC):
 
     def _require_running(self) -> None:
         if self._error is not None:
-            raise RunError(f"the producer of minibatches failed: {type(self._error).__name__}: {self._error}") from self._error
+            raise RunError(
+                f"the producer of minibatches failed: {type(self._error).__name__}: {self._error}"
+            ) from self._error
         if self._closed:
             raise RunError("the minibatch queue is closed: the run is ending")
 
@@ -310,14 +325,24 @@ class MemoryQueue(BoundedQueue):
     """
 
     def __init__(
-        self, *, bulk_size: int, max_bytes: int, keep: Keep = "none", consumers: int = 1, minibatches_per_epoch: int | None = None
+        self,
+        *,
+        bulk_size: int,
+        max_bytes: int,
+        keep: Keep = "none",
+        consumers: int = 1,
+        minibatches_per_epoch: int | None = None,
     ) -> None:
         if keep == "all":
             raise InputError(
                 "queue keep='all' with a queue in memory; expected 'none' or 'epoch': use the Zarr queue to keep every minibatch"
             )
         super().__init__(
-            bulk_size=bulk_size, max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=minibatches_per_epoch
+            bulk_size=bulk_size,
+            max_bytes=max_bytes,
+            keep=keep,
+            consumers=consumers,
+            minibatches_per_epoch=minibatches_per_epoch,
         )
         self._bulks: dict[BulkKey, Bulk] = {}
 
@@ -328,7 +353,9 @@ class MemoryQueue(BoundedQueue):
 
     def _size(self, bulk: Bulk) -> int:
         # Packing would copy from a device what is to stay there.
-        return packed_bytes(bulk) if all(m.on_host for m in bulk.minibatches) else sum(m.nbytes for m in bulk.minibatches)
+        return (
+            packed_bytes(bulk) if all(m.on_host for m in bulk.minibatches) else sum(m.nbytes for m in bulk.minibatches)
+        )
 
     def _has(self, key: BulkKey) -> bool:
         return key in self._bulks

@@ -1,11 +1,11 @@
 """A bulk as one int32 matrix [k, cap]: a row per minibatch, a header and then its arrays back to back.
 
-Row: MAGIC, VERSION, words used, epoch, index, flags, L, number of nodes; then (num_dst, num_src, num_edges) of each block,
-outermost first; then the sections, each on an even word so that int64 arrays lie aligned:
+Row: MAGIC, VERSION, words used, epoch, index, flags, L, number of nodes; then (num_dst, num_src, num_edges) of each
+block, outermost first; then the sections, each on an even word so that int64 arrays lie aligned:
 
 * nodes, the ids of the outermost block's sources (every other block's sources are the leading ones of them);
-* per edge list: indptr, indices, weight (float32 viewed as int32), edge_id (int64 viewed as int32). A nested minibatch has one
-  edge list, the outermost block's; otherwise each block has its own.
+* per edge list: indptr, indices, weight (float32 viewed as int32), edge_id (int64 viewed as int32). A nested minibatch
+  has one edge list, the outermost block's; otherwise each block has its own.
 """
 
 from collections.abc import Iterator
@@ -110,7 +110,9 @@ class _Reader:
     def take(self, words: int) -> Words:
         end = self.at + words
         if end > len(self.row):
-            raise StoreError(f"{self.where}: a section ends at word {end} of {len(self.row)}; the row is damaged: sample it again")
+            raise StoreError(
+                f"{self.where}: a section ends at word {end} of {len(self.row)}; the row is damaged: sample it again"
+            )
         section = self.row[self.at : end]
         self.at += _even(words)
         return section
@@ -134,9 +136,15 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
     _require(row.dtype == np.int32 and row.ndim == 1, where, f"{row.dtype}{list(row.shape)} seen, int32 [cap] expected")
     _require(len(row) >= HEADER_WORDS, where, f"{len(row)} words are too few for a header")
     magic, version, used, epoch, index, flags, num_layers, num_nodes = (int(w) for w in row[:HEADER_WORDS])
-    _require(magic == MAGIC, where, f"magic number {magic:#x} seen, {MAGIC:#x} expected (Zarr reads what is missing as zeros)")
+    _require(
+        magic == MAGIC,
+        where,
+        f"magic number {magic:#x} seen, {MAGIC:#x} expected (Zarr reads what is missing as zeros)",
+    )
     if version != VERSION:
-        raise StoreError(f"{where} is packed in version {version}; this Millrace reads version {VERSION}: sample it again")
+        raise StoreError(
+            f"{where} is packed in version {version}; this Millrace reads version {VERSION}: sample it again"
+        )
     _require(HEADER_WORDS <= used <= len(row), where, f"{used} words used of {len(row)}")
     _require(epoch >= 0 and index >= 0, where, f"epoch {epoch}, index {index}")
     _require(num_layers >= 1 and num_nodes >= 0, where, f"{num_layers} layers, {num_nodes} nodes")
@@ -144,14 +152,22 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
     counts = reader.take(3 * num_layers).reshape(-1, 3)
     # The header has an even number of words, so the counts' own padding keeps what follows even.
     _require((counts >= 0).all() and (counts[:, 0] <= counts[:, 1]).all(), where, f"block sizes {counts.tolist()}")
-    _require((counts[1:, 1] == counts[:-1, 0]).all() and counts[0, 1] == num_nodes, where, f"block sizes {counts.tolist()} do not chain")
+    _require(
+        (counts[1:, 1] == counts[:-1, 0]).all() and counts[0, 1] == num_nodes,
+        where,
+        f"block sizes {counts.tolist()} do not chain",
+    )
     nodes = reader.take(num_nodes * 2).view(np.int64) if flags & WIDE_IDS else reader.take(num_nodes)
     _require(not num_nodes or nodes.min() >= 0, where, "a node's id is negative")
     lists = []
     for num_dst, _, num_edges in counts[: 1 if flags & NESTED else None].tolist():
         words = _edge_list_words(num_dst, num_edges, flags)
         indptr, indices, weight, edge_id = (reader.take(w) for w in words)
-        _require(indptr[0] == 0 and indptr[-1] == num_edges and (np.diff(indptr) >= 0).all(), where, "row pointers do not rise to e")
+        _require(
+            indptr[0] == 0 and indptr[-1] == num_edges and (np.diff(indptr) >= 0).all(),
+            where,
+            "row pointers do not rise to e",
+        )
         weights = weight.view(np.float32) if flags & WEIGHT else None
         _require(weights is None or np.isfinite(weights).all(), where, "an edge's weight is not finite")
         lists.append((indptr, indices, weights, edge_id.view(np.int64) if flags & EDGE_ID else None))
@@ -160,9 +176,15 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
     for i, (num_dst, num_src, num_edges) in enumerate(counts.tolist()):
         indptr, indices, weight, edge_id = lists[0 if flags & NESTED else i]
         if flags & NESTED:
-            _require(indptr[num_dst] == num_edges, where, f"block {i} has {num_edges} edges, its rows have {indptr[num_dst]}")
+            _require(
+                indptr[num_dst] == num_edges, where, f"block {i} has {num_edges} edges, its rows have {indptr[num_dst]}"
+            )
         edges = indices[:num_edges]
-        _require(not num_edges or (edges.min() >= 0 and edges.max() < num_src), where, f"an edge's source in block {i} is out of range")
+        _require(
+            not num_edges or (edges.min() >= 0 and edges.max() < num_src),
+            where,
+            f"an edge's source in block {i} is out of range",
+        )
         blocks.append(
             Block(
                 num_dst,

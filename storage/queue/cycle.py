@@ -10,8 +10,8 @@ from .zarr import ZarrQueue
 class Cycled:
     """A queue that reads E stored epochs over and over.
 
-    A minibatch keeps its nodes and edges but carries the epoch it was asked for: dropout, which is drawn by epoch, is new each
-    time. Nothing is put or dropped.
+    A minibatch keeps its nodes and edges but carries the epoch it was asked for: dropout, which is drawn by epoch, is
+    new each time. Nothing is put or dropped.
 
     Args:
         store: read whole, epochs 0 to E - 1; closed with this queue.
@@ -24,12 +24,18 @@ class Cycled:
 
     def __init__(self, store: ZarrQueue) -> None:
         if not store.complete:
-            raise StoreError(f"{store.path} is not finished: only a whole store can be cycled through; let `millrace sample` end first")
+            raise StoreError(
+                f"{store.path} is not finished: only a whole store can be cycled through; let `millrace sample` end first"
+            )
         held = [epoch for epoch in store.epochs() if store.committed(epoch)]
         if not held:
-            raise StoreError(f"{store.path} holds no minibatches: there is nothing to cycle through; sample at least one epoch")
+            raise StoreError(
+                f"{store.path} holds no minibatches: there is nothing to cycle through; sample at least one epoch"
+            )
         if held != list(range(len(held))):
-            raise StoreError(f"{store.path} holds epochs {held}; expected 0 to {held[-1]}: sample those that are missing")
+            raise StoreError(
+                f"{store.path} holds epochs {held}; expected 0 to {held[-1]}: sample those that are missing"
+            )
         self.num_epochs = len(held)
         self._store = store
 
@@ -45,10 +51,13 @@ class Cycled:
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """Nothing can be put. Raises StoreError."""
-        raise StoreError(f"{self._store.path} is cycled through: bulk {bulk.number} of epoch {bulk.epoch} cannot be put; it is read only")
+        raise StoreError(
+            f"{self._store.path} is cycled through: bulk {bulk.number} of epoch {bulk.epoch} cannot be put; it is read only"
+        )
 
     def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
-        """Minibatch `index` of stored epoch ``epoch % E``, as one of `epoch`. See `MinibatchQueue.get` for what it raises."""
+        """Minibatch `index` of stored epoch ``epoch % E``, as one of `epoch`. See `MinibatchQueue.get` for what it
+        raises."""
         return replace(self._store.get(epoch % self.num_epochs, index, timeout_s), epoch=epoch)
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:

@@ -1,10 +1,12 @@
 """The minibatch queue on an object store: S3, Google Cloud Storage, Azure, or what obstore makes of a URL.
 
-The stores, their names and their bytes are those of `zarr`. An object store has atomic puts and no rename, so a store is
+The stores, their names and their bytes are those of `zarr`. An object store has atomic puts and no rename, so a store
+is
 committed by its manifest: data objects first, the manifest last, and nothing is there without it.
 
-The endpoint, the region and the keys come from the environment, as obstore reads them: ``AWS_ENDPOINT_URL``, ``AWS_REGION``,
-``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, and ``AWS_ALLOW_HTTP=true`` for an endpoint without TLS.
+The endpoint, the region and the keys come from the environment, as obstore reads them: ``AWS_ENDPOINT_URL``,
+``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, and ``AWS_ALLOW_HTTP=true`` for an endpoint without
+TLS.
 """
 
 import os
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
 REQUEST_TIMEOUT_S, RETRY_TIMEOUT_S, MAX_RETRIES = 15, 10, 3
-"""A request is tried again within RETRY_TIMEOUT_S of its start, so a place that does not answer is given up after at most
-REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
+"""A request is tried again within RETRY_TIMEOUT_S of its start, so a place that does not answer is given up after at
+most REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
 UPLOADS = 4
-"""Parts (5 MiB each) of a large shard on their way at once: few enough for each to end within REQUEST_TIMEOUT_S on a slow line."""
+"""Parts (5 MiB each) of a large shard on their way at once: few enough for each to end within REQUEST_TIMEOUT_S on a
+slow line."""
 _SILENT = re.compile(r"HTTP error: (?!builder)|status code: (?:5\d\d|408|429)")
 """In obstore's messages: no answer, or one that may be another soon. What a server refuses, it refuses again."""
 _BULK_OBJECT = re.compile(r"(epoch-\d+/bulk-\d+)/")
@@ -62,9 +65,14 @@ class ObjectPlace:
             import obstore
             from obstore.store import from_url
         except ImportError:
-            raise MissingExtraError(f"{url} needs obstore, which is not installed: pip install 'millrace-gnn[cloud]'") from None
+            raise MissingExtraError(
+                f"{url} needs obstore, which is not installed: pip install 'millrace-gnn[cloud]'"
+            ) from None
         # Options that are given replace what obstore finds in the environment, so this one is looked up here.
-        allow_http = any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("true", "1", "yes") for cloud in ("AWS", "AZURE", "GOOGLE"))
+        allow_http = any(
+            os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("true", "1", "yes")
+            for cloud in ("AWS", "AZURE", "GOOGLE")
+        )
         self.url = url
         self._obstore = obstore
         with self._asking():
@@ -130,7 +138,9 @@ class ObjectPlace:
         text = manifest_text(kind, fingerprint, meta, entries).encode()
         with self._asking():
             for key, value in data.items():
-                self._obstore.put(self._objects, f"{name}/arrays/{key}", value.as_buffer_like(), max_concurrency=UPLOADS)
+                self._obstore.put(
+                    self._objects, f"{name}/arrays/{key}", value.as_buffer_like(), max_concurrency=UPLOADS
+                )
             if overwrite:
                 self._obstore.put(self._objects, _manifest(name), text)
             else:
@@ -171,7 +181,9 @@ class ObjectPlace:
         """Keys of the objects below `under`, relative to it."""
         prefix = f"{under}/" if under else ""
         with self._asking():
-            found = [item["path"] for batch in self._obstore.list(self._objects, prefix=prefix or None) for item in batch]
+            found = [
+                item["path"] for batch in self._obstore.list(self._objects, prefix=prefix or None) for item in batch
+            ]
         return [key.removeprefix(prefix) for key in found]
 
     def _delete(self, keys: list[str]) -> None:
@@ -200,7 +212,8 @@ def _manifest(name: str) -> str:
 
 
 def _gist(error: Exception) -> str:
-    """An error of obstore without the server's document, but with the code in it, and without the dump of its insides."""
+    """An error of obstore without the server's document, but with the code in it, and without the dump of its
+    insides."""
     code = re.search(r"<Code>(\w+)</Code>", str(error))
     return re.split(r"\n|<\?xml|<Error>", str(error))[0].rstrip(": ") + (f": {code[1]}" if code else "")
 
@@ -208,11 +221,12 @@ def _gist(error: Exception) -> str:
 class ObjectQueue(ZarrQueue):
     """A `ZarrQueue` below a URL such as ``s3://bucket/prefix``.
 
-    Its methods raise StoreError where the object store refuses, and RunError where it does not answer in time; see `ObjectPlace`.
+    Its methods raise StoreError where the object store refuses, and RunError where it does not answer in time; see
+    `ObjectPlace`.
     """
 
-    # Each look is one or two requests. Five times a second is little beside the seconds that sampling a bulk takes, and lets a
-    # thousand waiting ranks stay below the 5500 reads a second that S3 serves under one prefix.
+    # Each look is one or two requests. Five times a second is little beside the seconds that sampling a bulk takes, and
+    # lets a thousand waiting ranks stay below the 5500 reads a second that S3 serves under one prefix.
     _poll_s = 0.2
     _remedy = "mend that"
 

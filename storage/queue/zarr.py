@@ -2,10 +2,9 @@
 
 Where the stores lie is a `Place`: a folder of a file system here, a prefix of an object store in `object_store`.
 
-```
-<path>/manifest.json              kind "samples": what made the store, bulk_size, minibatches_per_epoch
-<path>/epoch-<e>/bulk-<n>/        kind "bulk": int32 [k, cap] (see bulk_codec), a Zarr chunk per minibatch, one Zarr shard
-<path>/complete/                  kind "samples-complete": bulks of each epoch, written by `finish`
+``` <path>/manifest.json              kind "samples": what made the store, bulk_size, minibatches_per_epoch
+<path>/epoch-<e>/bulk-<n>/        kind "bulk": int32 [k, cap] (see bulk_codec), a Zarr chunk per minibatch, one Zarr
+shard <path>/complete/                  kind "samples-complete": bulks of each epoch, written by `finish`
 ```
 """
 
@@ -79,7 +78,8 @@ class Place(Protocol):
         *,
         overwrite: bool = False,
     ) -> None:
-        """Make a store, with packed rows or without. One that another process commits first is left alone, or overwritten."""
+        """Make a store, with packed rows or without. One that another process commits first is left alone, or
+        overwritten."""
         ...
 
     def remove(self, name: str) -> None:
@@ -143,7 +143,8 @@ class FolderPlace:
                 entries = {} if words is None else write_arrays(aside, {"rows": words}, one_shard=True)
                 write_manifest(aside, kind, fingerprint, meta, entries)
         except (InputError, OSError):
-            # Another process may have committed the same a moment before; if something else is there, its manifest is missing.
+            # Another process may have committed the same a moment before; if something else is there, its manifest is
+            # missing.
             if overwrite or not (folder / MANIFEST).exists():
                 raise
 
@@ -168,8 +169,10 @@ class FolderPlace:
 class ZarrQueue(BoundedQueue):
     """Bulks as committed stores in one folder, written by this process or by others.
 
-    A bulk that is in the folder already is not written again, so an interrupted producer goes on where it stopped. Release
-    positions live in memory: bulks left by an earlier life are dropped once they are passed, and do not count against the bound.
+    A bulk that is in the folder already is not written again, so an interrupted producer goes on where it stopped.
+    Release
+    positions live in memory: bulks left by an earlier life are dropped once they are passed, and do not count against
+        the bound.
 
     Iterating over it gives every minibatch that is there, by epoch and index, without waiting.
 
@@ -195,7 +198,9 @@ class ZarrQueue(BoundedQueue):
     ) -> None:
         size, n = meta.get("bulk_size"), meta.get("minibatches_per_epoch")
         if type(size) is not int or size < 1 or not (n is None or (type(n) is int and n >= 0)):
-            raise StoreError(f"{path} says bulk_size {str(size)[:80]}, minibatches_per_epoch {str(n)[:80]}; make the store again")
+            raise StoreError(
+                f"{path} says bulk_size {str(size)[:80]}, minibatches_per_epoch {str(n)[:80]}; make the store again"
+            )
         super().__init__(bulk_size=size, max_bytes=max_bytes, keep=keep, consumers=consumers, minibatches_per_epoch=n)
         self.path = path
         self._place = self._place_at(path)
@@ -240,21 +245,29 @@ class ZarrQueue(BoundedQueue):
             max_bytes: the bound, in bytes of packed bulks.
             keep: when bulks are dropped.
             consumers: how many consumers must release a bulk.
-            meta: what readers should know, plain values. With ``minibatches_per_epoch`` an epoch's end is seen at once, and a
-                `get` beyond it is refused.
-            sweep: remove what killed writers left. Only while no other process writes there: producers that join pass False.
+            meta: what readers should know, plain values. With ``minibatches_per_epoch`` an epoch's end is seen at once,
+                and a `get` beyond it is refused.
+            sweep: remove what killed writers left. Only while no other process writes there: producers that join pass
+                False.
             expected: what minibatches must be like; others are refused when they are read.
-            mend: drop a bulk that an earlier life left and that cannot be read, and say so to this: it counts as one that is not there.
-                Each bulk that is found is read whole for that, once.
+            mend: drop a bulk that an earlier life left and that cannot be read, and say so to this: it counts as one
+                that is not there. Each bulk that is found is read whole for that, once.
 
         Raises:
             InputError: an argument is out of range.
-            StoreError: the folder holds something else, or minibatches made from something else (lists the differing keys).
+            StoreError: the folder holds something else, or minibatches made from something else (lists the differing
+                keys).
         """
         meta = {**(meta or {}), "bulk_size": bulk_size}
         if bulk_size < 1:
             raise InputError(f"queue bulk_size={bulk_size}; expected at least 1")
-        options: dict[str, Any] = {"max_bytes": max_bytes, "keep": keep, "consumers": consumers, "expected": expected, "mend": mend}
+        options: dict[str, Any] = {
+            "max_bytes": max_bytes,
+            "keep": keep,
+            "consumers": consumers,
+            "expected": expected,
+            "mend": mend,
+        }
         self = cls(path, fingerprint, meta, read_only=False, **options)
         self._place.commit("", KIND, fingerprint, meta)
         body = self._place.manifest("", KIND)
@@ -271,9 +284,15 @@ class ZarrQueue(BoundedQueue):
 
     @classmethod
     def open(
-        cls, path: str | Path, *, fingerprint: Mapping[str, str] | None = None, consumers: int = 1, expected: Expected | None = None
+        cls,
+        path: str | Path,
+        *,
+        fingerprint: Mapping[str, str] | None = None,
+        consumers: int = 1,
+        expected: Expected | None = None,
     ) -> Self:
-        """Open a store of minibatches to read it only: finished, or still being written (then a `get` waits). Nothing is dropped.
+        """Open a store of minibatches to read it only: finished, or still being written (then a `get` waits). Nothing
+        is dropped.
 
         Args:
             path: its folder.
@@ -291,7 +310,8 @@ class ZarrQueue(BoundedQueue):
         return cls(path, body["fingerprint"], body["meta"], read_only=True, **options)
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        """Every minibatch that is there. Raises StoreError for a damaged one, and for a bulk that a finished store lacks."""
+        """Every minibatch that is there. Raises StoreError for a damaged one, and for a bulk that a finished store
+        lacks."""
         counts = self._complete if self.complete else None
         for epoch in self.epochs() if counts is None else sorted(map(int, counts)):
             for number in sorted(self.committed(epoch)) if counts is None else range(counts[str(epoch)]):
@@ -303,7 +323,8 @@ class ZarrQueue(BoundedQueue):
         return sorted(int(m[1]) for name in self._place.names("") if (m := _EPOCH.fullmatch(name)))
 
     def _last_on_disk(self, key: BulkKey) -> int:
-        """Index of a bulk's last minibatch; a damaged one is taken for a full one: it only decides when it is dropped."""
+        """Index of a bulk's last minibatch; a damaged one is taken for a full one: it only decides when it is
+        dropped."""
         full = (key[1] + 1) * self.bulk_size - 1
         try:
             last = self._place.manifest(_name(key), BULK_KIND)["meta"].get("last_index")
@@ -328,8 +349,12 @@ class ZarrQueue(BoundedQueue):
         """Whether `finish` was called: nothing more will come."""
         if self._complete is None and self._place.has(COMPLETE):
             bulks = self._place.manifest(COMPLETE, COMPLETE_KIND)["meta"].get("bulks")
-            if not isinstance(bulks, dict) or not all(k.isdecimal() and len(k) < 19 and type(n) is int for k, n in bulks.items()):
-                raise StoreError(f"{self._place.path(COMPLETE)} does not say how many bulks each epoch has; sample again")
+            if not isinstance(bulks, dict) or not all(
+                k.isdecimal() and len(k) < 19 and type(n) is int for k, n in bulks.items()
+            ):
+                raise StoreError(
+                    f"{self._place.path(COMPLETE)} does not say how many bulks each epoch has; sample again"
+                )
             self._complete = bulks
         return self._complete is not None
 
@@ -418,14 +443,18 @@ class ZarrQueue(BoundedQueue):
         try:
             words = np.asarray(rows[row])
         except Exception as e:
-            damage = StoreError(f"{folder}: minibatch {row} is damaged ({first_line(e)}); remove the folder and sample it again")
+            damage = StoreError(
+                f"{folder}: minibatch {row} is damaged ({first_line(e)}); remove the folder and sample it again"
+            )
             raise self._place.silence(e) or damage from e
         m = unpack_row(words, f"{folder}, minibatch {row}")
         if self._expected is not None:
             self._expected.refuse(m, f"{folder}, minibatch {row}")
         want = (key[0], key[1] * self.bulk_size + row)
         if (m.epoch, m.index) != want:
-            raise StoreError(f"{folder}, minibatch {row} holds (epoch, index) {(m.epoch, m.index)}; expected {want}: sample it again")
+            raise StoreError(
+                f"{folder}, minibatch {row} holds (epoch, index) {(m.epoch, m.index)}; expected {want}: sample it again"
+            )
         return m
 
     def _drop(self, key: BulkKey) -> None:

@@ -31,7 +31,10 @@ def results(
     for c in (None, coef):
         for r in (None, scale):
             found += [kernels.spmm(lists, x, c, r), kernels.spmm_backward(lists, grad, c, r)]
-            found += [kernels.spmm_beside(lists, x, c, r), kernels.spmm_beside_backward(lists, torch.cat([grad, grad + 1], 1), c, r)]
+            found += [
+                kernels.spmm_beside(lists, x, c, r),
+                kernels.spmm_beside_backward(lists, torch.cat([grad, grad + 1], 1), c, r),
+            ]
     found += [kernels.spmm(lists, x, coef, scale, own), kernels.spmm_backward(lists, grad, coef, scale, own)]
     largest, arg = kernels.maximum(lists, x)
     found += [largest, arg, kernels.maximum_backward(lists, arg, grad)]

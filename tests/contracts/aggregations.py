@@ -1,4 +1,5 @@
-"""Every call that a layer may make to its neighbourhood, with what it must give by dense autograd, and how wide its rows travel."""
+"""Every call that a layer may make to its neighbourhood, with what it must give by dense autograd, and how wide its
+rows travel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,15 @@ from torch import Tensor, nn
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.graph import Graph
-from millrace.tests.contracts.neighbourhood import Edges, Tensors, dense_attend, dense_max, dense_mean, dense_sum, message
+from millrace.tests.contracts.neighbourhood import (
+    Edges,
+    Tensors,
+    dense_attend,
+    dense_max,
+    dense_mean,
+    dense_sum,
+    message,
+)
 
 H, D = 2, 3
 DENSE = {"sum": dense_sum, "mean": dense_mean, "max": dense_max}
@@ -45,7 +54,11 @@ class Aggregation:
         g = torch.Generator().manual_seed(seed)
 
         def draw(shape: tuple[int, ...]) -> Tensor:
-            drawn = torch.randint(-1, 2, shape, generator=g).double() if self.ties else torch.randn(shape, dtype=F64, generator=g)
+            drawn = (
+                torch.randint(-1, 2, shape, generator=g).double()
+                if self.ties
+                else torch.randn(shape, dtype=F64, generator=g)
+            )
             return drawn
 
         rows = {name: draw((num_nodes, *shape)) for name, shape in self.rows.items()}
@@ -60,10 +73,16 @@ def first_max(graph: Graph, h: Tensor) -> Tensor:
     """Maxima whose gradients go to the first edge that attains them."""
     rows = []
     for v in range(graph.num_nodes):
-        near = h[torch.from_numpy(graph.indices[graph.indptr[v] : graph.indptr[v + 1]].astype(np.int64))].reshape(-1, h[0].numel())
+        near = h[torch.from_numpy(graph.indices[graph.indptr[v] : graph.indptr[v + 1]].astype(np.int64))].reshape(
+            -1, h[0].numel()
+        )
         # NumPy's argmax is the first; torch's is any.
         at = np.argmax(near.detach().numpy(), axis=0) if len(near) else []
-        rows.append(torch.stack([near[r, k] for k, r in enumerate(at)]).view(h.shape[1:]) if len(near) else torch.zeros_like(h[0]))
+        rows.append(
+            torch.stack([near[r, k] for k, r in enumerate(at)]).view(h.shape[1:])
+            if len(near)
+            else torch.zeros_like(h[0])
+        )
     return torch.stack(rows)
 
 
@@ -85,7 +104,12 @@ def _dense(name: str) -> Callable[[Graph, Tensors], Tensor]:
 
 
 def _reduction(name: str, shape: tuple[int, ...]) -> Aggregation:
-    return Aggregation(lambda neighbourhood, x: getattr(neighbourhood, name)(x["h"]), _dense(name), {"h": shape}, width=int(np.prod(shape)))
+    return Aggregation(
+        lambda neighbourhood, x: getattr(neighbourhood, name)(x["h"]),
+        _dense(name),
+        {"h": shape},
+        width=int(np.prod(shape)),
+    )
 
 
 def _scaled(graph: Graph, x: Tensors) -> Tensor:
@@ -95,12 +119,15 @@ def _scaled(graph: Graph, x: Tensors) -> Tensor:
 def _attention(dropout: float) -> Aggregation:
     def dense(graph: Graph, x: Tensors) -> Tensor:
         if dropout:
-            # The same coefficients are dropped as if no graph had been cut: proven for one block against the definition elsewhere.
+            # The same coefficients are dropped as if no graph had been cut: proven for one block against the definition
+            # elsewhere.
             return whole_graph(graph, F64).attend(x["z"], x["a"], x["l"], 0.1, dropout)
         return dense_attend(Edges.of_graph(graph), x["z"], x["a"], x["l"], 0.1)
 
     return Aggregation(
-        lambda neighbourhood, x: neighbourhood.attend(x["z"], x["a"], destinations(neighbourhood, x["l"]), 0.1, dropout),
+        lambda neighbourhood, x: neighbourhood.attend(
+            x["z"], x["a"], destinations(neighbourhood, x["l"]), 0.1, dropout
+        ),
         dense,
         {"z": (H, D), "l": (H,)},
         {"a": (H, D)},
@@ -138,7 +165,9 @@ def _shared(dropout: float, constants: tuple[str, ...] = ()) -> Aggregation:
     )
 
 
-def _message(reduce: Literal["sum", "mean", "max"], make: Callable[..., Tensor], passed: bool, **kwargs: object) -> Aggregation:
+def _message(
+    reduce: Literal["sum", "mean", "max"], make: Callable[..., Tensor], passed: bool, **kwargs: object
+) -> Aggregation:
     """``make(h_src, h_dst, weight, p)``, with p passed in `params` or captured."""
 
     def call(neighbourhood: Neighbourhood, x: Tensors) -> Tensor:
@@ -175,7 +204,10 @@ CALLS: dict[str, Aggregation] = {
     "mean": _reduction("mean", (D,)),
     "max": _reduction("max", (D,)),
     "max with ties": Aggregation(
-        lambda neighbourhood, x: neighbourhood.max(x["h"]), lambda graph, x: first_max(graph, x["h"]), {"h": (D,)}, ties=True
+        lambda neighbourhood, x: neighbourhood.max(x["h"]),
+        lambda graph, x: first_max(graph, x["h"]),
+        {"h": (D,)},
+        ties=True,
     ),
     "mean_beside": Aggregation(
         lambda neighbourhood, x: neighbourhood.mean_beside(x["h"]),
@@ -183,13 +215,17 @@ CALLS: dict[str, Aggregation] = {
         {"h": (D,)},
     ),
     "sum with factor and own": Aggregation(
-        lambda neighbourhood, x: neighbourhood.sum(x["h"], factor=x["factor"], own=destinations(neighbourhood, x["own"])),
+        lambda neighbourhood, x: neighbourhood.sum(
+            x["h"], factor=x["factor"], own=destinations(neighbourhood, x["own"])
+        ),
         _scaled,
         {"h": (D,), "factor": (), "own": ()},
         constants=("factor",),
     ),
     "sum of constants, with factor and own": Aggregation(
-        lambda neighbourhood, x: neighbourhood.sum(x["h"], factor=x["factor"], own=destinations(neighbourhood, x["own"])),
+        lambda neighbourhood, x: neighbourhood.sum(
+            x["h"], factor=x["factor"], own=destinations(neighbourhood, x["own"])
+        ),
         _scaled,
         {"h": (D,), "factor": (), "own": ()},
         constants=("factor", "h"),

@@ -33,8 +33,8 @@ def train_bulk(
         steps: steps after which rank 0 asks all to stop; None: all.
         samples: a store of samples to train from.
 
-    Returns:
-        The report of each rank, without one where all were stopped; and its ``notes`` and its ``steps``: (epoch, step, steps of an epoch).
+    Returns: The report of each rank, without one where all were stopped; and its ``notes`` and its ``steps``: (epoch,
+        step, steps of an epoch).
     """
     work = spec, out, dict(table), steps, samples
     ranks = resolve(table).ranks
@@ -47,7 +47,9 @@ def last_parameters(out: Path) -> dict[str, Any]:
     return torch.load(newest / "state.pt", weights_only=True)["model"]
 
 
-def _rank(group: Any, spec: str, out: Path, table: Mapping[str, Any], steps: int | None, samples: str | None) -> dict[str, Any]:
+def _rank(
+    group: Any, spec: str, out: Path, table: Mapping[str, Any], steps: int | None, samples: str | None
+) -> dict[str, Any]:
     job = resolve({"threads": 1, **table})
     prepared = prepare(job, open_dataset(spec, seed=job.seed))
     if (out / "checkpoints").exists():

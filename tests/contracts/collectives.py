@@ -1,4 +1,5 @@
-"""What every group of several ranks must do: the collectives, and what they count. Functions for `supervisor.run_ranks`."""
+"""What every group of several ranks must do: the collectives, and what they count. Functions for
+`supervisor.run_ranks`."""
 
 import time
 from typing import Any
@@ -26,7 +27,10 @@ def parts_between(size: int, seed: int) -> list[list[torch.Tensor]]:
         rows[:] = 0
     trailing = [(), (1,), (5,), (0,)][seed % 4]
     dtype = DTYPES[seed % 3]
-    return [[torch.from_numpy(rng.integers(-99, 99, (rows[a, b], *trailing))).to(dtype) for b in range(size)] for a in range(size)]
+    return [
+        [torch.from_numpy(rng.integers(-99, 99, (rows[a, b], *trailing))).to(dtype) for b in range(size)]
+        for a in range(size)
+    ]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -34,7 +38,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def compute(group: Gloo, device: str = "cpu") -> dict[str, Any]:
-    """What this rank has found wrong with the collectives of tensors on `device`, and the bits of a sum of fractions."""
+    """What this rank has found wrong with the collectives of tensors on `device`, and the bits of a sum of
+    fractions."""
     rank, size = group.rank, group.size
     wrong = []
 
@@ -80,7 +85,9 @@ def compute(group: Gloo, device: str = "cpu") -> dict[str, Any]:
         adjoining = list(joined.split([0 if r == rank else len(p) for r, p in enumerate(parts[rank])]))
         got = group.all_to_all(adjoining, "features", into)
         for source in set(range(size)) - {rank}:
-            check(same(into[source], parts[source][rank]) and got[source] is into[source], "all_to_all into", seed, source)
+            check(
+                same(into[source], parts[source][rank]) and got[source] is into[source], "all_to_all into", seed, source
+            )
         check(network(group)["control"] == after["control"], "no sizes travel", seed)
     return {"wrong": wrong, "reduced": reduced}
 
@@ -112,7 +119,9 @@ def swap_in_rounds(group: Gloo, device: str = "cpu") -> list[tuple[object, ...]]
     # Two messages of one pair under one tag, one after the other.
     for value in range(2) if size > 1 else ():
         into = torch.empty(3, device=device)
-        swap = group.swap(torch.full((3,), float(value), device=device), (rank + 1) % size, into, (rank - 1) % size, 1, "activations")
+        swap = group.swap(
+            torch.full((3,), float(value), device=device), (rank + 1) % size, into, (rank - 1) % size, 1, "activations"
+        )
         swap.received("")
         swap.sent("")
         if into.tolist() != [value] * 3:

@@ -1,6 +1,8 @@
-"""A stand-in for dask_cuda 26.10: its cluster of worker processes, each with GPUs in its environment as the real one names them.
+"""A stand-in for dask_cuda 26.10: its cluster of worker processes, each with GPUs in its environment as the real one
+names them.
 
-`test_rapids_signatures` holds it to the parameters that were read from the wheel. Its workers are Dask's own, on the processor.
+`test_rapids_signatures` holds it to the parameters that were read from the wheel. Its workers are Dask's own, on the
+processor.
 """
 
 import copy
@@ -89,8 +91,8 @@ class LocalCUDACluster(LocalCluster):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
-    """Make imports of dask_cuda find the stand-in on a machine with these GPUs, as CUDA_VISIBLE_DEVICES names them; and be able to find
-    `modules` too, which are empty."""
+    """Make imports of dask_cuda find the stand-in on a machine with these GPUs, as CUDA_VISIBLE_DEVICES names them; and
+    be able to find `modules` too, which are empty."""
     for name in ("dask_cuda", *modules):
         made = types.ModuleType(name)
         made.__spec__ = importlib.machinery.ModuleSpec(name, None)
@@ -100,13 +102,15 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
 
 
 def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Two GPUs, in Triton's interpreter, for this process and those that a run starts, which find in `folder`, a new one, what they need:
-    ranks only look whether dask-cuda is there."""
+    """Two GPUs, in Triton's interpreter, for this process and those that a run starts, which find in `folder`, a new
+    one, what they need: ranks only look whether dask-cuda is there."""
     install(monkeypatch, "0,1")
     folder.mkdir()
     (folder / "dask_cuda.py").touch()
     # Python imports it first of all; ranks sample in one thread and train in another.
-    (folder / "sitecustomize.py").write_text("from millrace.tests.contracts.interpreter import take_turns\n\ntake_turns()\n")
+    (folder / "sitecustomize.py").write_text(
+        "from millrace.tests.contracts.interpreter import take_turns\n\ntake_turns()\n"
+    )
     # Dask's workers have this process's path.
     monkeypatch.syspath_prepend(folder)
     package = Path(millrace.__path__[0]).parent

@@ -1,7 +1,8 @@
-"""RETEXO on dense matrices: one process, autograd, and nothing of Millrace but the numbers that its parameters begin with.
+"""RETEXO on dense matrices: one process, autograd, and nothing of Millrace but the numbers that its parameters begin
+with.
 
-Written from sections 1A and 1B of what the project knows of the paper (arXiv 2302.13053 and its authors' code), with the coefficients of
-the whole graph in place of those of its pieces.
+Written from sections 1A and 1B of what the project knows of the paper (arXiv 2302.13053 and its authors' code), with
+the coefficients of the whole graph in place of those of its pieces.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,11 @@ import torch
 from torch import Tensor
 
 F64 = torch.float64
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": torch.nn.functional.elu, "none": lambda h: h}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "elu": torch.nn.functional.elu,
+    "none": lambda h: h,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +56,10 @@ def convolve(kind: str, p: Mapping[str, Tensor], g: Matrices, h: Tensor) -> Tens
         near = torch.diag(torch.where(g.A.sum(1) > 0, 1 / g.A.sum(1), 0.0)) @ g.A @ h
     else:
         pooled = torch.relu(h @ p["pool.weight"].T + p["pool.bias"])
-        rows = [pooled[g.N[v] > 0].amax(0) if g.N[v].any() else torch.zeros(pooled.shape[1], dtype=F64) for v in range(len(h))]
+        rows = [
+            pooled[g.N[v] > 0].amax(0) if g.N[v].any() else torch.zeros(pooled.shape[1], dtype=F64)
+            for v in range(len(h))
+        ]
         near = torch.stack(rows)
     return h @ p["own.weight"].T + p["own.bias"] + near @ p["neighbours.weight"].T
 
@@ -117,7 +125,11 @@ class Dense:
 
     def parameters(self, k: int) -> dict[str, Tensor]:
         """Of one phase."""
-        return {n: v for n, v in self.p.items() if n.startswith(self.prefixes(k)) and "running" not in n and "tracked" not in n}
+        return {
+            n: v
+            for n, v in self.p.items()
+            if n.startswith(self.prefixes(k)) and "running" not in n and "tracked" not in n
+        }
 
     def outputs(self, k: int, g: Matrices, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits and hidden rows of phase k; where `rows` are given, a batch norm is in training and sees those."""
@@ -142,7 +154,9 @@ class Dense:
     def normed(self, name: str, z: Tensor, rows: Tensor | None) -> Tensor:
         weight, bias = self.p[f"norms.{name}.weight"], self.p[f"norms.{name}.bias"]
         if self.cut.norm != "batch":
-            return (z - z.mean(1, keepdim=True)) / torch.sqrt(z.var(1, unbiased=False, keepdim=True) + 1e-5) * weight + bias
+            return (z - z.mean(1, keepdim=True)) / torch.sqrt(
+                z.var(1, unbiased=False, keepdim=True) + 1e-5
+            ) * weight + bias
         mean, var = (self.p[f"norms.{name}.running_{what}"] for what in ("mean", "var"))
         if rows is not None:
             seen = z[rows]
@@ -208,7 +222,8 @@ def merit_of(logits: Tensor, y: Tensor, select_by: str) -> float:
 
 
 Step = Callable[[list[Tensor], Callable[[Tensor], Tensor], Tensor], float]
-"""``step(leaves, summed_loss, ids)`` takes one step of one round on these train nodes, and says the mean loss before it."""
+"""``step(leaves, summed_loss, ids)`` takes one step of one round on these train nodes, and says the mean loss before
+it."""
 
 
 def together(optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Callable[[list[Tensor]], Step]:
@@ -271,10 +286,25 @@ def train(
         teacher = None if said is None else (said, torch.arange(len(x)) if present is None else present)
         kept: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in graphs}
         for fold in [*range(dense.cut.folds if k < last else 0), None]:
-            dense.p = {n: start[n].detach().clone() if n.startswith(dense.prefixes(k)) else v for n, v in dense.p.items()}
+            dense.p = {
+                n: start[n].detach().clone() if n.startswith(dense.prefixes(k)) else v for n, v in dense.p.items()
+            }
             ids = split["train"]
             left_out = ids[:0] if fold is None or fold_of is None else ids[fold_of[ids] == fold]
-            _train_once(dense, k, graphs, rows, y, ids[~torch.isin(ids, left_out)], split["val"], epochs, begin, select_by, done, teacher)
+            _train_once(
+                dense,
+                k,
+                graphs,
+                rows,
+                y,
+                ids[~torch.isin(ids, left_out)],
+                split["val"],
+                epochs,
+                begin,
+                select_by,
+                done,
+                teacher,
+            )
             if fold is not None:
                 for name, g in graphs.items():
                     kept[name].append((left_out, dense.unrounded(k, g, rows[name])[left_out]))
@@ -322,7 +352,8 @@ def _train_once(
         return len(at) * ((1 - share) * loss_of(logits[ids], y[ids]) / len(ids) + share * from_teacher)
 
     def told() -> float:
-        """What a run tells of such a loss: every row counts the same, labels and teacher are mixed as in the gradient."""
+        """What a run tells of such a loss: every row counts the same, labels and teacher are mixed as in the
+        gradient."""
         assert teacher is not None
         said, present, share = *teacher, dense.cut.distill
         of_label = torch.zeros(len(said), 1, dtype=F64)

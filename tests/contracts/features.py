@@ -30,7 +30,9 @@ class FeatureStoreTests:
         assert store.dtype == rows.dtype
         assert isinstance(store.dtype, np.dtype)
 
-    @pytest.mark.parametrize("ids", [[], [0], [22], [5, 5, 5], [22, 0, 7, 7, 1], list(range(23)), list(range(22, -1, -1))])
+    @pytest.mark.parametrize(
+        "ids", [[], [0], [22], [5, 5, 5], [22, 0, 7, 7, 1], list(range(23)), list(range(22, -1, -1))]
+    )
     @pytest.mark.parametrize("width", [np.int32, np.int64])
     def test_gathers_rows_in_the_order_asked(self, store, rows, ids, width):
         ids = np.array(ids, width)

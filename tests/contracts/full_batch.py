@@ -1,4 +1,5 @@
-"""Graphs cut into parts for full-batch training, small and as nasty as the real ones get, and each rank's share of them."""
+"""Graphs cut into parts for full-batch training, small and as nasty as the real ones get, and each rank's share of
+them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,7 +61,9 @@ class Case:
         shards = shard_edges(partition, self.book, self.graph.indptr[partition.owned], self.graph.num_edges)
         owned = partition.owned
         of = {name: np.flatnonzero(np.isin(owned, ids)) for name, ids in vars(self.split).items()}
-        return Part(shards.check(), owned, MemoryFeatures(self.x[owned]), self.labels[torch.from_numpy(owned)], Split(**of))
+        return Part(
+            shards.check(), owned, MemoryFeatures(self.x[owned]), self.labels[torch.from_numpy(owned)], Split(**of)
+        )
 
     def share(self, group: Group, layers: int, prune: bool, needs_all_rows: bool = False) -> Share:
         """What the rank trains on; all ranks call this at the same time."""
@@ -88,9 +91,9 @@ def job(group: Group, layers: int, needs_all_rows: bool = False) -> RankJob:
 def make_case(seed: int, parts: int, multilabel: bool = False) -> Case:
     """The graph depends on `seed` alone.
 
-    Of every eight seeds one is a single node with loops, one has no edges, one is dense, one has all nodes in one part, one has all
-    train nodes in one part, and one has no train nodes; the others have loops, multi-edges, isolated nodes and few train nodes. Every
-    other seed has weights, some of them zero. Parts may be empty, and more than the nodes.
+    Of every eight seeds one is a single node with loops, one has no edges, one is dense, one has all nodes in one part,
+    one has all train nodes in one part, and one has no train nodes; the others have loops, multi-edges, isolated nodes
+    and few train nodes. Every other seed has weights, some of them zero. Parts may be empty, and more than the nodes.
     """
     rng = np.random.default_rng(seed)
     kind = seed % 8
@@ -104,7 +107,11 @@ def make_case(seed: int, parts: int, multilabel: bool = False) -> Case:
     role = rng.choice(4, n, p=[0.3, 0.2, 0.2, 0.3])
     role[rng.integers(n)] = 0
     x = rng.normal(size=(n, F))
-    labels = torch.from_numpy(rng.integers(0, C, n)) if not multilabel else torch.from_numpy(rng.integers(0, 2, (n, C))).double()
+    labels = (
+        torch.from_numpy(rng.integers(0, C, n))
+        if not multilabel
+        else torch.from_numpy(rng.integers(0, 2, (n, C))).double()
+    )
     part_of = rng.permutation(np.arange(n)) % parts if kind == 3 else rng.integers(0, parts, n)
     if kind == 4:
         part_of[:] = parts - 1

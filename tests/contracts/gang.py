@@ -1,6 +1,8 @@
-"""Run a function on P ranks: processes of this machine that talk through gloo, under a store that the test's process holds.
+"""Run a function on P ranks: processes of this machine that talk through gloo, under a store that the test's process
+holds.
 
-Processes are forked from a server that has imported torch once, so that a gang costs a fraction of a second, not seconds a rank.
+Processes are forked from a server that has imported torch once, so that a gang costs a fraction of a second, not
+seconds a rank.
 """
 
 import importlib.util
@@ -26,7 +28,12 @@ class RankFailedError(AssertionError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 180.0, group_timeout_s: float = 120.0, mortal: tuple[int, ...] = ()
+    fn: Callable[..., Any],
+    size: int,
+    *args: Any,
+    timeout_s: float = 180.0,
+    group_timeout_s: float = 120.0,
+    mortal: tuple[int, ...] = (),
 ) -> list[Any]:
     """What ``fn(group, *args)`` returns on each of `size` ranks.
 
@@ -50,7 +57,9 @@ def run_ranks(
     try:
         for rank in range(size):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(theirs, work, rank, size, store.port, group_timeout_s), daemon=True)
+            process = context.Process(
+                target=_rank, args=(theirs, work, rank, size, store.port, group_timeout_s), daemon=True
+            )
             process.start()
             theirs.close()
             processes.append(process)

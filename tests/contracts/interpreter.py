@@ -4,7 +4,8 @@ import threading
 
 
 def take_turns() -> None:
-    """Let one kernel run at a time: the interpreter keeps the grid of the kernel under way in one place for all threads."""
+    """Let one kernel run at a time: the interpreter keeps the grid of the kernel under way in one place for all
+    threads."""
     from triton.runtime.interpreter import GridExecutor
 
     one_kernel, launch = threading.RLock(), GridExecutor.__call__

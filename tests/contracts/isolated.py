@@ -72,7 +72,9 @@ class CasePeers:
         return MemoryFeatures(self.case.x[owned]), weighted_degree(self.case)[owned]
 
 
-def placed(case: Case, policy: Chunks, rank: int, super_epoch: int = 0, before: Isolated | None = None, peers: Any = None) -> Isolated:
+def placed(
+    case: Case, policy: Chunks, rank: int, super_epoch: int = 0, before: Isolated | None = None, peers: Any = None
+) -> Isolated:
     """What a rank of the case sees."""
     peers = peers or CasePeers(case)
     of = replace(job(Seat(rank, case.parts // policy.per_rank), 1), epochs=EPOCHS)  # pyright: ignore[reportArgumentType]
@@ -89,13 +91,22 @@ def names(case: Case, place: Isolated) -> list[int]:
 def train_threads(
     case: Case, system: System, model: nn.Module, epochs: int, train: Train, *, seed: int = 7, bulk_size: int = 2
 ) -> list[tuple[Progress, nn.Module, ThreadGroup]]:
-    """What each rank of the case ends with. `model` is not changed; it must not use torch's generator, which threads share."""
+    """What each rank of the case ends with. `model` is not changed; it must not use torch's generator, which threads
+    share."""
 
     def rank(group: ThreadGroup) -> Any:
         torch.set_num_threads(1)
         mine: Any = copy.deepcopy(model)
         of = job(group, mine.num_layers)
-        of = replace(of, seed=seed, epochs=epochs, batch_size=train.batch_size, bulk_size=bulk_size, kernel=reference, ledger=group.ledger)
+        of = replace(
+            of,
+            seed=seed,
+            epochs=epochs,
+            batch_size=train.batch_size,
+            bulk_size=bulk_size,
+            kernel=reference,
+            ledger=group.ledger,
+        )
         task = "multilabel" if case.labels.ndim == 2 else "multiclass"
         part = CasePeers(case).own(system.parts_before(group.rank))
         trainer = Trainer(
@@ -106,7 +117,9 @@ def train_threads(
     return run_threads(rank, case.parts // system.parts_before(1))
 
 
-def train_processes(dataset: Dataset, out: Path, table: Mapping[str, Any], stop_after: int | None = None) -> list[dict[str, Any]] | None:
+def train_processes(
+    dataset: Dataset, out: Path, table: Mapping[str, Any], stop_after: int | None = None
+) -> list[dict[str, Any]] | None:
     """Train as ``millrace run`` would, from the last checkpoint in `out` if there is one.
 
     Args:
@@ -125,12 +138,16 @@ def train_processes(dataset: Dataset, out: Path, table: Mapping[str, Any], stop_
     cut = prepared.system.partition.partitioner
     assert cut is not None
     partition_dataset(dataset, cut, prepared.system.parts_before(job.ranks), out / "parts", job.seed)
-    reports = run_ranks(_rank, job.ranks, table, Outline.of(dataset), out, prepared.fingerprint, stop_after, timeout_s=240)
+    reports = run_ranks(
+        _rank, job.ranks, table, Outline.of(dataset), out, prepared.fingerprint, stop_after, timeout_s=240
+    )
     assert all((r is None) == (stop_after is not None) for r in reports), "stopped, or not"
     return None if stop_after is not None else reports
 
 
-def _rank(group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], stop_after: int | None) -> Any:
+def _rank(
+    group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], stop_after: int | None
+) -> Any:
     prepared = prepare_part(resolve(table), outline, out / "parts", group.rank, fingerprint)
     asked = iter(range(1, 1 << 30))
     try:

@@ -9,7 +9,8 @@ from millrace.storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 
 @st.composite
 def graphs(draw: st.DrawFn, max_nodes: int = 12, max_edges: int = 40) -> Graph:
-    """Empty rows, isolated nodes, self loops, multi-edges, one node, no nodes, no edges; with or without weights and ids."""
+    """Empty rows, isolated nodes, self loops, multi-edges, one node, no nodes, no edges; with or without weights and
+    ids."""
     n = draw(st.integers(0, max_nodes))
     e = draw(st.integers(0, max_edges)) if n else 0
     ends = st.lists(st.integers(0, max(n - 1, 0)), min_size=e, max_size=e)
@@ -47,7 +48,10 @@ def make_minibatch(
         sizes = np.diff((0, *ends[:-1]))
         blocks = nested_blocks(nodes, ends, *edges(list(zip(sizes, ends[1:]))))
     else:
-        blocks = tuple(Block(ends[h], nodes[: ends[h + 1]], *edges([(ends[h], ends[h + 1])])) for h in reversed(range(len(ends) - 1)))
+        blocks = tuple(
+            Block(ends[h], nodes[: ends[h + 1]], *edges([(ends[h], ends[h + 1])]))
+            for h in reversed(range(len(ends) - 1))
+        )
     return MiniBatch(epoch, index, blocks, nested).check()
 
 
@@ -76,5 +80,8 @@ def make_bulk(epoch: int, number: int, bulk_size: int, count: int | None = None,
     return Bulk(
         epoch,
         number,
-        tuple(make_minibatch(rng, (2, 5, nodes), epoch=epoch, index=first + i) for i in range(bulk_size if count is None else count)),
+        tuple(
+            make_minibatch(rng, (2, 5, nodes), epoch=epoch, index=first + i)
+            for i in range(bulk_size if count is None else count)
+        ),
     ).check()

@@ -34,7 +34,12 @@ class Edges:
         sources, coef = [], []
         for v, (a, b) in enumerate(zip(indptr[:-1], indptr[1:])):
             sources.append([int(u) for u in indices[a:b]])
-            coef.append([float(degree[v]) / (b - a) if weight is None else float(w) for w in (indices if weight is None else weight)[a:b]])
+            coef.append(
+                [
+                    float(degree[v]) / (b - a) if weight is None else float(w)
+                    for w in (indices if weight is None else weight)[a:b]
+                ]
+            )
         return cls(sources, coef)
 
     @classmethod
@@ -47,7 +52,10 @@ def _stack(rows: list[Tensor], like: Tensor) -> Tensor:
 
 
 def dense_sum(edges: Edges, h: Tensor) -> Tensor:
-    return _stack([sum((c * h[u] for u, c in zip(us, cs)), torch.zeros_like(h[0])) for us, cs in zip(edges.sources, edges.coef)], h)
+    return _stack(
+        [sum((c * h[u] for u, c in zip(us, cs)), torch.zeros_like(h[0])) for us, cs in zip(edges.sources, edges.coef)],
+        h,
+    )
 
 
 def dense_mean(edges: Edges, h: Tensor) -> Tensor:
@@ -60,7 +68,9 @@ def dense_max(edges: Edges, h: Tensor) -> Tensor:
     return _stack([h[us].amax(0) if us else torch.zeros_like(h[0]) for us in edges.sources], h)
 
 
-def dense_attend(edges: Edges, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, factors: Tensor | None = None) -> Tensor:
+def dense_attend(
+    edges: Edges, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, factors: Tensor | None = None
+) -> Tensor:
     """`factors` [e + n, H]: what dropout multiplies each coefficient by, the rows' own edges last."""
     rows, first, count = [], 0, sum(map(len, edges.sources))
     for v, us in enumerate(edges.sources):
@@ -84,7 +94,9 @@ def graphs(draw: st.DrawFn) -> Graph:
     n = draw(st.integers(1, 7))
     pairs = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=24))
     src, dst = np.array(pairs, np.int64).reshape(-1, 2).T
-    weight = draw(st.none() | st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=len(pairs), max_size=len(pairs)))
+    weight = draw(
+        st.none() | st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=len(pairs), max_size=len(pairs))
+    )
     return from_edges(src, dst, n, edge_weight=weight)
 
 
@@ -97,20 +109,26 @@ def message(h_src: Tensor, h_dst: Tensor, weight: Tensor | None, p: Tensor) -> T
 class NeighbourhoodTests:
     """Subclass as ``TestX`` and define `run`."""
 
-    def run(self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(
+        self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Evaluate `call` over the whole graph, however it is split.
 
-        Returns:
-            [V, ...] results in the order of nodes; the gradients of ``(result * grad).sum()`` by the names in rows and params.
+        Returns: [V, ...] results in the order of nodes; the gradients of ``(result * grad).sum()`` by the names in rows
+            and params.
         """
         raise TypeError(f"{type(self).__name__} does not define run")
 
-    def compare(self, graph: Graph, call: Call, oracle: Callable[[Edges, Tensors], Tensor], rows: Tensors, params: Tensors) -> None:
+    def compare(
+        self, graph: Graph, call: Call, oracle: Callable[[Edges, Tensors], Tensor], rows: Tensors, params: Tensors
+    ) -> None:
         leaves = {k: v.clone().requires_grad_() for k, v in {**rows, **params}.items()}
         want = oracle(Edges.of_graph(graph), leaves)
         grad = torch.randn(want.shape, dtype=want.dtype)
         # `+ 0 * x` ties inputs that no edge uses into the graph.
-        wanted = torch.autograd.grad((want * grad).sum() + sum(0 * x.sum() for x in leaves.values()), list(leaves.values()))
+        wanted = torch.autograd.grad(
+            (want * grad).sum() + sum(0 * x.sum() for x in leaves.values()), list(leaves.values())
+        )
         got, grads = self.run(graph, call, rows, params, grad)
         assert_close(got, want.detach())
         assert grads.keys() == leaves.keys()
@@ -121,19 +139,32 @@ class NeighbourhoodTests:
     @pytest.mark.parametrize(("name", "oracle"), [("sum", dense_sum), ("mean", dense_mean), ("max", dense_max)])
     @given(graph=graphs())
     @CHECKED
-    def test_reductions(self, name: str, oracle: Callable[[Edges, Tensor], Tensor], shape: tuple[int, ...], graph: Graph) -> None:
+    def test_reductions(
+        self, name: str, oracle: Callable[[Edges, Tensor], Tensor], shape: tuple[int, ...], graph: Graph
+    ) -> None:
         rows = {"h": torch.randn(graph.num_nodes, *shape, dtype=torch.float64)}
-        self.compare(graph, lambda neighbourhood, r, p: getattr(neighbourhood, name)(r["h"]), lambda e, x: oracle(e, x["h"]), rows, {})
+        self.compare(
+            graph,
+            lambda neighbourhood, r, p: getattr(neighbourhood, name)(r["h"]),
+            lambda e, x: oracle(e, x["h"]),
+            rows,
+            {},
+        )
 
     @given(graph=graphs(), heads=st.integers(1, 3), size=st.sampled_from([0.5, 30.0]))
     @CHECKED
     def test_attend(self, graph: Graph, heads: int, size: float) -> None:
         n = graph.num_nodes
-        rows = {"z": torch.randn(n, heads, 4, dtype=torch.float64), "l": size * torch.randn(n, heads, dtype=torch.float64)}
+        rows = {
+            "z": torch.randn(n, heads, 4, dtype=torch.float64),
+            "l": size * torch.randn(n, heads, dtype=torch.float64),
+        }
         params = {"a": size * torch.randn(heads, 4, dtype=torch.float64)}
         self.compare(
             graph,
-            lambda neighbourhood, r, p: neighbourhood.attend(r["z"], p["a"], destinations(neighbourhood, r["l"]), slope=0.1),
+            lambda neighbourhood, r, p: neighbourhood.attend(
+                r["z"], p["a"], destinations(neighbourhood, r["l"]), slope=0.1
+            ),
             lambda e, x: dense_attend(e, x["z"], x["a"], x["l"], 0.1),
             rows,
             params,
@@ -148,7 +179,13 @@ class NeighbourhoodTests:
         def dense(edges: Edges, x: Tensors) -> Tensor:
             return dense_attend(edges, x["z"], x["a"], (x["z"] * x["b"]).sum(-1), 0.1)
 
-        self.compare(graph, lambda neighbourhood, r, p: neighbourhood.attend_both(r["z"], p["a"], p["b"], slope=0.1), dense, rows, params)
+        self.compare(
+            graph,
+            lambda neighbourhood, r, p: neighbourhood.attend_both(r["z"], p["a"], p["b"], slope=0.1),
+            dense,
+            rows,
+            params,
+        )
 
     @pytest.mark.parametrize(("reduce", "oracle"), [("sum", dense_sum), ("mean", dense_mean), ("max", dense_max)])
     @given(graph=graphs())
@@ -167,7 +204,13 @@ class NeighbourhoodTests:
 
         rows = {"h": torch.randn(graph.num_nodes, 3, dtype=torch.float64)}
         params = {"p": torch.randn(3, dtype=torch.float64)}
-        self.compare(graph, lambda neighbourhood, r, p: neighbourhood.apply(message, r["h"], [p["p"]], reduce), per_edge, rows, params)
+        self.compare(
+            graph,
+            lambda neighbourhood, r, p: neighbourhood.apply(message, r["h"], [p["p"]], reduce),
+            per_edge,
+            rows,
+            params,
+        )
 
     def test_degree_is_of_the_whole_graph(self) -> None:
         for weight in (None, [0.5, 2.0, 1.0]):
@@ -186,7 +229,8 @@ class NeighbourhoodTests:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
-    """A sampled block with fewer destinations than sources, perhaps none, and degrees at least as large as what was kept."""
+    """A sampled block with fewer destinations than sources, perhaps none, and degrees at least as large as what was
+    kept."""
     n, extra = draw(st.integers(0, 5)), draw(st.integers(0, 4))
     S = n + extra
     kept = draw(st.lists(st.integers(0, 5 if S else 0), min_size=n, max_size=n))

@@ -18,7 +18,8 @@ class PartitionBookTests:
     """Subclass as ``TestX`` and say how to make a book of given sizes."""
 
     def make(self, sizes: list[int], seed: int) -> tuple[PartitionBook, list[int]]:
-        """A book whose partitions have `sizes`, or as many and as many nodes, and the owner of each node, as a list: the oracle."""
+        """A book whose partitions have `sizes`, or as many and as many nodes, and the owner of each node, as a list:
+        the oracle."""
         raise AssertionError("a subclass makes the book")
 
     # The contract is one test for several classes on purpose.

@@ -1,5 +1,5 @@
-"""The ranks of a run that trains layer after layer, as processes of this machine without a cluster: they start in no time, and can be
-killed at any instruction."""
+"""The ranks of a run that trains layer after layer, as processes of this machine without a cluster: they start in no
+time, and can be killed at any instruction."""
 
 import os
 import signal
@@ -24,11 +24,13 @@ from millrace.storage.store import write_store
 from millrace.tests.contracts.gang import run_ranks
 
 Instant = tuple[str, int]
-"""``("epoch", n)``: in the n-th piece of work; ``("rows", n)`` and ``("after rows", n)``: while it writes down the n-th rows, or once it
-has; n counts from 0 in each life of a rank."""
+"""``("epoch", n)``: in the n-th piece of work; ``("rows", n)`` and ``("after rows", n)``: while it writes down the n-th
+rows, or once it has; n counts from 0 in each life of a rank."""
 
 
-def train_phases(dataset: Dataset, out: Path, table: Mapping[str, Any], kill: Instant | None = None) -> list[dict[str, Any]] | None:
+def train_phases(
+    dataset: Dataset, out: Path, table: Mapping[str, Any], kill: Instant | None = None
+) -> list[dict[str, Any]] | None:
     """Train as ``millrace run`` would, from the last checkpoint in `out` if there is one.
 
     Args:
@@ -48,12 +50,16 @@ def train_phases(dataset: Dataset, out: Path, table: Mapping[str, Any], kill: In
     cut = prepared.system.partition.partitioner
     assert cut is not None
     partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed)
-    reports = run_ranks(_rank, job.ranks, dict(table), Outline.of(dataset), out, prepared.fingerprint, kill, mortal=(1,) if kill else ())
+    reports = run_ranks(
+        _rank, job.ranks, dict(table), Outline.of(dataset), out, prepared.fingerprint, kill, mortal=(1,) if kill else ()
+    )
     assert all((r is None) == (kill is not None) for r in reports), "killed, or not"
     return None if kill else reports
 
 
-def _rank(group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], kill: Instant | None) -> Any:
+def _rank(
+    group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], kill: Instant | None
+) -> Any:
     prepared = prepare_part(
         resolve({"system": "retexo", "threads": 1, **table}), outline, out / "parts", group.rank, fingerprint
     )  # fmt: skip
@@ -94,7 +100,13 @@ def _arm(what: str, number: int) -> None:
         due = next(calls) == number
         if due and what == "rows":
             # What a writer leaves that is killed before it commits: its folder under another name.
-            write_store(path.with_name(f".writing-{path.name}"), "half", fingerprint={}, meta={}, arrays={"x": torch.zeros(3).numpy()})
+            write_store(
+                path.with_name(f".writing-{path.name}"),
+                "half",
+                fingerprint={},
+                meta={},
+                arrays={"x": torch.zeros(3).numpy()},
+            )
             die()
         write(path, *rest)
         if due:

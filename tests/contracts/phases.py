@@ -84,7 +84,9 @@ class Trained:
         """What a phase that passes messages has read, [N + B, D]."""
         store = open_store(self.folder / PHASES / f"phase-{phase}" / f"rank-{self.rank:04d}", KIND)
         if phase == 0:
-            return torch.cat([rounded(self.share.x, self.model.phases.rounding), torch.from_numpy(store.read("remote"))])
+            return torch.cat(
+                [rounded(self.share.x, self.model.phases.rounding), torch.from_numpy(store.read("remote"))]
+            )
         return torch.cat([torch.from_numpy(store.read(graph)), torch.from_numpy(store.read(f"{graph}-remote"))])
 
     def logits(self, graph: str = "whole") -> Tensor:
@@ -144,7 +146,9 @@ def train_ranks(
     def rank(group: ThreadGroup) -> Any:
         torch.set_num_threads(1)  # of this thread: there is little to compute, and there are many of them
         mine, own = copy.deepcopy(model), system_for_threads(system)
-        of = change(replace(job(group, mine.num_layers), seed=RUN_SEED, epochs=epochs, folder=folder, ledger=group.ledger))
+        of = change(
+            replace(job(group, mine.num_layers), seed=RUN_SEED, epochs=epochs, folder=folder, ledger=group.ledger)
+        )
         trainer = Trainer(
             own,
             of,
@@ -162,6 +166,8 @@ def train_ranks(
         if progress.best_state:
             mine.load_state_dict(progress.best_state)
         assert isinstance(own.partition, _Kept)
-        return look(Trained(progress, mine.eval(), own.partition.shares[0], group.ledger.as_record(), folder, group.rank))
+        return look(
+            Trained(progress, mine.eval(), own.partition.shares[0], group.ledger.as_record(), folder, group.rank)
+        )
 
     return run_threads(rank, case.parts)

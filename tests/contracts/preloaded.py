@@ -1,4 +1,5 @@
-"""What the server of `gang` loads once, so that no rank has to: modules, and what numba sets up at the first call of a kernel."""
+"""What the server of `gang` loads once, so that no rank has to: modules, and what numba sets up at the first call of a
+kernel."""
 
 import gc
 import importlib

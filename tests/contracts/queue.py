@@ -240,7 +240,8 @@ class MinibatchQueueTests:
             queue.put(make_bulk(0, 1, K), LONG_S)
 
     def test_many_producers_and_consumers(self, new):
-        """Three producers race through ten bulks under a bound of two; two consumers see every minibatch once, in order."""
+        """Three producers race through ten bulks under a bound of two; two consumers see every minibatch once, in
+        order."""
         queue, bulks = new(consumers=2, max_bytes=2 * ONE), 10
         numbers, lock = iter(range(bulks)), threading.Lock()
 

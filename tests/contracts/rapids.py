@@ -1,8 +1,8 @@
 """Stand-ins for RAPIDS 26.10 where there is none, for as long as a test: `install` puts them where imports find them.
 
-Each has the name and the parameters of the real function or class, so that an argument which that does not take is a TypeError here
-too; `rapids_signatures.json`, read from the wheels, says which those are. What they do is simple and right, on the processor: arrays of
-"the device" refuse to be taken for NumPy's, as CuPy's do.
+Each has the name and the parameters of the real function or class, so that an argument which that does not take is a
+TypeError here too; `rapids_signatures.json`, read from the wheels, says which those are. What they do is simple and
+right, on the processor: arrays of "the device" refuse to be taken for NumPy's, as CuPy's do.
 """
 
 import importlib.machinery
@@ -157,7 +157,17 @@ class DataFrame:
     def taken(self, rows: np.ndarray) -> "DataFrame":
         return DataFrame({k: c.values[rows] for k, c in self.data.items()})
 
-    def sort_values(self, by, axis=0, ascending=True, inplace=False, kind="quicksort", na_position="last", ignore_index=False, key=None):
+    def sort_values(
+        self,
+        by,
+        axis=0,
+        ascending=True,
+        inplace=False,
+        kind="quicksort",
+        na_position="last",
+        ignore_index=False,
+        key=None,
+    ):
         assert not inplace and ascending is True
         names = by if isinstance(by, list) else [by]
         # Not stable: the order of equal rows is anyone's guess.
@@ -165,7 +175,17 @@ class DataFrame:
         return self.taken(guess[np.lexsort([self.data[n].values[guess] for n in reversed(names)])])
 
 
-def concat(objs, axis=0, join="outer", ignore_index=False, keys=None, levels=None, names=None, verify_integrity=False, sort=None):
+def concat(
+    objs,
+    axis=0,
+    join="outer",
+    ignore_index=False,
+    keys=None,
+    levels=None,
+    names=None,
+    verify_integrity=False,
+    sort=None,
+):
     assert objs and all(isinstance(f, DataFrame) and f.columns == objs[0].columns for f in objs)
     return DataFrame({k: np.concatenate([f[k].values for f in objs]) for k in objs[0].columns})
 
@@ -203,7 +223,9 @@ class DaskFrame:
 
     def compute(self) -> DataFrame:
         frames = [p.result() if hasattr(p, "result") else p for p in self.pieces]
-        assert all({k: s.dtype for k, s in f.data.items()} == {k: s.dtype for k, s in self.meta.data.items()} for f in frames)
+        assert all(
+            {k: s.dtype for k, s in f.data.items()} == {k: s.dtype for k, s in self.meta.data.items()} for f in frames
+        )
         return DataFrame({k: np.concatenate([f[k].values for f in frames]) for k in self.meta.data})
 
     def sort_values(
@@ -224,7 +246,11 @@ class DaskFrame:
         assert isinstance(by, str) and not options and shuffle_method == "tasks", "p2p goes through Arrow"
         whole = self.compute()
         values = whole[by].values
-        cuts = np.unique(np.quantile(values, np.linspace(0, 1, len(self.pieces) + 1)[1:-1], method="lower")) if len(values) else []
+        cuts = (
+            np.unique(np.quantile(values, np.linspace(0, 1, len(self.pieces) + 1)[1:-1], method="lower"))
+            if len(values)
+            else []
+        )
         part = np.searchsorted(cuts, values, side="right")
         mixed = np.random.default_rng(1).permutation(len(whole))
         given = {"by": [by], "ascending": ascending, "na_position": na_position, "ignore_index": ignore_index}
@@ -353,7 +379,9 @@ class LocalCUDACluster(LocalCluster):
         given.apply_defaults()
         a = given.arguments
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"  # as the real one does
-        super().__init__(n_workers=a["n_workers"], threads_per_worker=a["threads_per_worker"], processes=False, **a["kwargs"])
+        super().__init__(
+            n_workers=a["n_workers"], threads_per_worker=a["threads_per_worker"], processes=False, **a["kwargs"]
+        )
 
 
 PATIENCE_S = 10.0
@@ -361,7 +389,8 @@ PATIENCE_S = 10.0
 
 
 class Clique:
-    """The processes that met by one unique id, here threads: a call of all of them waits for the last, and not for ever."""
+    """The processes that met by one unique id, here threads: a call of all of them waits for the last, and not for
+    ever."""
 
     met: ClassVar[dict[bytes, "Clique"]] = {}
 
@@ -464,13 +493,25 @@ class SGGraph:
         arrays = [src_or_offset_array, dst_or_index_array, weight_array, edge_id_array, edge_type_array, vertices_array]
         assert all(a is None or isinstance(a, DeviceArray) for a in arrays)
         assert (edge_id_array is None) == (edge_type_array is None)
-        assert len({a.dtype for a in (src_or_offset_array, dst_or_index_array, vertices_array, edge_id_array) if a is not None}) == 1
-        self.src, self.dst, self.weight, self.edge_id, self.edge_type, self.vertices = (None if a is None else a.values for a in arrays)
+        assert (
+            len(
+                {
+                    a.dtype
+                    for a in (src_or_offset_array, dst_or_index_array, vertices_array, edge_id_array)
+                    if a is not None
+                }
+            )
+            == 1
+        )
+        self.src, self.dst, self.weight, self.edge_id, self.edge_type, self.vertices = (
+            None if a is None else a.values for a in arrays
+        )
         self.edges_of: dict[int, np.ndarray] = {int(v): np.flatnonzero(self.src == v) for v in np.unique(self.src)}
 
 
 class MGGraph:
-    """pylibcugraph's, of edges from the first arrays to the second: each process gives its own, and all of them call."""
+    """pylibcugraph's, of edges from the first arrays to the second: each process gives its own, and all of them
+    call."""
 
     def __init__(
         self,
@@ -497,10 +538,15 @@ class MGGraph:
         assert len({len(x) for x in own[:5] if x is not None}) == 1, "an array of edges has another length"
         of_all = resource_handle.raft.gather("MGGraph", own)
         assert len({tuple(x is None for x in parts) for parts in of_all}) == 1, "all give the same arrays"
-        joined = [None if x is None else DeviceArray(np.concatenate([parts[i] for parts in of_all])) for i, x in enumerate(own)]
+        joined = [
+            None if x is None else DeviceArray(np.concatenate([parts[i] for parts in of_all]))
+            for i, x in enumerate(own)
+        ]
         assert len(np.unique(joined[3].values)) == len(joined[3]) and len(np.unique(joined[5].values)) == len(joined[5])
         src, dst, weight, place, kind, nodes = joined
-        whole = SGGraph(ResourceHandle(), graph_properties, src, dst, weight, False, True, False, place, kind, vertices_array=nodes)
+        whole = SGGraph(
+            ResourceHandle(), graph_properties, src, dst, weight, False, True, False, place, kind, vertices_array=nodes
+        )
         vars(self).update(vars(whole))
         self.raft, self.own_edges = resource_handle.raft, len(own[0])
 
@@ -535,7 +581,14 @@ def neighbor_sample(
     assert isinstance(resource_handle, ResourceHandle) and isinstance(input_graph, SGGraph | MGGraph)
     assert resource_handle.raft is getattr(input_graph, "raft", None)
     if isinstance(input_graph, MGGraph):
-        same = (h_fan_out.tolist(), with_replacement, prior_sources_behavior, use_edge_weights_as_biases, return_hops, renumber)
+        same = (
+            h_fan_out.tolist(),
+            with_replacement,
+            prior_sources_behavior,
+            use_edge_weights_as_biases,
+            return_hops,
+            renumber,
+        )
         assert all(other == same for other in resource_handle.raft.gather("neighbor_sample", same))
     assert isinstance(start_vertex_list, DeviceArray) and start_vertex_list.dtype == input_graph.src.dtype
     assert isinstance(starting_vertex_label_offsets, DeviceArray) and starting_vertex_label_offsets.dtype == np.int64
@@ -554,7 +607,11 @@ def neighbor_sample(
             drawn: list[int] = []
             for v in rng.permutation(sorted(frontier)):
                 out = g.edges_of.get(int(v), np.empty(0, np.int64))
-                p = g.weight[out] / g.weight[out].sum() if use_edge_weights_as_biases and len(out) and g.weight[out].any() else None
+                p = (
+                    g.weight[out] / g.weight[out].sum()
+                    if use_edge_weights_as_biases and len(out) and g.weight[out].any()
+                    else None
+                )
                 if use_edge_weights_as_biases:
                     out = out if p is not None else out[:0]
                 possible = len(out) if p is None else int((p > 0).sum())
@@ -618,11 +675,14 @@ FAKES: dict[str, Any] = {
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
-    """Make imports of RAPIDS and CuPy find the stand-ins, on a machine that seems to have so many GPUs; 0 is a machine without a driver."""
+    """Make imports of RAPIDS and CuPy find the stand-ins, on a machine that seems to have so many GPUs; 0 is a machine
+    without a driver."""
 
     def count() -> int:
         if not gpus:
-            raise CUDARuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version")
+            raise CUDARuntimeError(
+                "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
+            )
         return gpus
 
     modules: dict[str, types.ModuleType] = {}
@@ -639,7 +699,11 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
 
     module("raft_dask")
     monkeypatch.setattr(Comms, "initialized", False)
-    for name, fake in {**FAKES, "cupy.cuda.runtime.getDeviceCount": count, "cupy.cuda.runtime.CUDARuntimeError": CUDARuntimeError}.items():
+    for name, fake in {
+        **FAKES,
+        "cupy.cuda.runtime.getDeviceCount": count,
+        "cupy.cuda.runtime.CUDARuntimeError": CUDARuntimeError,
+    }.items():
         home, _, last = name.rpartition(".")
         if home.rpartition(".")[2][0].islower():
             setattr(module(home), last, fake)

@@ -1,6 +1,7 @@
 """Reads the parameters of RAPIDS' functions from its wheels, without installing them: makes `rapids_signatures.json`.
 
-    pip download --no-deps -d wheels cugraph-cu13==26.10.0 pylibcugraph-cu13==26.10.0 cudf-cu13==26.10.2 dask-cuda==26.10.0 \
+    pip download --no-deps -d wheels cugraph-cu13==26.10.0 pylibcugraph-cu13==26.10.0 cudf-cu13==26.10.2
+    dask-cuda==26.10.0 \
         dask==2026.7.1 cupy-cuda13x==14.2.0 pylibraft-cu13==26.10.0
     python tests/contracts/rapids_signatures.py wheels > tests/contracts/rapids_signatures.json
 
@@ -37,8 +38,14 @@ WHERE = {
     "pylibcugraph.GraphProperties": ("pylibcugraph/graph_properties.pyx", "GraphProperties.__cinit__"),
     "pylibcugraph.SGGraph": ("pylibcugraph/graphs.pyx", "SGGraph.__cinit__"),
     "pylibcugraph.MGGraph": ("pylibcugraph/graphs.pyx", "MGGraph.__cinit__"),
-    "pylibcugraph.comms.cugraph_comms_create_unique_id": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_create_unique_id"),
-    "pylibcugraph.comms.cugraph_comms_get_raft_handle": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_get_raft_handle"),
+    "pylibcugraph.comms.cugraph_comms_create_unique_id": (
+        "pylibcugraph/comms/cugraph_nccl_comms.py",
+        "cugraph_comms_create_unique_id",
+    ),
+    "pylibcugraph.comms.cugraph_comms_get_raft_handle": (
+        "pylibcugraph/comms/cugraph_nccl_comms.py",
+        "cugraph_comms_get_raft_handle",
+    ),
     "pylibcugraph.comms.cugraph_comms_init": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_init"),
     "pylibcugraph.comms.cugraph_comms_shutdown": ("pylibcugraph/comms/cugraph_nccl_comms.py", "cugraph_comms_shutdown"),
     "pylibraft.common.handle.Handle.getHandle": ("pylibraft/common/handle.pyx", "DeviceResources.getHandle"),
@@ -48,7 +55,8 @@ WHERE = {
     "cupy.bincount": ("cupy/_statistics/histogram.py", "bincount"),
     "cupy.searchsorted": ("cupy/_sorting/search.py", "searchsorted"),
 }
-"""Name as callers write it -> file in a wheel, and what is defined there. What `dask_cudf` has of these is Dask's own."""
+"""Name as callers write it -> file in a wheel, and what is defined there. What `dask_cudf` has of these is Dask's
+own."""
 
 
 def plain(parameters: str) -> str:
@@ -78,11 +86,18 @@ def read(source: str, what: str) -> str:
 
 
 def main(folder: Path) -> None:
-    wheels = {w.name.split("-")[0].replace("_", "-"): (w.name.split("-")[1], zipfile.ZipFile(w)) for w in sorted(folder.glob("*.whl"))}
+    wheels = {
+        w.name.split("-")[0].replace("_", "-"): (w.name.split("-")[1], zipfile.ZipFile(w))
+        for w in sorted(folder.glob("*.whl"))
+    }
     homes = {name: wheel for wheel, (_, files) in wheels.items() for name in files.namelist()}
     signatures = {name: read(wheels[homes[file]][1].read(file).decode(), what) for name, (file, what) in WHERE.items()}
     used = {homes[file]: wheels[homes[file]][0] for file, _ in WHERE.values()}
-    print(json.dumps({"made_by": "tests/contracts/rapids_signatures.py", "wheels": used, "signatures": signatures}, indent=2))
+    print(
+        json.dumps(
+            {"made_by": "tests/contracts/rapids_signatures.py", "wheels": used, "signatures": signatures}, indent=2
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Runs that get a signal: which one, to whom, at what moment, under which system; what must come of it; and a covering table of cells."""
+"""Runs that get a signal: which one, to whom, at what moment, under which system; what must come of it; and a covering
+table of cells."""
 
 import itertools
 import json
@@ -57,7 +58,8 @@ class Cell:
         cuts, samples = self.system != "bulk", self.system in ("bulk", "grappa")
         there = {"partitioning": cuts, "sampling": samples, "imports": True}.get(self.moment, True)
         return there and not (
-            self.target in ("rank", "worker") and (self.moment in ("imports", "opening", "partitioning") or self.ranks == 1)
+            self.target in ("rank", "worker")
+            and (self.moment in ("imports", "opening", "partitioning") or self.ranks == 1)
         )
 
     @property
@@ -90,7 +92,9 @@ class Outcome:
     def row(self) -> str:
         """A line of the table."""
         end = f"exit {self.code}" + (f" after {self.seconds:4.1f} s" if self.cell.stops else "         ")
-        return f"{self.cell!s:<44} {end:<22} {'new checkpoint' if self.saved else '':<15} {(self.parameters or '-')[:12]}"
+        return (
+            f"{self.cell!s:<44} {end:<22} {'new checkpoint' if self.saved else '':<15} {(self.parameters or '-')[:12]}"
+        )
 
 
 def run_cell(cell: Cell, folder: Path, resume: bool = True) -> Outcome:
@@ -146,7 +150,9 @@ def check(outcome: Outcome) -> None:
     assert outcome.resumed is None, outcome.log
     if cell.stops:
         # A command that was about to end anyway may have ended well.
-        assert outcome.code == 130 or (outcome.code == 0 and cell.moment in ("evaluation", "end", "checkpoint")), outcome.log
+        assert outcome.code == 130 or (outcome.code == 0 and cell.moment in ("evaluation", "end", "checkpoint")), (
+            outcome.log
+        )
     else:
         assert outcome.code == 0, outcome.log
         assert outcome.parameters is not None
@@ -159,7 +165,9 @@ def check(outcome: Outcome) -> None:
 
 def table(at_least: int = 64) -> list[Cell]:
     """Cells in which every possible pair of values occurs, and more by chance up to that many."""
-    possible = sorted(c for c in itertools.starmap(Cell, itertools.product(SYSTEMS, TARGETS, SIGNALS, MOMENTS)) if c.is_possible)
+    possible = sorted(
+        c for c in itertools.starmap(Cell, itertools.product(SYSTEMS, TARGETS, SIGNALS, MOMENTS)) if c.is_possible
+    )
     rng = random.Random(1)
     rng.shuffle(possible)
     missing = {pair for c in possible for pair in _pairs(c)}

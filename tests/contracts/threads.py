@@ -1,4 +1,5 @@
-"""Ranks that are threads of one process: for tests of what ranks compute, on more and smaller cases than processes can run."""
+"""Ranks that are threads of one process: for tests of what ranks compute, on more and smaller cases than processes can
+run."""
 
 import queue
 import threading
@@ -15,7 +16,8 @@ from millrace.stages.comm.base import Overlap, nothing
 from millrace.storage.ledger import Ledger
 
 LONG_S = 120.0
-"""Longer than any rank computes between two meetings: on a busy machine, kernels that are compiled meanwhile take half a minute."""
+"""Longer than any rank computes between two meetings: on a busy machine, kernels that are compiled meanwhile take half
+a minute."""
 
 
 class _Meeting:
@@ -33,8 +35,8 @@ class _Meeting:
 class ThreadGroup:
     """A `Group` in memory. Counts what `Gloo` counts for `all_to_all` and `swap`, and nothing else.
 
-    Threads share torch's generator: ranks that draw from it at once, as initial parameters and dropout do, draw anything. Models are made
-    before the threads, and whole runs are for processes.
+    Threads share torch's generator: ranks that draw from it at once, as initial parameters and dropout do, draw
+    anything. Models are made before the threads, and whole runs are for processes.
     """
 
     def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
@@ -100,7 +102,9 @@ class _Swap:
             except queue.Empty:
                 assert not self._meeting.barrier.broken and time.monotonic() < until, f"nothing came: {what}"
                 continue
-            assert heard.shape == self._into.shape and heard.dtype == self._into.dtype, f"{heard.shape} for {self._into.shape}: {what}"
+            assert heard.shape == self._into.shape and heard.dtype == self._into.dtype, (
+                f"{heard.shape} for {self._into.shape}: {what}"
+            )
             self._into.copy_(heard)
             self._box = None
         # As gloo's does: rows that have come are the caller's only.

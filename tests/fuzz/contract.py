@@ -1,4 +1,5 @@
-"""The contract of whatever reads an input: accept it, and then what it gives is sound, or refuse it in one to three lines."""
+"""The contract of whatever reads an input: accept it, and then what it gives is sound, or refuse it in one to three
+lines."""
 
 import os
 import time
@@ -59,7 +60,9 @@ def judge(tally: Tally, name: str, seed: int, read: Callable[[], None]) -> None:
             broken = f"told in {told.count(chr(10)) + 1} lines, {len(told)} characters: {told[:200]!r}"
     except Exception as e:
         last = traceback.extract_tb(e.__traceback__)[-1]
-        ours = [f for f in traceback.extract_tb(e.__traceback__) if "millrace" in f.filename and "/tests/" not in f.filename]
+        ours = [
+            f for f in traceback.extract_tb(e.__traceback__) if "millrace" in f.filename and "/tests/" not in f.filename
+        ]
         where = ours[-1] if ours else last
         broken = f"{type(e).__name__}: {str(e)[:160]} at {os.path.basename(where.filename)}:{where.lineno}"
     seconds = time.perf_counter() - start

@@ -15,8 +15,26 @@ ODD: list[Any] = [
     "a" * 3000,
     "../../x", "s3://b/c", "\ud800", "é", [], {}, [[]], [None], {"a": {"b": [1]}}, "2026-01-01", "1", "inf",
 ]  # fmt: skip
-DTYPES = ["int8", "int32", "uint64", "float16", "float32", "float64", "complex64", "bool", "U3", "S2", "m8[s]", "M8[s]", "V4"]
-EXTREMES = {"i": [-1, 0, 1, 127, 2**31 - 1, -(2**31), 2**62], "u": [0, 1, 255, 2**63], "f": [np.nan, np.inf, -np.inf, -1.0, 1e30, 1e-30]}
+DTYPES = [
+    "int8",
+    "int32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "bool",
+    "U3",
+    "S2",
+    "m8[s]",
+    "M8[s]",
+    "V4",
+]
+EXTREMES = {
+    "i": [-1, 0, 1, 127, 2**31 - 1, -(2**31), 2**62],
+    "u": [0, 1, 255, 2**63],
+    "f": [np.nan, np.inf, -np.inf, -1.0, 1e30, 1e-30],
+}
 
 
 def odd(rng: random.Random) -> Any:

@@ -1,4 +1,5 @@
-"""Read many mutated inputs, and say what became of them: ``python tests/fuzz/run.py --inputs 10000`` from the repository.
+"""Read many mutated inputs, and say what became of them: ``python tests/fuzz/run.py --inputs 10000`` from the
+repository.
 
 A crash ends the process: the last line of the log names the input that did it.
 """
@@ -38,9 +39,7 @@ def main() -> int:
                 judge(tally, name, seed, one(bench, name, seed))
             if not args.json:
                 told = f"accepted {tally.accepted}, refused {sum(tally.refused.values())}, broken {len(tally.broken)}"
-                slow = (
-                    f"slowest {tally.seconds:.2f} s, most memory {tally.peak_bytes >> 20} MiB, {time.perf_counter() - start:.1f} s in all"
-                )
+                slow = f"slowest {tally.seconds:.2f} s, most memory {tally.peak_bytes >> 20} MiB, {time.perf_counter() - start:.1f} s in all"
                 print(f"{name:<9} {tally.inputs:>6} inputs: {told}; {slow}", flush=True)
     broken = [line for tally in tallies.values() for line in tally.broken]
     print(json.dumps({name: vars(tally) for name, tally in tallies.items()}) if args.json else "\n".join(broken))

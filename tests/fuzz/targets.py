@@ -1,4 +1,5 @@
-"""What reads inputs, each with a valid input to begin from: a target mutates a copy of it, reads it, and uses what it got."""
+"""What reads inputs, each with a valid input to begin from: a target mutates a copy of it, reads it, and uses what it
+got."""
 
 import json
 import random
@@ -46,7 +47,17 @@ from millrace.storage.partition.book import open_book
 from millrace.storage.phase_rows import open_phase_rows, write_phase_rows
 from millrace.storage.queue.zarr import ZarrQueue
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
-from millrace.tests.fuzz.mutators import archive, mutate_array, mutate_bytes, mutate_record, mutate_tree, npy, npy_with_header, odd, to_json
+from millrace.tests.fuzz.mutators import (
+    archive,
+    mutate_array,
+    mutate_bytes,
+    mutate_record,
+    mutate_tree,
+    npy,
+    npy_with_header,
+    odd,
+    to_json,
+)
 
 V, E = 30, 120
 SAMPLER = NeighborSampler((3, 2))
@@ -57,7 +68,14 @@ def dataset() -> Dataset:
     rng = np.random.default_rng(0)
     graph = from_edges(rng.integers(0, V, E), rng.integers(0, V, E), V, edge_weight=rng.random(E), keep_edge_id=True)
     ids = np.arange(V)
-    return Dataset("small", graph, MemoryFeatures(rng.random((V, 4), np.float32)), ids % 3, Split(ids[:15], ids[15:20], ids[20:]), 3)
+    return Dataset(
+        "small",
+        graph,
+        MemoryFeatures(rng.random((V, 4), np.float32)),
+        ids % 3,
+        Split(ids[:15], ids[15:20], ids[20:]),
+        3,
+    )
 
 
 class Bench:
@@ -127,7 +145,15 @@ class Bench:
                 events.append({"event": "Pulse", **pulse, "rank": rank, "steps": i, "seconds": seconds})
             events.append({"event": "StepDone", "epoch": 0, "step": i, "steps_per_epoch": 4, "loss": 0.5, "seeds": 3})
         events += [
-            {"event": "EpochDone", "epoch": 0, "epochs": 1, "train_loss": 0.5, "val_accuracy": 0.6, "seconds": 1.0, "best": True},
+            {
+                "event": "EpochDone",
+                "epoch": 0,
+                "epochs": 1,
+                "train_loss": 0.5,
+                "val_accuracy": 0.6,
+                "seconds": 1.0,
+                "best": True,
+            },
             {"event": "QueueLevel", "bulks": 1, "bytes": 2, "bound": 3, "sampled": 1, "seconds": 0.1},
             {"event": "Note", "text": "resumed at phase 0, step 1"},
             {"event": "StageEnded", "stage": "train", "seconds": 2.0, "text": ""},
@@ -308,7 +334,10 @@ def _parquet(bench: Bench, rng: random.Random) -> Callable[[], None]:
             return table.drop([name])
         if kind < 0.25:
             return table.rename_columns(
-                [n if n != name else rng.choice(["x", "feature_007", "feature_9" * 30, "label"]) for n in table.column_names]
+                [
+                    n if n != name else rng.choice(["x", "feature_007", "feature_9" * 30, "label"])
+                    for n in table.column_names
+                ]
             )
         if kind < 0.5 and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             new = mutate_array(rng, column.to_numpy())
@@ -343,11 +372,15 @@ def _csv(bench: Bench, rng: random.Random) -> Callable[[], None]:
     elif kind < 0.8:
         texts[name] = texts[name].replace(b"1", str(odd(rng)).encode("utf-8", "replace"), rng.choice([1, 5]))
     else:
-        texts[name] = rng.choice([b"", b"\n", b"src\n1\n", b"\xff\xfe", b'"' * 50, b"a," * 10_000, b"src,dst\n" + b"9" * 5000 + b",1\n"])
+        texts[name] = rng.choice(
+            [b"", b"\n", b"src\n1\n", b"\xff\xfe", b'"' * 50, b"a," * 10_000, b"src,dst\n" + b"9" * 5000 + b",1\n"]
+        )
     folder = bench.file("readme", b"").parent
     for file, data in texts.items():
         (folder / file).write_bytes(data)
-    return lambda: bench.use(open_dataset(folder / "edges.csv" if kind < 0.3 else folder, options=rng.choice(bench.options)))
+    return lambda: bench.use(
+        open_dataset(folder / "edges.csv" if kind < 0.3 else folder, options=rng.choice(bench.options))
+    )
 
 
 def _dataset(bench: Bench, rng: random.Random) -> Callable[[], None]:
@@ -480,7 +513,9 @@ def _address(bench: Bench, rng: random.Random) -> Callable[[], None]:
 
 
 def _spec(bench: Bench, rng: random.Random) -> Callable[[], None]:
-    text = rng.choice(["sbm:nodes=40,classes=2,features=3", "rmat:scale=4", "digits", "random:2,1", "fraction:0.5,0.2", "ogbn-arxiv"])
+    text = rng.choice(
+        ["sbm:nodes=40,classes=2,features=3", "rmat:scale=4", "digits", "random:2,1", "fraction:0.5,0.2", "ogbn-arxiv"]
+    )
     if rng.random() < 0.8:
         text = "".join(rng.choice("=:,-.e+\0 x[") if rng.random() < 0.1 else c for c in text)
 

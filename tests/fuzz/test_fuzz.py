@@ -19,7 +19,17 @@ SCRIPT = Path(__file__).with_name("run.py")
 @pytest.mark.slow
 def test_no_input_breaks_a_reader(tmp_path):
     """In one process of its own: what crashes in compiled code ends it."""
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--inputs", str(INPUTS), "--log", str(tmp_path / "log"), "--json"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(SCRIPT),
+        "--inputs",
+        str(INPUTS),
+        "--log",
+        str(tmp_path / "log"),
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode in (0, 1), f"crashed at input {(tmp_path / 'log').read_text()}: {done.stderr[-2000:]}"
     tallies = json.loads(done.stdout.splitlines()[-1])
@@ -27,7 +37,9 @@ def test_no_input_breaks_a_reader(tmp_path):
     assert sum(tally["inputs"] for tally in tallies.values()) > INPUTS * 0.99
     # Damage that nothing refuses, or that leaves nothing to accept, would try nothing.
     assert all(tally["refused"] for tally in tallies.values())
-    assert all(tally["accepted"] for tally in tallies.values()), {name: tally["accepted"] for name, tally in tallies.items()}
+    assert all(tally["accepted"] for tally in tallies.values()), {
+        name: tally["accepted"] for name, tally in tallies.items()
+    }
 
 
 def fail(error):

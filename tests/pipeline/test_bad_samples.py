@@ -1,4 +1,5 @@
-"""Whatever is wrong with a sampler's numbers, with seeds, weights, or a store of samples is told in a sentence, and ends with code 2."""
+"""Whatever is wrong with a sampler's numbers, with seeds, weights, or a store of samples is told in a sentence, and
+ends with code 2."""
 
 import contextlib
 import io
@@ -42,7 +43,11 @@ def millrace(*words: str | Path) -> tuple[int, str]:
     err, before = io.StringIO(), sys.argv
     sys.argv = ["millrace", *map(str, words)]
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as left,
+        ):
             cli.main()
     finally:
         sys.argv = before
@@ -81,7 +86,10 @@ def samples(tmp_path_factory) -> Path:
         (("--fanout", "3,2,1", "--set", "model.layers=2"), r"layers is 2 but sampler.fanout \[3, 2, 1\] has 3 numbers"),
         ((*LADIES, "--set", "sampler.sizes=[5,0]"), r"sizes \[5, 0\] holds 0; expected 1 to"),
         ((*LADIES, "--set", "sampler.sizes=[-5]"), r"sizes \[-5\] holds -5; expected 1 to"),
-        ((*LADIES, "--set", "sampler.sizes=[5]", "--set", "model.layers=2"), r"layers is 2 but sampler.sizes \[5\] has 1 numbers"),
+        (
+            (*LADIES, "--set", "sampler.sizes=[5]", "--set", "model.layers=2"),
+            r"layers is 2 but sampler.sizes \[5\] has 1 numbers",
+        ),
     ],
 )
 def test_numbers_of_a_sampler(tmp_path, command, words, phrase):
@@ -109,11 +117,18 @@ def test_weights_and_seeds_of_a_file(tmp_path, command, name, phrase):
 def test_a_weighted_sampler_without_weights(tmp_path):
     words = ("--dataset", SBM, *JOB, *FANOUT, *WEIGHTED)
     for command in ("sample", "run"):
-        refused("the sampler is weighted but the graph has no edge weights; give", command, *words, "--out", tmp_path / "new")
+        refused(
+            "the sampler is weighted but the graph has no edge weights; give",
+            command,
+            *words,
+            "--out",
+            tmp_path / "new",
+        )
 
 
 @pytest.mark.parametrize(
-    ("train", "phrase"), [([0, 60], r"outside \[0, 60\)"), ([-1, 0], r"outside \[0, 60\)"), ([1, 1], "not strictly ascending: it repeats")]
+    ("train", "phrase"),
+    [([0, 60], r"outside \[0, 60\)"), ([-1, 0], r"outside \[0, 60\)"), ([1, 1], "not strictly ascending: it repeats")],
 )
 def test_seeds_of_a_dataset_made_in_python(tmp_path, train, phrase):
     dataset = mr.open_dataset(SBM)
@@ -174,7 +189,10 @@ def test_damaged_samples(tmp_path, samples, how, phrase):
     ("words", "phrase"),
     [
         (("--dataset", f"{SBM},seed=1"), r"samples was made from something else; these differ: graph \("),
-        (("--dataset", SBM, "--set", "sampler.replace=true"), r"samples was made from something else; these differ: sampler \("),
+        (
+            ("--dataset", SBM, "--set", "sampler.replace=true"),
+            r"samples was made from something else; these differ: sampler \(",
+        ),
         (("--dataset", SBM, "--split", "random:4,3"), r"samples was made from something else; these differ: seeds \("),
     ],
 )

@@ -18,7 +18,9 @@ from millrace.pipeline.telemetry.events import StepDone
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.slow,
-    pytest.mark.skipif(not (compilers.cxx_compiler() and compilers.python_headers().exists()), reason="needs a C++ compiler"),
+    pytest.mark.skipif(
+        not (compilers.cxx_compiler() and compilers.python_headers().exists()), reason="needs a C++ compiler"
+    ),
 ]
 JOB = {"epochs": 2, "seed": 3, "threads": 1, "fanout": [3, 2], "batch_size": 12, "lr": 0.02, "device": "cpu"}
 """Three minibatches an epoch, of sizes that differ."""
@@ -43,7 +45,10 @@ class Own(nn.Module):
         if i == 0:
             h = torch.relu(self.norm(self.a(torch.cat([h[: neighbourhood.num_dst], neighbourhood.max(h)], 1))))
             return nn.functional.dropout(h, 0.3, self.training)
-        return self.b(h[: neighbourhood.num_dst] + neighbourhood.apply(lambda src, dst, w: src * torch.sigmoid(dst), h, reduce="mean"))
+        return self.b(
+            h[: neighbourhood.num_dst]
+            + neighbourhood.apply(lambda src, dst, w: src * torch.sigmoid(dst), h, reduce="mean")
+        )
 
 
 def train(data, out, **options):
@@ -127,7 +132,8 @@ def test_convolutions_of_pyg_are_refused(sbm):
 
 def test_it_decides_parameters_and_its_absence_is_what_it_always_was(sbm):
     without, given, asked = (
-        prepare(configure(table), sbm).fingerprint for table in ({}, {"train": {"compile": False}}, {"train": {"compile": True}})
+        prepare(configure(table), sbm).fingerprint
+        for table in ({}, {"train": {"compile": False}}, {"train": {"compile": True}})
     )
     assert without == given
     assert {k for k in asked if asked[k] != without[k]} == {"train"}

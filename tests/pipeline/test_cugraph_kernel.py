@@ -1,4 +1,5 @@
-"""``kernel = "cugraph"``, with RAPIDS stood in for: a whole run, what its samples obey, what is refused, and what may not pass for what."""
+"""``kernel = "cugraph"``, with RAPIDS stood in for: a whole run, what its samples obey, what is refused, and what may
+not pass for what."""
 
 import numpy as np
 import pytest
@@ -112,8 +113,9 @@ def test_without_rapids_or_a_gpu_it_is_one_sentence(tmp_path, monkeypatch):
     words = ("run", "--dataset", DATASET, *SMALL, *CUGRAPH, "--out", tmp_path / "run")
     code, _, err = command(*words)
     assert code == 2 and not (tmp_path / "run").exists()
-    assert 'kernel "cugraph" needs an NVIDIA GPU and RAPIDS, but cupy, pylibcugraph cannot be found; use kernel = "cpu"' in " ".join(
-        err.split()
+    assert (
+        'kernel "cugraph" needs an NVIDIA GPU and RAPIDS, but cupy, pylibcugraph cannot be found; use kernel = "cpu"'
+        in " ".join(err.split())
     )
     rapids.install(monkeypatch, 0)
     code, _, err = command(*words)
@@ -139,7 +141,9 @@ def test_several_gpus_share_a_graph_and_fill_a_store_together(tmp_path, monkeypa
     # All is there: nobody is started again.
     assert sample(tmp_path / "store", *CUGRAPH)[0] == 0
     assert len(made) == 3
-    run = command("run", "--dataset", DATASET, *SMALL, *CUGRAPH, "--samples", tmp_path / "store", "--out", tmp_path / "run")
+    run = command(
+        "run", "--dataset", DATASET, *SMALL, *CUGRAPH, "--samples", tmp_path / "store", "--out", tmp_path / "run"
+    )
     assert run[0] == 0, run[2]
 
 

@@ -20,7 +20,10 @@ WAIT_S = 60
 @pytest.fixture(scope="module")
 def board():
     """A scheduler with the page, and the port of its dashboard."""
-    with LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
         client.register_plugin(plugin.MillracePage())
         assert client.run_on_scheduler(plugin.trouble) == ""
         yield SimpleNamespace(port=cluster.scheduler.http_server.port, token=client.run_on_scheduler(plugin.token))
@@ -35,7 +38,9 @@ def ask(board, path, host="127.0.0.1"):
         return e.code, e.read().decode()
 
 
-@pytest.mark.parametrize("path", ["millrace", "millrace.json", "millrace/autoload.js?bokeh-autoload-element=1", "millrace/metadata"])
+@pytest.mark.parametrize(
+    "path", ["millrace", "millrace.json", "millrace/autoload.js?bokeh-autoload-element=1", "millrace/metadata"]
+)
 def test_the_token_is_needed(board, path):
     joined = f"{path}{'&' if '?' in path else '?'}token="
     for refused in (path, joined, f"{joined}{board.token[:-1]}", f"{joined}{board.token}&token=x"):
@@ -56,7 +61,9 @@ def hears(board, session, host="127.0.0.1"):
     """What the page's websocket says first; None if it closes."""
 
     async def first():
-        request = HTTPRequest(f"ws://127.0.0.1:{board.port}/millrace/ws", headers={"Host": host}, request_timeout=WAIT_S)
+        request = HTTPRequest(
+            f"ws://127.0.0.1:{board.port}/millrace/ws", headers={"Host": host}, request_timeout=WAIT_S
+        )
         line = await websocket_connect(request, subprotocols=["bokeh", session])
         return await asyncio.wait_for(line.read_message(), WAIT_S)
 
@@ -77,7 +84,11 @@ def test_the_websocket_takes_sessions_of_the_page_alone(board):
     ("bound", "asked", "known"),
     [
         ("127.0.0.1", ["localhost", "127.0.0.1:1", "[::1]"], ["10.0.0.1", "head", "head.example", ""]),
-        ("10.0.0.1", ["localhost", "10.0.0.1:8787", "HEAD:8787", "head.example"], ["10.0.0.2", "other.example", "head.evil"]),
+        (
+            "10.0.0.1",
+            ["localhost", "10.0.0.1:8787", "HEAD:8787", "head.example"],
+            ["10.0.0.2", "other.example", "head.evil"],
+        ),
         ("0.0.0.0", ["localhost", "10.0.0.9:8787", "[fe80::1]:8787", "head"], ["other.example"]),
     ],
 )

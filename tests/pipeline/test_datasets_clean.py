@@ -49,7 +49,10 @@ def model(ends, weights, options):
     groups = grouped(ends, weights, options)
     if options.direction == "undirected":
         pairs = set(groups) | {(d, s) for s, d in groups}
-        groups = {(s, d): [larger(a, b) for a, b in zip_longest(groups.get((s, d), []), groups.get((d, s), []))] for s, d in pairs}
+        groups = {
+            (s, d): [larger(a, b) for a, b in zip_longest(groups.get((s, d), []), groups.get((d, s), []))]
+            for s, d in pairs
+        }
     return (
         sorted((d, s, w) for (s, d), ws in groups.items() for w in ws)
         if weights
@@ -150,7 +153,10 @@ def test_narrow_and_unsigned_ids_do_not_overflow():
     assert seen(graph) == [(1, 60_000), (60_000, 1)]
 
 
-@given(st.lists(st.integers(-1, 4), min_size=1, max_size=20).filter(lambda y: max(y) >= 0), st.sampled_from(["keep", "compact"]))
+@given(
+    st.lists(st.integers(-1, 4), min_size=1, max_size=20).filter(lambda y: max(y) >= 0),
+    st.sampled_from(["keep", "compact"]),
+)
 def test_labels_equal_the_model(y, gaps):
     labels, classes, task = clean_labels(np.array(y, np.int16), ReadOptions(label_gaps=gaps), notes := [])
     used = sorted(set(y) - {-1})
@@ -172,11 +178,15 @@ def test_label_forms():
     assert (y.dtype, classes, task) == (np.float32, 3, "multilabel")
 
 
-@pytest.mark.parametrize(("labels", "unlabelled", "lost"), [([-1, 1, -1, 1], 2, 1), ([-1.0, 0, 0, 0], 1, 0), ([-1, 0, 1, 1], 1, None)])
+@pytest.mark.parametrize(
+    ("labels", "unlabelled", "lost"), [([-1, 1, -1, 1], 2, 1), ([-1.0, 0, 0, 0], 1, 0), ([-1, 0, 1, 1], 1, None)]
+)
 def test_unlabelled_nodes_are_counted_and_minus_one_as_a_class_is_told_of(labels, unlabelled, lost):
     clean_labels(np.array(labels), ReadOptions(), notes := [])
     assert f"{unlabelled} node{' is' if unlabelled == 1 else 's are'} unlabelled (-1)." in notes
-    assert any(f"Beside -1, unlabelled, all labels are {lost}, so that one class is left" in n for n in notes) == (lost is not None)
+    assert any(f"Beside -1, unlabelled, all labels are {lost}, so that one class is left" in n for n in notes) == (
+        lost is not None
+    )
     clean_labels(np.array(labels), ReadOptions(), notes := [], named=True)
     assert not any("one class is left" in n for n in notes)
 
@@ -190,11 +200,15 @@ def test_features_are_float32_and_the_input_is_left_alone():
     assert cleaned.tolist() == [[0.25, -0.75], [0, 0], [0, 0]]
     assert "2 NaN" in notes[0]
     assert np.array_equal(x, before, equal_nan=True)
-    binary = clean_features(sp.csr_matrix([[5, 0], [0, -1], [0, 0]]), graph, ReadOptions(normalize_features="binary"), [])
+    binary = clean_features(
+        sp.csr_matrix([[5, 0], [0, -1], [0, 0]]), graph, ReadOptions(normalize_features="binary"), []
+    )
     assert binary.tolist() == [[1, 0], [0, 1], [0, 0]]
     people = np.array([[20, 30_000, 0.1], [40, 50_000, 0.1], [60, 70_000, 0.1]])
     clean_features(people, graph, ReadOptions(), notes := [])
-    assert notes == ["Features reach 70,000, and training needs values near 1: normalize_features=standard scales each column."]
+    assert notes == [
+        "Features reach 70,000, and training needs values near 1: normalize_features=standard scales each column."
+    ]
     scaled = clean_features(people, graph, ReadOptions(normalize_features="standard"), [])
     assert np.allclose(scaled, np.array([[-1, -1, 0], [0, 0, 0], [1, 1, 0]]) * np.sqrt(1.5))
     own = np.ones((3, 2), np.float32)
@@ -206,7 +220,11 @@ def test_features_are_float32_and_the_input_is_left_alone():
 
 @settings(deadline=None)
 @given(
-    st.integers(0, 5), st.integers(1, 4), st.integers(0, 4), st.lists(st.integers(-1, 2), min_size=1, max_size=60), st.integers(0, 2**40)
+    st.integers(0, 5),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.lists(st.integers(-1, 2), min_size=1, max_size=60),
+    st.integers(0, 2**40),
 )
 def test_random_split_counts_per_class(extra, train, val, y, seed):
     labels = np.array(y + [c for c in (0, 1, 2) for _ in range(train + val + extra)])

@@ -101,7 +101,8 @@ def test_rmat_is_skewed_permuted_and_can_be_directed():
 
 
 def test_rmat_probabilities_are_those_asked_for():
-    """With everything in one quarter the only edge is a self loop, which is dropped; with a and d, every edge is a loop."""
+    """With everything in one quarter the only edge is a self loop, which is dropped; with a and d, every edge is a
+    loop."""
     for shares in ("a=1,b=0,c=0", "a=0.5,b=0,c=0"):
         assert open_dataset(f"rmat:scale=6,edge_factor=4,features=1,{shares}").graph.num_edges == 0
     # Sources all low, destinations all high: one edge each way.
@@ -125,7 +126,9 @@ def test_rmat_labels_follow_the_neighbourhood_mean():
     assert np.bincount(d.labels).min() > 0.1 * d.num_nodes
 
 
-@pytest.mark.parametrize("text", ["sbm:nodes=50000,degree=20,features=1", "rmat:scale=16,edge_factor=8,features=1,classes=1"])
+@pytest.mark.parametrize(
+    "text", ["sbm:nodes=50000,degree=20,features=1", "rmat:scale=16,edge_factor=8,features=1,classes=1"]
+)
 def test_memory_is_a_few_words_per_edge(text):
     tracemalloc.start()
     try:

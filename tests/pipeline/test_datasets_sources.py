@@ -49,13 +49,24 @@ def mask(ids):
 @pytest.mark.parametrize("masks", [False, True, "numbers"])
 def test_npz(tmp_path, sparse, masks):
     x = sp.csr_matrix(X)
-    columns = {"x_indptr": x.indptr, "x_indices": x.indices, "x_data": x.data, "x_shape": np.array(x.shape)} if sparse else {"x": X}
+    columns = (
+        {"x_indptr": x.indptr, "x_indices": x.indices, "x_data": x.data, "x_shape": np.array(x.shape)}
+        if sparse
+        else {"x": X}
+    )
     if masks:
-        split = {f"{part}_mask": mask(ids) if masks is True else mask(ids).astype(np.uint8) for part, ids in PARTS.items()}
+        split = {
+            f"{part}_mask": mask(ids) if masks is True else mask(ids).astype(np.uint8) for part, ids in PARTS.items()
+        }
     else:
         split = {f"{part}_idx": ids for part, ids in PARTS.items()}
     np.savez(
-        tmp_path / "g.npz", edge_index=np.stack([SRC, DST]), y=Y, edge_weight=WEIGHT[:, None] if sparse else WEIGHT, **columns, **split
+        tmp_path / "g.npz",
+        edge_index=np.stack([SRC, DST]),
+        y=Y,
+        edge_weight=WEIGHT[:, None] if sparse else WEIGHT,
+        **columns,
+        **split,
     )
     d = open_dataset(tmp_path / "g.npz", options=DIRECTED)
     assert_is_the_graph(d)
@@ -95,7 +106,10 @@ def write_parquet(folder, ids=None, lists="fixed"):
     folder.mkdir(exist_ok=True)
     names = np.arange(5) if ids is None else ids
     for i, half in enumerate((slice(0, 2), slice(2, 6))):
-        pq.write_table(pa.table({"src": names[SRC[half]], "dst": names[DST[half]], "weight": WEIGHT[half]}), folder / f"edges-{i}.parquet")
+        pq.write_table(
+            pa.table({"src": names[SRC[half]], "dst": names[DST[half]], "weight": WEIGHT[half]}),
+            folder / f"edges-{i}.parquet",
+        )
     split = [next((p for p, members in PARTS.items() if v in members), None) for v in range(5)]
     nodes = {"label": pa.array([0, 1, 0, 1, None]), "split": pa.array(split, pa.string())}
     if lists == "fixed":
@@ -185,7 +199,9 @@ def test_ogb_stores_some_graphs_one_way_and_some_without_features_or_split(tmp_p
     with pytest.raises(InputError, match="not symmetric"):
         open_dataset(unknown, options=OGB_OPTIONS)
     (unknown / "split" / "time" / "test.csv.gz").write_bytes(gzip.compress(b""))
-    assert len(open_dataset(unknown, options=ReadOptions(direction="directed", nan_labels="unlabelled")).split.test) == 0
+    assert (
+        len(open_dataset(unknown, options=ReadOptions(direction="directed", nan_labels="unlabelled")).split.test) == 0
+    )
 
 
 def test_ogb_downloads_through_its_package(tmp_path, monkeypatch):

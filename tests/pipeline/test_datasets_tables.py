@@ -53,7 +53,12 @@ def assert_is_the_graph(d):
     d.check()
     assert (list(d.node_names), d.class_names, d.num_classes) == (NAMES, ("cat", "dog"), 2)
     assert d.labels.tolist() == [1, 0, -1, 1]
-    assert [d.graph.indices[d.graph.indptr[v] : d.graph.indptr[v + 1]].tolist() for v in range(4)] == [[1, 2], [0], [], []]
+    assert [d.graph.indices[d.graph.indptr[v] : d.graph.indptr[v + 1]].tolist() for v in range(4)] == [
+        [1, 2],
+        [0],
+        [],
+        [],
+    ]
     assert d.graph.edge_weight.tolist() == [0.5, 1, 2]
     assert [d.split.train.tolist(), d.split.val.tolist(), d.split.test.tolist()] == [[0], [1], [3]]
     assert d.features.gather(np.arange(4)).tolist() == AGES
@@ -89,7 +94,12 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
 def test_parquet_with_names(tmp_path):
     bobs = ["bob", "Meier, Ann", "çelik", "007"]
     label = pa.array(["dog", "cat", "", "dog"]).dictionary_encode()
-    nodes = {"id": pa.array(bobs, pa.large_string()), "label": label, "split": ["train", "val", None, "test"], "age": [30, 40, 50, 60]}
+    nodes = {
+        "id": pa.array(bobs, pa.large_string()),
+        "label": label,
+        "split": ["train", "val", None, "test"],
+        "age": [30, 40, 50, 60],
+    }
     edges = {"src": pa.array([1, 0, 2]), "dst": pa.array([0, 1, 0]), "w": [0.5, 2.0, 1.0]}
     edges |= {key: pa.array([bobs[v] for v in edges[key].to_pylist()]).dictionary_encode() for key in ("src", "dst")}
     pq.write_table(pa.table(edges), tmp_path / "edges.parquet")
@@ -100,15 +110,21 @@ def test_parquet_with_names(tmp_path):
 
 def test_the_file_of_nodes_can_be_named(tmp_path):
     folder = write(tmp_path / "g")
-    with pytest.raises(InputError, match=r"nodes.csv is a file of nodes; give the file of edges, .*edges.csv, or the folder"):
+    with pytest.raises(
+        InputError, match=r"nodes.csv is a file of nodes; give the file of edges, .*edges.csv, or the folder"
+    ):
         open_dataset(folder / "nodes.csv", options=DIRECTED)
     (folder / "sub").mkdir()
     (folder / "nodes.csv").rename(folder / "sub" / "people.csv")
-    with pytest.raises(InputError, match=r"edges.csv is read as a list of edges, .* put nodes.csv .* beside it, or set nodes_file=FILE"):
+    with pytest.raises(
+        InputError, match=r"edges.csv is read as a list of edges, .* put nodes.csv .* beside it, or set nodes_file=FILE"
+    ):
         open_dataset(folder / "edges.csv", options=DIRECTED)
     options = {"direction": "directed", "feature_columns": "age", "nodes_file": "sub/people.csv"}
     assert_is_the_graph(open_data(resolve({"read": options}), folder / "edges.csv", lambda _: None))
-    with pytest.raises(InputError, match=r"nodes_file=x.csv.*: .*g/x.csv is no file; expected a path from the folder of edges.csv"):
+    with pytest.raises(
+        InputError, match=r"nodes_file=x.csv.*: .*g/x.csv is no file; expected a path from the folder of edges.csv"
+    ):
         open_dataset(folder / "edges.csv", options=ReadOptions(nodes_file="x.csv"))
 
 
@@ -126,7 +142,9 @@ def test_columns_that_are_not_read_are_named_with_the_key_that_takes_them(tmp_pa
     notes, folder = [], write(tmp_path / "g", nodes=NODES.replace("40,,", "40,2.5,"))
     read = {"direction": "directed"}
     open_data(resolve({"read": read}), folder, lambda event: notes.append(getattr(event, "text", "")))
-    assert "Columns of nodes were not read: age, income (read.feature_columns=age,income takes them as features)." in notes
+    assert (
+        "Columns of nodes were not read: age, income (read.feature_columns=age,income takes them as features)." in notes
+    )
     for given in ("age,income", ["age", "income"], "*", ("age", "income")):
         d = open_data(resolve({"read": {**read, "feature_columns": given}}), folder, lambda _: None)
         assert d.features.gather(np.arange(4)).tolist() == [[30, 1.5], [40, 2.5], [50, 3.5], [60, 4.5]]
@@ -193,7 +211,11 @@ def test_networkx_names_of_nodes_and_classes():
         g.add_node(name, **({} if label is None else {"y": label}))
     g.add_edge("ann", "eve")
     d = from_networkx(g, train=["bob"], test=["ann"])
-    assert (list(d.node_names or ()), d.class_names, d.labels.tolist()) == (["ann", "bob", "eve"], ("cat", "dog"), [0, 1, -1])
+    assert (list(d.node_names or ()), d.class_names, d.labels.tolist()) == (
+        ["ann", "bob", "eve"],
+        ("cat", "dog"),
+        [0, 1, -1],
+    )
     assert (d.split.train.tolist(), d.split.val.tolist(), d.split.test.tolist()) == ([1], [], [0])
     assert open_dataset(nx.relabel_nodes(g, {"ann": 0, "bob": 2, "eve": 1})).node_names is None
     with pytest.raises(InputError, match=r"1 nodes of the train split \(first: 'zoe'\) are not in the graph"):
@@ -208,8 +230,15 @@ def test_networkx_names_of_nodes_and_classes():
 def test_scipy_names_of_nodes_and_splits_by_name():
     ring = sp.csr_array(([1, 1, 1], ([0, 1, 2], [1, 2, 0])), shape=(3, 3))
     options = ReadOptions(direction="directed", components="largest")
-    d = from_scipy(ring, None, ["a", "b", ""], train=["bob"], test=["ann"], node_names=["ann", "bob", "eve"], options=options)
-    assert (d.labels.tolist(), d.class_names, d.split.train.tolist(), d.split.test.tolist()) == ([0, 1, -1], ("a", "b"), [1], [0])
+    d = from_scipy(
+        ring, None, ["a", "b", ""], train=["bob"], test=["ann"], node_names=["ann", "bob", "eve"], options=options
+    )
+    assert (d.labels.tolist(), d.class_names, d.split.train.tolist(), d.split.test.tolist()) == (
+        [0, 1, -1],
+        ("a", "b"),
+        [1],
+        [0],
+    )
     with pytest.raises(InputError, match=r"scipy: the train split: 1 name \(first: 'zoe'\) is no node's"):
         from_scipy(ring, None, [0, 1, 0], train=["zoe"], node_names=["ann", "bob", "eve"], options=options)
     with pytest.raises(InputError, match="2 node names for 3 nodes"):
@@ -221,7 +250,10 @@ def test_scipy_names_of_nodes_and_splits_by_name():
 
 
 def test_files_of_other_programs_are_told_how(tmp_path):
-    for name, phrase in (("g.pt", "mr.from_pyg(torch.load('g.pt', weights_only=False))"), ("g.gml", "networkx.read_gml('g.gml')")):
+    for name, phrase in (
+        ("g.pt", "mr.from_pyg(torch.load('g.pt', weights_only=False))"),
+        ("g.gml", "networkx.read_gml('g.gml')"),
+    ):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(InputError) as e:
             open_dataset(tmp_path / name)

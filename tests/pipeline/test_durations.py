@@ -9,7 +9,14 @@ from millrace.pipeline.datasets.cleaning.options import ReadOptions
 from millrace.pipeline.datasets.cleaning.raw import Raw
 
 N = np.arange(6)
-GOOD = {"src": N, "dst": (N + 1) % 6, "labels": N % 2, "features": np.ones((6, 2)), "edge_weight": N + 1.0, "split": {"train": N[:3]}}
+GOOD = {
+    "src": N,
+    "dst": (N + 1) % 6,
+    "labels": N % 2,
+    "features": np.ones((6, 2)),
+    "edge_weight": N + 1.0,
+    "split": {"train": N[:3]},
+}
 
 
 @pytest.mark.parametrize("key", GOOD)

@@ -101,7 +101,9 @@ def alone(k: int, folder: Path) -> tuple[list[MinibatchQueue], MinibatchQueue]:
 
 def side_by_side(k: int, folder: Path) -> tuple[list[MinibatchQueue], MinibatchQueue]:
     """Three producers and a reader that know of each other only through a folder, as processes would."""
-    join = partial(ZarrQueue.create, folder, fingerprint={"graph": "g"}, bulk_size=k, max_bytes=1 << 30, keep="all", sweep=False)
+    join = partial(
+        ZarrQueue.create, folder, fingerprint={"graph": "g"}, bulk_size=k, max_bytes=1 << 30, keep="all", sweep=False
+    )
     return [join() for _ in range(PRODUCERS)], ZarrQueue.open(folder)
 
 

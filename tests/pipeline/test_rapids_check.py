@@ -21,7 +21,13 @@ def test_what_is_wrong_is_told_and_ends_with_1(monkeypatch, capsys):
 
     def uneven(resource_handle, input_graph, start_vertex_list, h_fan_out, **options):
         # True edges in the right number, but some come more often.
-        return real(resource_handle, input_graph, start_vertex_list, h_fan_out, **{**options, "use_edge_weights_as_biases": True})
+        return real(
+            resource_handle,
+            input_graph,
+            start_vertex_list,
+            h_fan_out,
+            **{**options, "use_edge_weights_as_biases": True},
+        )
 
     monkeypatch.setattr("pylibcugraph.neighbor_sample", uneven)
     made = rapids.SGGraph.__init__

@@ -50,7 +50,9 @@ def test_cpu_equals_reference(lists: InLists, width: int, dropout: float) -> Non
 
 def test_float32_is_as_good_as_float32() -> None:
     lists = random_lists(40, 60, 500, 1)
-    for a, b in zip(results(aggregate_cpu, lists, 20, torch.float32, 0.3), results(reference, lists, 20, torch.float64, 0.3)):
+    for a, b in zip(
+        results(aggregate_cpu, lists, 20, torch.float32, 0.3), results(reference, lists, 20, torch.float64, 0.3)
+    ):
         if a.is_floating_point():
             assert a.dtype == torch.float32
         torch.testing.assert_close(a.to(b.dtype), b, rtol=1e-4, atol=1e-4)
@@ -77,7 +79,9 @@ def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def repeat() -> None:
         for _ in range(5):
-            wrong.extend(not torch.equal(a, b) for a, b in zip(results(aggregate_cpu, lists, 5, torch.float32, 0.4), want))
+            wrong.extend(
+                not torch.equal(a, b) for a, b in zip(results(aggregate_cpu, lists, 5, torch.float32, 0.4), want)
+            )
 
     callers = [threading.Thread(target=repeat) for _ in range(2)]
     for thread in callers:
@@ -94,7 +98,10 @@ def test_parts_cover_all_rows_in_order(lists: InLists, parts: int, width: int) -
     set_num_threads(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cut, "SERIAL", 0)
-        for cuts, rows in ((cut.row_parts(lists.indptr, width), lists.num_dst), (cut.even_parts(lists.num_dst, width), lists.num_dst)):
+        for cuts, rows in (
+            (cut.row_parts(lists.indptr, width), lists.num_dst),
+            (cut.even_parts(lists.num_dst, width), lists.num_dst),
+        ):
             assert [row for a, b in cuts for row in range(a, b)] == list(range(rows))
             assert all(a < b for a, b in cuts)
 
@@ -113,7 +120,9 @@ def test_parts_are_balanced_by_edges() -> None:
 def test_transpose(lists: InLists) -> None:
     t = lists.transposed
     edges = [(int(lists.indices[e]), int(v), e) for e, v in enumerate(lists.rows)]
-    found = [(u, int(t.dst[q]), int(t.edge[q])) for u in range(lists.num_src) for q in range(t.indptr[u], t.indptr[u + 1])]
+    found = [
+        (u, int(t.dst[q]), int(t.edge[q])) for u in range(lists.num_src) for q in range(t.indptr[u], t.indptr[u + 1])
+    ]
     assert found == sorted(edges)
 
 
@@ -126,7 +135,10 @@ def test_gradients_are_those_of_finite_differences() -> None:
     k = aggregate_cpu
     scale, coef = torch.rand(4, dtype=torch.float64), torch.rand(11)
     checks: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
-        (lambda x, own: Spmm.apply(x, own, k, lists, coef, scale), (torch.randn(6, 3, **DOUBLE), torch.randn(4, **DOUBLE))),
+        (
+            lambda x, own: Spmm.apply(x, own, k, lists, coef, scale),
+            (torch.randn(6, 3, **DOUBLE), torch.randn(4, **DOUBLE)),
+        ),
         (lambda x: SpmmBeside.apply(x, k, lists, coef, scale), (torch.randn(6, 3, **DOUBLE),)),
         (lambda x: Maximum.apply(x, k, lists), (torch.randn(6, 3, **DOUBLE),)),
     ]
@@ -147,7 +159,9 @@ def test_the_mask_drops_what_was_asked_independently() -> None:
     kept = []
     for key in (1, 2):
         z = torch.ones(n, heads, 1, dtype=torch.float64)
-        out, _ = aggregate_cpu.attend(lists, z, z.new_zeros(heads, 1), z.new_zeros(n, heads), AttentionRule(0.2, p, key))
+        out, _ = aggregate_cpu.attend(
+            lists, z, z.new_zeros(heads, 1), z.new_zeros(n, heads), AttentionRule(0.2, p, key)
+        )
         counts = (out[..., 0] * 2 * (1 - p)).round().long()
         kept.append(counts)
         # Two coefficients per row and head (the edge and the row's own): binomial.
@@ -188,7 +202,11 @@ def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
 
 def test_large_logits_stay_finite() -> None:
     lists = random_lists(5, 8, 20, 7)
-    z, a, logit = torch.randn(8, 2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    z, a, logit = (
+        torch.randn(8, 2, 4, dtype=torch.float64),
+        torch.randn(2, 4, dtype=torch.float64),
+        torch.randn(5, 2, dtype=torch.float64),
+    )
     rule = AttentionRule(1.0, 0.0, 0)
     near, _ = aggregate_cpu.attend(lists, z, a, logit, rule)
     far, _ = aggregate_cpu.attend(lists, z, a, logit + 2000, rule)
@@ -196,7 +214,10 @@ def test_large_logits_stay_finite() -> None:
 
 
 @given(
-    lists=lists_of, width=st.sampled_from([1, 7, 33]), dtype=st.sampled_from([np.float32, np.float64]), dropout=st.sampled_from([0.0, 0.3])
+    lists=lists_of,
+    width=st.sampled_from([1, 7, 33]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    dropout=st.sampled_from([0.0, 0.3]),
 )
 @settings(deadline=None, max_examples=40)
 def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, dtype: Any, dropout: float) -> None:

@@ -47,7 +47,9 @@ class Net(nn.Module):
 
 def rows_of(step: int, size: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(step)
-    return [torch.randn(n, 5, dtype=torch.float64, generator=generator) * (1 + step) + r for r, n in enumerate(SIZES[:size])]
+    return [
+        torch.randn(n, 5, dtype=torch.float64, generator=generator) * (1 + step) + r for r, n in enumerate(SIZES[:size])
+    ]
 
 
 def train(rows: list[Tensor], group: Group, frozen_input: bool = False) -> list[dict[str, Tensor]]:
@@ -89,7 +91,8 @@ def test_ranks_compute_what_one_would(size: int, frozen_input: bool) -> None:
             else:
                 got = torch.stack(parts).sum(0) if name.startswith("grad.") else torch.cat(parts)
             torch.testing.assert_close(got, value, rtol=1e-12, atol=1e-12, msg=lambda m, at=(name, step): f"{at}: {m}")
-    # Sum and count, squares, and two sums of gradients, for each call; nothing else travels. In a ring, 2 (P-1) vectors in all.
+    # Sum and count, squares, and two sums of gradients, for each call; nothing else travels. In a ring, 2 (P-1) vectors
+    # in all.
     calls = (5, 4, 4, 4, 4, 4)
     assert sum(sent for _, sent, _ in ranks) == STEPS * 2 * (size - 1) * 8 * sum(1 + 4 * c for c in calls)
     assert all(sent == everything for _, sent, everything in ranks)
@@ -118,9 +121,13 @@ class Mute(Solo):
         self.reduced.append((flat.numel(), kind))
 
 
-@pytest.mark.parametrize(("shape", "make"), [((6, 3), nn.BatchNorm1d), ((4, 3, 2), nn.BatchNorm1d), ((2, 3, 2, 3), nn.BatchNorm2d)])
+@pytest.mark.parametrize(
+    ("shape", "make"), [((6, 3), nn.BatchNorm1d), ((4, 3, 2), nn.BatchNorm1d), ((2, 3, 2, 3), nn.BatchNorm2d)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_every_shape_and_dtype_is_as_torch_has_it(shape: tuple[int, ...], make: type[nn.Module], dtype: torch.dtype) -> None:
+def test_every_shape_and_dtype_is_as_torch_has_it(
+    shape: tuple[int, ...], make: type[nn.Module], dtype: torch.dtype
+) -> None:
     torch.manual_seed(1)
     x = torch.randn(shape).to(dtype)
     outcomes = []
@@ -167,7 +174,10 @@ def test_a_mean_far_from_zero_keeps_its_variance_over_ranks() -> None:
 
 def one_row_in_total(group: Group) -> tuple[str, int]:
     norm = nn.BatchNorm1d(3)
-    with pytest.raises(ValueError, match="Expected more than 1 value per channel") as caught, GlobalBatchNorm(norm, group).minibatch(0, 1):
+    with (
+        pytest.raises(ValueError, match="Expected more than 1 value per channel") as caught,
+        GlobalBatchNorm(norm, group).minibatch(0, 1),
+    ):
         norm(torch.ones(1 if group.rank == 1 else 0, 3))
     assert "forward" not in vars(norm)
     assert norm.num_batches_tracked is not None

@@ -91,7 +91,9 @@ def assert_states_close(state: dict[str, Tensor], expected: dict[str, Tensor]) -
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         is_statistic = name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
-        torch.testing.assert_close(state[name], value, rtol=0, atol=1e-12 if is_statistic else 1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            state[name], value, rtol=0, atol=1e-12 if is_statistic else 1e-10, msg=lambda m, n=name: f"{n}: {m}"
+        )
     assert torch.equal(state["twice.num_batches_tracked"], torch.tensor(2 * sum(STEPS)))
 
 
@@ -141,7 +143,9 @@ def train_step(group: Any, model: nn.Module) -> None:
 def test_a_cumulative_average_is_refused_on_several_ranks() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, momentum=None))
     RunningStatistics(model, Solo())
-    with pytest.raises(InputError, match=r"'1' has momentum=None.*give it one, such as momentum=0\.1, or train with one rank"):
+    with pytest.raises(
+        InputError, match=r"'1' has momentum=None.*give it one, such as momentum=0\.1, or train with one rank"
+    ):
         RunningStatistics(model, Pair())
 
 

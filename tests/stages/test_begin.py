@@ -1,4 +1,5 @@
-"""The start of a forward pass, done before the parameters are there: the rest gives the same bits as all of it in one go."""
+"""The start of a forward pass, done before the parameters are there: the rest gives the same bits as all of it in one
+go."""
 
 from typing import Any, Literal
 

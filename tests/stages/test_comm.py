@@ -38,10 +38,13 @@ def test_swaps_bring_what_was_sent_and_count_it(size: int) -> None:
 
 
 def sums_of_two(group: Gloo) -> list[Any]:
-    """Gradients of two sizes and types in turn, now one rank late and now the other, with other collectives in between."""
+    """Gradients of two sizes and types in turn, now one rank late and now the other, with other collectives in
+    between."""
     wrong, seen = [], hashlib.sha256()
     for n in range(40):
-        size, dtype = ((1, torch.float32), (300_000, torch.float32), (300_000, torch.float64), (7, torch.float32))[n % 4]
+        size, dtype = ((1, torch.float32), (300_000, torch.float32), (300_000, torch.float64), (7, torch.float32))[
+            n % 4
+        ]
         parts = [torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(2 * n + r)) for r in range(2)]
         if n % 5 == 0:
             parts[n % 2][0] = float("nan")
@@ -144,7 +147,8 @@ HEADER_BYTES = 48
 
 
 def measure(group: Gloo) -> list[tuple[str, int, int, int]]:
-    """(what, payload bytes by the ledger, bytes by the sockets, headers that this rank sends at most) of each collective."""
+    """(what, payload bytes by the ledger, bytes by the sockets, headers that this rank sends at most) of each
+    collective."""
     rank, size = group.rank, group.size
     results = []
 
@@ -153,20 +157,39 @@ def measure(group: Gloo) -> list[tuple[str, int, int, int]]:
         call()
         # Only when all have said so is everybody done.
         group.any(False)
-        results.append((what, sum(network(group).values()) - counted, sent_by_sockets() - before, 2 * sent + received + 3 * (size - 1)))
+        results.append(
+            (
+                what,
+                sum(network(group).values()) - counted,
+                sent_by_sockets() - before,
+                2 * sent + received + 3 * (size - 1),
+            )
+        )
 
     for n in (1, 1000, 1_000_003):
         for dtype in (torch.float32, torch.float64):
             segments = 2 * (size - 1) * max(2, -(-n * dtype.itemsize // (size << 20)))
             ones = torch.ones(n, dtype=dtype)
-            measured(f"all_reduce of {n} {dtype}", lambda ones=ones: group.all_reduce(ones, "gradients"), segments, segments)
+            measured(
+                f"all_reduce of {n} {dtype}", lambda ones=ones: group.all_reduce(ones, "gradients"), segments, segments
+            )
     for source in range(size):
         sends = broadcast_sends(rank, size, source)
         ones = torch.ones(100_000)
-        measured(f"broadcast from {source}", lambda s=source, ones=ones: group.broadcast(ones, s, "control"), sends, int(rank != source))
+        measured(
+            f"broadcast from {source}",
+            lambda s=source, ones=ones: group.broadcast(ones, s, "control"),
+            sends,
+            int(rank != source),
+        )
     for rows in (0, 3, 20_000):
         parts = [torch.ones(rows * (rank + r), 4) for r in range(size)]
-        measured(f"all_to_all of {rows}", lambda parts=parts: group.all_to_all(parts, "features"), 2 * (size - 1), 2 * (size - 1))
+        measured(
+            f"all_to_all of {rows}",
+            lambda parts=parts: group.all_to_all(parts, "features"),
+            2 * (size - 1),
+            2 * (size - 1),
+        )
     for rows in (1, 50_000):
         to, source = (rank + 1) % size, (rank - 1) % size
 
@@ -179,12 +202,16 @@ def measure(group: Gloo) -> list[tuple[str, int, int, int]]:
     return results
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the kernel's counters of TCP connections, as Linux has them")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="reads the kernel's counters of TCP connections, as Linux has them"
+)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_ledger_agrees_with_the_kernels_counters(size: int) -> None:
     for rank, measurements in enumerate(run_ranks(measure, size)):
         for what, counted, sent, headers in measurements:
-            assert counted <= sent <= counted + HEADER_BYTES * headers, f"rank {rank}: {what}: {counted} bytes counted, {sent} sent"
+            assert counted <= sent <= counted + HEADER_BYTES * headers, (
+                f"rank {rank}: {what}: {counted} bytes counted, {sent} sent"
+            )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 13])
@@ -258,10 +285,14 @@ def lose_in_swap(group: Gloo, dies: str) -> list[str]:
     sentences = []
     start = time.monotonic()
     with pytest.raises(PeerLostError) as e:
-        group.swap(torch.ones(2, 3), 1, torch.empty(2, 3), 1, 5, "activations").received("layer 1, forward, round 1 of 1: rows of rank 1")
+        group.swap(torch.ones(2, 3), 1, torch.empty(2, 3), 1, 5, "activations").received(
+            "layer 1, forward, round 1 of 1: rows of rank 1"
+        )
     sentences.append(str(e.value))
     with pytest.raises(PeerLostError) as e:
-        group.swap(torch.ones(1 << 22), 1, torch.empty(0), 1, 6, "activations").sent("layer 1, backward: gradients to rank 1")
+        group.swap(torch.ones(1 << 22), 1, torch.empty(0), 1, 6, "activations").sent(
+            "layer 1, backward: gradients to rank 1"
+        )
     sentences.append(str(e.value))
     assert time.monotonic() - start < 5
     return sentences
@@ -275,7 +306,9 @@ def test_a_peer_that_dies_during_a_swap_is_an_error_that_names_the_round(dies: s
         assert f"{start} layer 1, forward, round 1 of 1: rows of rank 1: a peer is gone" in first
     else:
         # Gloo may know of it before anything is waited for.
-        assert re.match(rf"{start} (sending to rank 1|layer 1, forward, round 1 of 1: rows of rank 1): a peer is gone", first)
+        assert re.match(
+            rf"{start} (sending to rank 1|layer 1, forward, round 1 of 1: rows of rank 1): a peer is gone", first
+        )
     assert re.match(rf"{start} (sending to rank 1|layer 1, backward: gradients to rank 1): a peer is gone", second)
 
 
@@ -287,8 +320,12 @@ def wait_in_vain(group: Gloo, how: str) -> str:
     out, into = (0, 10) if how == "received" else (1 << 22, 0)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: group.all_reduce(torch.ones(10), "gradients"),
-        "received": lambda: group.swap(torch.ones(out), 1, torch.empty(into), 1, 0, "activations").received("layer 0: rows of rank 1"),
-        "sent": lambda: group.swap(torch.ones(out), 1, torch.empty(into), 1, 0, "activations").sent("layer 0: rows to rank 1"),
+        "received": lambda: group.swap(torch.ones(out), 1, torch.empty(into), 1, 0, "activations").received(
+            "layer 0: rows of rank 1"
+        ),
+        "sent": lambda: group.swap(torch.ones(out), 1, torch.empty(into), 1, 0, "activations").sent(
+            "layer 0: rows to rank 1"
+        ),
     }
     with pytest.raises(PeerLostError) as e:
         calls[how]()
@@ -325,7 +362,8 @@ def stumble(group: Gloo, how: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("how", "match"), [("raise", "(?s)rank 1 raised.*stumbled over a stone"), ("die", "rank 1 died"), ("hang", r"ranks \[1\]")]
+    ("how", "match"),
+    [("raise", "(?s)rank 1 raised.*stumbled over a stone"), ("die", "rank 1 died"), ("hang", r"ranks \[1\]")],
 )
 def test_the_harness_tells_what_a_rank_did(how: str, match: str) -> None:
     start = time.monotonic()
@@ -336,7 +374,8 @@ def test_the_harness_tells_what_a_rank_did(how: str, match: str) -> None:
 
 
 def sums_with_work_meanwhile(group: Gloo) -> list[Any]:
-    """Rank 0 tells its peers, from its work meanwhile, that they may begin the sum: nobody's numbers but its own are there by then."""
+    """Rank 0 tells its peers, from its work meanwhile, that they may begin the sum: nobody's numbers but its own are
+    there by then."""
     called, found = [], []
     for n, kind in enumerate(("gradients", "gradients", "control")):
         flat = torch.full((1000,), 1.0 + group.rank)

@@ -44,16 +44,24 @@ class Work:
         torch.manual_seed(seed)
         self.module, self.multilabel = Head(), multilabel
         self.x = [torch.from_numpy(rng.normal(size=(n, F))) for n in sizes]
-        self.y = [torch.from_numpy(rng.integers(0, 2, (n, C)).astype(float) if multilabel else rng.integers(0, C, n)) for n in sizes]
+        self.y = [
+            torch.from_numpy(rng.integers(0, 2, (n, C)).astype(float) if multilabel else rng.integers(0, C, n))
+            for n in sizes
+        ]
         self.weights = [torch.from_numpy(rng.uniform(0.05, 1, n)) for n in sizes]
         numbers = sum(p.numel() for p in self.module.parameters())
         self.gradients = [
-            np.array([self._gradient(x, y) for x, y in zip(xs, ys)]).reshape(n, numbers) for n, xs, ys in zip(sizes, self.x, self.y)
+            np.array([self._gradient(x, y) for x, y in zip(xs, ys)]).reshape(n, numbers)
+            for n, xs, ys in zip(sizes, self.x, self.y)
         ]
 
     def _gradient(self, x: Tensor, y: Tensor) -> np.ndarray:
         logits = self.module((), x[None])[0]
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, y) if self.multilabel else torch.logsumexp(logits, 0) - logits[int(y)]
+        loss = (
+            nn.functional.binary_cross_entropy_with_logits(logits, y)
+            if self.multilabel
+            else torch.logsumexp(logits, 0) - logits[int(y)]
+        )
         return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(self.module.parameters()))]).numpy()
 
     def reduced(self, policy: SeedWeightedMean, weights: list[Tensor] | None) -> tuple[np.ndarray, float]:
@@ -64,7 +72,9 @@ class Work:
             module, r = copy.deepcopy(self.module), group.rank
             parameters = list(module.parameters())
             rules = StepRules(0, "multilabel" if self.multilabel else "multiclass", "float32", group, torch.optim.SGD)
-            done = policy.contribute(module, Fetched(0, 0, (), self.x[r], self.y[r], None if weights is None else weights[r]), rules)
+            done = policy.contribute(
+                module, Fetched(0, 0, (), self.x[r], self.y[r], None if weights is None else weights[r]), rules
+            )
             assert done.seeds == len(self.y[r])
             total = policy.reduce(parameters, done.seeds if done.weight is None else done.weight, group)[0]
             flat = [torch.zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in parameters]
@@ -72,7 +82,9 @@ class Work:
 
         results = run_threads(rank, len(self.x))
         for gradient, total in results[1:]:
-            assert gradient.tobytes() == results[0][0].tobytes() and total == results[0][1], "the same bits on every rank"
+            assert gradient.tobytes() == results[0][0].tobytes() and total == results[0][1], (
+                "the same bits on every rank"
+            )
         return results[0]
 
     def weighted(self, weights: list[Any]) -> np.ndarray:
@@ -101,7 +113,8 @@ def close(got: Any, want: Any, tolerance: float = 1e-12) -> None:
 @example(sizes=[0, 0], seed=1, multilabel=False)
 @settings(deadline=None, max_examples=20)
 def test_the_gradient_is_the_weighted_one(sizes: list[int], seed: int, multilabel: bool) -> None:
-    """sum of n w g over sum of n w over the ranks, g the mean gradient of a rank; or over seeds; w of a rank is its seeds' mean."""
+    """sum of n w g over sum of n w over the ranks, g the mean gradient of a rank; or over seeds; w of a rank is its
+    seeds' mean."""
     work = Work(sizes, seed, multilabel)
     g = np.array([x.mean(0) if len(x) else np.zeros(x.shape[1]) for x in work.gradients])
     nw = np.array([n * mean(w) for n, w in zip(sizes, work.weights)])
@@ -126,7 +139,13 @@ def test_equal_coverage_changes_nothing(sizes: list[int], coverage: float, shrin
     close(work.reduced(CoverageCorrected(shrink=shrink), None)[0], want)
 
 
-@given(sizes=SIZES, seed=st.integers(0, 99), scale=st.sampled_from([1e-6, 0.3, 7.0]), shrink=st.sampled_from(SHRINKS), batch=st.booleans())
+@given(
+    sizes=SIZES,
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1e-6, 0.3, 7.0]),
+    shrink=st.sampled_from(SHRINKS),
+    batch=st.booleans(),
+)
 @settings(deadline=None, max_examples=20)
 def test_a_common_scale_changes_nothing(sizes: list[int], seed: int, scale: float, shrink: Any, batch: bool) -> None:
     work, policy = Work(sizes, seed), CoverageCorrected(batch, shrink, 0.8)
@@ -199,7 +218,9 @@ def shrunk_by_ranks(weights: list[Tensor], policy: CoverageCorrected) -> np.ndar
 @example(sizes=[9, 8, 0, 7, 1], seed=1, shrink="empirical", strength=0.5, apart=1.0)
 @example(sizes=[1, 9, 1, 1], seed=3, shrink="ess", strength=0.999, apart=1.0)
 @settings(deadline=None, max_examples=60)
-def test_weights_are_shrunk_by_the_formulas(sizes: list[int], seed: int, shrink: Any, strength: float, apart: float) -> None:
+def test_weights_are_shrunk_by_the_formulas(
+    sizes: list[int], seed: int, shrink: Any, strength: float, apart: float
+) -> None:
     rng = np.random.default_rng(seed)
     weights = [torch.from_numpy((1 - apart) * rng.uniform(0.01, 1, n) + apart * rng.uniform(0.01, 1)) for n in sizes]
     got = shrunk_by_ranks(weights, CoverageCorrected(shrink=shrink, strength=strength))

@@ -1,4 +1,5 @@
-"""The kernels for GPUs: on one where there is one, else in Triton's interpreter, which is slow, so blocks are small and examples few."""
+"""The kernels for GPUs: on one where there is one, else in Triton's interpreter, which is slow, so blocks are small and
+examples few."""
 
 import math
 import os
@@ -69,7 +70,10 @@ def test_equals_reference(lists: InLists, width: int, dropout: float) -> None:
 @pytest.mark.parametrize("needs_x", [True, False])
 def test_heads_of_shared_rows_in_two_programs_and_columns_too(needs_x: bool) -> None:
     lists, heads, width, g = hub(3, 5, 14), 6, 300, torch.Generator().manual_seed(1)
-    x, a, b, grad = (torch.randn(*s, generator=g, dtype=torch.float64) / 9 for s in ((5, width), *[(heads, width)] * 2, (3, heads, width)))
+    x, a, b, grad = (
+        torch.randn(*s, generator=g, dtype=torch.float64) / 9
+        for s in ((5, width), *[(heads, width)] * 2, (3, heads, width))
+    )
     rule, found = AttentionRule(0.2, 0.3, 7), []
     for kernels, to in ((CUDA, DEVICE), (reference, "cpu")):
         inputs = x.to(to), a.to(to), b.to(to), rule
@@ -119,7 +123,9 @@ def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
         assert got[1:].isfinite().all()
     assert (arg[0] == 1).all() and (arg[2] == -1).all()
     rule = AttentionRule(0.2, 0.0, 0)
-    out, _ = CUDA.attend(lists, x[:, None].contiguous(), torch.ones(1, 9, device=DEVICE), torch.zeros(3, 1, device=DEVICE), rule)
+    out, _ = CUDA.attend(
+        lists, x[:, None].contiguous(), torch.ones(1, 9, device=DEVICE), torch.zeros(3, 1, device=DEVICE), rule
+    )
     assert out[:2].isnan().all()
     assert out[2].isfinite().all()
 
@@ -174,7 +180,9 @@ def test_the_device_decides() -> None:
 
 def python(code: str) -> str:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

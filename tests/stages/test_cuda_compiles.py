@@ -1,4 +1,5 @@
-"""Triton's compiler takes every kernel down to a GPU's machine code: the interpreter is laxer than it is about types."""
+"""Triton's compiler takes every kernel down to a GPU's machine code: the interpreter is laxer than it is about
+types."""
 
 import os
 import subprocess
@@ -154,8 +155,12 @@ print(len(KERNELS))
 """
 
 
-@pytest.mark.parametrize(("code", "kernels"), [pytest.param(SAMPLING, 23, id="sampling"), pytest.param(LAYERS, 26, id="layers")])
+@pytest.mark.parametrize(
+    ("code", "kernels"), [pytest.param(SAMPLING, 23, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
+)
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.stdout == f"{kernels}\n", done.stderr

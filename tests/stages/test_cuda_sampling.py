@@ -1,4 +1,5 @@
-"""The device's sampling kernels give the bits of the compiled ones: on a GPU where there is one, else in Triton's interpreter."""
+"""The device's sampling kernels give the bits of the compiled ones: on a GPU where there is one, else in Triton's
+interpreter."""
 
 import subprocess
 import sys
@@ -51,7 +52,9 @@ seeds = st.integers(0, 2**40)
 
 def digests(graph, plan, sampler, kernel, workspace=None):
     requests = (plan.request(3, n) for n in range(plan.num_bulks))
-    return [minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches]
+    return [
+        minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches
+    ]
 
 
 def same(graph, sampler, seed, k, workspace=None):
@@ -148,9 +151,12 @@ def test_several_programs_share_a_launch(monkeypatch):
 
 
 @pytest.mark.parametrize("widest", [8, 256], ids=["long rows", "short rows"])
-@pytest.mark.parametrize("candidates", [lambda s: 0, lambda s: s, lambda s: 400], ids=["too few", "enough in some rows", "all"])
+@pytest.mark.parametrize(
+    "candidates", [lambda s: 0, lambda s: s, lambda s: 400], ids=["too few", "enough in some rows", "all"]
+)
 def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
-    """Rows without enough take all their edges for candidates; those with more than fit a tile are picked from one by one."""
+    """Rows without enough take all their edges for candidates; those with more than fit a tile are picked from one by
+    one."""
     from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 
     monkeypatch.setattr(labor_cuda, "_wanted", candidates)
@@ -164,7 +170,9 @@ def test_labor_with_any_number_of_candidates(candidates, widest, monkeypatch):
     request = BulkRequest(3, 0, 0, 0, (np.array([0, 45, 1, 9]), np.array([2, 0])))
     for fanout in ((5,), (260,)):
         sampler = LaborSampler(fanout)
-        one, other = ([minibatch_digest(m) for m in sampler.sample(graph, request, kernel).minibatches] for kernel in (cuda, cpu))
+        one, other = (
+            [minibatch_digest(m) for m in sampler.sample(graph, request, kernel).minibatches] for kernel in (cuda, cpu)
+        )
         assert one == other
 
 
@@ -175,7 +183,9 @@ def test_labor_writes_little_beside_what_it_keeps(monkeypatch):
     made, true = [], torch.empty
     monkeypatch.setattr(labor_cuda.torch, "empty", lambda *size, **how: made.append(size) or true(*size, **how))
     on = graph_cuda.on_device(from_edges(np.arange(20000), np.zeros(20000, np.int64), 20000))
-    rows = draw_cuda.Rows(torch.zeros(1, dtype=torch.int32, device=on.device), torch.zeros(1, dtype=torch.int32, device=on.device))
+    rows = draw_cuda.Rows(
+        torch.zeros(1, dtype=torch.int32, device=on.device), torch.zeros(1, dtype=torch.int32, device=on.device)
+    )
     keys = torch.tensor([5], device=on.device)
     drawn = labor_cuda._draw(on, rows, keys, 10, cuda.Workspace().take(1, on), poisson=False)
     assert drawn.ends.tolist() == [0, 10]

@@ -1,4 +1,5 @@
-"""What a cut makes ranks hold and read, against what the ranks find when they arrange their parts, on small and nasty graphs."""
+"""What a cut makes ranks hold and read, against what the ranks find when they arrange their parts, on small and nasty
+graphs."""
 
 import numpy as np
 import pytest

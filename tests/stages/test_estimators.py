@@ -1,4 +1,5 @@
-"""Estimators of isolated training against enumerations: over all chunkings, all super-epochs and all samples of them."""
+"""Estimators of isolated training against enumerations: over all chunkings, all super-epochs and all samples of
+them."""
 
 import itertools
 from dataclasses import replace
@@ -34,7 +35,9 @@ def graph_of(neighbours: dict[int, list[int]]) -> Graph:
 
 def case_of(graph: Graph, part_of: Any, parts: int, seed: int = 0) -> Case:
     n, rng, none = graph.num_nodes, np.random.default_rng(seed), np.empty(0, np.int64)
-    return Case(graph, np.array(part_of), parts, Split(np.arange(n), none, none), rng.normal(size=(n, F)), torch.arange(n) % C)
+    return Case(
+        graph, np.array(part_of), parts, Split(np.arange(n), none, none), rng.normal(size=(n, F)), torch.arange(n) % C
+    )
 
 
 def seen(place: Isolated, fanout: tuple[int, ...], seeds: Any) -> Fetched:
@@ -53,8 +56,8 @@ def gradients(model: nn.Module, place: Isolated, seeds: Any) -> np.ndarray:
 
 
 def test_complete_cases_weighed_by_their_chance_give_the_whole_gradient() -> None:
-    """Where all of a seed's two hops are seen, its gradient is that of the whole graph: over all maps of nodes to chunks and all
-    super-epochs of a sweep, the mean of Z g / P(Z = 1) is exact. That of all local gradients is not."""
+    """Where all of a seed's two hops are seen, its gradient is that of the whole graph: over all maps of nodes to
+    chunks and all super-epochs of a sweep, the mean of Z g / P(Z = 1) is exact. That of all local gradients is not."""
     neighbours, n, parts = {0: [1], 1: [2], 2: [3], 3: [0, 1]}, 4, 3
     graph = graph_of(neighbours)
     torch.manual_seed(1)
@@ -80,12 +83,15 @@ def local_means(case: Case, t: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """[N, F] mean of the neighbours of each base node that are there, and [N], their share of all."""
     place = placed(case, Chunks(halo=0), rank, t)
     work = seen(place, (-1,), np.arange(place.num_base))
-    return work.neighbourhoods[0].mean(torch.from_numpy(np.asarray(work.h))).numpy(), place.coverage[: place.num_base].numpy()
+    return work.neighbourhoods[0].mean(torch.from_numpy(np.asarray(work.h))).numpy(), place.coverage[
+        : place.num_base
+    ].numpy()
 
 
 def test_coverage_does_not_make_up_for_a_base_chunk_that_stays() -> None:
-    """Neighbours in the base chunk are there in every super-epoch, the others in one: where features tell chunks apart, a mean over a
-    whole sweep is another one, with weights of seeds too (those of messages are exact, see `test_chunks`)."""
+    """Neighbours in the base chunk are there in every super-epoch, the others in one: where features tell chunks apart,
+    a mean over a whole sweep is another one, with weights of seeds too (those of messages are exact, see
+    `test_chunks`)."""
     rng, n, parts = np.random.default_rng(3), 32, 4
     graph = from_edges(*np.nonzero((rng.random((n, n)) < 0.4) & ~np.eye(n, dtype=bool)), n)
     case = case_of(graph, rng.integers(0, parts, n), parts)
@@ -102,9 +108,9 @@ def test_coverage_does_not_make_up_for_a_base_chunk_that_stays() -> None:
 
 
 def test_the_bias_of_normalised_weights_falls_as_one_over_the_number_of_draws() -> None:
-    """A node alone in its chunk has 1, 2 and 3 of its neighbours in three others, of which it sees one at a time: over so many independent
-    draws, sum of c m over sum of c is exact in the limit, and T times its bias tends to a constant, -Cov(c m, c) / E[c]^2 + E[c m] Var(c)
-    / E[c]^3."""
+    """A node alone in its chunk has 1, 2 and 3 of its neighbours in three others, of which it sees one at a time: over
+    so many independent draws, sum of c m over sum of c is exact in the limit, and T times its bias tends to a constant,
+    -Cov(c m, c) / E[c]^2 + E[c m] Var(c) / E[c]^3."""
     neighbours = {0: [1, 2, 3, 4, 5, 6], **{v: [0] for v in range(1, 7)}}
     case = case_of(graph_of(neighbours), [0, 1, 2, 2, 3, 3, 3], 4)
     outcomes = [local_means(case, t, 0) for t in range(3)]
@@ -146,6 +152,7 @@ def test_one_weight_for_a_minibatch_is_the_nearest_one() -> None:
     assert done.weight is not None
     grid = np.linspace(0, 1, 2001)
     off = sum(
-        ((grid[:, None] * g.mean(0) - (weights[list(order), None] * g).mean(0)) ** 2).sum(1) for order in itertools.permutations(range(5))
+        ((grid[:, None] * g.mean(0) - (weights[list(order), None] * g).mean(0)) ** 2).sum(1)
+        for order in itertools.permutations(range(5))
     )
     assert abs(grid[np.argmin(off)] - done.weight / 5) <= 1 / 2000  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Evaluation on a device, by the kernels for GPUs: on one where there is one, else in Triton's interpreter, on the host's memory."""
+"""Evaluation on a device, by the kernels for GPUs: on one where there is one, else in Triton's interpreter, on the
+host's memory."""
 
 import gc
 from typing import Any
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in lo
 
 
 def bytes_for(fitting: str, model: torch.nn.Module) -> int:
-    """In which the layers on `hub_graph` fit as blocks; in half of which the rows of two of them do; in which they do not."""
+    """In which the layers on `hub_graph` fit as blocks; in half of which the rows of two of them do; in which they do
+    not."""
     widest = max(F, *(p.shape[0] for p in model.parameters() if p.ndim > 1))
     return {"blocks": 1 << 30, "rows": 4 * 40 * widest * 8, "nothing": 4 * 40 * widest * 8 - 1}[fitting]
 
@@ -54,11 +56,21 @@ def test_equals_a_dense_forward(monkeypatch: pytest.MonkeyPatch, name: str, weig
     graph, model, x = hub_graph(weighted), build(name), rows_of(40)
     want, seen = dense(model, graph, x), watched(monkeypatch)
     model.to(DEVICE)
-    got = infer(model, graph, MemoryFeatures(x), degree_of(graph), np.arange(40), max_bytes=3000, room=room(bytes_for(fitting, model)))
+    got = infer(
+        model,
+        graph,
+        MemoryFeatures(x),
+        degree_of(graph),
+        np.arange(40),
+        max_bytes=3000,
+        room=room(bytes_for(fitting, model)),
+    )
     assert got.device.type == DEVICE.type
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
     layers = 2 if name == "user" else 3
-    assert seen == {"blocks": ["_in_blocks"], "rows": ["DeviceSink"] * layers, "nothing": ["HostSink"] * layers}[fitting]
+    assert (
+        seen == {"blocks": ["_in_blocks"], "rows": ["DeviceSink"] * layers, "nothing": ["HostSink"] * layers}[fitting]
+    )
 
 
 @st.composite
@@ -67,18 +79,29 @@ def cases(draw: st.DrawFn) -> tuple[Graph, np.ndarray]:
     node = st.integers(0, n - 1)
     edges = np.array(draw(st.lists(st.tuples(node, node), max_size=30)), np.int64).reshape(-1, 2)
     weight = np.random.default_rng(n).random(len(edges)).astype(np.float32) if draw(st.booleans()) else None
-    return from_edges(edges[:, 0], edges[:, 1], n, edge_weight=weight), np.array(draw(st.lists(node, max_size=12)), np.int64)
+    return from_edges(edges[:, 0], edges[:, 1], n, edge_weight=weight), np.array(
+        draw(st.lists(node, max_size=12)), np.int64
+    )
 
 
 @settings(max_examples=25, deadline=None)
-@given(case=cases(), name=st.sampled_from(["sage", "gcn"]), there=st.booleans(), num_bytes=st.sampled_from([1, 2500, 1 << 30]))
-def test_any_nodes_of_any_graph_in_any_order(case: tuple[Graph, np.ndarray], name: str, there: bool, num_bytes: int) -> None:
+@given(
+    case=cases(),
+    name=st.sampled_from(["sage", "gcn"]),
+    there=st.booleans(),
+    num_bytes=st.sampled_from([1, 2500, 1 << 30]),
+)
+def test_any_nodes_of_any_graph_in_any_order(
+    case: tuple[Graph, np.ndarray], name: str, there: bool, num_bytes: int
+) -> None:
     graph, nodes = case
     x, model = rows_of(graph.num_nodes), build(name)
     want = dense(model, graph, x)[nodes]
     base = torch.from_numpy(x).to(DEVICE) if there else None
     features = MemoryFeatures(np.full_like(x, np.nan) if there else x)
-    got = infer(model.to(DEVICE), graph, features, degree_of(graph), nodes, base=base, room=room(num_bytes), max_bytes=700)
+    got = infer(
+        model.to(DEVICE), graph, features, degree_of(graph), nodes, base=base, room=room(num_bytes), max_bytes=700
+    )
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
 
@@ -88,7 +111,9 @@ def test_lists_in_pieces_and_features_in_pieces(monkeypatch: pytest.MonkeyPatch,
     graph, model, x = hub_graph(True), build("gcn"), rows_of(40)
     nodes = np.array([7, 3, 3, 39])
     want = dense(model, graph, x)[nodes]
-    got = infer(model.to(DEVICE), graph, MemoryFeatures(x), degree_of(graph), nodes, room=room(bytes_for(fitting, model)))
+    got = infer(
+        model.to(DEVICE), graph, MemoryFeatures(x), degree_of(graph), nodes, room=room(bytes_for(fitting, model))
+    )
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
 
 
@@ -139,7 +164,9 @@ def test_scores_of_all_splits(multilabel: bool) -> None:
     rng, graph, model, x = np.random.default_rng(0), hub_graph(), build("gin"), rows_of(40)
     split = Split(np.arange(0, 40, 2), np.arange(1, 20, 2), np.empty(0, np.int64))
     labels = (rng.random((40, C)) < 0.4).astype(np.float32) if multilabel else rng.integers(C, size=40)
-    dataset = Dataset("d", graph, MemoryFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass").check()
+    dataset = Dataset(
+        "d", graph, MemoryFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass"
+    ).check()
     want = evaluate(model, dataset, degree_of(graph))
     base = torch.from_numpy(x).to(DEVICE)
     assert evaluate(model.to(DEVICE), dataset, degree_of(graph), base=base, room=room(1 << 30)) == want
@@ -158,7 +185,9 @@ def test_a_layer_with_a_wrong_result_is_refused() -> None:
     model = build("user").to(DEVICE)
     model.layer = lambda i, neighbourhood, h: h[:1]  # pyright: ignore
     with pytest.raises(InputError, match=r"layer 0 of Maxed returned.*a row per destination"):
-        infer(model, hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), room=room(1 << 30))
+        infer(
+            model, hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), room=room(1 << 30)
+        )
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")

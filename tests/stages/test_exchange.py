@@ -1,4 +1,5 @@
-"""Features owned by ranks: the rows that a direct gather gives, from the rank that has them, and ahead of the step that needs them."""
+"""Features owned by ranks: the rows that a direct gather gives, from the rank that has them, and ahead of the step that
+needs them."""
 
 import os
 import threading
@@ -34,7 +35,14 @@ from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError, MillraceError, StoreError
-from millrace.storage.features import ConvertedFeatures, FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures, write_features
+from millrace.storage.features import (
+    ConvertedFeatures,
+    FeatureStore,
+    MappedFeatures,
+    MemoryFeatures,
+    ZarrFeatures,
+    write_features,
+)
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
@@ -107,7 +115,9 @@ def collect(group: Gloo) -> dict[str, Any]:
             # A rank's store may hold the whole or its block alone.
             whole = (v + c) % 2 == 0
             store = MemoryFeatures(x) if whole else MemoryFeatures(x[lo:hi].copy())
-            owned = OwnedRows(store, lo if whole else 0, book, column, torch.from_numpy(degree[lo:hi]) if with_degree else None)
+            owned = OwnedRows(
+                store, lo if whole else 0, book, column, torch.from_numpy(degree[lo:hi]) if with_degree else None
+            )
             before, held, wrong, hits = sent(group._ledger), deque(maxlen=3), [], []
             for number in range(ROUNDS):
                 if number == KEEP_AT:
@@ -145,13 +155,19 @@ def due_of(rank: int, c: int, case: Case) -> dict[str, Any]:
     blocks = {r: set(range(int(book.offsets[i]), int(book.offsets[i + 1]))) for i, r in enumerate(column)}
     hot = {r: set(hot_of(r, i, book).tolist()) for i, r in enumerate(column)}
     rounds = [{r: set(nodes_of(r, i, v).tolist()) for r in column} for i in range(ROUNDS)]
-    wanted = [{r: ids - blocks[r] - (hot[r] if i >= KEEP_AT else set()) for r, ids in of.items()} for i, of in enumerate(rounds)]
+    wanted = [
+        {r: ids - blocks[r] - (hot[r] if i >= KEEP_AT else set()) for r, ids in of.items()}
+        for i, of in enumerate(rounds)
+    ]
     wanted.append(hot)
     served = sum(len(of[r] & blocks[rank]) for of in wanted for r in column if r != rank)
     asked = [len(of[rank] - blocks[rank]) for of in rounds]
     return {
         "wrong": [],
-        "hits": [(sum(asked[:KEEP_AT]), 0), (sum(asked[KEEP_AT:]), sum(len(of[rank] & hot[rank]) for of in rounds[KEEP_AT:]))],
+        "hits": [
+            (sum(asked[:KEEP_AT]), 0),
+            (sum(asked[KEEP_AT:]), sum(len(of[rank] & hot[rank]) for of in rounds[KEEP_AT:])),
+        ],
         "kept": True,
         "features": served * f * itemsize,
         "graph": served * itemsize * with_degree,
@@ -187,7 +203,9 @@ def of_rank(store: FeatureStore, rank: int, ranks: int, first: int | None = None
     return OwnedRows(store, int(book.offsets[rank]) if first is None else first, book, seat, None)
 
 
-def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(owned_rows, "LOAD_BYTES", 2 * 8)
     rows = all_rows(11, 2, np.float32)
     write_features(tmp_path / "zarr", rows)
@@ -198,7 +216,11 @@ def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(tmp_path: Path,
         of_rank(watched, rank, 3)
         asked.append(watched.asked)
     assert asked == [[[0, 1], [2]], [[3, 4], [5, 6]], [[7, 8], [9, 10]]]
-    stores = (ZarrFeatures(tmp_path / "zarr"), MappedFeatures(tmp_path / "rows.npy"), ConvertedFeatures(MemoryFeatures(rows), np.float64))
+    stores = (
+        ZarrFeatures(tmp_path / "zarr"),
+        MappedFeatures(tmp_path / "rows.npy"),
+        ConvertedFeatures(MemoryFeatures(rows), np.float64),
+    )
     for store in stores:
         owned = OwnedRows(store, 0, RangeBook(np.array([0, 11])), Solo(), None)
         ids = np.array([10, 0, 7, 3], np.int32)
@@ -310,14 +332,18 @@ def among(group: Gloo) -> dict[str, Any]:
             heard[name].append([int(p) for p in over.all_to_all(parts, "graph")])
 
     before = sent(group._ledger)
-    threads = [threading.Thread(target=talk, args=a) for a in (("whole", group, 1), ("column", column, 2), ("inner", inner, 3))]
+    threads = [
+        threading.Thread(target=talk, args=a) for a in (("whole", group, 1), ("column", column, 2), ("inner", inner, 3))
+    ]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
     after = sent(group._ledger)
     for name, over, salt in (("whole", group, 1), ("column", column, 2), ("inner", inner, 3)):
-        found[name] = heard[name] == [[1000 * salt + 100 * r + 10 * over.rank + i % 7 for r in range(over.size)] for i in range(50)]
+        found[name] = heard[name] == [
+            [1000 * salt + 100 * r + 10 * over.rank + i % 7 for r in range(over.size)] for i in range(50)
+        ]
     found["bytes"] = after["graph"] - before["graph"]
     alone_ = group.sub(f"alone-{group.rank}", [group.rank])
     found["alone"] = (alone_.rank, alone_.size, alone_.any(True))
@@ -450,7 +476,9 @@ def serial(sampler: str, epoch: int) -> tuple[MiniBatch, ...]:
 class Sluggish:
     """A sampler that takes its time, or raises in a bulk."""
 
-    def __init__(self, inner: Sampler, pause_s: float = 0.0, error: BaseException | None = None, at: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self, inner: Sampler, pause_s: float = 0.0, error: BaseException | None = None, at: tuple[int, int] = (0, 1)
+    ) -> None:
         self._inner, self._pause_s, self._error, self._at = inner, pause_s, error, at
         self.num_layers, self.record, self.name = inner.num_layers, inner.record, inner.name
 
@@ -472,7 +500,13 @@ class Trainer:
     """As much of a rank's loop as feeds and fetchers see."""
 
     def __init__(
-        self, group: Any, way: Way, by_owners: bool, sampler: Any = None, produce: bool = True, device: torch.device | None = None
+        self,
+        group: Any,
+        way: Way,
+        by_owners: bool,
+        sampler: Any = None,
+        produce: bool = True,
+        device: torch.device | None = None,
     ) -> None:
         self.group, self.way = group, way
         self.ledger = group._ledger if isinstance(group, Gloo) else Ledger()
@@ -533,7 +567,9 @@ class Trainer:
                 time.sleep(0.03)
             if not self.way.ahead:
                 units: Any = self.feed._units  # pyright: ignore[reportAttributeAccessIssue]
-                assert max((u.epoch, u.last_step) for u in units) == (epoch, step + 1), "fetching and training take turns"
+                assert max((u.epoch, u.last_step) for u in units) == (epoch, step + 1), (
+                    "fetching and training take turns"
+                )
         if self.way.in_step:
             flat = torch.ones(1)
             self.group.all_reduce(flat, "gradients")
@@ -544,7 +580,12 @@ class Trainer:
         assert (work.epoch, work.index) == (epoch, index)
         assert minibatch_digest(work) == minibatch_digest(serial(self.way.sampler, epoch)[index])
         fetched, nodes = self.fetcher.fetch(work), work.nodes.astype(np.int64)
-        assert (fetched.epoch, fetched.index, fetched.h.shape, fetched.h.dtype) == (epoch, index, (len(nodes), F), torch.float32)
+        assert (fetched.epoch, fetched.index, fetched.h.shape, fetched.h.dtype) == (
+            epoch,
+            index,
+            (len(nodes), F),
+            torch.float32,
+        )
         assert isinstance(fetched.h, LazyRows)
         assert np.array_equal(named(fetched.h), X[nodes])
         assert torch.equal(fetched.y.cpu(), LABELS[torch.from_numpy(work.seeds.astype(np.int64))])
@@ -674,7 +715,12 @@ class Due:
         return {
             "left": [],
             "trained": trained,
-            "told": {"rows": len(hot[rank]), "asked": sum(map(len, asked[rank])), "hits": hits, "saved_bytes": hits * ROW_BYTES},
+            "told": {
+                "rows": len(hot[rank]),
+                "asked": sum(map(len, asked[rank])),
+                "hits": hits,
+                "saved_bytes": hits * ROW_BYTES,
+            },
             "read": len(self.block(rank)) * ROW_BYTES,
             "read in all": len(self.block(rank)) * ROW_BYTES,
             "features": served * ROW_BYTES,
@@ -686,12 +732,19 @@ class Due:
         }
 
 
-FEW = ("hardly anything ahead", "fewer, nothing ahead", "from the middle of the second epoch", "hot by samples", "each rank for itself")
+FEW = (
+    "hardly anything ahead",
+    "fewer, nothing ahead",
+    "from the middle of the second epoch",
+    "hot by samples",
+    "each rank for itself",
+)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_rows_come_ahead_as_a_direct_gather_would_find_them(ranks: int) -> None:
-    """The minibatches, rows, degrees and labels (in `Trainer.check`), and exactly the distinct rows of each unit over the network."""
+    """The minibatches, rows, degrees and labels (in `Trainer.check`), and exactly the distinct rows of each unit over
+    the network."""
     names = FEW if ranks == 3 else tuple(WAYS)
     reports = [train(Solo(), names)] if ranks == 1 else run_ranks(train, ranks, names, timeout_s=120)
     for name, by_owners in product(names, (False, True)):
@@ -725,7 +778,9 @@ def test_rows_come_ahead_on_a_device(ranks: int) -> None:
     """The same of rows that lie and travel on a device: in Triton's interpreter, or on a GPU that ranks share."""
     pytest.importorskip("triton")
     names = (*FEW, *DEVICE_WAYS) if ranks == 3 else (*WAYS, *DEVICE_WAYS)
-    reports = [train(Solo(), names, on_device=True)] if ranks == 1 else run_ranks(train, ranks, names, True, timeout_s=240)
+    reports = (
+        [train(Solo(), names, on_device=True)] if ranks == 1 else run_ranks(train, ranks, names, True, timeout_s=240)
+    )
     for name, by_owners in product(names, (False, True)):
         due = Due({**WAYS, **DEVICE_WAYS}[name], ranks, by_owners)
         for rank, report in enumerate(reports):
@@ -756,7 +811,9 @@ def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int
     """Minibatches of ten nodes without edges are all alike, so what is allowed is what is seen."""
     n, epochs, size = 200, 2, 10 * ROW_BYTES
     none = np.empty(0, np.int64)
-    place = Placement(from_edges(none, none, n), MemoryFeatures(X[:n]), LABELS[:n], torch.zeros(n), Split(np.arange(n), none, none))
+    place = Placement(
+        from_edges(none, none, n), MemoryFeatures(X[:n]), LABELS[:n], torch.zeros(n), Split(np.arange(n), none, none)
+    )
     queue = MemoryQueue(bulk_size=4, max_bytes=1 << 20, minibatches_per_epoch=20)
     job = RankJob(
         seed=SEED, batch_size=10, bulk_size=4, epochs=epochs, dtype=torch.float32, kernel=cpu, group=Solo(), ledger=Ledger(), queue=queue,

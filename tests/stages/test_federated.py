@@ -51,7 +51,9 @@ def seen(t: Trained) -> dict[str, Any]:
     }
 
 
-def train_clients(case: Case, system: System, model: Lazy, rules: Train, client: np.ndarray, number: int) -> list[dict[str, Any]]:
+def train_clients(
+    case: Case, system: System, model: Lazy, rules: Train, client: np.ndarray, number: int
+) -> list[dict[str, Any]]:
     """Whole clients on each of the case's ranks."""
     case = replace(case, part_of=packed(client, number, case.parts).part(np.arange(len(client))).astype(np.int64))
     with tempfile.TemporaryDirectory() as folder:
@@ -72,9 +74,17 @@ def close(got: Any, want: Any, what: str, tolerance: float = 1e-10) -> None:
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=tolerance, atol=tolerance, err_msg=what)
 
 
-@given(case=CASES, kind=st.sampled_from(list(CONFIGS)), seed=st.integers(0, 9), number=st.sampled_from([1, 3, 20, None]), v1=st.booleans())
+@given(
+    case=CASES,
+    kind=st.sampled_from(list(CONFIGS)),
+    seed=st.integers(0, 9),
+    number=st.sampled_from([1, 3, 20, None]),
+    v1=st.booleans(),
+)
 @settings(deadline=None, max_examples=8)
-def test_one_local_step_of_sgd_is_a_step_along_the_mean_gradient(case: Case, kind: str, seed: int, number: int | None, v1: bool) -> None:
+def test_one_local_step_of_sgd_is_a_step_along_the_mean_gradient(
+    case: Case, kind: str, seed: int, number: int | None, v1: bool
+) -> None:
     """Whoever the clients are."""
     mode: Any = "v1" if v1 else "v3"
     plain, local = retexo(mode), retexo(mode, local_steps=1, clients=3)
@@ -87,7 +97,9 @@ def test_one_local_step_of_sgd_is_a_step_along_the_mean_gradient(case: Case, kin
         close(value, want[0]["state"][name], name, 1e-12)
 
 
-def fedavg(client: Tensor, steps: int, optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Callable[[list[Tensor]], Step]:
+def fedavg(
+    client: Tensor, steps: int, optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
+) -> Callable[[list[Tensor]], Step]:
     """FedAvg (McMahan et al., algorithm 1) with every client in every round, and nothing kept between rounds."""
 
     def step(leaves: list[Tensor], loss_of_ids: Callable[[Tensor], Tensor], ids: Tensor) -> float:
@@ -143,7 +155,9 @@ def test_local_steps_are_fedavg(case: Case, seed: int, number: int | None, steps
         return optimizer(leaves, lr=rules.lr, weight_decay=rules.weight_decay)
 
     begin = fedavg(torch.from_numpy(client), steps, fresh)
-    want = train(dense, {"train": graph, "val": graph}, torch.from_numpy(case.x), case.labels, ids, EPOCHS, begin, "val_accuracy")
+    want = train(
+        dense, {"train": graph, "val": graph}, torch.from_numpy(case.x), case.labels, ids, EPOCHS, begin, "val_accuracy"
+    )
     for rank in ranks:
         close(rank["losses"], want.losses, "losses")
         for name, value in rank["state"].items():
@@ -185,7 +199,9 @@ class Line(nn.Module):
 
 
 def work(h: list[float], y: list[int], index: int = 0, clients: tuple[Fetched, ...] = ()) -> Fetched:
-    return Fetched(0, index, (), torch.tensor(h, dtype=torch.float64)[:, None], torch.tensor(y, dtype=torch.int64), clients=clients)
+    return Fetched(
+        0, index, (), torch.tensor(h, dtype=torch.float64)[:, None], torch.tensor(y, dtype=torch.int64), clients=clients
+    )
 
 
 def rules(optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> StepRules:

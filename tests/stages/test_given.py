@@ -94,7 +94,8 @@ def test_owners_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "told"), [([0, 1], "owners are list"), (np.zeros(2), r"owners are float64\[2\]"), (np.array(1), r"owners are int64\[\]")]
+    ("owners", "told"),
+    [([0, 1], "owners are list"), (np.zeros(2), r"owners are float64\[2\]"), (np.array(1), r"owners are int64\[\]")],
 )
 def test_owners_of_a_python_caller_are_checked_too(owners: object, told: str) -> None:
     with pytest.raises(InputError, match=told):

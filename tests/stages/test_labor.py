@@ -49,7 +49,9 @@ fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 40, 300]), min_size=1, max_s
 
 def digests(graph, plan, sampler, kernel, workspace=None):
     requests = (plan.request(3, n) for n in range(plan.num_bulks))
-    return [minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches]
+    return [
+        minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches
+    ]
 
 
 @WAYS
@@ -84,7 +86,9 @@ def test_every_row_keeps_the_sources_with_the_smallest_numbers(graph, fanout, se
             kept = len(sources) if s < 0 else min(s, len(sources))
             assert np.array_equal(np.sort(words)[:kept], np.sort(node_words(int(key), graph.indices[at])))
             assert len(set(at.tolist())) == kept and ((at >= graph.indptr[v]) & (at < graph.indptr[v + 1])).all()
-            assert np.array_equal(sample.nodes[sample.indices[sample.indptr[row] : sample.indptr[row + 1]]], graph.indices[at])
+            assert np.array_equal(
+                sample.nodes[sample.indices[sample.indptr[row] : sample.indptr[row + 1]]], graph.indices[at]
+            )
         first = sample.node_ends[h]
 
 
@@ -116,14 +120,20 @@ def poisson_law(s: int) -> dict[tuple[tuple[int, ...], ...], float]:
     return law
 
 
-@pytest.mark.parametrize(("kernel", "k"), [pytest.param(cpu, 5000, id="cpu"), pytest.param(reference, 400, id="reference")])
+@pytest.mark.parametrize(
+    ("kernel", "k"), [pytest.param(cpu, 5000, id="cpu"), pytest.param(reference, 400, id="reference")]
+)
 @WAYS
 def test_both_rows_follow_exact_enumeration_together(kernel, k, poisson):
     for s in (1, 2):
         law = (poisson_law if poisson else exact_law)(s)
         assert abs(sum(law.values()) - 1) < 1e-12
         seen: dict[tuple[tuple[int, ...], ...], int] = {}
-        for m in LaborSampler((s,), poisson).sample(PAIR, BulkRequest(s, 0, 0, 0, (np.array([0, 1]),) * k), kernel).minibatches:
+        for m in (
+            LaborSampler((s,), poisson)
+            .sample(PAIR, BulkRequest(s, 0, 0, 0, (np.array([0, 1]),) * k), kernel)
+            .minibatches
+        ):
             b = m.blocks[0]
             outcome = tuple(tuple(sorted(b.src[b.indices[b.indptr[v] : b.indptr[v + 1]]].tolist())) for v in range(2))
             seen[outcome] = seen.get(outcome, 0) + 1
@@ -144,7 +154,9 @@ def test_sums_are_unbiased(poisson, weighted):
     values, a = rng.random(41), np.ones(40) if graph.edge_weight is None else graph.edge_weight
     truth = (a * values[graph.indices]).sum()
     estimates = []
-    for m in LaborSampler((5,), poisson).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),) * 4000), cpu).minibatches:
+    for m in (
+        LaborSampler((5,), poisson).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),) * 4000), cpu).minibatches
+    ):
         b = m.blocks[0]
         assert (b.weight is None) == (not poisson and not weighted)
         w = np.full(b.num_edges, 40 / b.num_edges) if b.weight is None else b.weight
@@ -228,6 +240,13 @@ def test_whole_runs(tmp_path, poisson):
     dataset = mr.open_dataset("sbm:nodes=400,classes=3,degree=12")
     sampler = {"name": "labor", "fanout": [5, 5], "poisson": poisson}
     result = mr.run(
-        dataset, sampler=sampler, model={"hidden": 32, "dropout": 0.0}, epochs=8, lr=0.02, batch_size=40, check=True, out=tmp_path
+        dataset,
+        sampler=sampler,
+        model={"hidden": 32, "dropout": 0.0},
+        epochs=8,
+        lr=0.02,
+        batch_size=40,
+        check=True,
+        out=tmp_path,
     )
     assert result.test_accuracy > 0.5

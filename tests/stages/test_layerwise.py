@@ -1,4 +1,5 @@
-"""LADIES and FastGCN: the matrix identities, the law of the draw, the promises of each debiasing, and the same bits everywhere."""
+"""LADIES and FastGCN: the matrix identities, the law of the draw, the promises of each debiasing, and the same bits
+everywhere."""
 
 from itertools import permutations
 
@@ -58,11 +59,14 @@ debias = st.sampled_from(layerwise.DEBIAS)
 
 def digests(graph, plan, sampler, kernel, workspace=None):
     requests = (plan.request(3, n) for n in range(plan.num_bulks))
-    return [minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches]
+    return [
+        minibatch_digest(m) for r in requests for m in sampler.sample(graph, r, kernel, workspace).check().minibatches
+    ]
 
 
 def dense(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A, A's number of edges, and P's terms (W o W edge by edge, parallel edges added up), float64 [V, V]: row v, column u."""
+    """A, A's number of edges, and P's terms (W o W edge by edge, parallel edges added up), float64 [V, V]: row v,
+    column u."""
     V = graph.num_nodes
     row = np.repeat(np.arange(V), graph.in_degree)
     a = np.ones(graph.num_edges) if graph.edge_weight is None else graph.edge_weight.astype(np.float64)
@@ -104,7 +108,9 @@ def test_probabilities_are_q_times_the_squared_weights(graph, data):
     at = dense(graph)[1].diagonal() == 0
     assert np.allclose(P[at] / 2.0**bits, expected[at], rtol=1e-5, atol=2.0**-bits * (len(rows) + 1))
     columns, mass, place = np.empty(V, np.int64), np.empty(V, np.int64), np.empty(V, np.int32)
-    m = terms_cpu.add_terms(*terms_cpu.rates(graph).common, rows, len(rows), columns, mass, place, np.zeros((V + 63) // 64, np.uint64))
+    m = terms_cpu.add_terms(
+        *terms_cpu.rates(graph).common, rows, len(rows), columns, mass, place, np.zeros((V + 63) // 64, np.uint64)
+    )
     ours = np.zeros(V, np.int64)
     ours[columns[:m]] = mass[:m]
     assert np.array_equal(ours, P)
@@ -129,7 +135,9 @@ def test_blocks_hold_every_edge_between_their_rows_and_columns(kernel, kind, gra
         if block.weight is None:
             assert debias == "none" and graph.edge_weight is None
             continue
-        got = sp.csr_array((block.weight.astype(np.float64), block.indices, block.indptr), shape=(len(dst), len(src))).toarray()
+        got = sp.csr_array(
+            (block.weight.astype(np.float64), block.indices, block.indptr), shape=(len(dst), len(src))
+        ).toarray()
         if debias in ("ratio", "none"):
             p = (squared if kind is FastGCNSampler else squared[dst]).sum(axis=0)
             c = A[np.ix_(dst, src)] / (p[src] if debias == "ratio" else 1.0)
@@ -180,7 +188,10 @@ def law(p: np.ndarray, s: int, known: set[int]) -> dict[tuple[int, ...], float]:
 
 
 SMALL = from_edges(
-    [1, 2, 3, 4, 5, 6, 2, 3, 0, 4, 5], [0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 6], 7, edge_weight=[1, 0.3, 2, 1, 0.5, 4, 1, 1, 1, 1, 2]
+    [1, 2, 3, 4, 5, 6, 2, 3, 0, 4, 5],
+    [0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 6],
+    7,
+    edge_weight=[1, 0.3, 2, 1, 0.5, 4, 1, 1, 1, 1, 2],
 )
 UNWEIGHTED = Graph(SMALL.indptr, SMALL.indices)
 
@@ -274,8 +285,15 @@ def test_a_neighbourhood_reads_the_weights_as_meant():
     b = LadiesSampler((2,)).sample(SMALL, BulkRequest(1, 0, 0, 0, (np.array([0, 1]),)), cpu).minibatches[0].blocks[0]
     src = torch.from_numpy(b.src.astype(np.int64))
     neighbourhood = BlockNeighbourhood(b, degree[src])
-    assert torch.allclose(neighbourhood.sum(h[src]), neighbourhood.mean(h[src]) * degree[src[: b.num_dst], None], rtol=1e-5)
-    plain = LadiesSampler((2,), "none").sample(UNWEIGHTED, BulkRequest(1, 0, 0, 0, (np.array([0, 1]),)), cpu).minibatches[0].blocks[0]
+    assert torch.allclose(
+        neighbourhood.sum(h[src]), neighbourhood.mean(h[src]) * degree[src[: b.num_dst], None], rtol=1e-5
+    )
+    plain = (
+        LadiesSampler((2,), "none")
+        .sample(UNWEIGHTED, BulkRequest(1, 0, 0, 0, (np.array([0, 1]),)), cpu)
+        .minibatches[0]
+        .blocks[0]
+    )
     assert plain.weight is None
 
 
@@ -285,7 +303,11 @@ def test_minibatches_hops_and_epochs_draw_independently():
     seen = set()
     for epoch in range(3):
         for index in range(4):
-            (m,) = LadiesSampler((10, 10)).sample(graph, BulkRequest(1, epoch, 0, index, (np.array([0]),)), cpu).minibatches
+            (m,) = (
+                LadiesSampler((10, 10))
+                .sample(graph, BulkRequest(1, epoch, 0, index, (np.array([0]),)), cpu)
+                .minibatches
+            )
             inner, outer = m.blocks[1], m.blocks[0]
             seen |= {tuple(inner.src[inner.num_dst :].tolist()), tuple(outer.src[inner.num_src :].tolist())}
     assert len(seen) == 24
@@ -297,7 +319,8 @@ def test_rows_that_fastgcn_leaves_empty_are_counted():
     (sample,) = cpu.fastgcn(graph, request.seeds, request.keys(1), (5,))
     block = sample.blocks()[0]
     empty = int((np.diff(block.indptr) == 0).sum())
-    # The other seeds are columns too, so all rows but the last have their one neighbour; then a graph in which none has.
+    # The other seeds are columns too, so all rows but the last have their one neighbour; then a graph in which none
+    # has.
     assert sample.empty_rows == (empty,) and empty <= 1
     apart = from_edges(np.arange(100, 150), np.arange(50), 200)
     (sample,) = cpu.fastgcn(apart, request.seeds, request.keys(1), (5,))
@@ -320,7 +343,9 @@ def test_64_bit_ids(kernel, kind):
 def test_workspace_is_reused_without_traces_and_grows(kind):
     rng = np.random.default_rng(1)
     hub = rng.integers(0, 300, 40000)
-    graph = from_edges(np.concatenate([rng.integers(0, 300, 3000), hub]), np.concatenate([rng.integers(0, 300, 3000), hub * 0]), 300)
+    graph = from_edges(
+        np.concatenate([rng.integers(0, 300, 3000), hub]), np.concatenate([rng.integers(0, 300, 3000), hub * 0]), 300
+    )
     plan, space = SeedPlan(np.arange(300), 40, 3, 5), cpu.Workspace()
     for sizes in ((30,), (90, 4), (300, 2), (20,)):
         fresh = digests(graph, plan, kind(sizes), cpu)

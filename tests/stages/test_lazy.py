@@ -54,7 +54,10 @@ CUTS: dict[str, dict[str, Any]] = {
     "logits of the layer, from an MLP": {"mode": "v1", "head": "none"},
 }
 EPOCHS = 3
-LEARNING = {"sgd": Train(optimizer="sgd", lr=0.2, weight_decay=0.01), "adam": Train(optimizer="adam", lr=0.005, weight_decay=0.01)}
+LEARNING = {
+    "sgd": Train(optimizer="sgd", lr=0.2, weight_decay=0.01),
+    "adam": Train(optimizer="adam", lr=0.005, weight_decay=0.01),
+}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -87,10 +90,22 @@ class Trial:
         if CUTS[self.cut].get("mode") == "v1":
             options = {"base": "mlp", "propagate": "logits", "head": "linear"}
         options |= {k: v for k, v in CUTS[self.cut].items() if k in options}
-        rest = {"residual": CUTS[self.cut].get("residual", False), **{key: CUTS[self.cut].get(key, 0) for key in ("folds", "distill")}}
+        rest = {
+            "residual": CUTS[self.cut].get("residual", False),
+            **{key: CUTS[self.cut].get(key, 0) for key in ("folds", "distill")},
+        }
         base = options.pop("base") == "mlp"
         return Dense(
-            Cut(self.kind, self.layers, base, **options, **rest, rounding=self.rounding, activation=self.config.activation, norm=norm),
+            Cut(
+                self.kind,
+                self.layers,
+                base,
+                **options,
+                **rest,
+                rounding=self.rounding,
+                activation=self.config.activation,
+                norm=norm,
+            ),
             state,
         )
 
@@ -137,7 +152,9 @@ def wanted(case: Case, trial: Trial, dense: Dense) -> Outcome:
     ids = {name: torch.from_numpy(getattr(case.split, name)) for name in ("train", "val")}
     begin, x = together(optimizer_of(trial.optimizer)), torch.from_numpy(case.x)
     there = (
-        np.setdiff1d(np.arange(len(case.x)), np.concatenate([case.split.val, case.split.test])) if trial.inductive else np.arange(len(x))
+        np.setdiff1d(np.arange(len(case.x)), np.concatenate([case.split.val, case.split.test]))
+        if trial.inductive
+        else np.arange(len(x))
     )
     folds = folds_of(case, dense.cut.folds)
     return train(dense, graphs, x, case.labels, ids, EPOCHS, begin, trial.select_by, folds, torch.from_numpy(there))
@@ -168,7 +185,11 @@ def check(case: Case, trial: Trial, dense: Dense, ranks: list[dict[str, Any]]) -
         for name, value in rank["model"].state_dict().items():
             close(value, want.state[name], f"{trial}: {name}")
         for (k, graph), rows in rank["rows"].items():
-            close(rows, want.rows[k][graph if trial.inductive else "val"][names], f"{trial}: what phase {k} reads of {graph}")
+            close(
+                rows,
+                want.rows[k][graph if trial.inductive else "val"][names],
+                f"{trial}: what phase {k} reads of {graph}",
+            )
         close(rank["logits"], want.logits[names[: len(rank["logits"])]], f"{trial}: logits")
     x, whole = torch.from_numpy(case.x), matrices(case)
     close(chain(model, case)[-1], dense.infer(whole, x), f"{trial}: inference")
@@ -184,7 +205,11 @@ def seen(t: Trained) -> dict[str, Any]:
         "model": t.model,
         "names": t.share.boundary.names,
         "owned": len(t.share.graph.names),
-        "rows": {(k, graph): t.rows(k, graph) for k in range(len(t.model) > t.model.num_layers, len(t.model)) for graph in graphs},
+        "rows": {
+            (k, graph): t.rows(k, graph)
+            for k in range(len(t.model) > t.model.num_layers, len(t.model))
+            for graph in graphs
+        },
         "logits": t.logits(graphs[-1]),
         "bytes": t.ledger["network"],
         "counts": t.share.boundary.counts,
@@ -202,7 +227,8 @@ def seen(t: Trained) -> dict[str, Any]:
 @example(case=make_case(5, 2), trial=Trial("", 2, "v3 without norm, distilled"))
 @settings(deadline=None, max_examples=4)
 def test_ranks_learn_what_dense_matrices_learn(kind: str, case: Case, trial: Trial) -> None:
-    """Losses, best epochs, parameters, rows handed on to every rank and its boundary, logits, and inference on the whole graph."""
+    """Losses, best epochs, parameters, rows handed on to every rank and its boundary, logits, and inference on the
+    whole graph."""
     trial = replace(trial, kind=kind)
     model = trial.model()
     dense = trial.dense(model.state_dict())
@@ -220,7 +246,12 @@ def test_ranks_learn_several_classes_of_a_node(cut: str, seed: int, parts: int) 
     """As above, with labels that are vectors."""
     case, trial = make_case(seed, parts, multilabel=True), Trial("gcn", 2, cut)
     model = trial.model()
-    check(case, trial, trial.dense(model.state_dict()), train_ranks(case, trial.system, model, EPOCHS, LEARNING["sgd"], seen))
+    check(
+        case,
+        trial,
+        trial.dense(model.state_dict()),
+        train_ranks(case, trial.system, model, EPOCHS, LEARNING["sgd"], seen),
+    )
 
 
 @given(case=CASES, trial=TRIALS, kind=st.sampled_from(list(CONFIGS)))
@@ -230,7 +261,8 @@ def test_ranks_learn_several_classes_of_a_node(cut: str, seed: int, parts: int) 
 @example(case=make_case(3, 2), trial=Trial("", 2, "v1, folds, distilled"), kind="gat")
 @settings(deadline=None, max_examples=4)
 def test_inductive_training_is_training_on_the_induced_subgraphs(case: Case, trial: Trial, kind: str) -> None:
-    """Validation and test nodes are not there in training, test nodes not in validation: neither as neighbours nor in degrees."""
+    """Validation and test nodes are not there in training, test nodes not in validation: neither as neighbours nor in
+    degrees."""
     trial = replace(trial, kind=kind, inductive=True)
     model = trial.model()
     ranks = train_ranks(case, trial.system, model, EPOCHS, LEARNING[trial.optimizer], seen)
@@ -262,7 +294,14 @@ DROPPING: dict[str, ModelConfig] = {
 
 @pytest.mark.parametrize(
     ("kind", "cut"),
-    [("gcn", "v3"), ("sage", "v1"), ("sage-max", "v3 after an MLP"), ("gat", "v3"), ("gat", "v1, folds"), ("sage", "v3, distilled")],
+    [
+        ("gcn", "v3"),
+        ("sage", "v1"),
+        ("sage-max", "v3 after an MLP"),
+        ("gat", "v3"),
+        ("gat", "v1, folds"),
+        ("sage", "v3, distilled"),
+    ],
 )
 def test_parts_do_not_matter_with_dropout_either(kind: str, cut: str) -> None:
     """Masks of rows and of attention belong to nodes and edges, not to where they lie."""
@@ -322,8 +361,14 @@ def test_one_exchange_for_each_layer_takes_the_rows_of_the_boundary_and_no_more(
     for r in ranks:
         told = r["phases"]
         assert [p["phase"] for p in told] == list(range(cut.layers + cut.base))
-        assert [(p["remote_rows"], p["row_bytes"]) for p in told] == [*[(0, 0)] * cut.base, *((boundary, b) for b in per_row)]
-        assert sum(p["remote_rows"] * p["row_bytes"] * (p["graphs"] if p["phase"] else 1) for p in told) == features + handed_on
+        assert [(p["remote_rows"], p["row_bytes"]) for p in told] == [
+            *[(0, 0)] * cut.base,
+            *((boundary, b) for b in per_row),
+        ]
+        assert (
+            sum(p["remote_rows"] * p["row_bytes"] * (p["graphs"] if p["phase"] else 1) for p in told)
+            == features + handed_on
+        )
 
 
 @pytest.mark.parametrize("rounding", ["full", "fp16", "int8"])
@@ -369,7 +414,9 @@ def test_the_aggregate_is_kept_clean_and_dropout_is_fresh_every_epoch(kind: str)
             seen_rows.append(rows),
             combine(rows, activation),
         )[1]
-        assert forward_backward(module, fetched, 1, "multiclass", 1.0).loss_sum == losses[-1], "an epoch can be repeated"
+        assert forward_backward(module, fetched, 1, "multiclass", 1.0).loss_sum == losses[-1], (
+            "an epoch can be repeated"
+        )
         del module.conv.combine
         (rows,) = seen_rows
         kept = rows != 0
@@ -392,7 +439,8 @@ def test_what_has_parameters_before_the_aggregate_is_not_aggregated_beforehand(k
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_nodes_without_edges_learn_and_are_handed_on(kind: str) -> None:
-    """A train node and a part of nodes without edges count in the loss, and have rows of their own in the next phase."""
+    """A train node and a part of nodes without edges count in the loss, and have rows of their own in the next
+    phase."""
     case = make_case(2, 2)
     case = replace(case, split=Split(np.arange(case.graph.num_nodes), case.split.val, case.split.test))
     assert case.graph.num_edges == 0
@@ -409,7 +457,10 @@ def test_ranks_that_are_elsewhere_are_not_exchanged_with() -> None:
     def late(job: RankJob) -> RankJob:
         return replace(job, generation=job.group.rank)
 
-    with pytest.raises(RunError, match=r"rank \d hands on rows for phase 0 \(start \d of the run\), but rank \d expects those for phase 0"):
+    with pytest.raises(
+        RunError,
+        match=r"rank \d hands on rows for phase 0 \(start \d of the run\), but rank \d expects those for phase 0",
+    ):
         train_ranks(case, trial.system, trial.model(), 1, LEARNING["sgd"], change=late)
 
 
@@ -428,7 +479,9 @@ def test_without_a_folder_nothing_can_be_written_down() -> None:
 def test_the_degree_of_a_remote_row_is_that_of_the_whole_graph() -> None:
     case = larger(4, "random")
     degree = whole_graph(case.graph, F64).degree.numpy()
-    for rank in train_ranks(case, retexo("v3"), Trial("gcn", 1, "v3").model(), 1, LEARNING["sgd"], lambda t: t.share.boundary):
+    for rank in train_ranks(
+        case, retexo("v3"), Trial("gcn", 1, "v3").model(), 1, LEARNING["sgd"], lambda t: t.share.boundary
+    ):
         assert sum(rank.counts) > 0
         close(rank.graphs["whole"].degree, degree[rank.names], "degrees")
 

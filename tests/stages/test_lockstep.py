@@ -1,4 +1,5 @@
-"""Threads of several ranks that do the same pieces of work in the same order: room, errors, and ends that leave nobody waiting."""
+"""Threads of several ranks that do the same pieces of work in the same order: room, errors, and ends that leave nobody
+waiting."""
 
 import random
 import threading
@@ -67,7 +68,9 @@ def test_all_ranks_do_the_same_pieces_in_order(size: int) -> None:
 
 def test_the_thread_has_a_name_and_does_not_hold_up_the_end_of_its_process() -> None:
     found: list[tuple[str, bool]] = []
-    thread = made(Solo(), [0], lambda piece: found.append((threading.current_thread().name, threading.current_thread().daemon)))
+    thread = made(
+        Solo(), [0], lambda piece: found.append((threading.current_thread().name, threading.current_thread().daemon))
+    )
     thread.start()
     thread.close()
     until(lambda: not is_alive(thread))
@@ -290,7 +293,9 @@ def test_an_error_of_the_family_is_raised_as_what_it_is(error: MillraceError) ->
     assert thread.error is error
 
 
-@pytest.mark.parametrize("error", [ValueError("odd"), KeyError("x"), SystemExit(3), MemoryError()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error", [ValueError("odd"), KeyError("x"), SystemExit(3), MemoryError()], ids=lambda e: type(e).__name__
+)
 def test_any_other_error_is_a_fault_of_the_run(error: BaseException) -> None:
     thread = made(Solo(), range(9), do_fail(error))
     thread.start()

@@ -36,7 +36,9 @@ CONFIGS = [
 
 def make_graph(weighted: bool, n: int = 12, e: int = 40) -> Graph:
     rng = np.random.default_rng(n + e + weighted)
-    return from_edges(rng.integers(0, n, e), rng.integers(0, n - 2, e), n, edge_weight=rng.random(e) if weighted else None)
+    return from_edges(
+        rng.integers(0, n, e), rng.integers(0, n - 2, e), n, edge_weight=rng.random(e) if weighted else None
+    )
 
 
 def minibatch(graph: Graph, layers: int) -> list[BlockNeighbourhood]:
@@ -99,7 +101,9 @@ def dense_layer(conv: nn.Module, neighbourhood: BlockNeighbourhood, h: Tensor) -
 def compare(got: Tensor, want: Tensor, leaves: list[Tensor]) -> None:
     assert_close(got, want)
     grad = torch.randn(want.shape, dtype=F64)
-    for a, b in zip(*(torch.autograd.grad((x * grad).sum(), leaves, retain_graph=True) for x in (got, want)), strict=True):
+    for a, b in zip(
+        *(torch.autograd.grad((x * grad).sum(), leaves, retain_graph=True) for x in (got, want)), strict=True
+    ):
         assert_close(a, b)
 
 
@@ -171,7 +175,12 @@ ONE_LAYER = [
 ]
 
 
-@given(case=blocks(), config=st.sampled_from(ONE_LAYER), first=st.booleans(), activation=st.sampled_from(["none", "relu", "elu"]))
+@given(
+    case=blocks(),
+    config=st.sampled_from(ONE_LAYER),
+    first=st.booleans(),
+    activation=st.sampled_from(["none", "relu", "elu"]),
+)
 @settings(deadline=None, max_examples=150)
 def test_either_order_equals_the_dense_formula_on_any_block(
     case: tuple[Block, Tensor], config: ModelConfig, first: bool, activation: str
@@ -195,15 +204,23 @@ def test_either_order_equals_the_dense_formula_on_any_block(
     grad, nothing = torch.randn(want.shape, dtype=F64), sum(0 * p.sum() for p in (h, *parameters))
     leaves = [h, *parameters]
     expected = torch.autograd.grad((want * grad).sum() + nothing, leaves, retain_graph=True)
-    for a, b in zip(torch.autograd.grad((got * grad).sum() + nothing, leaves, retain_graph=True), expected, strict=True):
+    for a, b in zip(
+        torch.autograd.grad((got * grad).sum() + nothing, leaves, retain_graph=True), expected, strict=True
+    ):
         assert_close(a, b)
     for a, b in zip(torch.autograd.grad((constant * grad).sum() + nothing, parameters), expected[1:], strict=True):
         assert_close(a, b)
 
 
-@given(case=blocks(), config=st.sampled_from([SAGE(layers=1), GCN(layers=1)]), activation=st.sampled_from(["none", "relu", "elu"]))
+@given(
+    case=blocks(),
+    config=st.sampled_from([SAGE(layers=1), GCN(layers=1)]),
+    activation=st.sampled_from(["none", "relu", "elu"]),
+)
 @settings(deadline=None, max_examples=40)
-def test_what_aggregates_first_does_so_without_parameters(case: tuple[Block, Tensor], config: ModelConfig, activation: str) -> None:
+def test_what_aggregates_first_does_so_without_parameters(
+    case: tuple[Block, Tensor], config: ModelConfig, activation: str
+) -> None:
     block, degree = case
     neighbourhood, conv = BlockNeighbourhood(block, degree), config.conv(0, 4, 5).double()
     assert isinstance(conv, AggregateFirst)
@@ -240,7 +257,12 @@ def test_rows_in_place_are_never_gathered_by_a_first_layer(name: str) -> None:
 
 
 def test_the_registry_has_the_names_of_the_command_line() -> None:
-    assert {name: config.__name__ for name, config in MODELS.items()} == {"sage": "SAGE", "gcn": "GCN", "gat": "GAT", "gin": "GIN"}
+    assert {name: config.__name__ for name, config in MODELS.items()} == {
+        "sage": "SAGE",
+        "gcn": "GCN",
+        "gat": "GAT",
+        "gin": "GIN",
+    }
 
 
 class Own(nn.Module):
@@ -260,7 +282,9 @@ def test_a_module_of_the_users_own_is_trained_as_it_is() -> None:
     assert model is own
     assert set(model.state_dict()) == {"linear.weight", "linear.bias"}
     neighbourhood, h = whole_graph(make_graph(False)), torch.randn(12, 4)
-    assert torch.equal(model([neighbourhood, neighbourhood], h), own.layer(1, neighbourhood, own.layer(0, neighbourhood, h)))
+    assert torch.equal(
+        model([neighbourhood, neighbourhood], h), own.layer(1, neighbourhood, own.layer(0, neighbourhood, h))
+    )
     built = SAGE().build(3, 2)
     assert as_model(built) is built
 
@@ -294,7 +318,9 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "aggregator is 'sum'; expected mean or max": lambda: SAGE(aggregator="sum"),  # type: ignore[arg-type]
     "attention_dropout is 2": lambda: GAT(attention_dropout=2),
     "0 features and 3 classes": lambda: SAGE().build(0, 3),
-    "1 blocks for a model of 2 layers": lambda: GCN(layers=2).build(3, 2)([whole_graph(make_graph(False))], torch.ones(12, 3)),
+    "1 blocks for a model of 2 layers": lambda: GCN(layers=2).build(3, 2)(
+        [whole_graph(make_graph(False))], torch.ones(12, 3)
+    ),
     "the model is a int": lambda: as_model(3),
     "NoLayers.num_layers is 0": lambda: as_model(NoLayers()),
     "Linear.num_layers is None": lambda: as_model(nn.Linear(1, 1)),
@@ -318,13 +344,17 @@ def with_own_edges(neighbourhood: BlockNeighbourhood) -> BlockNeighbourhood:
     b = neighbourhood.block
     rows = [[*b.indices[b.indptr[v] : b.indptr[v + 1]], v] for v in range(neighbourhood.num_dst)]
     indptr = np.cumsum([0, *map(len, rows)])
-    return BlockNeighbourhood(Block(b.num_dst, b.src, indptr, np.concatenate(rows).astype(np.int32)), neighbourhood.degree)
+    return BlockNeighbourhood(
+        Block(b.num_dst, b.src, indptr, np.concatenate(rows).astype(np.int32)), neighbourhood.degree
+    )
 
 
 def as_plain_sum(neighbourhood: BlockNeighbourhood) -> BlockNeighbourhood:
     """The block with weights of one: PyG's sums are over the edges that are present."""
     b = neighbourhood.block
-    return BlockNeighbourhood(Block(b.num_dst, b.src, b.indptr, b.indices, np.ones(b.num_edges, np.float32)), neighbourhood.degree)
+    return BlockNeighbourhood(
+        Block(b.num_dst, b.src, b.indptr, b.indices, np.ones(b.num_edges, np.float32)), neighbourhood.degree
+    )
 
 
 class TestPyG:
@@ -332,7 +362,9 @@ class TestPyG:
 
     pyg = pytest.importorskip("torch_geometric.nn")
 
-    def compare(self, ours: Model, theirs: nn.Module, ours_hood: BlockNeighbourhood, neighbourhood: BlockNeighbourhood) -> None:
+    def compare(
+        self, ours: Model, theirs: nn.Module, ours_hood: BlockNeighbourhood, neighbourhood: BlockNeighbourhood
+    ) -> None:
         h = torch.randn(neighbourhood.num_src, 5, dtype=F64, requires_grad=True)
         compare(PyGModel([theirs])([neighbourhood], h), ours([ours_hood], h), [h])
 
@@ -376,12 +408,21 @@ class TestPyG:
             theirs.att_src.data, theirs.att_dst.data = conv.a_src.data[None], conv.a_dst.data[None]
             convs.append(theirs)
         h = torch.randn(neighbourhoods[0].num_src, 5, dtype=F64, requires_grad=True)
-        compare(PyGModel(convs, activation="elu")([with_own_edges(x) for x in neighbourhoods], h), ours(neighbourhoods, h), [h])
+        compare(
+            PyGModel(convs, activation="elu")([with_own_edges(x) for x in neighbourhoods], h),
+            ours(neighbourhoods, h),
+            [h],
+        )
 
     def test_gin(self) -> None:
         neighbourhood = minibatch(make_graph(False), 1)[0]
         ours = GIN(hidden=4, layers=1, dropout=0).build(5, 3).double()
-        self.compare(ours, self.pyg.GINConv(ours.convs[0].mlp, train_eps=True).double(), as_plain_sum(neighbourhood), neighbourhood)
+        self.compare(
+            ours,
+            self.pyg.GINConv(ours.convs[0].mlp, train_eps=True).double(),
+            as_plain_sum(neighbourhood),
+            neighbourhood,
+        )
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_a_sum_that_takes_weights_gets_the_coefficients(self, weighted: bool) -> None:
@@ -398,7 +439,9 @@ class TestPyG:
         h = torch.randn(neighbourhood.num_src, 5, dtype=F64)
         kept = torch.from_numpy(np.diff(neighbourhood.block.indptr)).clamp(min=1)[:, None]
         total = neighbourhood.sum(h) if weighted else as_plain_sum(neighbourhood).sum(h)
-        assert_close(PyGModel([conv])([neighbourhood], h), conv.lin_rel(total / kept) + conv.lin_root(h[: neighbourhood.num_dst]))
+        assert_close(
+            PyGModel([conv])([neighbourhood], h), conv.lin_rel(total / kept) + conv.lin_root(h[: neighbourhood.num_dst])
+        )
 
     def test_convolutions_that_would_see_the_wrong_graph_are_refused(self) -> None:
         pyg = self.pyg
@@ -445,8 +488,14 @@ class TestPyG:
     def test_widths_that_do_not_fit_are_refused(self) -> None:
         pyg = self.pyg
         for convs, told in (
-            ([pyg.SAGEConv(4, 3)], r"the first convolution, SAGEConv\(4, 3, aggr=mean\), takes 4 columns, but the dataset gives 5"),
-            ([pyg.GATConv(5, 4, heads=2, add_self_loops=False), pyg.SAGEConv(4, 3)], "layer 1, .* takes 4 columns, but layer 0 gives 8"),
+            (
+                [pyg.SAGEConv(4, 3)],
+                r"the first convolution, SAGEConv\(4, 3, aggr=mean\), takes 4 columns, but the dataset gives 5",
+            ),
+            (
+                [pyg.GATConv(5, 4, heads=2, add_self_loops=False), pyg.SAGEConv(4, 3)],
+                "layer 1, .* takes 4 columns, but layer 0 gives 8",
+            ),
             ([pyg.GINConv(nn.Linear(4, 3))], "layer 0, .* cannot take 5 columns from the dataset .*shapes"),
         ):
             with pytest.raises(InputError, match=told):
@@ -463,5 +512,7 @@ class TestPyG:
 
 def test_whole_numbers_are_written_down_as_the_fractions_they_stand_for() -> None:
     """A configuration that went through JSON or TOML is the same one."""
-    assert repr(GAT(dropout=0, attention_dropout=0, slope=1)) == repr(GAT(dropout=0.0, attention_dropout=0.0, slope=1.0))
+    assert repr(GAT(dropout=0, attention_dropout=0, slope=1)) == repr(
+        GAT(dropout=0.0, attention_dropout=0.0, slope=1.0)
+    )
     assert repr(SAGE(dropout=0)) == repr(SAGE(dropout=0.0))

@@ -1,6 +1,7 @@
 """Groups of ranks on GPUs. Without a GPU gloo stands in for NCCL; what needs one is skipped there.
 
-``pytest tests/stages/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over gloo that share the GPU.
+``pytest tests/stages/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over gloo
+that share the GPU.
 """
 
 import os
@@ -51,7 +52,9 @@ class InPlaceOfNccl:
         self.asked.append("broadcast")
         return self.inner.broadcast(tensors, options)
 
-    def alltoall_base(self, heard: torch.Tensor, sent: torch.Tensor, heard_rows: list[int], sent_rows: list[int]) -> Any:
+    def alltoall_base(
+        self, heard: torch.Tensor, sent: torch.Tensor, heard_rows: list[int], sent_rows: list[int]
+    ) -> Any:
         assert len(heard_rows) == len(sent_rows) > 0
         self.asked.append("alltoall_base")
         return self.inner.alltoall_base(heard, sent, heard_rows, sent_rows)
@@ -114,7 +117,9 @@ def test_a_group_of_the_same_thread_goes_over_nccl_too() -> None:
     pytest.importorskip("triton")
     for right, sent, asked, of_whole in run_ranks(fetch_stood_in, 2):
         assert right
-        assert asked == ["allreduce", "alltoall_base", "alltoall_base", "alltoall_base"], "the first meeting, ids, rows, degrees"
+        assert asked == ["allreduce", "alltoall_base", "alltoall_base", "alltoall_base"], (
+            "the first meeting, ids, rows, degrees"
+        )
         assert of_whole == ["allreduce"]
         assert (sent["features"], sent["graph"], sent["control"]) == (2 * 2 * 4, 2 * 4, 2 * 4 + 8)
 
@@ -140,7 +145,12 @@ def test_the_ledger_counts_a_ring() -> None:
     assert sum(sent["gradients"] for sent, _ in results) == 2 * (size - 1) * 1001 * 4
     assert [sent["graph"] for sent, _ in results] == [0, 24, 24], "rank 0 is the last after rank 1"
     for sent, waits in results:
-        assert (sent["control"], waits["gradients"], waits["graph"], waits["control"]) == (size - 1, 2 * (size - 1), size - 1, 1)
+        assert (sent["control"], waits["gradients"], waits["graph"], waits["control"]) == (
+            size - 1,
+            2 * (size - 1),
+            size - 1,
+            1,
+        )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

@@ -27,7 +27,9 @@ from millrace.tests.contracts.neighbourhood import (
 class WholeGraph(NeighbourhoodTests):
     backend = "cpu"
 
-    def run(self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(
+        self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         leaves = {k: v.clone().requires_grad_() for k, v in {**rows, **params}.items()}
         neighbourhood = whole_graph(graph, torch.float64, aggregation_backend(self.backend))
         out = call(neighbourhood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
@@ -67,11 +69,16 @@ def test_sampled_blocks_equal_dense(case: tuple[Block, Tensor], shape: tuple[int
 
 @given(case=blocks(), dropout=st.sampled_from([0.0, 0.4]), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=60)
-def test_attention_over_sampled_blocks_equals_dense_with_the_same_dropout(case: tuple[Block, Tensor], dropout: float, seed: int) -> None:
+def test_attention_over_sampled_blocks_equals_dense_with_the_same_dropout(
+    case: tuple[Block, Tensor], dropout: float, seed: int
+) -> None:
     block, degree = case
     neighbourhood = BlockNeighbourhood(block, degree)
     edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
-    leaves = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((block.num_src, 2, 3), (2, 3), (block.num_dst, 2))]
+    leaves = [
+        torch.randn(s, dtype=torch.float64, requires_grad=True)
+        for s in ((block.num_src, 2, 3), (2, 3), (block.num_dst, 2))
+    ]
     torch.manual_seed(seed)
     got = neighbourhood.attend(*leaves, slope=0.2, dropout=dropout)
     factors = None
@@ -79,7 +86,9 @@ def test_attention_over_sampled_blocks_equals_dense_with_the_same_dropout(case: 
         torch.manual_seed(seed)
         key = int(torch.randint(2**62, ()))
         words = [[uniform(key, e, h) for h in range(2)] for e in range(block.num_edges + block.num_dst)]
-        factors = torch.tensor([[(w >= dropout) / (1 - dropout) for w in row] for row in words], dtype=torch.float64).reshape(-1, 2)
+        factors = torch.tensor(
+            [[(w >= dropout) / (1 - dropout) for w in row] for row in words], dtype=torch.float64
+        ).reshape(-1, 2)
     want = dense_attend(edges, *leaves, 0.2, factors)
     assert_close(got, want)
     grad = torch.randn(want.shape, dtype=torch.float64)
@@ -107,20 +116,26 @@ def test_sums_with_factors_and_own_rows_equal_dense(case: tuple[Block, Tensor], 
     neighbourhood = BlockNeighbourhood(block, degree)
     edges = Edges.of(block.indptr, block.indices, block.weight, degree.tolist())
     g = torch.Generator().manual_seed(seed)
-    h, factor, own = (torch.randn(s, dtype=torch.float64, generator=g) for s in ((block.num_src, 3), block.num_src, block.num_dst))
+    h, factor, own = (
+        torch.randn(s, dtype=torch.float64, generator=g) for s in ((block.num_src, 3), block.num_src, block.num_dst)
+    )
     h.requires_grad_(), own.requires_grad_()
     got = neighbourhood.sum(h, factor=factor, own=own)
     inner = dense_sum(edges, h * factor[:, None]) if block.num_dst else h[:0]
     want = inner + own[:, None] * h[: block.num_dst]
     assert_close(got, want)
     grad = torch.randn(want.shape, dtype=torch.float64, generator=g)
-    for a, b in zip(*(torch.autograd.grad((x * grad).sum() + 0 * (h.sum() + own.sum()), [h, own]) for x in (got, want))):
+    for a, b in zip(
+        *(torch.autograd.grad((x * grad).sum() + 0 * (h.sum() + own.sum()), [h, own]) for x in (got, want))
+    ):
         assert_close(a, b)
 
 
 @given(case=blocks(), dropout=st.sampled_from([0.0, 0.4]), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=60)
-def test_shared_attention_is_attention_with_the_product_moved_behind_the_sum(case: tuple[Block, Tensor], dropout: float, seed: int) -> None:
+def test_shared_attention_is_attention_with_the_product_moved_behind_the_sum(
+    case: tuple[Block, Tensor], dropout: float, seed: int
+) -> None:
     """The same coefficients, drop for drop, and the same gradients in everything."""
     block, degree = case
     neighbourhood = BlockNeighbourhood(block, degree)
@@ -152,7 +167,9 @@ def test_dropout_draws_anew_with_each_call_and_repeats_under_a_seed() -> None:
 
 
 def test_the_gradient_of_a_tie_goes_to_the_first_edge() -> None:
-    neighbourhood = BlockNeighbourhood(Block(1, np.arange(3), np.array([0, 3]), np.array([2, 1, 0], np.int32)), torch.tensor([3.0, 0, 0]))
+    neighbourhood = BlockNeighbourhood(
+        Block(1, np.arange(3), np.array([0, 3]), np.array([2, 1, 0], np.int32)), torch.tensor([3.0, 0, 0])
+    )
     h = torch.ones(3, 2, requires_grad=True)
     neighbourhood.max(h).sum().backward()
     assert h.grad is not None
@@ -165,7 +182,9 @@ def test_inputs_that_do_not_lie_row_by_row() -> None:
     assert not h.is_contiguous()
     assert_close(neighbourhood.sum(h), neighbourhood.sum(h.contiguous()))
     z, a, logit = torch.randn(2, 3, 4).transpose(0, 1), torch.randn(4, 2).t(), torch.randn(2, 3).t()
-    assert_close(neighbourhood.attend(z, a, logit), neighbourhood.attend(z.contiguous(), a.contiguous(), logit.contiguous()))
+    assert_close(
+        neighbourhood.attend(z, a, logit), neighbourhood.attend(z.contiguous(), a.contiguous(), logit.contiguous())
+    )
     leaf = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     neighbourhood.sum(leaf).sum().backward()  # the incoming gradient is one number, expanded
     assert leaf.grad is not None
@@ -203,15 +222,23 @@ MISTAKES = {
     "h is torch.int64": lambda: neighbourhood().max(torch.ones(3, dtype=torch.int64)),
     "h is torch.float16": lambda: neighbourhood().sum(torch.ones(3, dtype=torch.float16)),
     "on meta": lambda: neighbourhood().sum(torch.ones(3, device="meta")),
-    "expected one dtype": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(3, 1)),
-    "a_src is torch.int64": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2, dtype=torch.int64), torch.ones(3, 1)),
+    "expected one dtype": lambda: neighbourhood().attend(
+        torch.ones(3, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(3, 1)
+    ),
+    "a_src is torch.int64": lambda: neighbourhood().attend(
+        torch.ones(3, 1, 2), torch.ones(1, 2, dtype=torch.int64), torch.ones(3, 1)
+    ),
     "attend got": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 1)),
     "attend_both got": lambda: neighbourhood().attend_both(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(2, 2)),
     "attend_shared got": lambda: neighbourhood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(2, 2)),
-    "a_dst is torch.float64": lambda: neighbourhood().attend_shared(torch.ones(3, 2), torch.ones(1, 2), torch.ones(1, 2, dtype=F64)),
+    "a_dst is torch.float64": lambda: neighbourhood().attend_shared(
+        torch.ones(3, 2), torch.ones(1, 2), torch.ones(1, 2, dtype=F64)
+    ),
     "factor has shape": lambda: neighbourhood().sum(torch.ones(3, 2), factor=torch.ones(2)),
     "own has shape": lambda: neighbourhood().sum(torch.ones(3, 2), own=torch.ones(3, 1)),
-    "attention dropout": lambda: neighbourhood().attend(torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0),
+    "attention dropout": lambda: neighbourhood().attend(
+        torch.ones(3, 1, 2), torch.ones(1, 2), torch.ones(3, 1), dropout=1.0
+    ),
     "cannot reduce": lambda: neighbourhood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),  # type: ignore[arg-type]
     "the message's result": lambda: neighbourhood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),
     "did you mean 'reference'": lambda: aggregation_backend("refrence"),

@@ -88,7 +88,9 @@ def test_each_node_in_one_part_each_edge_kept_halo_exact(method, graph, parts, s
 @settings(max_examples=30, deadline=None)
 @given(graph=graphs(), parts=st.integers(1, 6), data=st.data())
 def test_quality_equals_a_count_by_hand(method, graph, parts, data):
-    train = np.array(sorted(data.draw(st.sets(st.integers(0, max(0, graph.num_nodes - 1)), max_size=graph.num_nodes))), np.int64)
+    train = np.array(
+        sorted(data.draw(st.sets(st.integers(0, max(0, graph.num_nodes - 1)), max_size=graph.num_nodes))), np.int64
+    )
     book = method.assign(graph, parts, 0)
     quality = measure(graph, book, train)
     owner = {int(v): p for p in range(parts) for v in book.owned(p)}
@@ -97,7 +99,11 @@ def test_quality_equals_a_count_by_hand(method, graph, parts, data):
         mine = [(u, v) for u, v in edges if owner[v] == p]
         cut = [(u, v) for u, v in mine if owner[u] != p]
         want = PartCounts(
-            sum(o == p for o in owner.values()), sum(owner[int(v)] == p for v in train), len(mine), len(cut), len({u for u, _ in cut})
+            sum(o == p for o in owner.values()),
+            sum(owner[int(v)] == p for v in train),
+            len(mine),
+            len(cut),
+            len({u for u, _ in cut}),
         )
         assert got == want
     cut_edges = sum(owner[u] != owner[v] for u, v in edges)
@@ -177,12 +183,16 @@ def test_metis_is_a_function_of_its_seed():
 def toy(seed: int = 0, multilabel: bool = False, nodes: int = 60) -> Dataset:
     rng = np.random.default_rng(seed)
     n = nodes
-    graph = from_edges(rng.integers(n, size=300), rng.integers(n, size=300), n, edge_weight=rng.random(300), keep_edge_id=True)
+    graph = from_edges(
+        rng.integers(n, size=300), rng.integers(n, size=300), n, edge_weight=rng.random(300), keep_edge_id=True
+    )
     labels = (rng.random((n, 3)) < 0.5).astype(np.float32) if multilabel else rng.integers(4, size=n)
     order = rng.permutation(n)
     split = Split(*(np.sort(part) for part in np.split(order, [n // 3, n // 2])))
     features = MemoryFeatures(rng.random((n, 5), np.float32))
-    return Dataset("toy", graph, features, labels, split, 3 if multilabel else 4, "multilabel" if multilabel else "multiclass").check()
+    return Dataset(
+        "toy", graph, features, labels, split, 3 if multilabel else 4, "multilabel" if multilabel else "multiclass"
+    ).check()
 
 
 def same_parts(dataset: Dataset, out, parts: int) -> None:
@@ -192,7 +202,9 @@ def same_parts(dataset: Dataset, out, parts: int) -> None:
         partition.check()
         assert partition.rank == p
         seen.append(partition.owned)
-        assert np.array_equal(rows.features.gather(np.arange(partition.num_owned)), dataset.features.gather(partition.owned))
+        assert np.array_equal(
+            rows.features.gather(np.arange(partition.num_owned)), dataset.features.gather(partition.owned)
+        )
         assert np.array_equal(rows.labels, dataset.labels[partition.owned])
         for name in ("train", "val", "test"):
             globally = partition.owned[getattr(rows.split, name)]
@@ -217,7 +229,9 @@ def test_the_stage_writes_every_row_once(tmp_path, method, multilabel):
 @pytest.mark.parametrize("method", ALL, ids=NAMES)
 def test_as_many_parts_as_nodes_are_written_and_more_are_refused(tmp_path, method):
     few = toy(nodes=8)
-    with pytest.raises(InputError, match="parts is 9, but the graph has 8 nodes; expected at most a part for each node"):
+    with pytest.raises(
+        InputError, match="parts is 9, but the graph has 8 nodes; expected at most a part for each node"
+    ):
         partition_dataset(few, method, 9, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     if method.name == "hash":

@@ -151,7 +151,8 @@ def test_what_is_missing_is_named(monkeypatch):
     rapids.install(monkeypatch)
     monkeypatch.delitem(sys.modules, "cugraph")
     with pytest.raises(
-        MissingExtraError, match=r"RAPIDS, but cugraph cannot be found; use 'metis-work', or pip install 'millrace-gnn\[gpu\]'"
+        MissingExtraError,
+        match=r"RAPIDS, but cugraph cannot be found; use 'metis-work', or pip install 'millrace-gnn\[gpu\]'",
     ):
         Louvain().assign(graph, 2, 0)
     rapids.install(monkeypatch, 2)
@@ -171,7 +172,19 @@ def test_the_command_refuses_in_one_sentence_before_anything_is_written(tmp_path
     if all(machine.find_spec(m) for m in machine.NEEDED):
         pytest.skip("RAPIDS is here")
     partition = ("partition", CUT, "--parts", 2, "--method", method, "--out", tmp_path / "parts")
-    run = ("run", "--dataset", CUT, "--system", "sar", "--set", f"partition.method={method}", "--epochs", 1, "--out", tmp_path / "run")
+    run = (
+        "run",
+        "--dataset",
+        CUT,
+        "--system",
+        "sar",
+        "--set",
+        f"partition.method={method}",
+        "--epochs",
+        1,
+        "--out",
+        tmp_path / "run",
+    )
     for words in (partition, run):
         code, out, err = command(*words)
         assert code == 2
@@ -195,7 +208,9 @@ def test_the_command_cuts_where_there_are_gpus(tmp_path, monkeypatch, method):
 def test_clients_that_could_not_be_found_again_are_refused(tmp_path, monkeypatch):
     rapids.install(monkeypatch)
     sets = ("--set", "retexo.clients=5", "--set", "partition.method=louvain")
-    code, _, err = command("run", "--dataset", CUT, "--system", "retexo", *sets, "--epochs", 1, "--out", tmp_path / "run")
+    code, _, err = command(
+        "run", "--dataset", CUT, "--system", "retexo", *sets, "--epochs", 1, "--out", tmp_path / "run"
+    )
     assert code == 2
     assert "'louvain' need not find the same twice" in " ".join(err.split())
     assert not list(tmp_path.iterdir())
@@ -203,7 +218,19 @@ def test_clients_that_could_not_be_found_again_are_refused(tmp_path, monkeypatch
 
 def test_a_run_that_began_where_there_was_a_gpu_is_resumed_without_one(tmp_path, monkeypatch):
     rapids.install(monkeypatch)
-    words = ("run", "--dataset", CUT, "--system", "sar", "--set", "partition.method=leiden", "--layers", 2, "--out", tmp_path / "run")
+    words = (
+        "run",
+        "--dataset",
+        CUT,
+        "--system",
+        "sar",
+        "--set",
+        "partition.method=leiden",
+        "--layers",
+        2,
+        "--out",
+        tmp_path / "run",
+    )
     code, _, err = command(*words, "--epochs", 1)
     assert code == 0, err
     monkeypatch.undo()

@@ -38,7 +38,9 @@ def dataset_of(graph, seed=0):
 
 def toy(seed=0):
     rng = np.random.default_rng(seed)
-    return dataset_of(from_edges(rng.integers(30, size=120), rng.integers(30, size=120), 30, edge_weight=rng.random(120)), seed)
+    return dataset_of(
+        from_edges(rng.integers(30, size=120), rng.integers(30, size=120), 30, edge_weight=rng.random(120)), seed
+    )
 
 
 def same_edges(dataset, out, parts):
@@ -52,7 +54,9 @@ def same_edges(dataset, out, parts):
         shards.check()
         assert (shards.part, shards.num_parts, shards.num_owned) == (p, parts, partition.num_owned)
         assert rows.labels.tolist() == same_rows.labels.tolist() == dataset.labels[partition.owned].tolist()
-        assert np.array_equal(rows.features.gather(np.arange(len(partition.owned))), dataset.features.gather(partition.owned))
+        assert np.array_equal(
+            rows.features.gather(np.arange(len(partition.owned))), dataset.features.gather(partition.owned)
+        )
         row = np.repeat(shards.rows, shards.counts)
         owner = np.repeat(np.arange(parts), np.diff(shards.edge_splits))
         local = shards.indices.copy()
@@ -103,7 +107,8 @@ def test_killed_half_way_is_completed(tmp_path, monkeypatch, where):
 
 
 def as_before_shards(out, shardless):
-    """Turn the folder into what was written before there were shards: no shards in some parts, no layout in its manifest."""
+    """Turn the folder into what was written before there were shards: no shards in some parts, no layout in its
+    manifest."""
     for p in shardless:
         (out / f"part-{p:04d}" / "shards").rename(out.parent / f"gone-{p}")
     body = json.loads((out / "manifest.json").read_text())

@@ -36,7 +36,8 @@ def matrix(rng: np.random.Generator, kind: str) -> sp.csr_array:
 
 
 def selector(rng: np.random.Generator, kind: str) -> sp.csr_array:
-    """Q [n, V]: one entry a row in "seeds", "repeats" and "scaled"; more in others, with a column more than once in the last row."""
+    """Q [n, V]: one entry a row in "seeds", "repeats" and "scaled"; more in others, with a column more than once in the
+    last row."""
     if kind == "nothing":
         return sp.csr_array((9, V), dtype=np.int64)
     if kind in ("seeds", "repeats", "scaled"):
@@ -46,7 +47,9 @@ def selector(rng: np.random.Generator, kind: str) -> sp.csr_array:
     lengths = np.append(rng.integers(0, 9, 12), 5)
     columns = np.concatenate([rng.permutation(V)[:n] for n in lengths[:-1]] + [np.array([3, 60, 3, 0, 3])])
     data = np.ones(len(columns), np.int64) if kind == "layerwise" else rng.integers(1, 9, len(columns))
-    return sp.csr_array((data / 2 if kind == "floats" else data, columns, np.concatenate([[0], np.cumsum(lengths)])), shape=(13, V))
+    return sp.csr_array(
+        (data / 2 if kind == "floats" else data, columns, np.concatenate([[0], np.cumsum(lengths)])), shape=(13, V)
+    )
 
 
 def case(kind: str, p: int, c: int) -> tuple[sp.csr_array, sp.csr_array, np.ndarray, np.ndarray, bool]:
@@ -133,7 +136,11 @@ def test_words_are_the_rows_that_were_needed_each_once(gang):
         for i in range(blocks):
             chosen = np.unique(Q[cuts[i] : cuts[i + 1]].indices)
             for s in range(blocks):
-                of = chosen[(chosen >= offsets[s]) & (chosen < offsets[s + 1])] if variant == "aware" else np.arange(*offsets[s : s + 2])
+                of = (
+                    chosen[(chosen >= offsets[s]) & (chosen < offsets[s + 1])]
+                    if variant == "aware"
+                    else np.arange(*offsets[s : s + 2])
+                )
                 words[i, s], rows[i, s] = degree[of].sum(), len(of)
         for rank, r in enumerate(records):
             i, stages = rank // c, Grid(rank, p, c).stages

@@ -1,4 +1,5 @@
-"""PyG's convolutions where rows lie on several ranks: what they give and learn there is what they do on the whole graph."""
+"""PyG's convolutions where rows lie on several ranks: what they give and learn there is what they do on the whole
+graph."""
 
 import copy
 from collections.abc import Callable
@@ -55,7 +56,9 @@ def test_models_learn_over_ranks_what_they_learn_from_the_whole_graph(name: str)
         case, model = make_case(seed, size), build(name)
         train = torch.from_numpy(case.split.train)
         whole = [whole_graph(case.graph, F64)] * 2
-        loss = nn.functional.cross_entropy(model(whole, torch.from_numpy(case.x))[train], case.labels[train], reduction="sum")
+        loss = nn.functional.cross_entropy(
+            model(whole, torch.from_numpy(case.x))[train], case.labels[train], reduction="sum"
+        )
         want = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         prune = size == 2
         mine = [copy.deepcopy(model) for _ in range(size)]
@@ -66,7 +69,9 @@ def test_models_learn_over_ranks_what_they_learn_from_the_whole_graph(name: str)
             visits = VisitFetch().fetcher(share, rank_job(group, 2), own)
             fetched = visits.fetch(share.graph)
             assert all(isinstance(neighbourhood, HaloNeighbourhood) for neighbourhood in fetched.neighbourhoods)
-            part = nn.functional.cross_entropy(own(fetched.neighbourhoods, fetched.h)[: len(fetched.y)], fetched.y, reduction="sum")
+            part = nn.functional.cross_entropy(
+                own(fetched.neighbourhoods, fetched.h)[: len(fetched.y)], fetched.y, reduction="sum"
+            )
             part.backward()
             return part.detach(), [p.grad for p in own.parameters()]
 

@@ -38,7 +38,9 @@ def test_so_does_the_cluster_of_processes():
 
 def test_an_argument_that_is_gone_is_refused():
     with pytest.raises(TypeError, match="label_to_output_comm_rank"):
-        FAKES["pylibcugraph.neighbor_sample"](1, 2, 3, 4, with_replacement=False, do_expensive_check=False, label_to_output_comm_rank=0)
+        FAKES["pylibcugraph.neighbor_sample"](
+            1, 2, 3, 4, with_replacement=False, do_expensive_check=False, label_to_output_comm_rank=0
+        )
 
 
 def test_the_reader_drops_types_and_comments():

@@ -57,7 +57,9 @@ def test_the_same_bits_as_on_the_host(sampler, weighted):
     assert np.array_equal(pack_bulk(want), pack_bulk(seen))
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler((3, 2)), NeighborSampler((20, 9), expand="all"), LadiesSampler((5, 6))], ids=str)
+@pytest.mark.parametrize(
+    "sampler", [NeighborSampler((3, 2)), NeighborSampler((20, 9), expand="all"), LadiesSampler((5, 6))], ids=str
+)
 def test_transposed_lists(sampler, monkeypatch):
     from millrace.stages.kernels.minibatch_cuda import bulk as resident_cuda
 
@@ -113,6 +115,10 @@ def test_nbytes_of_an_empty_bulk_in_a_graph_without_edges():
     g = from_edges(np.empty(0, np.int64), np.empty(0, np.int64), 3)
     bulk = NeighborSampler((2, 2)).sample_on_device(g, BulkRequest(0, 0, 0, 0, (np.array([2, 0]),)))
     (m,) = bulk.minibatches
-    assert m.num_edges == 0 and m.nodes.tolist() == [2, 0] and torch.equal(m.bulk.inverse_kept(0, 0, torch.float32).cpu(), torch.ones(2))
+    assert (
+        m.num_edges == 0
+        and m.nodes.tolist() == [2, 0]
+        and torch.equal(m.bulk.inverse_kept(0, 0, torch.float32).cpu(), torch.ones(2))
+    )
     back, _ = m.bulk.block(0, 1).transposed
     assert back.num_dst == 2 and back.rest is None

@@ -101,7 +101,9 @@ def test_every_row_holds_distinct_true_edges_in_the_right_number(graph, fanout, 
             assert len(at) == (degree if s < 0 else min(degree, s))
             assert len(set(at.tolist())) == len(at)
             assert ((at >= graph.indptr[v]) & (at < graph.indptr[v + 1])).all()
-            assert np.array_equal(sample.nodes[sample.indices[sample.indptr[row] : sample.indptr[row + 1]]], graph.indices[at])
+            assert np.array_equal(
+                sample.nodes[sample.indices[sample.indptr[row] : sample.indptr[row + 1]]], graph.indices[at]
+            )
 
 
 def stars(copies: int) -> tuple[Graph, np.ndarray]:
@@ -124,7 +126,9 @@ def picked_offsets(graph: Graph, degree: np.ndarray, kernel, seed: int, s: int) 
     return [taken[degree == d, :d] for d in range(1, 13)]
 
 
-@pytest.mark.parametrize(("kernel", "copies"), [pytest.param(cpu, 12000, id="cpu"), pytest.param(reference, 250, id="reference")])
+@pytest.mark.parametrize(
+    ("kernel", "copies"), [pytest.param(cpu, 12000, id="cpu"), pytest.param(reference, 250, id="reference")]
+)
 def test_inclusion_follows_exact_enumeration(kernel, copies):
     graph, degree = stars(copies)
     worst = 1.0
@@ -136,8 +140,8 @@ def test_inclusion_follows_exact_enumeration(kernel, copies):
                 assert (taken.sum(axis=1) == kept).all()
                 if kept == d:
                     continue
-                # Exact law: each of the C(d, s) sets alike, so each in-edge with probability s/d; counts of a fixed-size draw
-                # are negatively correlated, which the factor (d-1)/(d-s) makes up for.
+                # Exact law: each of the C(d, s) sets alike, so each in-edge with probability s/d; counts of a
+                # fixed-size draw are negatively correlated, which the factor (d-1)/(d-s) makes up for.
                 sets = list(combinations(range(d), kept))
                 probability = sum(0 in c for c in sets) / len(sets)
                 expected = len(taken) * probability
@@ -305,7 +309,8 @@ def test_with_replacement_draws_are_independent(kernel, weighted):
 
 
 @pytest.mark.parametrize(
-    "sampler", [NeighborSampler((5,)), NeighborSampler((5,), replace=True), NeighborSampler((5,), replace=True, weighted=True)]
+    "sampler",
+    [NeighborSampler((5,)), NeighborSampler((5,), replace=True), NeighborSampler((5,), replace=True, weighted=True)],
 )
 def test_kept_edges_stand_for_the_whole_row_without_bias(sampler):
     rng = np.random.default_rng(0)
@@ -338,7 +343,9 @@ def test_edge_ids_name_the_edges_of_the_graph():
     graph = from_edges(rng.integers(0, 50, 700), rng.integers(0, 50, 700), 50)
     for expand in ("new", "all"):
         request = BulkRequest(0, 0, 0, 0, (np.arange(20),))
-        for block in NeighborSampler((3, 2), expand=expand, edge_ids=True).sample(graph, request, cpu).minibatches[0].blocks:
+        for block in (
+            NeighborSampler((3, 2), expand=expand, edge_ids=True).sample(graph, request, cpu).minibatches[0].blocks
+        ):
             row = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
             v = block.src[row]
             assert np.array_equal(graph.indices[block.edge_id], block.src[block.indices])

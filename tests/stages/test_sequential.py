@@ -1,4 +1,5 @@
-"""Neighbours on other ranks, one rank after the other, kept, or in one exchange: the values, the gradients and the bytes."""
+"""Neighbours on other ranks, one rank after the other, kept, or in one exchange: the values, the gradients and the
+bytes."""
 
 import weakref
 from collections.abc import Callable
@@ -51,7 +52,9 @@ class OverRanks(NeighbourhoodTests):
 
     mode = ""
 
-    def run(self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(
+        self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         rng = np.random.default_rng([*graph.indptr, *graph.indices])
         parts, n = int(rng.choice([1, 2, 3, 4, 8])), graph.num_nodes
         # Seeds come first, so rows change places.
@@ -70,7 +73,9 @@ class OverRanks(NeighbourhoodTests):
         ranks = run_threads(rank, case.parts)
         order = np.argsort(np.concatenate([names for names, _, _ in ranks]))
         together = {k: torch.cat([grads[k] for _, _, grads in ranks])[order] for k in rows}
-        return torch.cat([out for _, out, _ in ranks])[order], together | {k: sum(g[k] for _, _, g in ranks) for k in params}
+        return torch.cat([out for _, out, _ in ranks])[order], together | {
+            k: sum(g[k] for _, _, g in ranks) for k in params
+        }
 
 
 class TestRematerialized(OverRanks):
@@ -124,7 +129,9 @@ def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
                 found[seed, name, mode] = {
                     "names": batch.names[: len(names)],
                     "out": out.detach().numpy(),
-                    "grads": {k: (torch.zeros_like(x) if x.grad is None else x.grad).numpy() for k, x in leaves.items()},
+                    "grads": {
+                        k: (torch.zeros_like(x) if x.grad is None else x.grad).numpy() for k, x in leaves.items()
+                    },
                     "forward": forward - before,
                     "backward": sent() - forward,
                     "degree": neighbourhood.degree.numpy(),
@@ -167,7 +174,9 @@ def test_every_call_equals_dense_autograd_and_sends_what_it_must(size: int) -> N
                 assert sum(g["backward"] for g in got) == unit * (fetched + pushed), f"{what}: backward"
 
 
-def check_values(got: list[dict[str, Any]], want: Tensor, leaves: Tensors, rows: dict[str, Any], reached: np.ndarray, what: str) -> None:
+def check_values(
+    got: list[dict[str, Any]], want: Tensor, leaves: Tensors, rows: dict[str, Any], reached: np.ndarray, what: str
+) -> None:
     """Put together what ranks have, and compare."""
 
     def close(a: Any, b: Tensor, of: str) -> None:
@@ -182,9 +191,9 @@ def check_values(got: list[dict[str, Any]], want: Tensor, leaves: Tensors, rows:
             continue
         total = torch.zeros_like(x)
         for g in got:
-            total.index_add_(0, torch.from_numpy(g["names"]), torch.from_numpy(g["grads"][name])) if name in rows else total.add_(
-                torch.from_numpy(g["grads"][name])
-            )
+            total.index_add_(
+                0, torch.from_numpy(g["names"]), torch.from_numpy(g["grads"][name])
+            ) if name in rows else total.add_(torch.from_numpy(g["grads"][name]))
         assert x.grad is not None
         close(total, x.grad, f"gradient of {name}")
 
@@ -201,7 +210,9 @@ def draw(group: Group, mode: str) -> dict[str, Any]:
     def message(of: int, s: Tensor, d: Tensor, w: Tensor) -> Tensor:
         r = torch.rand(len(s), 1, dtype=F64)
         if len(s):
-            drawn[of].append((s[:, 0].detach().long().numpy(), d[:, 0].detach().long().numpy(), r[:, 0].numpy(), w.numpy()))
+            drawn[of].append(
+                (s[:, 0].detach().long().numpy(), d[:, 0].detach().long().numpy(), r[:, 0].numpy(), w.numpy())
+            )
         return s * r
 
     torch.manual_seed(4)
@@ -210,7 +221,14 @@ def draw(group: Group, mode: str) -> dict[str, Any]:
     untouched = torch.equal(torch.get_rng_state(), state)
     calls = [len(d) for d in drawn]
     (out[0] * towards(h.shape[1:], case, 0)[torch.from_numpy(batch.names)]).sum().backward()
-    return {"names": batch.names, "out": out[0].detach(), "dh": h.grad, "drawn": drawn, "calls": calls, "untouched": untouched}
+    return {
+        "names": batch.names,
+        "out": out[0].detach(),
+        "dh": h.grad,
+        "drawn": drawn,
+        "calls": calls,
+        "untouched": untouched,
+    }
 
 
 @pytest.mark.parametrize("mode", ["rematerialize", "keep"])
@@ -223,7 +241,9 @@ def test_random_numbers_of_a_message_are_the_same_in_both_passes(mode: str) -> N
         (first, second), n = rank["drawn"], rank["calls"][0]
         assert len(first) == 2 * n > 2
         assert all(np.array_equal(a, b) for x, y in zip(first[:n], first[n:]) for a, b in zip(x, y))
-        assert not any(np.intersect1d(x[2], y[2]).size for x, y in zip(first[:n], second[:n])), "another call draws other numbers"
+        assert not any(np.intersect1d(x[2], y[2]).size for x, y in zip(first[:n], second[:n])), (
+            "another call draws other numbers"
+        )
         assert rank["untouched"], "what a layer draws next does not depend on its neighbours"
         for src, dst, r, w in first[:n]:
             rows = h[torch.from_numpy(src)] * torch.from_numpy(r * w)[:, None]
@@ -268,7 +288,9 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
         batch = case.share(group, 1, False).graph
         assert all(len(batch.whole.wanted[q]) for q in range(4) if q != group.rank)
         inputs = aggregation.inputs(case.graph.num_nodes, 0)
-        leaves = aggregation.leaves({k: x[torch.from_numpy(batch.names)] if k in aggregation.rows else x for k, x in inputs.items()})
+        leaves = aggregation.leaves(
+            {k: x[torch.from_numpy(batch.names)] if k in aggregation.rows else x for k, x in inputs.items()}
+        )
         out = aggregation.call(make_hood(batch, batch.whole, "rematerialize", Ring(group, prefetch_bytes)), leaves)
         most = [group.most, group.most_there]
         out.sin().sum().backward()
@@ -278,7 +300,9 @@ def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
     for name in ("sum", "max", "attend", "apply, sum"):
         row_bytes = CALLS[name].width * 8
         tried = [run_threads(partial(rank, prefetch_bytes=n, name=name), 4) for n in (0, 40 * row_bytes, 1 << 30)]
-        assert [most for most, _ in tried[0]] == [[1, 1]] * 4, "rows of one rank are gone before those of the next are asked for"
+        assert [most for most, _ in tried[0]] == [[1, 1]] * 4, (
+            "rows of one rank are gone before those of the next are asked for"
+        )
         assert [most for most, _ in tried[2]] == [[3, 3]] * 4
         for other in tried[1:]:
             for (_, a), (_, b) in zip(tried[0], other):
@@ -296,7 +320,10 @@ def test_a_message_may_not_use_what_was_computed_outside_of_it() -> None:
     at = neighbourhood()
     h, p = torch.randn(at.num_src, 3, dtype=F64), torch.randn(3, dtype=F64, requires_grad=True)
     computed = p.exp()
-    with pytest.raises(InputError, match=r"uses a tensor that was computed, with gradients, outside of it; .*pass that tensor in `params`"):
+    with pytest.raises(
+        InputError,
+        match=r"uses a tensor that was computed, with gradients, outside of it; .*pass that tensor in `params`",
+    ):
         at.apply(lambda s, d, w: s * computed, h)
     # Handed over, without gradients, or from a leaf, it is welcome.
     want = at.apply(lambda s, d, w, c: s * c, h, [computed])
@@ -323,10 +350,16 @@ MISTAKES: dict[str, Callable[[SequentialNeighbourhood], object]] = {
     "factor has shape": lambda at: at.sum(ones(at, 2), factor=torch.ones(at.num_src + 1)),
     "own has shape": lambda at: at.sum(ones(at, 2), own=ones(at, 1)),
     "attend got": lambda at: at.attend(ones(at, 1, 2), torch.ones(1, 2, dtype=F64), ones(at, 2)),
-    "attend_both got": lambda at: at.attend_both(ones(at, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(2, 2, dtype=F64)),
-    "attend_shared got": lambda at: at.attend_shared(ones(at, 2), torch.ones(1, 2, dtype=F64), torch.ones(2, 2, dtype=F64)),
+    "attend_both got": lambda at: at.attend_both(
+        ones(at, 1, 2), torch.ones(1, 2, dtype=F64), torch.ones(2, 2, dtype=F64)
+    ),
+    "attend_shared got": lambda at: at.attend_shared(
+        ones(at, 2), torch.ones(1, 2, dtype=F64), torch.ones(2, 2, dtype=F64)
+    ),
     "a_src is torch.float32": lambda at: at.attend(ones(at, 1, 2), torch.ones(1, 2), ones(at, 1)),
-    "attention dropout is 1": lambda at: at.attend(ones(at, 1, 2), torch.ones(1, 2, dtype=F64), ones(at, 1), dropout=1.0),
+    "attention dropout is 1": lambda at: at.attend(
+        ones(at, 1, 2), torch.ones(1, 2, dtype=F64), ones(at, 1), dropout=1.0
+    ),
     "cannot reduce by 'min'": lambda at: at.apply(lambda s, d, w: s, ones(at, 1), reduce="min"),  # type: ignore[arg-type]
     "the message's result has shape": lambda at: at.apply(lambda s, d, w: s[:1], ones(at, 1)),
 }

@@ -74,7 +74,10 @@ def make_rank(lists: InLists, part: IntArray, p: int, rng: np.random.Generator, 
             rows, ids = np.arange(len(nodes)), nodes
         else:
             # Some of the rows without an edge are there too.
-            rows, ids = np.union1d(dst[edge], np.flatnonzero(rng.random(len(nodes)) < 0.2)).astype(index), np.unique(src[edge])
+            rows, ids = (
+                np.union1d(dst[edge], np.flatnonzero(rng.random(len(nodes)) < 0.2)).astype(index),
+                np.unique(src[edge]),
+            )
         indptr = np.searchsorted(dst[edge], np.append(rows, len(nodes))) if len(rows) else np.zeros(1, int)
         inner = InLists.of(indptr, np.searchsorted(ids, src[edge]).astype(index), len(ids))
         shards.append(Shard(inner, None if q == p else rows, edge.astype(index), ids.astype(index), bool(q == p)))
@@ -107,7 +110,9 @@ def at(x: Tensor, ids: IntArray) -> Tensor:
     return x[torch.from_numpy(ids).long().to(x.device)].contiguous()
 
 
-def sums(k: Any, case: Case, x: Tensor, grad: Tensor, coef: Tensor | None, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def sums(
+    k: Any, case: Case, x: Tensor, grad: Tensor, coef: Tensor | None, scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Sum over all edges and its gradient, rank by rank and shard by shard."""
     V, width = x.shape
     total, dx = x.new_full((V, width + 2), 7), torch.zeros_like(x)
@@ -116,7 +121,8 @@ def sums(k: Any, case: Case, x: Tensor, grad: Tensor, coef: Tensor | None, scale
         out[:, :width] = 0
         s = None if scale is None else at(scale, rank.nodes)
         for shard in rank.shards:
-            # A shard's edges are named by their positions in the rank's order, `first` makes those positions in the graph.
+            # A shard's edges are named by their positions in the rank's order, `first` makes those positions in the
+            # graph.
             dst = (np.arange(shard.lists.num_dst) if shard.rows is None else shard.rows)[shard.lists.rows]
             c = None if coef is None else at(coef, shard.edge + rank.first[dst])
             k.spmm_into(shard.lists, shard.rows, at(x, shard.src), out, c, s)
@@ -154,7 +160,9 @@ def maxima(k: Any, case: Case, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor,
         for shard in rank.shards:
             k.maximum_into(shard.lists, shard.rows, shard.edge, at(x, shard.src), out, arg)
         for shard in rank.shards:
-            dx[torch.from_numpy(shard.src).long()] += k.maximum_from(shard.lists, shard.rows, shard.edge, arg, at(grad, rank.nodes))
+            dx[torch.from_numpy(shard.src).long()] += k.maximum_from(
+                shard.lists, shard.rows, shard.edge, arg, at(grad, rank.nodes)
+            )
         here = torch.from_numpy(rank.nodes).long()
         result[here] = out.masked_fill_(arg < 0, 0)
         winner[here] = torch.where(arg < 0, arg, arg + torch.from_numpy(rank.first).to(x.device)[:, None])
@@ -195,7 +203,13 @@ def attention(
     k: Any, case: Case, z: Tensor, a: Tensor, logit: Tensor, rule: AttentionRule, grad: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """out, log_sum, dz, da_src, d_dst; and what the ranks held on the way."""
-    found = [torch.zeros_like(z), torch.zeros_like(logit), torch.zeros_like(z), torch.zeros_like(a), torch.zeros_like(logit)]
+    found = [
+        torch.zeros_like(z),
+        torch.zeros_like(logit),
+        torch.zeros_like(z),
+        torch.zeros_like(a),
+        torch.zeros_like(logit),
+    ]
     steps = []
     for rank in case.ranks:
         n, here = len(rank.nodes), torch.from_numpy(rank.nodes).long()
@@ -210,7 +224,9 @@ def attention(
         d_dst = torch.zeros_like(er)
         delta = (g * out).sum(-1)
         for s in rank.shards:
-            dz, da = k.attend_from(s.lists, s.rows, rank.numbers(s.edge), at(z, s.src), a, er, rule, log_sum, g, delta, d_dst, s.own)
+            dz, da = k.attend_from(
+                s.lists, s.rows, rank.numbers(s.edge), at(z, s.src), a, er, rule, log_sum, g, delta, d_dst, s.own
+            )
             steps += [dz, da]
             k.add_rows(found[2], s.src, dz)
             found[3] += da
@@ -237,7 +253,9 @@ def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: f
         torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
         steps.append(way)
         whole = k.attend(case.lists, *plain, rule)
-        torch.testing.assert_close([*whole, *k.attend_backward(case.lists, *plain, rule, *whole, grad)], want, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            [*whole, *k.attend_backward(case.lists, *plain, rule, *whole, grad)], want, rtol=1e-9, atol=1e-9
+        )
     torch.testing.assert_close(*steps, rtol=1e-9, atol=1e-9)
 
 
@@ -248,7 +266,13 @@ def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: st
     other = InLists.of(lists.indptr, lists.indices[edge], 9)
     numbers = EdgeNumbers(np.zeros(9, np.int64), 60 + np.arange(9), edge)
     rand = make_case(9, 60, 1, 5).rand
-    z, a, logit, grad, x = rand(9, HEADS, 4), rand(HEADS, 4, salt=1), rand(9, HEADS, salt=2), rand(9, HEADS, 4, salt=3), rand(9, 4, salt=5)
+    z, a, logit, grad, x = (
+        rand(9, HEADS, 4),
+        rand(HEADS, 4, salt=1),
+        rand(9, HEADS, salt=2),
+        rand(9, HEADS, 4, salt=3),
+        rand(9, 4, salt=5),
+    )
     b, rule = rand(HEADS, 4, salt=4), AttentionRule(0.2, 0.5, 3)
 
     def found(lists: InLists, numbers: EdgeNumbers | None) -> list[Tensor]:
@@ -256,7 +280,13 @@ def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: st
         shared = k.attend_shared(lists, x, a, b, rule, numbers)
         gradients = k.attend_shared_backward(lists, x, a, b, rule, *shared, grad, True, numbers)
         constant = k.attend_shared_backward(lists, x, a, b, rule, *shared, grad, False, numbers)[1:]
-        return [*made, *k.attend_backward(lists, z, a, logit, rule, *made, grad, numbers), *shared, *gradients, *constant]
+        return [
+            *made,
+            *k.attend_backward(lists, z, a, logit, rule, *made, grad, numbers),
+            *shared,
+            *gradients,
+            *constant,
+        ]
 
     for got, want, unnumbered in zip(found(other, numbers), found(lists, None), found(other, None)):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
@@ -267,7 +297,12 @@ def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: st
 @pytest.mark.parametrize("name", AGGREGATION)
 def test_large_logits_stay_finite(name: str) -> None:
     case, rule = make_case(12, 60, 3, 8), AttentionRule(1.0, 0.0, 0)
-    z, a, logit, grad = case.rand(12, HEADS, 4), case.rand(HEADS, 4, salt=1), case.rand(12, HEADS, salt=2), case.rand(12, HEADS, 4, salt=3)
+    z, a, logit, grad = (
+        case.rand(12, HEADS, 4),
+        case.rand(HEADS, 4, salt=1),
+        case.rand(12, HEADS, salt=2),
+        case.rand(12, HEADS, 4, salt=3),
+    )
     near, _ = attention(aggregation_backend(name), case, z, a, logit, rule, grad)
     for shift in (2000, -2000):
         far, _ = attention(aggregation_backend(name), case, z, a, logit + shift, rule, grad)
@@ -292,9 +327,12 @@ def everything(k: Any, case: Case, width: int, dtype: torch.dtype) -> list[Tenso
     """Every function, on the same random inputs."""
     V = case.lists.num_src
     x, grad, coef, scale = (
-        case.rand(*shape, salt=i).to(dtype) for i, shape in enumerate(((V, width), (V, width), (case.lists.num_edges,), (V,)))
+        case.rand(*shape, salt=i).to(dtype)
+        for i, shape in enumerate(((V, width), (V, width), (case.lists.num_edges,), (V,)))
     )
-    z, a, logit = (case.rand(*shape, salt=i).to(dtype) for i, shape in enumerate(((V, HEADS, width), (HEADS, width), (V, HEADS))))
+    z, a, logit = (
+        case.rand(*shape, salt=i).to(dtype) for i, shape in enumerate(((V, HEADS, width), (HEADS, width), (V, HEADS)))
+    )
     found, _ = attention(k, case, z, a, logit, AttentionRule(0.2, 0.3, 9), z + 1)
     ids = np.random.default_rng(1).permutation(V).astype(np.int32)
     taken = [k.take_rows(x, ids, scale), k.take_rows(z, ids)]
@@ -315,7 +353,9 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyP
 
 def test_float32_is_as_good_as_float32() -> None:
     case = make_case(40, 400, 3, 4)
-    for got, want in zip(everything(aggregate_cpu, case, 20, torch.float32), everything(reference, case, 20, torch.float64)):
+    for got, want in zip(
+        everything(aggregate_cpu, case, 20, torch.float32), everything(reference, case, 20, torch.float64)
+    ):
         assert got.dtype == torch.float32 or not got.is_floating_point()
         torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-4, atol=1e-4)
 

@@ -42,7 +42,9 @@ def by_hand(method: Ldg | Fennel, graph: Graph, parts: int) -> list[int]:
 @given(
     graph=graphs(),
     parts=st.integers(1, 6),
-    method=st.sampled_from([Ldg(), Ldg(slack=1.0), Ldg(slack=2.0), Fennel(), Fennel(slack=1.0), Fennel(gamma=2.0), Fennel(gamma=1.0)]),
+    method=st.sampled_from(
+        [Ldg(), Ldg(slack=1.0), Ldg(slack=2.0), Fennel(), Fennel(slack=1.0), Fennel(gamma=2.0), Fennel(gamma=1.0)]
+    ),
 )
 @example(graph=sbm(60, 3, 6), parts=4, method=Ldg())
 @example(graph=sbm(60, 3, 6), parts=4, method=Fennel())
@@ -58,10 +60,15 @@ def test_each_node_goes_where_the_formula_says(graph: Graph, parts: int, method:
 @pytest.mark.parametrize("method", [Ldg(), Fennel()], ids=["ldg", "fennel"])
 def test_fewer_edges_are_cut_than_by_hash(method: Ldg | Fennel) -> None:
     graph = sbm()
-    assert measure(graph, method.assign(graph, 4, 0)).cut_share < 0.75 * measure(graph, Hash().assign(graph, 4, 0)).cut_share
+    assert (
+        measure(graph, method.assign(graph, 4, 0)).cut_share
+        < 0.75 * measure(graph, Hash().assign(graph, 4, 0)).cut_share
+    )
     chain = np.arange(999)
     line = from_edges(np.r_[chain, chain + 1], np.r_[chain + 1, chain], 1000)
-    assert measure(line, method.assign(line, 4, 0)).total("cut_edges") < 200, "in the order of their ids, neighbours come together"
+    assert measure(line, method.assign(line, 4, 0)).total("cut_edges") < 200, (
+        "in the order of their ids, neighbours come together"
+    )
 
 
 @pytest.mark.parametrize("method", [Ldg(), Fennel()], ids=["ldg", "fennel"])

@@ -26,8 +26,8 @@ def vector(rank: int, number: int) -> torch.Tensor:
 @pytest.mark.parametrize("flags", [False, True])
 @pytest.mark.parametrize("deaf", ["none", "one", "all"])
 def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: str) -> None:
-    """Rank 0 takes part in sum 2 and is gone before sum 3. Those that are deaf lose what sum 2 came to: they get it from one that has it,
-    which is a sum further on by then, or, where nobody has, it is taken again, without rank 0."""
+    """Rank 0 takes part in sum 2 and is gone before sum 3. Those that are deaf lose what sum 2 came to: they get it
+    from one that has it, which is a sum further on by then, or, where nobody has, it is taken again, without rank 0."""
     gang = Gang(size)
     silent = {"none": [], "one": [size - 1], "all": list(range(1, size))}[deaf]
     handed_on = len(silent) < size - 1
@@ -46,7 +46,9 @@ def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: st
                 flat = vector(group.rank, n)
                 group.all_reduce(flat, "gradients")
                 seen.append(flat)
-            assert group.present == (whole if n < 2 or (n == 2 and handed_on) or group.rank == 0 else rest), "whoever learnt of it first"
+            assert group.present == (whole if n < 2 or (n == 2 and handed_on) or group.rank == 0 else rest), (
+                "whoever learnt of it first"
+            )
         assert group.size == size
         return seen
 

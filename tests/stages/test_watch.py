@@ -41,7 +41,9 @@ def test_a_long_wait_is_told_again_when_it_has_lasted_twice_as_long(watch: Watch
     assert told == seen, "the wait is over"
 
 
-def test_seconds_are_counted_from_the_beginning_of_the_wait(watch: Watch, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_are_counted_from_the_beginning_of_the_wait(
+    watch: Watch, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = time.monotonic
     with watch.waiting("x"):
         monkeypatch.setattr(time, "monotonic", lambda: clock() + 72)
@@ -82,7 +84,9 @@ def test_a_group_tells_what_a_rank_is_waiting_for(told: list[str]) -> None:
     store = dist.HashStore()
 
     def rank(r: int) -> None:
-        group = Gloo(store, r, 2, Ledger(), host="127.0.0.1", on_wait=told.append if r == 0 else None, slow_peer_warning_s=SOON_S)
+        group = Gloo(
+            store, r, 2, Ledger(), host="127.0.0.1", on_wait=told.append if r == 0 else None, slow_peer_warning_s=SOON_S
+        )
         if r == 1:
             time.sleep(3 * SOON_S)
         into = torch.zeros(3)

@@ -54,7 +54,9 @@ def test_an_optimizer_and_a_model_go_through(store):
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    store.save(Cursor(0, 1), {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()})
+    store.save(
+        Cursor(0, 1), {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+    )
     _, loaded = store.latest()
     other = torch.nn.Linear(3, 2)
     other.load_state_dict(loaded["model"])
@@ -120,7 +122,10 @@ def test_when_all_are_damaged_nothing_starts_over_silently(store):
     for step in (1, 2):
         store.save(Cursor(0, step), state(step))
         break_file(store.path / f"step-0-{step}")
-    with pytest.warns(UserWarning, match="skipped a checkpoint"), pytest.raises(StoreError, match="none of the 2 checkpoints"):
+    with (
+        pytest.warns(UserWarning, match="skipped a checkpoint"),
+        pytest.raises(StoreError, match="none of the 2 checkpoints"),
+    ):
         store.latest()
 
 
@@ -166,7 +171,9 @@ def test_what_is_let_through_loads_without_running_code(store):
     assert set(store.latest()[1]) == {"a", 3}
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed")]
+)
 def test_a_full_disk_is_a_sentence_and_the_last_one_stays(store, monkeypatch, error):
     store.save(Cursor(0, 1), state(1))
 

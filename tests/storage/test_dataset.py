@@ -18,7 +18,12 @@ def ids(*values):
 
 SPLIT = Split(ids(0, 2), ids(3), ids())
 GOOD = Dataset(
-    "small", from_edges([0, 1], [1, 2], 5), MemoryFeatures(np.zeros((5, 2), np.float32)), ids(0, -1, 1, 2, -1), SPLIT, num_classes=3
+    "small",
+    from_edges([0, 1], [1, 2], 5),
+    MemoryFeatures(np.zeros((5, 2), np.float32)),
+    ids(0, -1, 1, 2, -1),
+    SPLIT,
+    num_classes=3,
 )
 MULTI = replace(GOOD, labels=np.zeros((5, 3), np.float32), task="multilabel")
 

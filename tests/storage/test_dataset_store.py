@@ -26,7 +26,16 @@ def dataset(graph, *, multilabel=False, dtype=np.float32, seed=0):
     split = Split(*(np.arange(i, n, 3) for i in range(3)))
     labels = (rng.random((n, 4)) < 0.5).astype(np.float32) if multilabel else rng.integers(0, 4, n)
     task = "multilabel" if multilabel else "multiclass"
-    return Dataset("some", graph, MemoryFeatures(rng.random((n, 5)).astype(dtype)), labels, split, 4, task, ("One note.", "Another."))
+    return Dataset(
+        "some",
+        graph,
+        MemoryFeatures(rng.random((n, 5)).astype(dtype)),
+        labels,
+        split,
+        4,
+        task,
+        ("One note.", "Another."),
+    )
 
 
 @pytest.fixture
@@ -50,7 +59,12 @@ def test_round_trip(tmp_path_factory, graph, how, multilabel, dtype):
     store = write_dataset(path, data, features_format=written)
     again = open_dataset_store(path, opened).check()
     assert store.fingerprint == dataset_fingerprint(data) == dataset_fingerprint(again)
-    assert (again.name, again.num_classes, again.task, again.notes) == (data.name, data.num_classes, data.task, data.notes)
+    assert (again.name, again.num_classes, again.task, again.notes) == (
+        data.name,
+        data.num_classes,
+        data.task,
+        data.notes,
+    )
     assert again.labels.dtype == data.labels.dtype
     assert again.graph.indices.dtype == data.graph.indices.dtype
     assert np.array_equal(again.features.gather(np.arange(data.num_nodes)), data.features.rows)
@@ -184,7 +198,14 @@ def test_rows_are_taken_from_a_stored_graph_as_from_one_in_memory(tmp_path, weig
                 assert (a is None) == (b is None), name
                 if a is not None:
                     assert a.dtype == b.dtype and np.array_equal(a, b), name
-    for rows in (everything, everything[40:90], everything[:0], everything[::7], np.array([0, 299]), everything[everything % 5 < 2]):
+    for rows in (
+        everything,
+        everything[40:90],
+        everything[:0],
+        everything[::7],
+        np.array([0, 299]),
+        everything[everything % 5 < 2],
+    ):
         expected = graph.take(rows)
         of = [slice(int(graph.indptr[r]), int(graph.indptr[r + 1])) for r in rows]
         assert np.array_equal(expected.indices, np.concatenate([graph.indices[:0], *(graph.indices[s] for s in of)]))
@@ -203,7 +224,10 @@ def test_names_come_back_and_leave_the_rest_as_it_was(tmp_path, small):
     again, plain = open_dataset_store(tmp_path / "named").check(), open_dataset_store(tmp_path / "plain")
     assert (list(again.node_names), again.class_names) == (nodes, classes)
     assert (plain.node_names, plain.class_names) == (None, None)
-    assert not any("name_" in key or key == "class_names" for key in [*open_store(tmp_path / "plain", "dataset").entries, *plain.notes])
+    assert not any(
+        "name_" in key or key == "class_names"
+        for key in [*open_store(tmp_path / "plain", "dataset").entries, *plain.notes]
+    )
     assert open_dataset_store(tmp_path / "named", names=False).node_names is None
     for short in ({"node_names": nodes[1:]}, {"class_names": classes[1:]}):
         with pytest.raises(InputError, match=r"names for .* expected one for each"):

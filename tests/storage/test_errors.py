@@ -3,7 +3,15 @@
 import pytest
 
 from millrace.storage import errors
-from millrace.storage.errors import InputError, MillraceError, MissingExtraError, QueueTimeoutError, RunError, StoreError, nearest
+from millrace.storage.errors import (
+    InputError,
+    MillraceError,
+    MissingExtraError,
+    QueueTimeoutError,
+    RunError,
+    StoreError,
+    nearest,
+)
 
 
 @pytest.mark.parametrize(

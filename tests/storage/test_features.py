@@ -31,7 +31,9 @@ class TestZarrFeatures(FeatureStoreTests):
 
 class TestZarrFeaturesInside(FeatureStoreTests):
     def make(self, rows, path):
-        return ZarrFeatures.inside(write_store(path, "other", fingerprint={}, meta={}, arrays={"a": rows[:, 0], "x": rows}), "x")
+        return ZarrFeatures.inside(
+            write_store(path, "other", fingerprint={}, meta={}, arrays={"a": rows[:, 0], "x": rows}), "x"
+        )
 
 
 class TestConvertedFeatures(FeatureStoreTests):

@@ -24,7 +24,9 @@ from millrace.storage.graph import from_edges
 from tests.contracts.messages import graphs, make_minibatch, minibatches
 
 SAME_BYTES = {"<i4": "<u4", "<f8": "<i8", "|u1": "i1", "|b1": "u1"}
-ARRAYS = hnp.arrays(st.sampled_from(["<i4", "<f8", "u1", "?"]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+ARRAYS = hnp.arrays(
+    st.sampled_from(["<i4", "<f8", "u1", "?"]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
+)
 
 
 @given(ARRAYS, ARRAYS, st.sampled_from([1, 7, 64, 1 << 22]))
@@ -89,7 +91,14 @@ def test_features_are_digested_in_pieces(monkeypatch):
 
 def test_a_dataset_is_told_apart_by_its_parts():
     ids = np.array([0], np.int64)
-    data = Dataset("d", from_edges([0], [1], 3), MemoryFeatures(np.zeros((3, 2))), np.zeros(3, np.int64), Split(ids, ids + 1, ids + 2), 1)
+    data = Dataset(
+        "d",
+        from_edges([0], [1], 3),
+        MemoryFeatures(np.zeros((3, 2))),
+        np.zeros(3, np.int64),
+        Split(ids, ids + 1, ids + 2),
+        1,
+    )
     want = dataset_fingerprint(data)
     for part, change in {
         "graph": {"graph": from_edges([1], [0], 3)},

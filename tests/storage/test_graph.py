@@ -11,7 +11,11 @@ from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges, index_dtype
 
 
-@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(*[st.integers(0, n - 1)] * 2), max_size=30))))
+@given(
+    st.integers(1, 8).flatmap(
+        lambda n: st.tuples(st.just(n), st.lists(st.tuples(*[st.integers(0, n - 1)] * 2), max_size=30))
+    )
+)
 def test_from_edges_keeps_every_edge(case):
     n, edges = case
     src, dst = np.array([s for s, _ in edges], np.int32), np.array([d for _, d in edges], np.int64)

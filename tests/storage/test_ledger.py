@@ -25,7 +25,9 @@ def test_adds_by_channel_and_kind():
     assert ledger.as_record() == {c: {k: 10 + i for i, k in enumerate(kinds)} for c, kinds in KINDS.items()}
 
 
-@pytest.mark.parametrize("key", [("network", "minibatches"), ("store", "gradients"), ("disk", "graph"), ("evaluation", "feature")])
+@pytest.mark.parametrize(
+    "key", [("network", "minibatches"), ("store", "gradients"), ("disk", "graph"), ("evaluation", "feature")]
+)
 def test_refuses_unknown_kinds(key):
     with pytest.raises(AssertionError, match="knows no"):
         Ledger().add(*key, 1)

@@ -18,7 +18,14 @@ def test_minibatches_hold_together(m):
 
 
 def block(**change):
-    good = Block(2, np.array([7, 3, 9]), np.array([0, 1, 3], np.int32), np.array([2, 0, 1], np.int32), np.ones(3, np.float32), np.arange(3))
+    good = Block(
+        2,
+        np.array([7, 3, 9]),
+        np.array([0, 1, 3], np.int32),
+        np.array([2, 0, 1], np.int32),
+        np.ones(3, np.float32),
+        np.arange(3),
+    )
     return replace(good.check(), **change)
 
 
@@ -45,7 +52,9 @@ def test_check_sees_a_bad_block(change):
 
 def two_layers():
     nodes, ends = np.array([5, 8, 1, 4]), (1, 3, 4)
-    return MiniBatch(0, 0, nested_blocks(nodes, ends, np.array([0, 2, 2, 3], np.int32), np.array([1, 2, 3], np.int32)), True)
+    return MiniBatch(
+        0, 0, nested_blocks(nodes, ends, np.array([0, 2, 2, 3], np.int32), np.array([1, 2, 3], np.int32)), True
+    )
 
 
 def test_nested_blocks_are_views_of_one_edge_list():

@@ -31,7 +31,11 @@ CASE = make_case(8, 1)
 def test_what_was_written_is_read_and_may_be_written_again(tmp_path: Path) -> None:
     path = tmp_path / "phases" / "phase-1" / "rank-0000"
     for scale in (1.0, 2.0):
-        arrays = {"whole": np.arange(6.0).reshape(3, 2) * scale, "whole-remote": np.zeros((0, 2)), "narrow": np.zeros((3, 0))}
+        arrays = {
+            "whole": np.arange(6.0).reshape(3, 2) * scale,
+            "whole-remote": np.zeros((0, 2)),
+            "narrow": np.zeros((3, 0)),
+        }
         write_phase_rows(path, OF, 4, arrays, 80)
         store = open_phase_rows(path, OF)
         for name, rows in arrays.items():
@@ -44,7 +48,9 @@ def damaged_at(path: Path, where: str) -> None:
     files = sorted(f for f in path.rglob("*") if f.is_file() and where in str(f))
     assert files
     whole = files[-1].read_bytes()
-    files[-1].write_bytes(whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 0x40]) + whole[len(whole) // 2 + 1 :])
+    files[-1].write_bytes(
+        whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 0x40]) + whole[len(whole) // 2 + 1 :]
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,9 @@ def test_rows_of_another_rounding_graph_or_phase_are_refused(run: tuple[Path, La
         reopened(tmp_path / "run", model, 1)
 
 
-def test_damaged_rows_end_a_resumed_run_and_lacking_features_are_sent_again(run: tuple[Path, Lazy], tmp_path: Path) -> None:
+def test_damaged_rows_end_a_resumed_run_and_lacking_features_are_sent_again(
+    run: tuple[Path, Lazy], tmp_path: Path
+) -> None:
     folder, model = run
     shutil.copytree(folder, tmp_path / "run")
     for phase in (1, 2):

@@ -48,7 +48,9 @@ def names(folder):
 @given(
     st.dictionaries(
         st.sampled_from("abc"),
-        st.sampled_from(KINDS).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=9))),
+        st.sampled_from(KINDS).flatmap(
+            lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=9))
+        ),
         max_size=2,
     ),
     st.sampled_from([1, 40, 1 << 20]),
@@ -153,7 +155,8 @@ def test_sweep_removes_leftovers_only(tmp_path):
 
 
 def test_a_writer_that_is_swept_commits_all_or_nothing(tmp_path, monkeypatch):
-    """Sampling tasks of a generation that has ended may still write when the next one opens the queue. A file system without locks."""
+    """Sampling tasks of a generation that has ended may still write when the next one opens the queue. A file system
+    without locks."""
     monkeypatch.setattr(store_module, "_is_held", lambda folder: False)
     remove = shutil.rmtree
     committed = []

@@ -26,7 +26,13 @@ def test_secrets_are_left_out(text, shown):
     assert has_secrets(text) and has_secrets(f"see {text} there")
     assert without_secrets(f"see {text} there, or {text}") == f"see {shown} there, or {shown}"
     assert without_secrets(shown) == shown
-    for kind in (errors.InputError, errors.MissingExtraError, errors.StoreError, errors.RunError, errors.QueueTimeoutError):
+    for kind in (
+        errors.InputError,
+        errors.MissingExtraError,
+        errors.StoreError,
+        errors.RunError,
+        errors.QueueTimeoutError,
+    ):
         assert str(kind(f"{text} is not there")) == f"{shown} is not there"
 
 

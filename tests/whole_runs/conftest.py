@@ -14,13 +14,16 @@ from millrace.pipeline.cluster.dask_cluster import SETTINGS
 
 @contextmanager
 def cluster_of(workers: int, dashboard: str | None = None) -> Iterator[str]:
-    """The address of a scheduler on this machine whose workers have one thread, and the environment that this process has now.
+    """The address of a scheduler on this machine whose workers have one thread, and the environment that this process
+    has now.
 
     `dashboard` is where it has one, as host and port.
     """
     environment = dict(os.environ)
     with dask.config.set(SETTINGS):
-        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=dashboard, memory_limit=None)
+        cluster = LocalCluster(
+            n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=dashboard, memory_limit=None
+        )
         try:
             yield str(cluster.scheduler_address)
         finally:

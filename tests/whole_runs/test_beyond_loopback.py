@@ -1,4 +1,5 @@
-"""Ranks and workers on different hosts, which here are network namespaces, under Dask's TLS; and what a stranger gets."""
+"""Ranks and workers on different hosts, which here are network namespaces, under Dask's TLS; and what a stranger
+gets."""
 
 import json
 import os
@@ -78,13 +79,18 @@ class Link:
 
     def received_bytes(self, address: str) -> int:
         shown = subprocess.run(
-            ["ip", "-n", self.spaces[address], "-s", "-j", "link", "show", "link0"], check=True, capture_output=True, text=True
+            ["ip", "-n", self.spaces[address], "-s", "-j", "link", "show", "link0"],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         return json.loads(shown.stdout)[0]["stats64"]["rx"]["bytes"]
 
     def ranks(self, address: str) -> set[str]:
         """What the processes of ranks there were started with."""
-        pids = subprocess.run(["ip", "netns", "pids", self.spaces[address]], check=True, capture_output=True, text=True).stdout.split()
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self.spaces[address]], check=True, capture_output=True, text=True
+        ).stdout.split()
         found = set()
         for pid in pids:
             with suppress(OSError):
@@ -118,7 +124,9 @@ def certificates(folder: Path) -> dict[str, Path]:
         "req -newkey rsa:2048 -nodes -subj /CN=worker -keyout key.pem -out request.pem",
         "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -out cert.pem",
     ):
-        subprocess.run(["openssl", *words.format(name=folder.name).split()], cwd=folder, check=True, capture_output=True)
+        subprocess.run(
+            ["openssl", *words.format(name=folder.name).split()], cwd=folder, check=True, capture_output=True
+        )
     return {"ca": folder / "ca.pem", "cert": folder / "cert.pem", "key": folder / "key.pem"}
 
 
@@ -135,7 +143,8 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def cluster(link: Link, tls: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Link:
-    """A scheduler and a worker here, another worker there, which has the certificate in another folder than this host."""
+    """A scheduler and a worker here, another worker there, which has the certificate in another folder than this
+    host."""
     logs = tmp_path_factory.mktemp("cluster")
     copies = {name: Path(shutil.copy(path, logs / path.name)) for name, path in tls.items()}
     hidden = tls["ca"].parent
@@ -143,7 +152,19 @@ def cluster(link: Link, tls: dict[str, Path], tmp_path_factory: pytest.TempPathF
     def files(of: dict[str, Path]) -> list[str | Path]:
         return ["--tls-ca-file", of["ca"], "--tls-cert", of["cert"], "--tls-key", of["key"]]
 
-    link.start(HERE, logs / "scheduler", "-m", "dask", "scheduler", "--host", HERE, "--port", "8786", "--no-dashboard", *files(tls))
+    link.start(
+        HERE,
+        logs / "scheduler",
+        "-m",
+        "dask",
+        "scheduler",
+        "--host",
+        HERE,
+        "--port",
+        "8786",
+        "--no-dashboard",
+        *files(tls),
+    )
     worker = ("-m", "dask", "worker", SCHEDULER, "--nthreads", "1", "--no-dashboard", "--local-directory", logs)
     link.start(HERE, logs / HERE, *worker, "--host", HERE, *files(tls))
     link.start(THERE, logs / THERE, *worker, "--host", THERE, *files(copies), hidden=hidden)
@@ -215,7 +236,9 @@ with Client(address, security=security, timeout=10) as client:
 @pytest.mark.slow
 def test_who_has_no_certificate_of_ours_is_refused(cluster, tls, stranger):
     def ask(program, *words):
-        done = subprocess.run(cluster.at(HERE, "-c", program, *words), capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            cluster.at(HERE, "-c", program, *words), capture_output=True, text=True, timeout=60, check=False
+        )
         return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
     ours, theirs = ([files["cert"], files["key"]] for files in (tls, stranger))
@@ -228,7 +251,9 @@ def test_who_has_no_certificate_of_ours_is_refused(cluster, tls, stranger):
     assert ask(CLIENT, SCHEDULER, tls["ca"], *ours) == "1"
     assert re.search(cut_off, ask(CLIENT, SCHEDULER, tls["ca"], *theirs))
     assert re.search(cut_off, ask(CLIENT, SCHEDULER.replace("tls", "tcp"))), "one without TLS"
-    assert "TLS certificate does not match" in ask(CLIENT, SCHEDULER, stranger["ca"], *ours), "a scheduler that we do not know"
+    assert "TLS certificate does not match" in ask(CLIENT, SCHEDULER, stranger["ca"], *ours), (
+        "a scheduler that we do not know"
+    )
 
 
 def run_here(cluster: Link, out: Path, *words: str | Path) -> tuple[int, str]:
@@ -239,7 +264,9 @@ def run_here(cluster: Link, out: Path, *words: str | Path) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_run_says_why_it_cannot_use_the_cluster(cluster, tls, stranger, tmp_path):
-    code, said = run_here(cluster, tmp_path / "a", "--scheduler", SCHEDULER, "--host", HERE, *keys({**stranger, "ca": tls["ca"]}))
+    code, said = run_here(
+        cluster, tmp_path / "a", "--scheduler", SCHEDULER, "--host", HERE, *keys({**stranger, "ca": tls["ca"]})
+    )
     assert (code, "no Dask scheduler answers at tls://10.213.7.1:8786" in said, "TLS files" in said) == (2, True, True)
     code, said = run_here(cluster, tmp_path / "b", "--scheduler", SCHEDULER, *keys(tls))
     assert (code, f"the worker {cluster.worker} cannot reach 127.0.0.1" in said, "--host" in said) == (2, True, True)

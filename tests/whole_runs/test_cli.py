@@ -1,4 +1,5 @@
-"""The command line as its users meet it: every mistake is a sentence, every command says what it did, nothing is half-written."""
+"""The command line as its users meet it: every mistake is a sentence, every command says what it did, nothing is
+half-written."""
 
 import contextlib
 import io
@@ -28,7 +29,20 @@ from millrace.pipeline.telemetry.events import StageStarted
 
 SBM = "sbm:nodes=60,classes=2,degree=4,features=3"
 OTHER = "sbm:nodes=60,classes=2,degree=4,features=3,seed=1"
-SMALL = ("--dataset", SBM, "--epochs", "2", "--batch-size", "2", "--fanout", "3,2", "--hidden", "4", "--set", "threads=1")
+SMALL = (
+    "--dataset",
+    SBM,
+    "--epochs",
+    "2",
+    "--batch-size",
+    "2",
+    "--fanout",
+    "3,2",
+    "--hidden",
+    "4",
+    "--set",
+    "threads=1",
+)
 GOOD = {
     "edge_index": np.array([[0, 1, 1, 2], [1, 0, 2, 1]]),
     "y": np.array([0, 1, 0]),
@@ -122,7 +136,9 @@ def world(tmp_path_factory) -> Path:
     shutil.rmtree(w / "lost-bulk" / "epoch-1" / "bulk-0")
     shutil.rmtree(w / "lost-complete" / "complete")
     shutil.rmtree(w / "lost-complete" / "epoch-1")
-    shard = next(p for p in (w / "flipped-bulk" / "epoch-0").rglob("*") if p.is_file() and p.name == "0" and "c" in p.parts)
+    shard = next(
+        p for p in (w / "flipped-bulk" / "epoch-0").rglob("*") if p.is_file() and p.name == "0" and "c" in p.parts
+    )
     flip(shard, 40)
     done("convert", SBM, "--out", w / "store")
     for name in ("flipped", "lost-chunk", "lost-manifest", "old-schema", "false-manifest"):
@@ -138,9 +154,11 @@ def world(tmp_path_factory) -> Path:
 
 
 def command(text: str) -> Callable[[Path], list[str]]:
-    """Words of a command line. W stands for the world, NEW for a folder that does not exist; @name=... names a data set of it."""
+    """Words of a command line. W stands for the world, NEW for a folder that does not exist; @name=... names a data set
+    of it."""
     return lambda w: [
-        word.replace("W/", f"{w}/").replace("NEW", str(w / "new")).replace("SBM", SBM).replace("OTHER", OTHER) for word in text.split()
+        word.replace("W/", f"{w}/").replace("NEW", str(w / "new")).replace("SBM", SBM).replace("OTHER", OTHER)
+        for word in text.split()
     ]
 
 
@@ -168,7 +186,10 @@ BAD = {
     "data: given as job file": ("run SBM", "--dataset sbm:nodes=60"),
     "data: npz given as job file": ("run W/good.npz", "give a dataset as --dataset"),
     "data: mapped, but no store": (f"{RUN} --set features=mapped", "is not a Millrace store"),
-    "data: mapped, but written as zarr": ("run --dataset W/store --set features=mapped --out NEW", "features_format='zarr'"),
+    "data: mapped, but written as zarr": (
+        "run --dataset W/store --set features=mapped --out NEW",
+        "features_format='zarr'",
+    ),
     "store: flipped bit": ("run --dataset W/flipped --out NEW", "'indices' is damaged"),
     "store: missing chunk": ("run --dataset W/lost-chunk --out NEW", "the manifest says"),
     "store: missing manifest": ("run --dataset W/lost-manifest --out NEW", "holds no manifest.json"),
@@ -179,7 +200,10 @@ BAD = {
     "samples: of another graph": (f"{SAMPLED} --samples W/samples --dataset OTHER", "these differ: graph"),
     "samples: of another seed": (f"{SAMPLED} --samples W/samples --seed 1", "these differ: seed (store 0, wanted 1)"),
     "samples: of another fanout": (f"{SAMPLED} --samples W/samples --fanout 2,2", "these differ: sampler"),
-    "samples: of another batch size": (f"{SAMPLED} --samples W/samples --batch-size 3", "these differ: batch_size (store 2, wanted 3)"),
+    "samples: of another batch size": (
+        f"{SAMPLED} --samples W/samples --batch-size 3",
+        "these differ: batch_size (store 2, wanted 3)",
+    ),
     "samples: too few epochs": (f"{SAMPLED} --samples W/samples --epochs 3", "holds 2 epochs, but epochs is 3"),
     "samples: a bulk lost": (f"{SAMPLED} --samples W/lost-bulk", "epoch 1 has 0 of 1 bulks"),
     "samples: half-finished": (f"{SAMPLED} --samples W/lost-complete", "is not finished: epoch 1 has 0 of 1 bulks"),
@@ -226,20 +250,35 @@ BAD = {
     "sar: fanout": (f"{RUN} --system sar --fanout 3,2", "system 'sar' samples nothing"),
     "sar: a sampler": (f"{RUN} --system sar --set sampler.name=ladies", "system 'sar' samples nothing"),
     "sar: batch size": (f"{RUN} --system sar --batch-size 8", "takes all train nodes in one step"),
-    "sar: minibatches a step": (f"{RUN} --system sar --set train.minibatches_per_step=1", "takes all train nodes in one step"),
+    "sar: minibatches a step": (
+        f"{RUN} --system sar --set train.minibatches_per_step=1",
+        "takes all train nodes in one step",
+    ),
     "sar: a queue": (f"{RUN} --system sar --set queue.kind=zarr", "has no minibatches to queue"),
     "sar: reuse": (f"{RUN} --system sar --reuse cycle", "has no minibatches to queue"),
     "sar: samples": (f"{RUN} --system sar --samples W/samples", "trains on no minibatches"),
     "sar: features owned": (f"{RUN} --system sar --set features=owned", "keeps each row where its node is trained"),
     "sar: partitioner unknown": (f"{RUN} --system sar --set partition.method=metiss", "did you mean 'metis'"),
-    "sar: mode unknown": (f"{RUN} --system sar --set sar.mode=hallo", "'sar.mode' is 'hallo': expected rematerialize, keep, halo or auto"),
-    "sar: mode unknown for a layer": (f'{RUN} --system sar --set sar.mode=["hallo"]', "expected rematerialize, keep, halo or auto"),
+    "sar: mode unknown": (
+        f"{RUN} --system sar --set sar.mode=hallo",
+        "'sar.mode' is 'hallo': expected rematerialize, keep, halo or auto",
+    ),
+    "sar: mode unknown for a layer": (
+        f'{RUN} --system sar --set sar.mode=["hallo"]',
+        "expected rematerialize, keep, halo or auto",
+    ),
     "sar: auto for a layer": (f'{RUN} --system sar --set sar.mode=["auto"]', "a list of the first three"),
-    "sar: modes for other layers": (f'{RUN} --system sar --set sar.mode=["keep","halo"]', "sar has 2 modes for a model of 3 layers"),
+    "sar: modes for other layers": (
+        f'{RUN} --system sar --set sar.mode=["keep","halo"]',
+        "sar has 2 modes for a model of 3 layers",
+    ),
     "sar: no memory": (f"{RUN} --system sar --set sar.memory_bytes=0", "'sar.memory_bytes' is 0"),
     "sar: data without train nodes": ("run --system sar --dataset W/notrain.npz --out NEW", "train split is empty"),
     "sar: sampled beforehand": ("sample --dataset SBM --set system=sar --out NEW", "does not sample minibatches"),
-    "sar: a fanout to sample": ("sample --dataset SBM --set system=sar --fanout 3,2 --out NEW", "system 'sar' samples nothing"),
+    "sar: a fanout to sample": (
+        "sample --dataset SBM --set system=sar --fanout 3,2 --out NEW",
+        "system 'sar' samples nothing",
+    ),
     "sar: resume of another system": (f"{AGAIN} --system sar", "'sampler' is"),
     "run: flag unknown": ("run --nope", "No such option: --nope"),
     "run: flag of another library": ("run --learning-rate 1", "no such option: --learning-rate; give --lr"),
@@ -265,7 +304,10 @@ BAD = {
     "parts: method": ("partition SBM --parts 2 --method metiss --out NEW", "did you mean 'metis'"),
     "parts: no number given": ("partition SBM --out NEW", "Missing option '--parts'"),
     "parts: no dataset given": ("partition --parts 2 --out NEW", "Missing argument"),
-    "parts: of something else there": ("partition SBM --parts 3 --method hash --out W/parts", "these differ: parts (store 2, wanted 3)"),
+    "parts: of something else there": (
+        "partition SBM --parts 3 --method hash --out W/parts",
+        "these differ: parts (store 2, wanted 3)",
+    ),
     "parts: into a run": ("partition SBM --parts 2 --out W/run", "holds no partitions"),
     "convert: there already": ("convert SBM --out W/store", "exists already"),
     "convert: format": ("convert SBM --out NEW --features zar", "did you mean 'zarr'"),
@@ -274,13 +316,19 @@ BAD = {
     "evaluate: unfinished": ("evaluate W/unfinished", "has not finished"),
     "evaluate: model damaged": ("evaluate W/spoilt-model", "does not fit sage"),
     "evaluate: data that does not fit": ("evaluate W/run --dataset W/good.npz", "good has 2 features, but sage of"),
-    "evaluate: other classes": ("evaluate W/run --dataset sbm:nodes=60,classes=3,features=3", "has 3 classes (multiclass), but sage of"),
+    "evaluate: other classes": (
+        "evaluate W/run --dataset sbm:nodes=60,classes=3,features=3",
+        "has 3 classes (multiclass), but sage of",
+    ),
     "inspect: nothing there": ("inspect W/none", "neither a file nor a known dataset"),
     "inspect: a folder of nothing": ("inspect W/empty", "holds no manifest.json"),
     "inspect: result damaged": ("inspect W/spoilt-result", "result.json is damaged"),
     "inspect: store damaged": ("inspect W/old-schema", "schema version 0"),
     "inspect: minibatch of a run": ("inspect W/run --minibatch 0,0", "--minibatch needs a store of samples"),
-    "inspect: a run to be read otherwise": ("inspect W/run --set read.direction=reverse", "--set says how a dataset is read, and"),
+    "inspect: a run to be read otherwise": (
+        "inspect W/run --set read.direction=reverse",
+        "--set says how a dataset is read, and",
+    ),
     "inspect: minibatch malformed": ("inspect W/samples --minibatch 3", "not of the form EPOCH,INDEX"),
     "inspect: minibatch no number": ("inspect W/samples --minibatch a,b", "not of the form EPOCH,INDEX"),
     "inspect: minibatch out of range": ("inspect W/samples --minibatch 0,3", "holds no minibatch 0,3"),
@@ -336,7 +384,13 @@ def test_help_tells_the_defaults(command):
     """Of every flag that sets a configuration key; what has none says what happens without."""
     params = {p.name: p.help for p in typer.main.get_command(cli.app).commands[command].params}  # pyright: ignore[reportAttributeAccessIssue]
     job = resolve({})
-    known = {**job.model_dump(), "fanout": "15,10,5", "model": "sage", "split": "what the dataset has", "executor": "inline"}
+    known = {
+        **job.model_dump(),
+        "fanout": "15,10,5",
+        "model": "sage",
+        "split": "what the dataset has",
+        "executor": "inline",
+    }
     known["scheduler"] = None
     for word, path in SHORTHANDS.items():
         if word not in ("fanout", "scheduler", "heads"):
@@ -367,7 +421,18 @@ PLAN_FLAGS = {
 SURFACE = {
     "run": RUN_FLAGS,
     "train": RUN_FLAGS,
-    "sample": {"--batch-size", "--dataset", "--epochs", "--fanout", "--json", "--out", "--seed", "--set", "--split", "job"},
+    "sample": {
+        "--batch-size",
+        "--dataset",
+        "--epochs",
+        "--fanout",
+        "--json",
+        "--out",
+        "--seed",
+        "--set",
+        "--split",
+        "job",
+    },
     "partition": {"--json", "--method", "--out", "--parts", "--seed", "--set", "--split", "dataset"},
     "plan": PLAN_FLAGS,
     "convert": {"--features", "--json", "--out", "--seed", "--set", "--split", "dataset"},
@@ -381,7 +446,9 @@ SURFACE = {
 
 def test_the_surface_changes_only_on_purpose():
     commands: dict[str, Any] = typer.main.get_command(cli.app).commands  # pyright: ignore[reportAttributeAccessIssue]
-    flags = {name: {max(p.opts, key=len) for p in command.params if p.name != "help"} for name, command in commands.items()}
+    flags = {
+        name: {max(p.opts, key=len) for p in command.params if p.name != "help"} for name, command in commands.items()
+    }
     assert flags == SURFACE
 
 
@@ -461,7 +528,9 @@ def test_convert_and_train_on_the_store(world, tmp_path):
     record = done("convert", SBM, "--features", "npy", "--out", tmp_path / "store", "--json").record
     assert (record["num_nodes"], record["features"]) == (60, "npy")
     assert record["bytes"] > 0
-    mapped = done("run", *SMALL, "--dataset", tmp_path / "store", "--set", "features=mapped", "--out", tmp_path / "run", "--json").record
+    mapped = done(
+        "run", *SMALL, "--dataset", tmp_path / "store", "--set", "features=mapped", "--out", tmp_path / "run", "--json"
+    ).record
     assert mapped["parameters_sha256"] == json.loads((world / "run" / "result.json").read_text())["parameters_sha256"]
 
 
@@ -517,7 +586,8 @@ def test_doctor():
 
 
 def test_resume(world, tmp_path, monkeypatch):
-    """More epochs, no more, fewer; from another folder than the one where the run began, with a relative path of the data."""
+    """More epochs, no more, fewer; from another folder than the one where the run began, with a relative path of the
+    data."""
     run = tmp_path / "rün: 1"
     shutil.copy(world / "good.npz", tmp_path / "dätä.npz")
     monkeypatch.chdir(tmp_path)
@@ -561,7 +631,19 @@ def test_a_folder_that_another_process_writes_is_refused(world, tmp_path):
 
 
 def test_a_diverging_run_says_so(tmp_path):
-    seen = done("run", *SMALL, "--lr", "1e6", "--set", "train.optimizer=sgd", "--epochs", "12", "--out", tmp_path / "run", "--json")
+    seen = done(
+        "run",
+        *SMALL,
+        "--lr",
+        "1e6",
+        "--set",
+        "train.optimizer=sgd",
+        "--epochs",
+        "12",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert seen.record["train_loss"] is None
     assert "not finite" in seen.err
     assert seen.err.count("the run has diverged") == 1
@@ -613,7 +695,9 @@ COMMAND = (sys.executable, "-m", "millrace.pipeline")
 
 
 def started(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([*COMMAND, *map(str, words)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [*COMMAND, *map(str, words)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
 
 
 def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(tmp_path):
@@ -659,7 +743,9 @@ def test_a_reader_that_goes_away_does_not_end_a_run(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done_with = subprocess.run([*COMMAND, "run", *SMALL, "--out", str(tmp_path / "run")], stdout=writing, stderr=writing, check=False)
+        done_with = subprocess.run(
+            [*COMMAND, "run", *SMALL, "--out", str(tmp_path / "run")], stdout=writing, stderr=writing, check=False
+        )
     finally:
         os.close(writing)
     assert done_with.returncode == 0

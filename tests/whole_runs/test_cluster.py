@@ -41,7 +41,9 @@ def assert_same_parameters(run, other):
     a, b = parameters(run), parameters(other)
     assert a.keys() == b.keys()
     for name in a:
-        assert torch.linalg.vector_norm(a[name].double() - b[name]) <= 1e-6 * torch.linalg.vector_norm(b[name].double()), name
+        assert torch.linalg.vector_norm(a[name].double() - b[name]) <= 1e-6 * torch.linalg.vector_norm(
+            b[name].double()
+        ), name
 
 
 def digest(store):
@@ -52,7 +54,9 @@ def digest(store):
         for block in m.blocks:
             found.update(str(block.num_dst).encode())
             for column in (getattr(block, name) for name in COLUMNS):
-                found.update(b"none" if column is None else str((column.dtype, column.shape)).encode() + column.tobytes())
+                found.update(
+                    b"none" if column is None else str((column.dtype, column.shape)).encode() + column.tobytes()
+                )
     return found.hexdigest()
 
 
@@ -124,7 +128,9 @@ def test_queues_in_memory_train_the_same(alone, scheduler, tmp_path):
 
 def test_stored_samples_can_be_gone_through_again(scheduler, tmp_path):
     """Two ranks from a store of one epoch: the same as one rank from it, and the sampler takes no part."""
-    job = resolve({"dataset": DATASET, "epochs": 1, "seed": 3, "sampler": {"fanout": [4, 3]}, "train": {"batch_size": BATCH}})
+    job = resolve(
+        {"dataset": DATASET, "epochs": 1, "seed": 3, "sampler": {"fanout": [4, 3]}, "train": {"batch_size": BATCH}}
+    )
     precompute(job, tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
     stored = {"samples": tmp_path / "samples", **JOB}
     with pytest.raises(mr.InputError, match=r"holds 1 epoch, but epochs is 2; .*--reuse cycle"):
@@ -143,7 +149,8 @@ def test_ledger_counts_what_travels(two):
     steps = EPOCHS * 5
     minibatches = list(mr.open_queue(two.queue))
     assert len(minibatches) == EPOCHS * 19
-    # Rank s sends each other rank the rows that it owns; rank r trains every second minibatch of a step, and asks for a row of it once.
+    # Rank s sends each other rank the rows that it owns; rank r trains every second minibatch of a step, and asks for a
+    # row of it once.
     rows, units = [0, 0], {}
     for m in minibatches:
         units.setdefault((m.epoch, m.index // STEP, m.index % STEP % 2), []).append(m.nodes)
@@ -259,7 +266,9 @@ def test_a_scheduler_that_does_not_answer(address, mute, tmp_path, monkeypatch):
     assert dask_cluster.ANSWER_S <= 20
     monkeypatch.setattr(dask_cluster, "ANSWER_S", 0.5)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    with pytest.raises(mr.InputError, match=r"no Dask scheduler answers at|expected the address of a Dask scheduler") as raised:
+    with pytest.raises(
+        mr.InputError, match=r"no Dask scheduler answers at|expected the address of a Dask scheduler"
+    ) as raised:
         mr.run(DATASET, out=tmp_path / "run", ranks=2, scheduler=mute if address == "mute" else address, **JOB)
     assert raised.value.exit_code == 2
 
@@ -269,7 +278,9 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path):
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     told = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(told)]
-    with subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_scheduler", *options], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_scheduler", *options], stderr=subprocess.DEVNULL
+    ) as process:
         until = time.monotonic() + 60
         while not told.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
@@ -279,14 +290,21 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path):
             process.wait()
             for ask in (dask_cluster.worker_addresses, dask_cluster.wait_for_worker):
                 with pytest.raises(
-                    mr.RunError, match=r"the Dask scheduler no longer answers .*; start it again, then resume with --resume"
+                    mr.RunError,
+                    match=r"the Dask scheduler no longer answers .*; start it again, then resume with --resume",
                 ):
                     ask(client)
 
 
 def test_a_host_that_is_not_this_machine(tmp_path):
     with pytest.raises(mr.InputError, match=r"cannot start a cluster on 192\.0\.2\.1.*cluster\.host"):
-        mr.run(DATASET, out=tmp_path / "run", ranks=2, cluster={"host": "192.0.2.1", "insecure": True, "dashboard_port": 0}, **JOB)
+        mr.run(
+            DATASET,
+            out=tmp_path / "run",
+            ranks=2,
+            cluster={"host": "192.0.2.1", "insecure": True, "dashboard_port": 0},
+            **JOB,
+        )
 
 
 def test_a_section_and_a_shorthand_go_together():
@@ -296,13 +314,22 @@ def test_a_section_and_a_shorthand_go_together():
 
 
 def test_more_ranks_go_on_in_mid_epoch(scheduler, alone, tmp_path):
-    """Begun by one process, a minibatch a step; gone on with by three ranks, from within what would have been a step of theirs."""
+    """Begun by one process, a minibatch a step; gone on with by three ranks, from within what would have been a step of
+    theirs."""
     job = {**JOB, "minibatches_per_step": None, "queue": {"kind": "zarr", "bulk_size": 3}}
     asked = iter(range(1000))
     assert mr.run(DATASET, out=tmp_path / "run", stop=lambda: next(asked) == 6, **job).status == "stopped"
     notes = []
     result = mr.run(
-        DATASET, out=tmp_path / "run", ranks=3, scheduler=scheduler, features="owned", check=True, resume=True, emit=notes.append, **job
+        DATASET,
+        out=tmp_path / "run",
+        ranks=3,
+        scheduler=scheduler,
+        features="owned",
+        check=True,
+        resume=True,
+        emit=notes.append,
+        **job,
     )
     assert (result.ranks, result.epochs, result.minibatches) == (3, EPOCHS, alone.result.minibatches)
     assert result.sampled_edges == alone.result.sampled_edges

@@ -1,4 +1,5 @@
-"""Addresses with credentials are refused before anything is written, and no file, event or message of ours holds the secret."""
+"""Addresses with credentials are refused before anything is written, and no file, event or message of ours holds the
+secret."""
 
 import sys
 

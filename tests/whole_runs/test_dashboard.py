@@ -1,4 +1,5 @@
-"""The page `/millrace` of a live cluster's dashboard, by its numbers and in a browser; and runs that have to do without it."""
+"""The page `/millrace` of a live cluster's dashboard, by its numbers and in a browser; and runs that have to do without
+it."""
 
 import json
 import os
@@ -64,12 +65,18 @@ def token_of(board):
 
 
 class PlacedData:
-    """A run in a thread, whose driver stops at the end of its second epoch until it is let go; so do its ranks, for lack of samples."""
+    """A run in a thread, whose driver stops at the end of its second epoch until it is let go; so do its ranks, for
+    lack of samples."""
 
     def __init__(self, board, out, **job):
         self.out, self.notes, self.error, self.result = out, [], None, None
         self._held, self._let_go, self._given_up = (threading.Event() for _ in range(3))
-        options = {**JOB, "queue": {"kind": "zarr", "bulk_size": 2, "max_bytes": 1}, "scheduler": board.scheduler, **job}
+        options = {
+            **JOB,
+            "queue": {"kind": "zarr", "bulk_size": 2, "max_bytes": 1},
+            "scheduler": board.scheduler,
+            **job,
+        }
         self._thread = threading.Thread(target=self._run, args=(options,))
         self._thread.start()
 
@@ -116,7 +123,10 @@ def browsed(address, token):
     if chromium is None:
         return None
     playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as p, p.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser:
+    with (
+        playwright.sync_playwright() as p,
+        p.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser,
+    ):
         page, errors = browser.new_page(viewport={"width": 1400, "height": 1100}), []
         page.on("pageerror", lambda e: errors.append(str(e)))
         page.goto(f"{address}/millrace?token={token}", timeout=1000 * WAIT_S)
@@ -124,7 +134,10 @@ def browsed(address, token):
         page.wait_for_selector("text=/epoch \\d of 4/", timeout=1000 * WAIT_S)
         page.wait_for_selector(".bk-Figure canvas", timeout=1000 * WAIT_S)
         tabs = page.locator(".navbar li a").all_inner_texts()
-        seen = {selector: page.locator(selector).count() for selector in ("text=/^train$/", "text=/minibatches/", ".bk-Figure")}
+        seen = {
+            selector: page.locator(selector).count()
+            for selector in ("text=/^train$/", "text=/minibatches/", ".bk-Figure")
+        }
         page.click(".navbar >> text=Status", timeout=1000 * WAIT_S)
         page.wait_for_url("**/status", timeout=1000 * WAIT_S)
         page.click(".navbar >> text=Millrace", timeout=1000 * WAIT_S)
@@ -138,12 +151,18 @@ def browsed(address, token):
 @pytest.fixture(scope="module")
 def live(board, tmp_path_factory):
     """What is served in the middle of a run, and after it."""
-    with PlacedData(board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"cache_fraction": 0.1}) as run:
-        # Its driver is held, so the ranks wait for minibatches, and the share of their lives that they have waited grows.
+    with PlacedData(
+        board, tmp_path_factory.mktemp("live") / "run", features="owned", bulk={"cache_fraction": 0.1}
+    ) as run:
+        # Its driver is held, so the ranks wait for minibatches, and the share of their lives that they have waited
+        # grows.
         until(
             lambda: (
                 (r := runs(board)[0])["epoch"] >= 1
-                and all(x["stage"] == "queue_wait" and x["share"]["recent"].get("queue_wait", 0) > WAITED for x in r["ranks"])
+                and all(
+                    x["stage"] == "queue_wait" and x["share"]["recent"].get("queue_wait", 0) > WAITED
+                    for x in r["ranks"]
+                )
             )
         )
         pages = {path: get(board.address, path, token_of(board)) for path in ("millrace", "status", "millrace.json")}
@@ -152,7 +171,9 @@ def live(board, tmp_path_factory):
         run.let_go()
     # The last heartbeats come after the driver has said that the run is over.
     counted = json.loads((run.out / "result.json").read_text())["bytes"]
-    moved = {c: found for c in ("network", "store", "evaluation") if (found := {k: n for k, n in counted[c].items() if n})}
+    moved = {
+        c: found for c in ("network", "store", "evaluation") if (found := {k: n for k, n in counted[c].items() if n})
+    }
     after = until(lambda: (r := runs(board)[0])["state"] == "done" and r["bytes"] == moved and r)
     lines = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     return SimpleNamespace(run=run, pages=pages, prefixes=prefixes, browser=browser, after=after, lines=lines)
@@ -200,15 +221,22 @@ def test_the_last_numbers_are_those_of_the_result(live):
     done = [line for line in live.lines if line["event"] == "EpochDone"]
     assert run["steps"] == EPOCHS * STEPS and run["edges"] == result["sampled_edges"]
     assert run["bytes"] == {
-        c: found for c in ("network", "store", "evaluation") if (found := {k: n for k, n in result["bytes"][c].items() if n})
+        c: found
+        for c in ("network", "store", "evaluation")
+        if (found := {k: n for k, n in result["bytes"][c].items() if n})
     }
     for rank, counted in zip(run["ranks"], result["bytes"]["per_rank"]):
         assert rank["bytes"] == {c: {k: n for k, n in kinds.items() if n} for c, kinds in counted.items()}
         assert rank["rss_bytes"] <= result["peak_rss_bytes"][rank["rank"]] * 1.01
-    assert (run["train_loss"], run["best_val_accuracy"]) == (pytest.approx(result["train_loss"]), pytest.approx(result["val_accuracy"]))
+    assert (run["train_loss"], run["best_val_accuracy"]) == (
+        pytest.approx(result["train_loss"]),
+        pytest.approx(result["val_accuracy"]),
+    )
     assert [e["val_accuracy"] for e in run["epochs_done"]] == [pytest.approx(e["val_accuracy"]) for e in done]
     hot = result["hot_rows"]
-    assert {k: run["hot"][k] for k in ("rows", "asked", "hits")} == {k: sum(h[k] for h in hot) for k in ("rows", "asked", "hits")}
+    assert {k: run["hot"][k] for k in ("rows", "asked", "hits")} == {
+        k: sum(h[k] for h in hot) for k in ("rows", "asked", "hits")
+    }
     assert 0 < run["hot"]["rate"] < 1
     for name in ("forward_backward", "reduce", "evaluate"):
         assert max(r["seconds"][name] for r in run["ranks"]) == pytest.approx(result["seconds"][name], abs=1e-3)
@@ -246,18 +274,29 @@ def test_two_runs_of_which_one_loses_a_rank(board, tmp_path, monkeypatch):
     assert all(r["generation"] == 1 for r in run["ranks"])
     assert any("was killed by signal 9; all ranks start again" in n["text"] for n in run["notes"])
     # It went on from the end of the second epoch, at the latest.
-    run = until(lambda: (r := next(r for r in runs(board) if r["out"] == str(second.out)))["steps"] >= EPOCHS * STEPS and r)
+    run = until(
+        lambda: (r := next(r for r in runs(board) if r["out"] == str(second.out)))["steps"] >= EPOCHS * STEPS and r
+    )
     assert run["steps"] <= (EPOCHS + 1) * STEPS
     # The last heartbeats come after the driver has said that the run is over.
-    other = until(lambda: (r := next(r for r in runs(board) if r["out"] == str(first.out)))["steps"] >= EPOCHS * STEPS and r)
-    assert (other["state"], other["steps"], [r["generation"] for r in other["ranks"]]) == ("done", EPOCHS * STEPS, [0, 0])
+    other = until(
+        lambda: (r := next(r for r in runs(board) if r["out"] == str(first.out)))["steps"] >= EPOCHS * STEPS and r
+    )
+    assert (other["state"], other["steps"], [r["generation"] for r in other["ranks"]]) == (
+        "done",
+        EPOCHS * STEPS,
+        [0, 0],
+    )
 
 
 def rank_process(out):
     """Rank 0 of the run in `out`: whose log it holds open."""
     log = str(out / "logs" / "rank-0.log")
     for child in psutil.Process(os.getpid()).children(recursive=True):
-        if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()) and os.readlink(f"/proc/{child.pid}/fd/2") == log:
+        if (
+            "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline())
+            and os.readlink(f"/proc/{child.pid}/fd/2") == log
+        ):
             return child
     raise AssertionError(f"no process writes {log}")
 
@@ -305,7 +344,10 @@ def test_whatever_fails_is_one_note_and_no_more(small, tmp_path, monkeypatch):
 
 def test_a_scheduler_that_does_not_answer_holds_nothing_up(small, tmp_path, monkeypatch):
     monkeypatch.setattr(publisher, "END_S", 0.2)
-    with LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
         asked = []
         monkeypatch.setattr(client, "log_event", lambda *_: (asked.append(1), time.sleep(3)))
         start = time.monotonic()
@@ -341,7 +383,14 @@ def test_a_run_that_fails_or_loses_its_driver_says_so(small, tmp_path):
 def test_a_scheduler_of_the_users_own_gets_the_page_if_it_has_millrace(has_millrace, small, tmp_path):
     file, paths = tmp_path / "scheduler.json", [*sys.path]
     hidden = "" if has_millrace else "sys.modules['millrace'] = None; "
-    command = ["-c", f"import sys; {hidden}from distributed.cli.dask_scheduler import main; main()", "--host", "127.0.0.1", "--port", "0"]
+    command = [
+        "-c",
+        f"import sys; {hidden}from distributed.cli.dask_scheduler import main; main()",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
     command += ["--dashboard-address", "127.0.0.1:0"]
     process = subprocess.Popen(
         [sys.executable, *command, "--scheduler-file", str(file)],

@@ -25,7 +25,16 @@ class Cluster:
         self.history = History(lambda: self.at)
 
     def about(self, run="a", **more):
-        told = {"client": "c", "out": "/runs/x", "system": "bulk", "model": "sage", "dataset": "d", "ranks": 2, "epochs": 9, "producers": 2}
+        told = {
+            "client": "c",
+            "out": "/runs/x",
+            "system": "bulk",
+            "model": "sage",
+            "dataset": "d",
+            "ranks": 2,
+            "epochs": 9,
+            "producers": 2,
+        }
         self.history.hear_driver({"run": run, "about": {**told, **more}})
 
     def said(self, event, run="a", **fields):
@@ -36,7 +45,13 @@ class Cluster:
             "rank": rank, "stage": "reduce", "epoch": 0, "step": 0, "loss": 0.5, "steps": 0, "edges": 0, "seconds": {"total": self.at},
             "bytes": {}, "sent_to": {}, "rss_bytes": 1 << 20, "queue": {}, "hot": {}, **fields,
         }  # fmt: skip
-        record = {"run": run, "rank": rank, "generation": generation, "ended": ended, "pulse": pulse if fields != {"none": True} else {}}
+        record = {
+            "run": run,
+            "rank": rank,
+            "generation": generation,
+            "ended": ended,
+            "pulse": pulse if fields != {"none": True} else {},
+        }
         self.history.hear_worker(f"w{rank}", [record])
 
     def tick(self, seconds=HEARTBEAT_S):
@@ -105,7 +120,9 @@ def test_rates_and_shares_are_of_the_last_while(cluster):
         steps = i if i < 100 else 100 + 2 * (i - 100)
         for rank, reduce in ((0, 0.1), (1, 0.3)):
             seconds = {"total": i * 0.5, "forward_backward": i * 0.2, "reduce": i * reduce / 2, "queue_wait": i * 0.05}
-            cluster.pulse(rank, steps=steps, edges=10 * steps, seconds=seconds, bytes={"network": {"gradients": 1000 * steps}})
+            cluster.pulse(
+                rank, steps=steps, edges=10 * steps, seconds=seconds, bytes={"network": {"gradients": 1000 * steps}}
+            )
         cluster.said("QueueLevel", bulks=3, bytes=600, bound=1000, sampled=i // 4, seconds=i * 0.25)
         cluster.tick()
     run = cluster.run
@@ -121,15 +138,20 @@ def test_rates_and_shares_are_of_the_last_while(cluster):
     stages = run["stages"]
     assert stages["train"]["waits"] == pytest.approx(0.2 + 0.1)
     assert stages["train"]["for"] == {"queue_wait": pytest.approx(0.1), "exchange": 0.0, "reduce": pytest.approx(0.2)}
-    assert stages["sample"]["waits"] == pytest.approx(1 - 0.5 / 2), "two tasks at a time, half a second of work in each second"
+    assert stages["sample"]["waits"] == pytest.approx(1 - 0.5 / 2), (
+        "two tasks at a time, half a second of work in each second"
+    )
     assert "waited <b>30 %</b>" in labels.heading(run) and "for the slowest rank" in labels.heading(run)
 
 
 @pytest.mark.parametrize(
-    ("system", "exchange", "trains"), [("sar", 2.0, 3.0), ("retexo", 2.0, 5.0), ("bulk", 0.0, 5.0), ("grappa", 0.0, 5.0)]
+    ("system", "exchange", "trains"),
+    [("sar", 2.0, 3.0), ("retexo", 2.0, 5.0), ("bulk", 0.0, 5.0), ("grappa", 0.0, 5.0)],
 )
 def test_what_a_rank_spends_adds_up_to_its_life(system, exchange, trains):
-    parts = spent({"forward_backward": 5.0, "exchange": 2.0, "reduce": 1.0, "sample": 7.0, "train": 9.0, "total": 12.0}, system)
+    parts = spent(
+        {"forward_backward": 5.0, "exchange": 2.0, "reduce": 1.0, "sample": 7.0, "train": 9.0, "total": 12.0}, system
+    )
     assert (parts["exchange"], parts["forward_backward"]) == (exchange, trains)
     assert set(parts) == set(SPENT) and sum(parts.values()) == 12.0
 
@@ -139,8 +161,12 @@ def test_a_restart_counts_on_and_makes_no_peak(cluster):
     for i in range(20):
         cluster.pulse(0, steps=i, edges=i, bytes={"network": {"control": 100 * i}}, seconds={"total": float(i)})
         cluster.tick()
-    cluster.pulse(0, steps=19, edges=19, ended="killed by signal 9", bytes={"network": {"control": 1900}}, seconds={"total": 19.0})
-    assert cluster.run["ranks"][0]["state"] == "killed by signal 9" and "rank 0: killed by signal 9" in labels.heading(cluster.run)
+    cluster.pulse(
+        0, steps=19, edges=19, ended="killed by signal 9", bytes={"network": {"control": 1900}}, seconds={"total": 19.0}
+    )
+    assert cluster.run["ranks"][0]["state"] == "killed by signal 9" and "rank 0: killed by signal 9" in labels.heading(
+        cluster.run
+    )
     cluster.tick()
     cluster.pulse(0, generation=1, none=True)
     cluster.pulse(0, ended="killed by signal 9", steps=19, bytes={"network": {"control": 1900}})  # said late
@@ -148,7 +174,9 @@ def test_a_restart_counts_on_and_makes_no_peak(cluster):
     cluster.tick()
     # It knows nothing of its earlier life until it has read the checkpoint.
     for i, sent in enumerate([0, 1500, 1600, 1700, 1800, 1900, 2000]):
-        cluster.pulse(0, generation=1, steps=i, edges=i, bytes={"network": {"control": sent}}, seconds={"total": 15.0 + i})
+        cluster.pulse(
+            0, generation=1, steps=i, edges=i, bytes={"network": {"control": sent}}, seconds={"total": 15.0 + i}
+        )
         cluster.tick(2.0)
     run = cluster.run
     assert (run["steps"], run["edges"], run["bytes"]) == (19 + 6, 19 + 6, {"network": {"control": 2000}})
@@ -222,7 +250,9 @@ def test_hot_rows_and_queues_that_ranks_fill_are_summed(cluster):
     cluster.about()
     for rank in range(2):
         hot = {"rows": 5, "asked": 100, "hits": 25 + 50 * rank, "saved_bytes": 0}
-        cluster.pulse(rank, hot=hot, queue={"bulks": 2, "bytes": 30, "bound": 100}, seconds={"total": 2.0, "sample": 1.0})
+        cluster.pulse(
+            rank, hot=hot, queue={"bulks": 2, "bytes": 30, "bound": 100}, seconds={"total": 2.0, "sample": 1.0}
+        )
     run = cluster.run
     assert run["hot"] == {"rows": 10, "asked": 200, "hits": 100, "rate": 0.5}
     assert run["queue"] == {"bulks": 4, "bytes": 60, "bound": 200, "filled_by": "ranks"}

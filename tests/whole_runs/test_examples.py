@@ -1,4 +1,5 @@
-"""Launch scripts: those for one machine and for SSH are run, those for Slurm and Kubernetes rendered, and what they render is checked."""
+"""Launch scripts: those for one machine and for SSH are run, those for Slurm and Kubernetes rendered, and what they
+render is checked."""
 
 import asyncio
 import json
@@ -28,7 +29,20 @@ from millrace.pipeline import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-SMALL = ("--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32", "--set", "threads=1")
+SMALL = (
+    "--dataset",
+    "digits",
+    "--epochs",
+    "2",
+    "--fanout",
+    "5,5",
+    "--hidden",
+    "16",
+    "--batch-size",
+    "32",
+    "--set",
+    "threads=1",
+)
 SBATCH = {
     "-J": r"[\w-]+", "-e": r"\S+", "-o": r"\S+", "-p": r"\w+", "-A": r"\w+", "-n": r"\d+", "-t": r"(\d+-)?\d+(:\d+){0,2}",
     "--cpus-per-task": r"\d+", "--mem": r"\d+[KMGT]?", "--nodes": r"\d+(-\d+)?", "--ntasks": r"\d+",
@@ -43,7 +57,13 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(*words: str | Path, seconds: float = 540, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        list(map(str, words)), env=environment(**more), cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+        list(map(str, words)),
+        env=environment(**more),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
 
 
@@ -82,9 +102,13 @@ def test_on_a_gpu_box_without_gpus_ends_with_one_sentence(tmp_path):
     done = python("on_a_gpu_box.py", *SMALL, "--out", tmp_path / "run", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0")
     assert done.returncode == 2
     said = done.stderr.strip()
-    assert re.fullmatch(r'millrace: device is "cuda", but (this torch|torch sees no GPU here) \(.*\).*, or use device = "cpu"', said)
+    assert re.fullmatch(
+        r'millrace: device is "cuda", but (this torch|torch sees no GPU here) \(.*\).*, or use device = "cpu"', said
+    )
     if torch.version.cuda is None:
-        assert said.replace(torch.__version__, "2.13.0+cpu") in (EXAMPLES / "on_a_gpu_box.py").read_text(), "the header says so"
+        assert said.replace(torch.__version__, "2.13.0+cpu") in (EXAMPLES / "on_a_gpu_box.py").read_text(), (
+            "the header says so"
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -95,7 +119,9 @@ async def _shell(process: asyncssh.SSHServerProcess) -> None:
     """What a login shell does with a command; it does not outlive its connection."""
     assert process.command is not None
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_shell(process.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    child = await asyncio.create_subprocess_shell(
+        process.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    )
     await process.redirect(child.stdin, child.stdout, child.stderr)
     closed = asyncio.create_task(process.wait_closed())
     await asyncio.wait([asyncio.create_task(child.wait()), closed], return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +170,21 @@ def assert_nothing_is_left(tls: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_over_ssh_two_ranks_train_and_nothing_is_left(tmp_path, tls, ssh_home):
-    words = ("--hosts", "127.0.0.1", "--each", "2", "--tls", tls, "--interface", "lo", *SMALL, "--ranks", "2", "--out", tmp_path / "run")
+    words = (
+        "--hosts",
+        "127.0.0.1",
+        "--each",
+        "2",
+        "--tls",
+        tls,
+        "--interface",
+        "lo",
+        *SMALL,
+        "--ranks",
+        "2",
+        "--out",
+        tmp_path / "run",
+    )
     done = python("over_ssh.py", *words, HOME=str(ssh_home))
     assert done.returncode == 0, done.stderr
     assert result(tmp_path / "run")["ranks"] == 2
@@ -169,7 +209,9 @@ def test_on_slurm_renders_a_job_that_slurm_and_dask_take(tmp_path, tls):
     assert run("bash", "-n", script).returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
-    given = dict(re.split("[ =]", line.removeprefix("#SBATCH "), maxsplit=1) for line in lines if line.startswith("#SBATCH"))
+    given = dict(
+        re.split("[ =]", line.removeprefix("#SBATCH "), maxsplit=1) for line in lines if line.startswith("#SBATCH")
+    )
     assert not [f"{k} {v}" for k, v in given.items() if k not in SBATCH or not re.fullmatch(SBATCH[k], v)]
     assert {k: given[k] for k in ("-J", "-p", "-A", "-t", "-n", "--cpus-per-task")} == {
         "-J": "millrace", "-p": "normal", "-A": "me", "-t": "02:30:00", "-n": "1", "--cpus-per-task": "4",
@@ -178,13 +220,19 @@ def test_on_slurm_renders_a_job_that_slurm_and_dask_take(tmp_path, tls):
     assert (python_, m, module) == (sys.executable, "-m", "distributed.cli.dask_worker")
     taken = dask_worker.make_context("dask worker", words).params
     assert taken["scheduler"].startswith("tls://127.0.0.1:")
-    assert (taken["nthreads"], taken["memory_limit"], taken["nanny"], taken["tls_key"]) == (1, "0", True, str(tls / "key.pem"))
+    assert (taken["nthreads"], taken["memory_limit"], taken["nanny"], taken["tls_key"]) == (
+        1,
+        "0",
+        True,
+        str(tls / "key.pem"),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_job_of_on_slurm_holds_ranks(tmp_path, tls):
-    """Slurm is not here: `sbatch` is a script that runs the job at once, on this machine. All that it is given is real."""
+    """Slurm is not here: `sbatch` is a script that runs the job at once, on this machine. All that it is given is
+    real."""
     bin_, out = tmp_path / "bin", tmp_path / "run"
     bin_.mkdir()
     for name, body in {
@@ -212,7 +260,11 @@ def strict(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     closed = {key: strict(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and "type" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+    if (
+        isinstance(schema.get("properties"), dict)
+        and "type" in schema
+        and not schema.get("x-kubernetes-preserve-unknown-fields")
+    ):
         closed.setdefault("additionalProperties", False)
     if schema.get("x-kubernetes-int-or-string"):
         closed.pop("type", None)
@@ -220,16 +272,35 @@ def strict(schema: Any) -> Any:
 
 
 def complaints(manifest: Any) -> list[str]:
-    crds = files("dask_kubernetes.operator") / "deployment/helm/dask-kubernetes-operator/crds" / f"{manifest['kind'].lower()}.yaml"
+    crds = (
+        files("dask_kubernetes.operator")
+        / "deployment/helm/dask-kubernetes-operator/crds"
+        / f"{manifest['kind'].lower()}.yaml"
+    )
     (version,) = yaml.safe_load(crds.read_text())["spec"]["versions"]
     schema = strict(version["schema"]["openAPIV3Schema"])
-    schema["properties"] |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
+    schema["properties"] |= {
+        "apiVersion": {"type": "string"},
+        "kind": {"type": "string"},
+        "metadata": {"type": "object"},
+    }
     return [f"{e.json_path}: {e.message}" for e in jsonschema.Draft202012Validator(schema).iter_errors(manifest)]
 
 
 @pytest.fixture(scope="module")
 def manifest() -> Any:
-    words = ("--image", "registry/millrace:0.1.0", "--volume", "data", "--workers", "3", "--cores", "8", "--memory", "32Gi")
+    words = (
+        "--image",
+        "registry/millrace:0.1.0",
+        "--volume",
+        "data",
+        "--workers",
+        "3",
+        "--cores",
+        "8",
+        "--memory",
+        "32Gi",
+    )
     done = python("on_kubernetes.py", *words, *SMALL, "--ranks", "2", "--out", "/data/runs/one", "--resume")
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(done.stdout)
@@ -237,7 +308,11 @@ def manifest() -> Any:
 
 def containers(manifest: Any) -> dict[str, Any]:
     cluster, job = manifest["spec"]["cluster"]["spec"], manifest["spec"]["job"]["spec"]
-    return {c["name"]: c for pod in (cluster["worker"]["spec"], cluster["scheduler"]["spec"], job) for c in pod["containers"]}
+    return {
+        c["name"]: c
+        for pod in (cluster["worker"]["spec"], cluster["scheduler"]["spec"], job)
+        for c in pod["containers"]
+    }
 
 
 def test_on_kubernetes_renders_what_the_schemas_of_the_operator_take(manifest):
@@ -270,7 +345,11 @@ def test_on_kubernetes_gives_dask_what_dask_takes(manifest, tls):
     dask, word, *words = of["worker"]["args"]
     assert (dask, word) == ("dask", "worker")
     worker = dask_worker.make_context("dask worker", words).params
-    assert (worker["scheduler"], worker["nthreads"], worker["memory_limit"]) == ("tls://millrace-scheduler:8786", 1, "0")
+    assert (worker["scheduler"], worker["nthreads"], worker["memory_limit"]) == (
+        "tls://millrace-scheduler:8786",
+        1,
+        "0",
+    )
     dask, word, *words = of["scheduler"]["args"]
     assert (dask, word) == ("dask", "scheduler")
     scheduler = dask_scheduler.make_context("dask scheduler", words).params
@@ -286,7 +365,12 @@ def test_on_kubernetes_gives_millrace_what_millrace_takes(manifest):
     words = shlex.split(train.replace('"$POD_IP"', "10.1.2.3"))
     assert words[:2] == ["millrace", "run"]
     taken = command.commands["run"].make_context("run", words[2:]).params  # pyright: ignore[reportAttributeAccessIssue]
-    assert (taken["host"], taken["scheduler"], taken["ranks"], taken["resume"]) == ("10.1.2.3", "tls://millrace-scheduler:8786", 2, True)
+    assert (taken["host"], taken["scheduler"], taken["ranks"], taken["resume"]) == (
+        "10.1.2.3",
+        "tls://millrace-scheduler:8786",
+        2,
+        True,
+    )
     assert taken["overrides"][-1] == "threads=1", "what the user says comes after what the script says"
     (host,) = containers(manifest)["driver"]["env"]
     assert host["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"

@@ -1,4 +1,5 @@
-"""Runs on a cluster of which something dies or fails: it is told what, nothing is left behind, and the run can go on to the same end."""
+"""Runs on a cluster of which something dies or fails: it is told what, nothing is left behind, and the run can go on to
+the same end."""
 
 import json
 import os
@@ -60,7 +61,8 @@ def victim(what):
 
 
 class Reaper:
-    """Listens to a run, kills what the plan says once an epoch is reached, and notes how soon that was told and in which words."""
+    """Listens to a run, kills what the plan says once an epoch is reached, and notes how soon that was told and in
+    which words."""
 
     def __init__(self, *plan):
         self.plan, self.told, self.notes = list(plan), [], []
@@ -83,14 +85,17 @@ class Reaper:
 @pytest.fixture(scope="module")
 def undisturbed(scheduler, tmp_path_factory):
     """The parameters of a run that nothing happens to."""
-    return mr.run(DATASET, out=tmp_path_factory.mktemp("undisturbed") / "run", scheduler=scheduler, **JOB).parameters_sha256
+    return mr.run(
+        DATASET, out=tmp_path_factory.mktemp("undisturbed") / "run", scheduler=scheduler, **JOB
+    ).parameters_sha256
 
 
 def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, scheduler, tmp_path):
     reaper = Reaper(("rank", 1), ("sampler", 1), ("holder", 2), ("rank", 3))
     run = {**JOB, "out": tmp_path / "run", "scheduler": scheduler, "emit": reaper, "cluster": {"restarts": 2}}
     with pytest.raises(
-        mr.RunError, match=r"^rank \d \(process \d+\) was killed by signal 9; resume from the last checkpoint with --resume"
+        mr.RunError,
+        match=r"^rank \d \(process \d+\) was killed by signal 9; resume from the last checkpoint with --resume",
     ):
         mr.run(DATASET, **run)
     assert not reaper.plan
@@ -103,11 +108,17 @@ def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, 
         assert seconds < TOLD_S, text
     rank, sampler, holder = (text for _, _, text, _ in reaper.told)
     assert re.fullmatch(
-        rf"rank \d \(process {reaper.told[0][1]}\) was killed by signal 9; all ranks start again .* \(restart 1 of 2\)", rank
+        rf"rank \d \(process {reaper.told[0][1]}\) was killed by signal 9; all ranks start again .* \(restart 1 of 2\)",
+        rank,
     )
     assert re.match(r"the worker tcp://\S+, which sampled, is gone; others take over its tasks", sampler)
-    assert re.match(r"the worker tcp://\S+ that held rank \d \(process \d+\) is gone; all ranks start again .* \(restart 2 of 2\)", holder)
-    assert sum("resumed at phase 0, step" in text for text in reaper.notes) == 2, "each generation goes on from a checkpoint"
+    assert re.match(
+        r"the worker tcp://\S+ that held rank \d \(process \d+\) is gone; all ranks start again .* \(restart 2 of 2\)",
+        holder,
+    )
+    assert sum("resumed at phase 0, step" in text for text in reaper.notes) == 2, (
+        "each generation goes on from a checkpoint"
+    )
     assert mr.run(DATASET, resume=True, **run).parameters_sha256 == undisturbed
 
 
@@ -142,7 +153,8 @@ class Command:
 
 
 def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp_path):
-    """Interrupted, out of patience with lost ranks, killed: one run that suffers all of it ends with the same parameters."""
+    """Interrupted, out of patience with lost ranks, killed: one run that suffers all of it ends with the same
+    parameters."""
     out = tmp_path / "run"
     command = Command(out)
     command.reach(1)
@@ -164,7 +176,8 @@ def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp
     assert code == 3, said
     assert time.monotonic() - killed < TOLD_S
     assert re.search(
-        r"rank \d \(process \d+\) was killed by signal 9; resume from the last checkpoint with --resume", said.replace("\n", " ")
+        r"rank \d \(process \d+\) was killed by signal 9; resume from the last checkpoint with --resume",
+        said.replace("\n", " "),
     )
     assert not family()[0]
 
@@ -250,7 +263,9 @@ def small_disk(tmp_path):
     """A file system of one megabyte."""
     place = tmp_path / "small"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
     yield place
@@ -259,7 +274,9 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_ends_the_run_and_what_is_stored_can_be_read(small_disk, scheduler, tmp_path):
     job = {**JOB, "queue": {**JOB["queue"], "keep": "all", "location": str(small_disk / "queue")}}
-    with pytest.raises(mr.RunError, match=r"^sampling failed: .*cannot write bulk \d+ of epoch \d.*No space left.*free space"):
+    with pytest.raises(
+        mr.RunError, match=r"^sampling failed: .*cannot write bulk \d+ of epoch \d.*No space left.*free space"
+    ):
         mr.run(DATASET, out=tmp_path / "run", scheduler=scheduler, **job)
     assert not family()[0]
     stored = [m.check() for m in mr.open_queue(small_disk / "queue")]

@@ -1,4 +1,5 @@
-"""What the driver does when ranks are lost that the others may go on without: whom it tells, and when it gives up. Ranks are stand-ins."""
+"""What the driver does when ranks are lost that the others may go on without: whom it tells, and when it gives up.
+Ranks are stand-ins."""
 
 import json
 import queue
@@ -26,7 +27,9 @@ RANKS = 3
 class Driver:
     """A generation under way, whose ranks end as a test says."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_rank_loss: str = "continue", silence_limit_s: float | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, on_rank_loss: str = "continue", silence_limit_s: float | None = None
+    ) -> None:
         monkeypatch.setattr(supervisor, "ask_scheduler", lambda client, patience_s: self.records())
         monkeypatch.setattr(supervisor, "worker_addresses", lambda client: list(self.workers))
         self.workers = {f"worker-{r}" for r in range(RANKS)}
@@ -245,7 +248,9 @@ def test_whoever_is_frozen_is_named_and_within_the_limit_that_is_all(monkeypatch
         assert not driver.look()
     # Rank 0 cannot be heard through its worker.
     said = "has not answered for {} s: it is stopped, or its machine hangs"
-    assert sorted(driver.notes) == sorted(f"{who} {said.format(s)}" for who in ("rank 2", "the worker worker-0") for s in (11, 23))
+    assert sorted(driver.notes) == sorted(
+        f"{who} {said.format(s)}" for who in ("rank 2", "the worker worker-0") for s in (11, 23)
+    )
     driver.frozen.clear()
     driver.now = 24.0
     assert not driver.look()
@@ -256,7 +261,9 @@ def test_whoever_is_frozen_is_named_and_within_the_limit_that_is_all(monkeypatch
     ("frozen", "text", "avoided"),
     [({"2"}, "rank 2 has", set()), ({"worker-1"}, "rank 1, held by the worker worker-1, has", {"worker-1"})],
 )
-def test_beyond_the_limit_who_is_frozen_is_lost(frozen: set[str], text: str, avoided: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_limit_who_is_frozen_is_lost(
+    frozen: set[str], text: str, avoided: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver(monkeypatch, "restart", silence_limit_s=30.0)
     assert not driver.look()
     driver.frozen = frozen
@@ -281,7 +288,9 @@ def test_a_frozen_scheduler_is_named_and_then_given_up(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("stepping", [False, True])
-def test_ranks_that_start_again_are_not_waited_for_when_the_run_is_to_stop(stepping: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_start_again_are_not_waited_for_when_the_run_is_to_stop(
+    stepping: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver(monkeypatch, "restart")
     driver.generation.stepping, driver.stop = stepping, True
     driver.generation._obey()

@@ -1,4 +1,5 @@
-"""Runs of system `grappa`: isolated ranks that send each other gradients, what they send, and that going on does not show."""
+"""Runs of system `grappa`: isolated ranks that send each other gradients, what they send, and that going on does not
+show."""
 
 import copy
 import gc
@@ -94,7 +95,11 @@ def test_one_rank_trains_as_bulk_does(dataset, bulk, tmp_path, correction):
     options = {"correction": correction, "repartition_every": EVERY}
     result = mr.run(dataset, system="grappa", grappa=options, out=tmp_path / "run", emit=told.append, check=True, **JOB)
     assert result.train_loss == pytest.approx(bulk.train_loss, rel=1e-6)
-    assert (result.val_accuracy, result.test_accuracy, result.best_epoch) == (bulk.val_accuracy, bulk.test_accuracy, bulk.best_epoch)
+    assert (result.val_accuracy, result.test_accuracy, result.best_epoch) == (
+        bulk.val_accuracy,
+        bulk.test_accuracy,
+        bulk.best_epoch,
+    )
     assert (result.minibatches, result.sampled_edges) == (bulk.minibatches, bulk.sampled_edges)
     notes = [e.text for e in told if type(e).__name__ == "Note"]
     assert [n for n in notes if n.startswith("phase")] == [f"phase {t} of 3: super-epoch {t}" for t in (1, 2, 3)]
@@ -171,7 +176,14 @@ def test_records_become_the_configuration():
     assert configure({}, system="grappa").partition == configure({}, system=grappa()).partition
     again = make_system(found)
     cut = again.partition
-    assert (cut.sweep, cut.halo, cut.per_rank, cut.moved, cut.ahead, cut.partitioner.name) == ("fixed", 0, 4, 0.5, False, "contiguous")
+    assert (cut.sweep, cut.halo, cut.per_rank, cut.moved, cut.ahead, cut.partitioner.name) == (
+        "fixed",
+        0,
+        4,
+        0.5,
+        False,
+        "contiguous",
+    )
     assert [again.parts_before(r) for r in range(4)] == [0, 4, 8, 12]
     assert (again.sample, again.fetch, again.reduce, again.schedule) == tuple(
         getattr(system, name) for name in ("sample", "neighbourhood", "reduce", "schedule")
@@ -183,8 +195,14 @@ def test_records_become_the_configuration():
 @pytest.mark.parametrize(
     ("options", "phrase"),
     [
-        ({"queue": {"kind": "zarr"}}, "under system 'grappa' each rank samples for itself: only queue.bulk_size is used"),
-        ({"minibatches_per_step": 2}, "'train.minibatches_per_step' is 2, but under system 'grappa' each of the 1 ranks"),
+        (
+            {"queue": {"kind": "zarr"}},
+            "under system 'grappa' each rank samples for itself: only queue.bulk_size is used",
+        ),
+        (
+            {"minibatches_per_step": 2},
+            "'train.minibatches_per_step' is 2, but under system 'grappa' each of the 1 ranks",
+        ),
         ({"grappa": {"rotation": "fresh"}}, "'grappa.rotation' is 'fresh': input should be 'sweep', 'fixed' or 'none'"),
         ({"grappa": {"correction": "nodes"}}, "'grappa.correction' is 'nodes'"),
         ({"grappa": {"shrink": "stein"}}, "'grappa.shrink' is 'stein'"),
@@ -220,12 +238,16 @@ def test_a_step_is_one_minibatch_of_each_rank_without_a_configuration_too():
     def rank(group: ThreadGroup) -> None:
         Local(NeighborSampler((2,))).num_minibatches(place_of(5), as_job(group, batch_size=2, minibatches_per_step=3))
 
-    with pytest.raises(mr.InputError, match="each of the 2 ranks trains on one minibatch of its own in every step; leave it out"):
+    with pytest.raises(
+        mr.InputError, match="each of the 2 ranks trains on one minibatch of its own in every step; leave it out"
+    ):
         run_threads(rank, 2)
 
 
 def test_a_step_may_be_given_where_it_is_the_ranks():
-    assert resolve({"system": "grappa", "ranks": 3, "train": {"minibatches_per_step": 3}}).train.minibatches_per_step == 3
+    assert (
+        resolve({"system": "grappa", "ranks": 3, "train": {"minibatches_per_step": 3}}).train.minibatches_per_step == 3
+    )
 
 
 # --- minibatches of one's own ---
@@ -258,7 +280,10 @@ def test_each_rank_goes_through_its_own_seeds(seeds):
                 work = feed.get(epoch, index).check()
                 assert (work.epoch, work.index, len(work.blocks)) == (epoch, index, layers)
                 assert len(work.seeds) <= batch
-                key, nodes = (epoch, step, 0), [work.seeds.tolist(), work.nodes.tolist(), work.blocks[0].indices.tolist()]
+                key, nodes = (
+                    (epoch, step, 0),
+                    [work.seeds.tolist(), work.nodes.tolist(), work.blocks[0].indices.tolist()],
+                )
                 assert seen.setdefault(key, nodes) == nodes, "as before"
                 feed.release(epoch, step * group.size + group.size - 1)
             feed.close()
@@ -276,7 +301,10 @@ def test_each_rank_goes_through_its_own_seeds(seeds):
 def test_chunks_do_not_share_their_draws():
     def rank(group: ThreadGroup) -> Any:
         feed = Local(NeighborSampler((1,))).feed(
-            SimpleNamespace(graph=dense, seeds=np.arange(12)), Phase(0, 0, 1), as_job(group, batch_size=12, kernel=reference), (0, 0)
+            SimpleNamespace(graph=dense, seeds=np.arange(12)),
+            Phase(0, 0, 1),
+            as_job(group, batch_size=12, kernel=reference),
+            (0, 0),
         )
         work = feed.get(0, group.rank)
         feed.close()
@@ -304,7 +332,14 @@ def test_a_feed_notices_what_must_not_have_travelled(kind):
 
 def test_nothing_is_a_minibatch():
     work = nothing(3, 5, 2).check()
-    assert (work.epoch, work.index, len(work.seeds), len(work.nodes), work.num_edges, len(work.blocks)) == (3, 5, 0, 0, 0, 2)
+    assert (work.epoch, work.index, len(work.seeds), len(work.nodes), work.num_edges, len(work.blocks)) == (
+        3,
+        5,
+        0,
+        0,
+        0,
+        2,
+    )
 
 
 # --- ranks that are threads: on nasty graphs ---
@@ -344,7 +379,9 @@ SAMPLERS = {
     batch=st.sampled_from([1, 3]),
     dealt=st.sampled_from([(1, 0.0), (1, 1.0), (2, 0.0), (2, 0.5), (3, 1.0)]),
 )
-@example(make_case(1, 2), "sage", "neighbor", "sweep", 0, "batch", "none", 1, (1, 0.0))  # one node with loops, and a rank without any
+@example(
+    make_case(1, 2), "sage", "neighbor", "sweep", 0, "batch", "none", 1, (1, 0.0)
+)  # one node with loops, and a rank without any
 @example(make_case(2, 3), "gcn", "neighbor", "sweep", 1, "hops", "empirical", 1, (1, 0.0))  # no edges
 @example(make_case(3, 4), "gat", "all", "sweep", 0, "batch", "james-stein", 1, (2, 1.0))  # dense
 @example(make_case(4, 3), "sage", "labor", "sweep", 1, "node", "none", 1, (1, 1.0))  # all nodes in one part
@@ -389,7 +426,9 @@ def test_what_earlier_super_epochs_saw_is_given_back(monkeypatch):
 
     def watched(self, data, phase, job, before=None):
         mine = seen.setdefault(job.group.rank, [])
-        assert [ref() is not None for ref in mine] == [False] * (len(mine) - 1) + [True] * bool(mine), "the last one is handed on"
+        assert [ref() is not None for ref in mine] == [False] * (len(mine) - 1) + [True] * bool(mine), (
+            "the last one is handed on"
+        )
         found = place(self, data, phase, job, before)
         mine.append(weakref.ref(found.features))
         return found
@@ -398,7 +437,13 @@ def test_what_earlier_super_epochs_saw_is_given_back(monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        train_threads(make_case(8, 3), grappa(NeighborSampler((2, 2)), repartition_every=1), initial("sage"), 4, Train(batch_size=4))
+        train_threads(
+            make_case(8, 3),
+            grappa(NeighborSampler((2, 2)), repartition_every=1),
+            initial("sage"),
+            4,
+            Train(batch_size=4),
+        )
     finally:
         gc.enable()
     assert [len(refs) for refs in seen.values()] == [4] * 3
@@ -482,7 +527,8 @@ def test_two_chunks_with_a_halo_are_all_there_is():
 
 @pytest.mark.parametrize(("seed", "kind"), [(0, "sage"), (11, "gcn"), (3, "gat")])
 def test_full_batch_in_isolation_is_a_sampler_that_takes_all(seed, kind):
-    """With every neighbour, and a minibatch of all seeds, a step is one of the visible graph as a whole: each layer over all of it."""
+    """With every neighbour, and a minibatch of all seeds, a step is one of the visible graph as a whole: each layer
+    over all of it."""
     case, model = make_case(seed, 3), initial(kind)
     system = grappa(NeighborSampler((-1, -1)), halo=0, correction="none")
     assert len(case.split.train)
@@ -494,7 +540,9 @@ def test_full_batch_in_isolation_is_a_sampler_that_takes_all(seed, kind):
         neighbourhood = BlockNeighbourhood(whole, place.degree)
         alone, h = copy.deepcopy(model), torch.from_numpy(place.features.gather(np.arange(n)))
         seeds = torch.from_numpy(place.seeds)
-        nn.functional.cross_entropy(alone((neighbourhood, neighbourhood), h)[seeds], place.labels[seeds], reduction="sum").backward()
+        nn.functional.cross_entropy(
+            alone((neighbourhood, neighbourhood), h)[seeds], place.labels[seeds], reduction="sum"
+        ).backward()
         total += torch.cat([p.grad.reshape(-1) for p in alone.parameters()]).numpy()
         losses += len(seeds)
     np.testing.assert_allclose(one_step(case, system, model, 0.01), total / losses, rtol=1e-8, atol=1e-10)
@@ -533,7 +581,8 @@ def num_parameters():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gradients_are_all_that_crosses_the_network(request, dataset, ranks):
-    """By the ledger: 2 (P - 1) / P x 4 bytes for each parameter, rank and step, and two numbers more, the weight and a flag."""
+    """By the ledger: 2 (P - 1) / P x 4 bytes for each parameter, rank and step, and two numbers more, the weight and a
+    flag."""
     reports = request.getfixturevalue("three") if ranks == 3 else request.getfixturevalue("two").reports
     steps, numbers = EPOCHS * steps_of(dataset, ranks), num_parameters() + 2
     assert steps > EPOCHS
@@ -561,7 +610,8 @@ def test_statistics_are_a_few_numbers_a_step(dataset, three, tmp_path):
 
 
 def test_chunks_are_read_once(dataset, two, three, tmp_path):
-    """Two ranks see the same two chunks all the time; three each see the third one too, and read the second one again."""
+    """Two ranks see the same two chunks all the time; three each see the third one too, and read the second one
+    again."""
     for reports, ranks in ((two.reports, 2), (three, 3)):
         folder = tmp_path / f"{ranks}"
         partition_dataset(dataset, Hash(), ranks, folder, TABLE["seed"])
@@ -594,12 +644,20 @@ def test_two_ranks_go_on_bit_for_bit(dataset, two, tmp_path, after):
 @pytest.fixture(scope="module")
 def dealt():
     """Two ranks with three of six fine clusters each; half of them are dealt anew after each super-epoch."""
-    options = {"repartition_every": EVERY, "chunks": 3, "reshuffle_fraction": 0.5, "halo": 0, "correction": "edge", "kappa": 1.0}
+    options = {
+        "repartition_every": EVERY,
+        "chunks": 3,
+        "reshuffle_fraction": 0.5,
+        "halo": 0,
+        "correction": "edge",
+        "kappa": 1.0,
+    }
     return {**TABLE, "partition": {"method": "metis"}, "grappa": options}
 
 
 def test_fine_clusters_are_regrouped_and_go_on_bit_for_bit(dataset, dealt, tmp_path):
-    """What is read is what the deal says; ranks evaluate as one process does; and a run that was stopped in between ends the same."""
+    """What is read is what the deal says; ranks evaluate as one process does; and a run that was stopped in between
+    ends the same."""
     whole, out = train_processes(dataset, tmp_path / "whole", dealt), tmp_path / "run"
     assert whole is not None
     deal = ChunkSchedule(TABLE["seed"], 2, 3, 0.5)
@@ -658,7 +716,12 @@ def test_a_cluster_trains_what_processes_train(clustered, two, dataset):
     owned = [open_part(clustered.out / "parts", r)[0].owned for r in range(2)]
     assert sorted(np.concatenate(owned).tolist()) == list(range(NODES))
     found = resolve(read_toml(clustered.out / "job.toml"))
-    assert (found.system, found.grappa.every, found.grappa.correction, found.sampler["fanout"]) == ("grappa", EVERY, "batch", [4, 3])
+    assert (found.system, found.grappa.every, found.grappa.correction, found.sampler["fanout"]) == (
+        "grappa",
+        EVERY,
+        "batch",
+        [4, 3],
+    )
 
 
 def test_evaluate_and_inspect(clustered):

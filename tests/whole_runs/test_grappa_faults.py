@@ -1,4 +1,5 @@
-"""Isolated ranks of which some are lost in mid super-epoch: the others go on, agree, and say what they lack, until all are there again."""
+"""Isolated ranks of which some are lost in mid super-epoch: the others go on, agree, and say what they lack, until all
+are there again."""
 
 import copy
 import json
@@ -64,7 +65,8 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize(("victim", "correction"), [(0, "node"), (2, "batch"), (2, "none")])
 def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: str) -> None:
-    """sum of w g over sum of w, over the ranks that are left, each by itself; the rank dies when gradients are to be summed."""
+    """sum of w g over sum of w, over the ranks that are left, each by itself; the rank dies when gradients are to be
+    summed."""
     case, model, lr = make_case(8, RANKS), SAGE(hidden=5, layers=2, dropout=0.0).build(F, C).double(), 0.01
     system = grappa(NeighborSampler((-1, -1)), halo=0, correction=correction)
     total, count = np.zeros(len(flat(model))), 0.0
@@ -104,7 +106,17 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
 
         train = Train(optimizer="sgd", lr=lr, batch_size=1000)
         trainer = Trainer(
-            system, of, CasePeers(case).own(group.rank), "multiclass", mine, train, None, CheckpointEvery(), None, tell, lambda: False
+            system,
+            of,
+            CasePeers(case).own(group.rank),
+            "multiclass",
+            mine,
+            train,
+            None,
+            CheckpointEvery(),
+            None,
+            tell,
+            lambda: False,
         )
         with pytest.raises(ShortHandedError, match=rf"super-epoch 1 ended without rank {victim}"):
             train_rank(trainer, Clock())
@@ -125,7 +137,8 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
 
 
 class Doomed(Survivors):
-    """Ranks that kill themselves in the sum of gradients that they are to, before it or after it, and name those that are left."""
+    """Ranks that kill themselves in the sum of gradients that they are to, before it or after it, and name those that
+    are left."""
 
     plan: dict[int, tuple[int, str]]
     sums = 0
@@ -145,7 +158,9 @@ class Doomed(Survivors):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def one_life(group: Any, outline: Outline, out: Path, fingerprint: dict[str, str], plan: dict[int, tuple[int, str]]) -> Any:
+def one_life(
+    group: Any, outline: Outline, out: Path, fingerprint: dict[str, str], plan: dict[int, tuple[int, str]]
+) -> Any:
     """A rank's report, or the words with which it ended short-handed, and a digest of its parameters."""
     store, rank, size, ledger = group._store, group.rank, group.size, group._ledger
     prepared = prepare_part(resolve(TABLE), outline, out / "parts", rank, fingerprint)
@@ -153,7 +168,9 @@ def one_life(group: Any, outline: Outline, out: Path, fingerprint: dict[str, str
     make = prepared.build_model
     prepared = replace(prepared, build_model=lambda: built.append(make()) or built[-1])
     own = dist.PrefixStore("survivors", store)  # pyright: ignore[reportPrivateImportUsage]
-    group = Doomed(own, rank, size, lambda store, rank, size: Gloo(store, rank, size, ledger, host="127.0.0.1", timeout_s=30))
+    group = Doomed(
+        own, rank, size, lambda store, rank, size: Gloo(store, rank, size, ledger, host="127.0.0.1", timeout_s=30)
+    )
     group.plan = plan
     notes: list[str] = []
     try:
@@ -177,13 +194,23 @@ def live(dataset: mr.Dataset, tmp_path: Path) -> Any:
     partition_dataset(dataset, prepared.system.partition.partitioner, RANKS, tmp_path / "parts", table.seed)
 
     def life(plan: dict[int, tuple[int, str]]) -> list[Any]:
-        return run_ranks(one_life, RANKS, Outline.of(dataset), tmp_path, prepared.fingerprint, plan, mortal=tuple(plan), timeout_s=100)
+        return run_ranks(
+            one_life,
+            RANKS,
+            Outline.of(dataset),
+            tmp_path,
+            prepared.fingerprint,
+            plan,
+            mortal=tuple(plan),
+            timeout_s=100,
+        )
 
     return life
 
 
 def test_whoever_is_left_agrees_and_all_go_on_from_there(live: Any) -> None:
-    """Rank 0, which speaks and writes, dies in mid super-epoch, then rank 2 is alone; all three go on with the next one."""
+    """Rank 0, which speaks and writes, dies in mid super-epoch, then rank 2 is alone; all three go on with the next
+    one."""
     short = live({0: (3, "after"), 1: (5, "before")})
     assert short[:2] == [None, None]
     words, end, notes = short[2]
@@ -198,7 +225,9 @@ def test_whoever_is_left_agrees_and_all_go_on_from_there(live: Any) -> None:
     done = live({})
     assert len({r["parameters_sha256"] for r in done}) == 1
     first = done[0]
-    assert [{k: r[k] for k in ("rank", "phase")} for r in first["lost"]] == [{"rank": r, "phase": p} for r, p in ((0, 0), (1, 0), (2, 1))]
+    assert [{k: r[k] for k in ("rank", "phase")} for r in first["lost"]] == [
+        {"rank": r, "phase": p} for r, p in ((0, 0), (1, 0), (2, 1))
+    ]
     assert all(r["seeds"] > 0 and 1 <= r["epochs"] <= EVERY for r in first["lost"])
     assert [h["epoch"] for h in first["history"]] == list(range(EPOCHS))
     # Of each super-epoch the last epoch is validated late; the others before the loss or not at all.
@@ -238,7 +267,12 @@ class Reaper:
             self.notes.append(event.text)
         elif isinstance(event, EpochDone):
             self.epochs.append(event)
-        elif isinstance(event, StepDone) and self.plan and event.epoch >= self.plan[0][1] and self.plan[0][0] in processes():
+        elif (
+            isinstance(event, StepDone)
+            and self.plan
+            and event.epoch >= self.plan[0][1]
+            and self.plan[0][0] in processes()
+        ):
             process = processes()[self.plan.pop(0)[0]]
             self.pids.append(process.pid)
             process.kill()
@@ -253,11 +287,14 @@ DATASET = f"sbm:nodes=400,classes=3,degree=6,features={F},train=0.4"
 
 @pytest.mark.slow
 def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) -> None:
-    """Two of three ranks die in the first super-epoch, one after the other, the first rank among them; one in the last, and the run may not
+    """Two of three ranks die in the first super-epoch, one after the other, the first rank among them; one in the last,
+    and the run may not
     start again: it ends, and with --resume all that is left to do is to evaluate."""
     reaper, out = Reaper((2, 1), (0, 3), (1, LONG + 1)), tmp_path / "run"
     config = {**CLUSTERED, "cluster": {"on_rank_loss": "continue", "restarts": 1, "scheduler": scheduler}}
-    with pytest.raises(mr.RunError, match=r"^super-epoch 2 ended without rank 1; resume from the last checkpoint with --resume$"):
+    with pytest.raises(
+        mr.RunError, match=r"^super-epoch 2 ended without rank 1; resume from the last checkpoint with --resume$"
+    ):
         mr.run(DATASET, out=out, emit=reaper, config=config)
     assert not reaper.plan
     assert not processes()
@@ -270,14 +307,18 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
         "super-epoch 1 ended without rank 0, 2; all ranks start again from the last checkpoint (restart 1 of 1)"
     ]
     assert "resumed at phase 1, step 0" in reaper.notes
-    assert [e.epoch for e in reaper.epochs] == list(range(2 * LONG)), "nothing is trained twice, and whoever is first tells it"
+    assert [e.epoch for e in reaper.epochs] == list(range(2 * LONG)), (
+        "nothing is trained twice, and whoever is first tells it"
+    )
     result = mr.run(DATASET, out=out, resume=True, emit=reaper, config=config)
     assert len(reaper.epochs) == 2 * LONG
     assert [(r["rank"], r["phase"]) for r in result.lost] == [(2, 0), (0, 0), (1, 1)]
     for record, epoch in zip(result.lost, (1, 3, LONG + 1)):
         assert record["epoch"] >= epoch
         assert record["epochs"] == LONG * (record["phase"] + 1) - record["epoch"]
-        left_out = f"its {record['seeds']} seeds, and validation, are left out until super-epoch {record['phase'] + 1} ends"
+        left_out = (
+            f"its {record['seeds']} seeds, and validation, are left out until super-epoch {record['phase'] + 1} ends"
+        )
         where = rf"rank {record['rank']} is missing from epoch {record['epoch'] + 1}, step {record['step'] + 1} of \d+ on: {left_out}"
         assert [n for n in reaper.notes if re.fullmatch(where, n)]
     assert json.loads((out / "result.json").read_text())["lost"] == result.lost
@@ -294,13 +335,20 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "phrase"),
     [
-        ({"system": "bulk", "ranks": 2}, r"under system 'bulk' ranks need each other's rows or minibatches; use \"restart\""),
+        (
+            {"system": "bulk", "ranks": 2},
+            r"under system 'bulk' ranks need each other's rows or minibatches; use \"restart\"",
+        ),
         ({"system": "sar", "ranks": 2}, "under system 'sar' ranks need"),
         ({"system": "retexo", "ranks": 2}, "under system 'retexo' ranks need"),
         ({"system": "grappa"}, 'executor is "inline", with one rank'),
     ],
 )
-def test_what_cannot_go_on_alone_is_refused(dataset: mr.Dataset, tmp_path: Path, options: dict[str, Any], phrase: str) -> None:
+def test_what_cannot_go_on_alone_is_refused(
+    dataset: mr.Dataset, tmp_path: Path, options: dict[str, Any], phrase: str
+) -> None:
     with pytest.raises(mr.InputError, match=f'^cluster.on_rank_loss is "continue", but .*{phrase}'):
-        mr.run(dataset, out=tmp_path / "run", model=mr.GraphSAGE(layers=2), cluster={"on_rank_loss": "continue"}, **options)
+        mr.run(
+            dataset, out=tmp_path / "run", model=mr.GraphSAGE(layers=2), cluster={"on_rank_loss": "continue"}, **options
+        )
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
-"""Runs whose minibatches lie on an object store: a queue between workers and ranks, and a store to train from many times."""
+"""Runs whose minibatches lie on an object store: a queue between workers and ranks, and a store to train from many
+times."""
 
 import json
 import sys
@@ -83,7 +84,9 @@ def test_samples_on_an_object_store_train_what_live_samples_do(bucket, millrace,
     assert f"20 minibatches of 2 epochs, in {url}" not in first.err
     assert f"20 minibatches of 2 epochs in {url}" in first.err
     shards = {f"epoch-{e}/bulk-{n}/manifest.json" for e in range(2) for n in range(2)}
-    assert shards | {"manifest.json", "complete/manifest.json"} == {n for n in bucket.names("samples") if n.endswith("manifest.json")}
+    assert shards | {"manifest.json", "complete/manifest.json"} == {
+        n for n in bucket.names("samples") if n.endswith("manifest.json")
+    }
 
     live = mr.run(DATASET, out=tmp_path / "live", **JOB)
     trained = millrace("train", *FLAGS, *TRAIN, "--samples", url, "--out", tmp_path / "stored", "--json")
@@ -163,5 +166,12 @@ def test_two_ranks_share_a_queue_on_an_object_store(bucket, scheduler, tmp_path)
 @pytest.mark.slow
 def test_a_queue_on_an_object_store_drops_what_is_done(bucket, scheduler, tmp_path):
     url = f"s3://{BUCKET}/dropped"
-    mr.run(DATASET, out=tmp_path / "run", ranks=2, queue={"kind": "zarr", "location": url}, cluster={"scheduler": scheduler}, **JOB)
+    mr.run(
+        DATASET,
+        out=tmp_path / "run",
+        ranks=2,
+        queue={"kind": "zarr", "location": url},
+        cluster={"scheduler": scheduler},
+        **JOB,
+    )
     assert bucket.names("dropped") == {"manifest.json"}

@@ -1,4 +1,5 @@
-"""What another user of the machine reaches of a run on a cluster that Millrace started: nothing that acts, and no page of ours."""
+"""What another user of the machine reaches of a run on a cluster that Millrace started: nothing that acts, and no page
+of ours."""
 
 import json
 import os
@@ -94,7 +95,9 @@ asyncio.run(reached())
 def attacked(ports, folders=(), pages=()):
     """What another user gets at, who tries each port as Dask's and as the ranks' store."""
     order = json.dumps([list(ports), [str(f) for f in folders], list(pages)])
-    done = subprocess.run([sys.executable, "-c", ATTACK, order], capture_output=True, text=True, timeout=100, check=False, cwd="/")
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACK, order], capture_output=True, text=True, timeout=100, check=False, cwd="/"
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("uid") == 65534
@@ -129,7 +132,9 @@ def run(tmp_path_factory):
             }
             ranks = {p.pid for p in below if "millrace.pipeline.cluster.rank_main" in p.cmdline()}
             address, token = re.search(r"this run: (\S+)/millrace\?token=(\S+)", log.read_text()).groups()
-            yield SimpleNamespace(driver=driver, ranks=ranks, ports=ports, folder=Path(folder), bait=bait, address=address, token=token)
+            yield SimpleNamespace(
+                driver=driver, ranks=ranks, ports=ports, folder=Path(folder), bait=bait, address=address, token=token
+            )
             driver.send_signal(signal.SIGINT)
             assert driver.wait(WAIT_S) == 130, log.read_text()
             assert list(Path(folder).iterdir()) == [bait], "a run leaves no folder behind"
@@ -140,7 +145,11 @@ def run(tmp_path_factory):
 
 def test_another_user_reaches_no_port_no_store_and_no_page(run):
     own = [f"{run.address}/{page}?token={run.token}" for page in ("millrace", "millrace.json")]
-    guessed = [f"{run.address}/{page}{token}" for page in ("millrace", "millrace.json") for token in ("", "?token=", "?token=guess")]
+    guessed = [
+        f"{run.address}/{page}{token}"
+        for page in ("millrace", "millrace.json")
+        for token in ("", "?token=", "?token=guess")
+    ]
     folders = [p for p in run.folder.iterdir() if p != run.bait]
     assert sorted(p.name.rsplit("-", 1)[0] for p in folders) == ["millrace-dask", "millrace-meeting"]
     of_dask = {port for pid, ports in run.ports.items() if pid not in run.ranks for port in ports}
@@ -149,7 +158,9 @@ def test_another_user_reaches_no_port_no_store_and_no_page(run):
     assert len(of_dask) >= 5 + 3, "a scheduler, two nannies, two workers, and pages of the scheduler and the workers"
     # The same attacks succeed on what is open.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with LocalCluster(n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
+    with LocalCluster(
+        n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as cluster:
         port = cluster.scheduler.port
         found = attacked(of_dask | of_ranks | {port, store.port}, [*folders, run.folder], own + guessed)
     assert found == {"dask": {str(port): "tcp"}, "stores": [store.port], "folders": [str(run.folder)], "pages": own}

@@ -38,7 +38,14 @@ def digests(folder):
 def test_parts_are_the_same_and_nothing_else_is_left(tmp_path):
     here = millrace("--out", tmp_path / "here")
     there = millrace(
-        "--out", tmp_path / "there", "--set", "executor=dask", "--set", "cluster.producers=2", "--set", "cluster.dashboard_port=0"
+        "--out",
+        tmp_path / "there",
+        "--set",
+        "executor=dask",
+        "--set",
+        "cluster.producers=2",
+        "--set",
+        "cluster.dashboard_port=0",
     )
     assert (here.returncode, there.returncode) == (0, 0), there.stderr
     assert "dashboard: http://127.0.0.1" in there.stderr
@@ -103,7 +110,9 @@ def test_a_full_disk_while_rows_are_dealt_is_a_sentence_and_leaves_nothing(by_va
                     Hash(),
                     2,
                     tmp_path / "out",
-                    write_parts=lambda parts, of: parts_by(client, tmp_path / "out", tmp_path / "data", parts, of, lambda event: None),
+                    write_parts=lambda parts, of: parts_by(
+                        client, tmp_path / "out", tmp_path / "data", parts, of, lambda event: None
+                    ),
                 )
         finally:
             client.run(empty_the_disk)
@@ -124,6 +133,9 @@ def empty_the_disk():
 def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):
     """The workers find no dataset."""
     write_book(tmp_path / "book", RangeBook(np.array([0, 3, 5])))
-    with Client(scheduler) as client, pytest.raises(mr.RunError, match=r"^partitioning failed: StoreError: .*none.*--resume"):
+    with (
+        Client(scheduler) as client,
+        pytest.raises(mr.RunError, match=r"^partitioning failed: StoreError: .*none.*--resume"),
+    ):
         list(parts_by(client, tmp_path, tmp_path / "none", [0, 1], {}, lambda event: None))
     assert [p.name for p in tmp_path.iterdir()] == ["book"]

@@ -1,4 +1,5 @@
-"""Runs whose topology is cut into blocks of rows: the parameters of the whole graph's run, whatever happens on the way."""
+"""Runs whose topology is cut into blocks of rows: the parameters of the whole graph's run, whatever happens on the
+way."""
 
 import json
 import re
@@ -70,7 +71,9 @@ class Rehearsal:
         cut = prepared.system.partition.partitioner
         out.mkdir(exist_ok=True)
         if cut is not None:
-            partition_dataset(self.dataset, cut, self.ranks // prepared.system.replication, out / "parts", prepared.job.seed)
+            partition_dataset(
+                self.dataset, cut, self.ranks // prepared.system.replication, out / "parts", prepared.job.seed
+            )
         self.runs.append((name, table, prepared.fingerprint, cut is not None, stop_after))
 
     def train(self) -> dict[str, list[dict[str, Any] | None]]:
@@ -90,7 +93,9 @@ def train_all(group: Any, runs: list[tuple[Any, ...]], outline: Outline, folder:
     return reports
 
 
-def train_one(group: Any, table: Any, outline: Outline, folder: Path, out: Path, fingerprint: Any, cut: bool, stop_after: Any) -> Any:
+def train_one(
+    group: Any, table: Any, outline: Outline, folder: Path, out: Path, fingerprint: Any, cut: bool, stop_after: Any
+) -> Any:
     job, queue = resolve(table), None
     if cut:
         block = group.rank // job.bulk.replication
@@ -158,7 +163,9 @@ def test_who_holds_what_does_not_show_in_the_parameters(four, name):
     found, whole = four.reports[name], four.reports["replicated"]
     a, b = (torch.load(four.folder / run / "model.pt", weights_only=True) for run in (name, "replicated"))
     for key in a:
-        assert torch.linalg.vector_norm(a[key].double() - b[key]) <= 1e-6 * torch.linalg.vector_norm(b[key].double()), key
+        assert torch.linalg.vector_norm(a[key].double() - b[key]) <= 1e-6 * torch.linalg.vector_norm(b[key].double()), (
+            key
+        )
     for rank, (mine, other) in enumerate(zip(found, whole)):
         for key in ("parameters_sha256", "minibatches", "sampled_edges", "best_epoch"):
             assert mine[key] == other[key], (rank, key)
@@ -180,7 +187,12 @@ def test_what_each_rank_holds_and_sends(four):
             assert report["memory_bytes"]["graph"] < (0.7 if columns < 4 else 1.1) * whole[0]["memory_bytes"]["graph"]
         held = [r["memory_bytes"]["features"] for r in four.reports[name]]
         assert sum(held) == columns * NODES * ROW_BYTES
-    for name, share in (("partitioned", 0), ("two columns", 0.1), ("two columns, hot by degree", 0.1), ("owned in two columns", 0.1)):
+    for name, share in (
+        ("partitioned", 0),
+        ("two columns", 0.1),
+        ("two columns, hot by degree", 0.1),
+        ("owned in two columns", 0.1),
+    ):
         fetched = [r["fetched"] for r in four.reports[name]]
         assert [f["rows"] for f in fetched] == [int(share * NODES)] * 4
         assert all(f["saved_bytes"] == f["hits"] * ROW_BYTES for f in fetched)
@@ -200,7 +212,8 @@ def test_what_each_rank_holds_and_sends(four):
 
 @pytest.fixture(scope="module")
 def odd():
-    """Weights, several labels a node, a node that most edges lead to, and all train nodes in one block: the other one is empty."""
+    """Weights, several labels a node, a node that most edges lead to, and all train nodes in one block: the other one
+    is empty."""
     rng, n = np.random.default_rng(5), 40
     src, dst = rng.integers(0, n, 900), np.where(rng.random(900) < 0.8, n - 1, rng.integers(0, n, 900))
     graph = mr.from_edges(src, dst, n, edge_weight=rng.random(900).astype(np.float32))
@@ -212,7 +225,11 @@ def odd():
 
 OTHERS = {
     "gcn, ladies": {"model": {"name": "gcn", "norm": "none"}, "sampler": {"name": "ladies", "sizes": [40, 60]}},
-    "gat, labor": {"model": {"name": "gat", "norm": "none", "heads": 2}, "sampler": {"name": "labor"}, "dtype": "float32"},
+    "gat, labor": {
+        "model": {"name": "gat", "norm": "none", "heads": 2},
+        "sampler": {"name": "labor"},
+        "dtype": "float32",
+    },
     "all rows again": {"sampler": {"expand": "all"}, "train": {"minibatches_per_step": 3}},
 }
 MID_EPOCH = STEPS + 2
@@ -230,12 +247,17 @@ def two(dataset, tmp_path_factory):
         rehearsal.add(f"{name}, whole", table)
         rehearsal.add(f"{name}, cut", with_(table, bulk={**PARTITIONED, "cache_fraction": 0.1}))
     rehearsal.add("undisturbed", JOB)
-    for name, changes in (("stopped", {"bulk": PARTITIONED}), ("stopped, owned", {"features": "owned", "bulk": {"cache_fraction": 0.1}})):
+    for name, changes in (
+        ("stopped", {"bulk": PARTITIONED}),
+        ("stopped, owned", {"features": "owned", "bulk": {"cache_fraction": 0.1}}),
+    ):
         table = with_(JOB, **changes)
         rehearsal.add(name, table, MID_EPOCH)
         rehearsal.add(name, table)
     for name, changes in (("impatient", {"bulk": PARTITIONED}), ("impatient, owned", {"features": "owned"})):
-        rehearsal.add(name, with_(JOB, epochs=30, train={"lr": 1e-12, "patience": 2}, model={"norm": "none"}, **changes))
+        rehearsal.add(
+            name, with_(JOB, epochs=30, train={"lr": 1e-12, "patience": 2}, model={"norm": "none"}, **changes)
+        )
     return SimpleNamespace(folder=folder, reports=rehearsal.train())
 
 
@@ -314,7 +336,11 @@ def flags(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     found = []
     for key, value in table.items():
         inner = isinstance(value, dict)
-        found += flags(value, f"{prefix}{key}.") if inner else [f"--set={prefix}{key}={json.dumps(value) if value is not True else 'true'}"]
+        found += (
+            flags(value, f"{prefix}{key}.")
+            if inner
+            else [f"--set={prefix}{key}={json.dumps(value) if value is not True else 'true'}"]
+        )
     return found
 
 
@@ -323,7 +349,9 @@ def clustered(dataset, scheduler, tmp_path_factory):
     """Four ranks in two columns, with hot rows, by the command."""
     out = tmp_path_factory.mktemp("clustered") / "run"
     words = flags(with_(JOB, **SAME["two columns"]))
-    code, said, err = command("run", "--dataset", DATASET, "--ranks", 4, "--scheduler", scheduler, "--out", out, "--json", *words)
+    code, said, err = command(
+        "run", "--dataset", DATASET, "--ranks", 4, "--scheduler", scheduler, "--out", out, "--json", *words
+    )
     assert code == 0, err
     return SimpleNamespace(out=out, record=json.loads(said), err=err)
 
@@ -342,7 +370,12 @@ def test_a_cluster_trains_what_processes_train(clustered, four):
     assert sorted(p.name for p in (clustered.out / "parts").glob("part-*")) == ["part-0000", "part-0001"]
     assert not (clustered.out / "queue").exists()
     found = resolve(read_toml(clustered.out / "job.toml"))
-    assert (found.bulk.topology, found.bulk.replication, found.bulk.hot, found.partition.method) == ("partitioned", 2, 0.1, "contiguous")
+    assert (found.bulk.topology, found.bulk.replication, found.bulk.hot, found.partition.method) == (
+        "partitioned",
+        2,
+        0.1,
+        "contiguous",
+    )
 
 
 def test_the_run_can_be_looked_at_and_evaluated(clustered):
@@ -401,7 +434,14 @@ def ranks_alive():
     return found
 
 
-FAULTY = with_(JOB, epochs=5, ranks=2, train={"batch_size": 3, "minibatches_per_step": 2}, checkpoint={"every_steps": 10}, bulk=PARTITIONED)
+FAULTY = with_(
+    JOB,
+    epochs=5,
+    ranks=2,
+    train={"batch_size": 3, "minibatches_per_step": 2},
+    checkpoint={"every_steps": 10},
+    bulk=PARTITIONED,
+)
 """50 steps an epoch."""
 
 
@@ -428,7 +468,8 @@ def test_interrupted_gone_on_with_and_a_rank_killed(undisturbed, scheduler, tmp_
     assert result.parameters_sha256 == undisturbed
     text, seconds = reaper.told
     assert re.fullmatch(
-        rf"rank \d \(process {reaper.killed[0]}\) was killed by signal 9; all ranks start again .* \(restart 1 of \d\)", text
+        rf"rank \d \(process {reaper.killed[0]}\) was killed by signal 9; all ranks start again .* \(restart 1 of \d\)",
+        text,
     )
     assert seconds < TOLD_S
     assert sum("resumed at phase 0, step" in n for n in reaper.notes) == 2, "after the interruption and after the kill"
@@ -447,7 +488,10 @@ REFUSED = {
         ["--ranks", 6, "--set", "features=owned", "--set", "bulk.replication=4"],
         "bulk.replication is 4, which does not divide 6 ranks; nearest are 2, 3, 6",
     ),
-    "c of one rank": ([CUT, "--set", "bulk.replication=2"], "bulk.replication is 2, which does not divide 1 ranks; nearest are 1"),
+    "c of one rank": (
+        [CUT, "--set", "bulk.replication=2"],
+        "bulk.replication is 2, which does not divide 1 ranks; nearest are 1",
+    ),
     "c where all have all": (
         ["--ranks", 4, "--set", "bulk.replication=2"],
         'bulk.replication is 2, but every rank has all features; use features = "owned" or bulk.topology = "partitioned" with it',
@@ -456,21 +500,36 @@ REFUSED = {
         ["--ranks", 4, "--set", "bulk.cache_fraction=0.1"],
         "bulk.cache_fraction is 0.1, but every rank has all features",
     ),
-    "the reference": (["--ranks", 2, CUT, "--set", "kernel=reference"], 'kernel is "reference", which samples from a whole graph'),
-    "a stored queue": (["--ranks", 2, CUT, "--set", "queue.kind=zarr"], 'queue.kind is "zarr", but bulk.topology is "partitioned"'),
+    "the reference": (
+        ["--ranks", 2, CUT, "--set", "kernel=reference"],
+        'kernel is "reference", which samples from a whole graph',
+    ),
+    "a stored queue": (
+        ["--ranks", 2, CUT, "--set", "queue.kind=zarr"],
+        'queue.kind is "zarr", but bulk.topology is "partitioned"',
+    ),
     "hash": (["--ranks", 2, CUT, "--set", "partition.method=hash"], 'partition.method is "hash", but blocks of rows'),
-    "metis": (["--ranks", 2, CUT, "--set", "partition.method=metis"], 'use partition.method = "contiguous", or leave it out'),
+    "metis": (
+        ["--ranks", 2, CUT, "--set", "partition.method=metis"],
+        'use partition.method = "contiguous", or leave it out',
+    ),
     "owners": (
         ["--ranks", 2, CUT, "--set", "partition.owners=OWNERS"],
         'blocks of rows under bulk.topology = "partitioned" are contiguous',
     ),
-    "samples": (["--ranks", 2, CUT, "--samples", "SAMPLES"], 'bulk.topology is "partitioned", which is for ranks that sample'),
+    "samples": (
+        ["--ranks", 2, CUT, "--samples", "SAMPLES"],
+        'bulk.topology is "partitioned", which is for ranks that sample',
+    ),
     "a topology": (["--set", "bulk.topology=partitoned"], "'replicated' or 'partitioned'"),
     "a share": (["--set", "bulk.cache_fraction=1.1"], "'bulk.cache_fraction' is 1.1"),
     "bytes": (["--set", "bulk.prefetch_bytes=-1"], "'bulk.prefetch_bytes' is -1"),
     "c of nobody": (["--set", "bulk.replication=0"], "'bulk.replication' is 0"),
     "what is hot": (["--set", "bulk.hot_by=degrees"], "'samples' or 'degree'"),
-    "a key": (["--set", "bulk.replicas=2"], "unknown configuration key 'bulk.replicas'; did you mean 'bulk.replication'?"),
+    "a key": (
+        ["--set", "bulk.replicas=2"],
+        "unknown configuration key 'bulk.replicas'; did you mean 'bulk.replication'?",
+    ),
 }
 
 
@@ -479,7 +538,10 @@ def samples(tmp_path_factory):
     """Stores of samples, with and without a cut topology, and a file of owners."""
     folder = tmp_path_factory.mktemp("samples")
     words = ["--dataset", DATASET, "--fanout", "4,3", "--batch-size", 16, "--epochs", 2, "--seed", 3]
-    for name, more in (("whole", []), ("cut", ["--set", "bulk.topology=partitioned", "--set", "bulk.replication=2", "--set", "ranks=4"])):
+    for name, more in (
+        ("whole", []),
+        ("cut", ["--set", "bulk.topology=partitioned", "--set", "bulk.replication=2", "--set", "ranks=4"]),
+    ):
         code, _, err = command("sample", *words, "--out", folder / name, *more)
         assert code == 0, err
     np.save(folder / "owners.npy", np.arange(NODES) % 2)
@@ -491,7 +553,9 @@ def test_what_does_not_fit_is_refused_in_a_few_lines_and_nothing_is_written(case
     words, phrase = REFUSED[case]
     known = {"partition.owners=OWNERS": f"partition.owners={samples / 'owners.npy'}", "SAMPLES": samples / "cut"}
     words = [known.get(w, w) for w in words]
-    code, said, err = command("run", "--dataset", DATASET, "--fanout", "4,3", "--batch-size", 16, "--out", tmp_path / "run", *words)
+    code, said, err = command(
+        "run", "--dataset", DATASET, "--fanout", "4,3", "--batch-size", 16, "--out", tmp_path / "run", *words
+    )
     lines = err.strip().splitlines()
     assert code == 2, err
     assert phrase in " ".join(err.split())
@@ -508,7 +572,13 @@ def test_samples_are_the_same_ones_however_the_topology_will_be_held(samples):
 
 
 def test_a_record_of_the_system_becomes_the_configuration():
-    options = {"topology": "partitioned", "replication": 2, "cache_fraction": 0.25, "hot_by": "degree", "prefetch_bytes": 77}
+    options = {
+        "topology": "partitioned",
+        "replication": 2,
+        "cache_fraction": 0.25,
+        "hot_by": "degree",
+        "prefetch_bytes": 77,
+    }
     system = mr.bulk(LaborSampler((4, 2)), **options)
     found = configure({}, system=system, ranks=4)
     assert found.bulk.model_dump() == options

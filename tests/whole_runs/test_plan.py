@@ -28,7 +28,8 @@ SMALL = {"hidden": 8, "layers": 2, "fanout": "3,2", "batch_size": 16, "epochs": 
 
 
 class Played:
-    """A plan for two ranks, and, for each candidate, the law of exactly what was rehearsed beside what was counted there."""
+    """A plan for two ranks, and, for each candidate, the law of exactly what was rehearsed beside what was counted
+    there."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.situations: dict[str, Candidate] = {}
@@ -90,7 +91,9 @@ def test_a_plan_is_told_and_recorded(played: Played) -> None:
     assert all(f.label in text for f in played.plan.systems)
     assert f"Choose {played.plan.recommended}: " in text
     assert played.plan.recommended in ("bulk", "bulk, owned features", "sar"), "on one machine"
-    assert "Other goals:\n  shortest pass over all labels: " in text and "\n  fewest bytes between ranks: retexo, " in text
+    assert (
+        "Other goals:\n  shortest pass over all labels: " in text and "\n  fewest bytes between ranks: retexo, " in text
+    )
     assert record["systems"][0]["bytes"]["network"]["gradients"] > 0
     assert max(len(line) for line in text.splitlines()) <= 140
     assert any(isinstance(e, StageStarted) and e.stage == "plan" for e in played.events)
@@ -114,7 +117,10 @@ def test_slower_links_take_longer(played: Played) -> None:
     moved = played.laws["sar"]
     assert time.network_seconds(s, moved) == 0
     # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
-    expected = sum(moved.busiest["network", k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items())
+    expected = sum(
+        moved.busiest["network", k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s
+        for k, n in moved.waits.items()
+    )
     assert time.network_seconds(slow, moved) == pytest.approx(expected)
     assert expected > 0.2
 
@@ -141,7 +147,13 @@ def test_dask_takes_its_share_where_no_core_is_left(played: Played) -> None:
 
 
 def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
-    table = {"ranks": 2, "sampler": {"fanout": [4, 3]}, "train": {"batch_size": 8}, "queue": {"bulk_size": 2}, "system": "sar"}
+    table = {
+        "ranks": 2,
+        "sampler": {"fanout": [4, 3]},
+        "train": {"batch_size": 8},
+        "queue": {"bulk_size": 2},
+        "system": "sar",
+    }
     jobs = candidates(table)
     assert list(jobs) == ["bulk", "bulk, owned features", "grappa", "sar", "retexo"]
     assert {job.model["layers"] for job in jobs.values()} == {2}
@@ -215,7 +227,8 @@ def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played)
     s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
     job = s.job.model_copy(update={"epochs": 100, "queue": s.job.queue.model_copy(update={"max_bytes": 1 << 30})})
     fast = replace(seen, united=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0)
-    # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of those rehearsed as well.
+    # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of those rehearsed as
+    # well.
     held, rehearsed = rows.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
     # The last minibatch of each epoch is smaller.
     assert held["rows"] == pytest.approx((468.75 - rehearsed) * 0.5 * (9.375 / 10 * 100 * 12 * 4 + 1000), rel=0.01)
@@ -224,6 +237,8 @@ def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played)
     every = job.model_copy(update={"train": job.train.model_copy(update={"evaluate_every": 1})})
     validates = replace(s, job=every, outline=replace(s.outline, splits={**s.outline.splits, "val": 1}))
     validated = rows.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
-    assert validated["rows"] / held["rows"] == pytest.approx((468.75 * 0.75 - rehearsed * 0.5) / ((468.75 - rehearsed) * 0.5), rel=0.01)
+    assert validated["rows"] / held["rows"] == pytest.approx(
+        (468.75 * 0.75 - rehearsed * 0.5) / ((468.75 - rehearsed) * 0.5), rel=0.01
+    )
     slow = replace(fast, sample_s=2.0)
     assert rows.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}

@@ -1,4 +1,5 @@
-"""Models of PyG's convolutions on two ranks: what works, under each system, and what is refused before the first step."""
+"""Models of PyG's convolutions on two ranks: what works, under each system, and what is refused before the first
+step."""
 
 import pytest
 import torch
@@ -59,9 +60,17 @@ def batch_normed():
     ("given", "made", "sentence"),
     [
         ({"system": "retexo"}, convs, "system 'retexo' must give each layer a head"),
-        ({"system": "sar", "ranks": 2, "sar": {"mode": "rematerialize"}}, convs, 'reads the rows of all ranks in one block; use "halo"'),
+        (
+            {"system": "sar", "ranks": 2, "sar": {"mode": "rematerialize"}},
+            convs,
+            'reads the rows of all ranks in one block; use "halo"',
+        ),
         ({"system": "sar", "ranks": 2, "sar": {"mode": ["halo", "keep"]}}, convs, 'sar.mode is "keep"'),
-        ({"system": "grappa", "grappa": {"correction": "edge"}, "fanout": [2, 2]}, convs, "which SAGEConv does not sum by"),
+        (
+            {"system": "grappa", "grappa": {"correction": "edge"}, "fanout": [2, 2]},
+            convs,
+            "which SAGEConv does not sum by",
+        ),
         ({"system": "grappa", "ranks": 2, "fanout": [2]}, batch_normed, "the model normalises batches"),
         ({"train": {"compile": True}, "fanout": [2, 2]}, convs, "the model is a PyGModel"),
     ],

@@ -141,7 +141,9 @@ def test_the_page_says_what_the_result_says(runs, reported, system):
     shown = ["" if name == "other" else f"{result['seconds'][name]:.2f}" for name in (*ROWS, "total", "sample")]
     assert seconds == shown
     channels = page.row("bytes")
-    for kind in {kind for channel in ("network", "store", "evaluation") for kind, n in result["bytes"][channel].items() if n}:
+    for kind in {
+        kind for channel in ("network", "store", "evaluation") for kind, n in result["bytes"][channel].items() if n
+    }:
         row = dict(zip(channels, page.row(kind)))
         assert {c: row[c] for c in ("network", "store", "evaluation")} == {
             c: f"{result['bytes'][c].get(kind, 0):,}" for c in ("network", "store", "evaluation")
@@ -222,7 +224,9 @@ def test_a_run_that_has_not_finished(copied):
 def test_a_run_that_was_stopped(copied):
     """By request: it has a result, without a test accuracy."""
     record = result_of(copied)
-    (copied / "result.json").write_text(json.dumps({**record, "status": "stopped", "test_accuracy": None, "peak_rss_bytes": [0]}))
+    (copied / "result.json").write_text(
+        json.dumps({**record, "status": "stopped", "test_accuracy": None, "peak_rss_bytes": [0]})
+    )
     report = mr.report(copied)
     assert report.runs[0]["status"] == "stopped"
     assert f"it was stopped (go on with: millrace run --resume --out {copied})" in page_of(report).words
@@ -287,7 +291,9 @@ def test_what_a_folder_says_is_never_markup(runs, tmp_path):
     shutil.copytree(runs / "bulk", evil, ignore=shutil.ignore_patterns("report"))
     with (evil / "metrics.jsonl").open("a") as f:
         f.write(json.dumps({"event": "Note", "time": 2e9, "text": "<script>alert(1)</script>"}) + "\n")
-        f.write(json.dumps({"event": "StageStarted", "time": 2e9, "stage": "<i>$x_", "text": "y", "total": None}) + "\n")
+        f.write(
+            json.dumps({"event": "StageStarted", "time": 2e9, "stage": "<i>$x_", "text": "y", "total": None}) + "\n"
+        )
     edit_result(evil, model="</title><script>1</script>", dataset="]]>")
     other = shutil.copytree(evil, tmp_path / "c&d", ignore=shutil.ignore_patterns("report"))
     for report in (mr.report(evil, tmp_path / "one"), mr.report([evil, other], tmp_path / "two")):
@@ -379,7 +385,8 @@ def test_what_is_told_late_was_spent_before():
 
 
 def test_a_restart_and_a_checkpoint_are_seen():
-    """A rank dies after 4 s, starts again 6 s later, and goes on from a checkpoint of second 3: nothing counts twice."""
+    """A rank dies after 4 s, starts again 6 s later, and goes on from a checkpoint of second 3: nothing counts
+    twice."""
     rows = [{"forward_backward": float(i + 1)} for i in range(4)]
     log = log_of(rows)
     again = log_of([{}, {}], begin=1010.0, trains=False, lives=[0, 0])
@@ -387,7 +394,12 @@ def test_a_restart_and_a_checkpoint_are_seen():
     for more, shift in ((again, 0.0), (resumed, 3.0)):
         for i in range(len(more.time)):
             seconds = {name: more.seconds[name][i] for name in COUNTED}
-            pulse = {"seconds": {**seconds, "total": more.total[i] + shift}, "steps": more.steps[i], "rss_bytes": 1, "queue": {}}
+            pulse = {
+                "seconds": {**seconds, "total": more.total[i] + shift},
+                "steps": more.steps[i],
+                "rss_bytes": 1,
+                "queue": {},
+            }
             pulse["seconds"] |= {"train": 1.0} if more.trains[i] else {}
             log.add(more.time[i], {**pulse, "stage": "", "bytes": {}, "sent_to": {}, "hot": {}, "epoch": 0, "step": 0})
     assert len(log.lives) == 2
@@ -407,7 +419,9 @@ def test_what_is_found(copied):
     history.steps[0, 0] = 1020.0, 1.0, 0.5
     for epoch, at in ((0, 1022.0), (1, 1032.0), (2, 1040.0)):
         history.epochs[epoch] = {"train_loss": 0.5, "val_accuracy": 0.5, "seconds": 8.0, "best": True, "time": at}
-    found = SimpleNamespace(**{**vars(record), "told": history, "status": "done", "result": {**record.result, "train_loss": None}})
+    found = SimpleNamespace(
+        **{**vars(record), "told": history, "status": "done", "result": {**record.result, "train_loss": None}}
+    )
     line = timeline(found)
     summary = summarise(found, line)
     late, sampling, diverged = summary.findings
@@ -439,10 +453,13 @@ def test_hours_of_many_ranks_fit_on_a_page(copied):
         t = (i + 1) * every
         for rank in range(20):
             seconds = {"total": t, "train": t, "forward_backward": 0.7 * t, "reduce": 0.01 * rank * t}
-            events.append({**last, "time": t, "rank": rank, "seconds": seconds, "steps": i, "rss_bytes": 10**9 + 10**6 * i})
+            events.append(
+                {**last, "time": t, "rank": rank, "seconds": seconds, "steps": i, "rss_bytes": 10**9 + 10**6 * i}
+            )
     step = next(e for e in events_of(copied) if e["event"] == "StepDone")
     events += [
-        {**step, "time": i / 3, "epoch": i // 20000, "step": i % 20000, "steps_per_epoch": 20000, "loss": 1 / (i + 1)} for i in range(60000)
+        {**step, "time": i / 3, "epoch": i // 20000, "step": i % 20000, "steps_per_epoch": 20000, "loss": 1 / (i + 1)}
+        for i in range(60000)
     ]
     write_events(copied, sorted(events, key=lambda e: e["time"]))
     report = mr.report(copied)
@@ -510,6 +527,12 @@ def test_names_are_as_short_as_they_can_be(tmp_path):
 
 
 def test_words():
-    assert [amount(n) for n in (0, 1023, 1536, 3 << 20, 5 << 40)] == ["0", "1,023 bytes", "1.5 KiB", "3.0 MiB", "5,120.0 GiB"]
+    assert [amount(n) for n in (0, 1023, 1536, 3 << 20, 5 << 40)] == [
+        "0",
+        "1,023 bytes",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5,120.0 GiB",
+    ]
     assert [duration(s) for s in (0.5, 12.34, 150, 8000)] == ["0.50 s", "12.3 s", "2 min 30 s", "2 h 13 min"]
     assert math.isclose(StageSpan("train", "", 1.0, 3.0).end, 3.0)

@@ -26,7 +26,16 @@ from millrace.tests.contracts.command import command
 from millrace.tests.contracts.phase_ranks import train_phases
 
 NODES, F, C, HIDDEN, EPOCHS = 200, 5, 3, 8, 4
-JOB = {"epochs": EPOCHS, "layers": 2, "hidden": HIDDEN, "dropout": 0.3, "lr": 0.05, "seed": 3, "dtype": "float64", "threads": 1}
+JOB = {
+    "epochs": EPOCHS,
+    "layers": 2,
+    "hidden": HIDDEN,
+    "dropout": 0.3,
+    "lr": 0.05,
+    "seed": 3,
+    "dtype": "float64",
+    "threads": 1,
+}
 V1_FOLDS = {"mode": "v1", "folds": 2}
 
 
@@ -108,7 +117,13 @@ def test_a_run_is_complete(digits):
     record = digits.record
     assert record == json.loads((digits.out / "result.json").read_text())
     assert record.keys() == {f.name for f in dataclasses.fields(Result)}
-    assert (record["status"], record["system"], record["model"], record["ranks"], record["clients"]) == ("done", "retexo", "sage", 1, None)
+    assert (record["status"], record["system"], record["model"], record["ranks"], record["clients"]) == (
+        "done",
+        "retexo",
+        "sage",
+        1,
+        None,
+    )
     assert (record["epochs"], len(record["seconds"]["per_epoch"]), record["minibatches"]) == (6, 6, 6)
     first, last = record["phases"]
     assert [(p["phase"], p["name"], p["epochs"], p["width"], p["graphs"]) for p in (first, last)] == [
@@ -123,12 +138,17 @@ def test_a_run_is_complete(digits):
     assert sum(shapes.values()) == first["parameters"] + last["parameters"]
     assert epochs_of(digits.out) == list(range(6))
     assert "phase 2 of 2: layer 2" in digits.err
-    assert sum(sum(kinds.values()) for kinds in (record["bytes"]["network"], record["waits"]["network"])) == 0, "one rank sends nothing"
+    assert sum(sum(kinds.values()) for kinds in (record["bytes"]["network"], record["waits"]["network"])) == 0, (
+        "one rank sends nothing"
+    )
 
 
 def test_a_fresh_process_evaluates_what_was_saved(digits):
     done = subprocess.run(
-        [sys.executable, "-m", "millrace.pipeline", "evaluate", str(digits.out), "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "millrace.pipeline", "evaluate", str(digits.out), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     accuracy = json.loads(done.stdout)["accuracy"]
@@ -183,7 +203,9 @@ def test_two_ranks_train_as_one(two, dataset, tmp_path):
     assert {k for k, v in record["fingerprint"].items() if v != alone.fingerprint[k]} == {"parts"}
     told = ("phase", "name", "parameters", "width", "row_bytes", "epochs", "best_epoch", "val_accuracy")
     assert [[p[k] for k in told] for p in record["phases"]] == [[p[k] for k in told] for p in alone.phases]
-    assert [p["remote_rows"] for p in record["phases"]] == [remote_rows(dataset.graph, owners(two.out / "parts", 2))] * 2
+    assert [p["remote_rows"] for p in record["phases"]] == [
+        remote_rows(dataset.graph, owners(two.out / "parts", 2))
+    ] * 2
     _, said, err = command("evaluate", two.out, "--json")
     assert json.loads(said)["accuracy"]["test"] == record["test_accuracy"], err
     rows = sorted(p.relative_to(two.out / "phases").as_posix() for p in (two.out / "phases").glob("*/*"))
@@ -191,7 +213,8 @@ def test_two_ranks_train_as_one(two, dataset, tmp_path):
 
 
 def test_owners_of_the_users_own(scheduler, tmp_path, monkeypatch):
-    """By a path that ranks could not follow; one rank owns nodes but no train nodes, one owns nothing; nothing is validated on."""
+    """By a path that ranks could not follow; one rank owns nodes but no train nodes, one owns nothing; nothing is
+    validated on."""
     graph = from_edges([0, 1, 2, 3, 4, 0, 3], [1, 2, 0, 4, 3, 4, 0], 6)
     features = np.random.default_rng(0).normal(size=(6, F))
     split = mr.Split(np.array([0, 1, 5]), np.empty(0, np.int64), np.array([2, 3, 4]))
@@ -236,18 +259,24 @@ def test_the_ledger_is_the_formula(dataset, tmp_path, ranks, model, dtype, retex
     """Against counts made here, from who owns what."""
     model, item = SPELT[model], np.dtype(dtype).itemsize
     reports = train_phases(
-        dataset, tmp_path, {"ranks": ranks, "epochs": EPOCHS, "seed": 3, "dtype": dtype, "model": model, "retexo": retexo}
+        dataset,
+        tmp_path,
+        {"ranks": ranks, "epochs": EPOCHS, "seed": 3, "dtype": dtype, "model": model, "retexo": retexo},
     )
     layers, phases = model["layers"], reports[0]["phases"]
     boundary = remote_rows(dataset.graph, owners(tmp_path / "parts", ranks))
     assert boundary > 20
-    size = {"fp16": lambda width: 2 * width, "int8": lambda width: width + 4}.get(retexo.get("rounding"), lambda width: item * width)
+    size = {"fp16": lambda width: 2 * width, "int8": lambda width: width + 4}.get(
+        retexo.get("rounding"), lambda width: item * width
+    )
     v1, graphs = retexo.get("mode") == "v1", 2 if retexo.get("inductive") else 1
     widths = [C] * layers if v1 else [F] + [HIDDEN] * (layers - 1)
 
     messages = [p for p in phases if p["row_bytes"]]
     assert len(messages) == layers, "one exchange for each layer"
-    assert [(p["remote_rows"], p["width"], p["row_bytes"]) for p in messages] == [(boundary, w, size(w)) for w in widths]
+    assert [(p["remote_rows"], p["width"], p["row_bytes"]) for p in messages] == [
+        (boundary, w, size(w)) for w in widths
+    ]
     sent = {
         channel: {kind: sum(r["bytes"][channel][kind] for r in reports) for kind in reports[0]["bytes"][channel]}
         for channel in reports[0]["bytes"]
@@ -285,10 +314,14 @@ def test_as_many_ranks_as_nodes_and_no_more(tmp_path):
     split = mr.Split(np.array([0]), np.arange(1, min(2, nodes)), np.arange(2, nodes))
     data = mr.Dataset("few", graph, MemoryFeatures(features), np.arange(nodes) % C, split, C)
     table = {"epochs": EPOCHS, "seed": 3, "dtype": "float64", "model": SPELT["gcn"], "partition": {"method": "hash"}}
-    assert len(set(Hash().assign(graph, ranks, 3).part(np.arange(nodes)))) < ranks, "a rank without a node is what is tried here"
+    assert len(set(Hash().assign(graph, ranks, 3).part(np.arange(nodes)))) < ranks, (
+        "a rank without a node is what is tried here"
+    )
     train_phases(data, tmp_path / "many", {"ranks": ranks, **table})
     mr.run(data, config={"system": "retexo", "threads": 1, **table}, out=tmp_path / "one")
-    with pytest.raises(mr.InputError, match="5 ranks make 5 parts, but the graph has 4 nodes; expected at most a part for each node"):
+    with pytest.raises(
+        mr.InputError, match="5 ranks make 5 parts, but the graph has 4 nodes; expected at most a part for each node"
+    ):
         mr.run(data, config={"system": "retexo", "ranks": 5, **table}, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert_close_parameters(tmp_path / "many", tmp_path / "one")
@@ -319,9 +352,15 @@ def test_clients_do_not_hang_on_ranks(dataset, tmp_path, clients):
     ],
 )
 def test_clients_are_counted(dataset, tmp_path, clients, retexo):
-    result = mr.run(dataset, system=mr.retexo(partitioner=Hash(), clients=clients, **retexo), out=tmp_path / "run", **JOB)
+    result = mr.run(
+        dataset, system=mr.retexo(partitioner=Hash(), clients=clients, **retexo), out=tmp_path / "run", **JOB
+    )
     count = NODES if clients == "nodes" else clients
-    client = np.arange(NODES) if clients == "nodes" else Hash().assign(dataset.graph, count, JOB["seed"]).part(np.arange(NODES))
+    client = (
+        np.arange(NODES)
+        if clients == "nodes"
+        else Hash().assign(dataset.graph, count, JOB["seed"]).part(np.arange(NODES))
+    )
     reads, read_by = [set() for _ in range(count)], [0] * count
     for v in range(NODES):
         for u in dataset.graph.indices[dataset.graph.indptr[v] : dataset.graph.indptr[v + 1]].tolist():
@@ -369,7 +408,11 @@ class StopAt:
 
 def rows_of(run):
     """Every file of rows that was written down, and when."""
-    return {p.relative_to(run / "phases"): (p.stat().st_mtime_ns, p.stat().st_ino) for p in (run / "phases").rglob("*") if p.is_file()}
+    return {
+        p.relative_to(run / "phases"): (p.stat().st_mtime_ns, p.stat().st_ino)
+        for p in (run / "phases").rglob("*")
+        if p.is_file()
+    }
 
 
 GOES_ON = {
@@ -431,7 +474,9 @@ def test_one_stop_wherever_it_comes(dataset, tmp_path, at):
     assert result.parameters_sha256 == whole.parameters_sha256
     assert_same_parameters(tmp_path / "run", tmp_path / "whole")
     again = mr.run(dataset, out=tmp_path / "run", resume=True, **options)
-    assert (again.parameters_sha256, again.phases) == (whole.parameters_sha256, whole.phases), "a finished run is told again"
+    assert (again.parameters_sha256, again.phases) == (whole.parameters_sha256, whole.phases), (
+        "a finished run is told again"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -566,7 +611,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(store, tmp_path
 
 
 def test_the_command_says_it_in_few_lines(store, tmp_path):
-    code, said, err = command("run", "--system", "retexo", "--dataset", store, "--set", "retexo.head=none", "--out", tmp_path / "run")
+    code, said, err = command(
+        "run", "--system", "retexo", "--dataset", store, "--set", "retexo.head=none", "--out", tmp_path / "run"
+    )
     assert (code, said) == (2, ""), err
     assert len(err[err.index("millrace: ") :].strip().splitlines()) <= 3, err
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
-"""Layer-by-layer runs of which a rank dies, in whatever phase and also while rows are written: they end as if it had not."""
+"""Layer-by-layer runs of which a rank dies, in whatever phase and also while rows are written: they end as if it had
+not."""
 
 import re
 import threading
@@ -18,7 +19,8 @@ TOLD_S = 5.0
 
 @pytest.mark.parametrize("retexo", [{}, {"mode": "v1", "local_steps": 2}])
 def test_a_rank_may_be_killed_at_any_instant(tmp_path, retexo):
-    """One run that is killed before its first checkpoint, between two, while rows are written and once they are, and in the next phase."""
+    """One run that is killed before its first checkpoint, between two, while rows are written and once they are, and in
+    the next phase."""
     table = {
         "ranks": 2, "epochs": 5, "seed": 3, "dtype": "float64", "model": {"name": "sage", "layers": 2, "hidden": 8, "dropout": 0.3},
         "retexo": retexo, "partition": {"method": "hash"}, "checkpoint": {"every_steps": 2},
@@ -59,7 +61,8 @@ def ranks_alive():
 
 
 class Reaper:
-    """Listens to a run and kills a rank of it twice: when rows begin to be written, and in the phase that reads them."""
+    """Listens to a run and kills a rank of it twice: when rows begin to be written, and in the phase that reads
+    them."""
 
     def __init__(self, folder):
         self.rows = folder / "phases" / "phase-1"
@@ -92,12 +95,20 @@ def test_a_gang_starts_again_in_every_phase(scheduler, tmp_path):
     out = tmp_path / "run"
     reaper = Reaper(out)
     try:
-        result = mr.run(DATASET, scheduler=scheduler, out=out, emit=reaper, config={**JOB, "system": "retexo", "cluster": {"restarts": 2}})
+        result = mr.run(
+            DATASET,
+            scheduler=scheduler,
+            out=out,
+            emit=reaper,
+            config={**JOB, "system": "retexo", "cluster": {"restarts": 2}},
+        )
     finally:
         reaper.over.set()
     assert len(reaper.again) == len(reaper.killed) == 2
     for (pid, at), (text, told_at) in zip(reaper.killed, reaper.again):
-        assert re.match(rf"rank \d \(process {pid}\) was killed by signal 9; all ranks start again from the last checkpoint", text)
+        assert re.match(
+            rf"rank \d \(process {pid}\) was killed by signal 9; all ranks start again from the last checkpoint", text
+        )
         assert told_at - at < TOLD_S
     rows, second = reaper.resumed
     assert rows == (0, EPOCHS) or rows[0] == 1
@@ -106,7 +117,9 @@ def test_a_gang_starts_again_in_every_phase(scheduler, tmp_path):
     assert (result.phases, result.test_accuracy) == (undisturbed[0]["phases"], undisturbed[0]["test_accuracy"])
     for kind in ("features", "activations", "gradients"):
         assert result.bytes["network"][kind] == sum(r["bytes"]["network"][kind] for r in undisturbed), kind
-    generations = [open_store(out / "phases" / f"phase-{k}" / "rank-0001", "phase-rows").meta["generation"] for k in (0, 1)]
+    generations = [
+        open_store(out / "phases" / f"phase-{k}" / "rank-0001", "phase-rows").meta["generation"] for k in (0, 1)
+    ]
     assert generations[0] == 0, "raw features came once"
     assert generations[1] <= 1, "rows came again at most in the life after the one that was to leave them"
     assert not ranks_alive()

@@ -24,7 +24,16 @@ from millrace.stages.neighbourhood.base import destinations
 from millrace.stages.reduce import seed_weighted
 from millrace.storage.checkpoint import CheckpointStore
 
-SMALL = {"epochs": 4, "fanout": [4, 3], "batch_size": 16, "hidden": 8, "seed": 3, "lr": 0.02, "dropout": 0.1, "threads": 1}
+SMALL = {
+    "epochs": 4,
+    "fanout": [4, 3],
+    "batch_size": 16,
+    "hidden": 8,
+    "seed": 3,
+    "lr": 0.02,
+    "dropout": 0.1,
+    "threads": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +46,10 @@ def test_result_follows_the_contract(sbm, tmp_path):
     result = mr.run(sbm, out=tmp_path / "run", emit=events.append, check=True, **SMALL)
     record = json.loads((tmp_path / "run" / "result.json").read_text())
     assert record == json.loads(json.dumps(result.to_record()))
-    assert repr(result).startswith(f"Result(sage on {sbm.name} by bulk: 4 epochs, validation accuracy 0.") and len(repr(result)) < 400
+    assert (
+        repr(result).startswith(f"Result(sage on {sbm.name} by bulk: 4 epochs, validation accuracy 0.")
+        and len(repr(result)) < 400
+    )
     assert set(record) >= {
         "schema_version", "status", "system", "model", "dataset", "num_nodes", "num_edges", "device", "dtype", "ranks", "epochs",
         "seed", "minibatches_per_step", "train_loss", "val_accuracy", "test_accuracy", "best_epoch", "seconds", "bytes",
@@ -89,7 +101,9 @@ def test_objects_of_other_packages_are_opened(tmp_path):
     opened = mr.from_pyg(data, options=mr.ReadOptions(direction="directed"), split="fraction:0.5,0.2", seed=3)
     assert result.parameters_sha256 == digest(opened, tmp_path / "b")
     assert "opening a Data" in [getattr(e, "text", None) for e in events]
-    with pytest.raises(mr.InputError, match=r"a SciPy matrix has no labels; use from_scipy\(adjacency, features, labels\)"):
+    with pytest.raises(
+        mr.InputError, match=r"a SciPy matrix has no labels; use from_scipy\(adjacency, features, labels\)"
+    ):
         mr.run(sp.eye_array(3), out=tmp_path / "c")
     with pytest.raises(mr.InputError, match="the dataset is the class Data; expected an object of it"):
         mr.plan(Data)
@@ -106,7 +120,11 @@ def test_resume_is_bitwise_the_same(sbm, tmp_path, model):
     assert resumed.parameters_sha256 == whole.parameters_sha256
     assert resumed.best_epoch == whole.best_epoch
     assert resumed.test_accuracy == whole.test_accuracy
-    assert (resumed.epochs, resumed.minibatches, resumed.sampled_edges) == (whole.epochs, whole.minibatches, whole.sampled_edges)
+    assert (resumed.epochs, resumed.minibatches, resumed.sampled_edges) == (
+        whole.epochs,
+        whole.minibatches,
+        whole.sampled_edges,
+    )
     assert resumed.train_loss == whole.train_loss
 
 
@@ -127,7 +145,9 @@ def test_a_run_that_was_asked_to_stop_has_a_result_and_goes_on(sbm, tmp_path):
     assert kept.keys() == best.keys()
     assert all(torch.equal(kept[k], best[k]) for k in kept), "the best parameters so far"
     notes = []
-    resumed = mr.run(sbm, out=out, resume=True, emit=lambda e: notes.append(e) if isinstance(e, Note) else None, **SMALL)
+    resumed = mr.run(
+        sbm, out=out, resume=True, emit=lambda e: notes.append(e) if isinstance(e, Note) else None, **SMALL
+    )
     assert any("resumed at phase 0, step 11" in n.text for n in notes)
     assert (resumed.status, resumed.parameters_sha256) == ("done", whole.parameters_sha256)
     assert resumed.train_loss == whole.train_loss
@@ -144,7 +164,13 @@ def test_a_damaged_queue_is_sampled_again(sbm, tmp_path, manifest):
     assert damaged
     for file in damaged:
         file.write_bytes(file.read_bytes()[:50])
-    result = mr.run(sbm, out=tmp_path / "run", resume=True, emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None, **options)
+    result = mr.run(
+        sbm,
+        out=tmp_path / "run",
+        resume=True,
+        emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None,
+        **options,
+    )
     assert any("damaged" in text and "sampled again" in text for text in notes)
     assert (result.status, result.parameters_sha256) == ("done", digest(sbm, tmp_path / "whole"))
 
@@ -157,9 +183,13 @@ def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
     ]  # fmt: skip
     command = [sys.executable, "-m", "millrace.pipeline", "run", *flags]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    whole = json.loads(subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True, env=env).stdout)
+    whole = json.loads(
+        subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True, env=env).stdout
+    )
     out = tmp_path / "killed"
-    process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    process = subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env
+    )
     metrics = out / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and '"epoch": 2, "step": 40' in metrics.read_text()):
@@ -199,7 +229,15 @@ def test_precomputed_samples_train_the_same_model(sbm, tmp_path):
 
 def test_accumulated_minibatches_are_one_large_step(sbm, tmp_path):
     """Four minibatches a step, weighted by seeds, is the gradient of their union (full neighbourhoods, no dropout)."""
-    options = {"epochs": 2, "fanout": [-1, -1], "hidden": 8, "dropout": 0.0, "dtype": "float64", "seed": 1, "threads": 1}
+    options = {
+        "epochs": 2,
+        "fanout": [-1, -1],
+        "hidden": 8,
+        "dropout": 0.0,
+        "dtype": "float64",
+        "seed": 1,
+        "threads": 1,
+    }
     one = mr.run(sbm, out=tmp_path / "one", batch_size=48, **options)
     four = mr.run(sbm, out=tmp_path / "four", batch_size=12, minibatches_per_step=4, **options)
     assert one.train_loss == pytest.approx(four.train_loss, rel=1e-10)
@@ -230,7 +268,10 @@ class Own(torch.nn.Module):
     def layer(self, i, neighbourhood, h):
         if i == 0:
             return torch.relu(self.a(torch.cat([destinations(neighbourhood, h), neighbourhood.max(h)], 1)))
-        return self.b(destinations(neighbourhood, h) + neighbourhood.apply(lambda src, dst, w: src * torch.sigmoid(dst), h, reduce="mean"))
+        return self.b(
+            destinations(neighbourhood, h)
+            + neighbourhood.apply(lambda src, dst, w: src * torch.sigmoid(dst), h, reduce="mean")
+        )
 
     def forward(self, neighbourhoods, h):
         for i, neighbourhood in enumerate(neighbourhoods):
@@ -240,13 +281,23 @@ class Own(torch.nn.Module):
 
 def test_a_module_of_ones_own(sbm, tmp_path):
     a = mr.run(sbm, model=Own(), out=tmp_path / "a", lr=0.02, epochs=3, fanout=[4, 3], batch_size=16)
-    b = mr.run(sbm, model=Own(), out=tmp_path / "b", lr=0.02, epochs=3, system=mr.bulk(mr.NeighborSampler((4, 3))), batch_size=16)
+    b = mr.run(
+        sbm,
+        model=Own(),
+        out=tmp_path / "b",
+        lr=0.02,
+        epochs=3,
+        system=mr.bulk(mr.NeighborSampler((4, 3))),
+        batch_size=16,
+    )
     assert a.model == "Own"
     assert a.parameters_sha256 == b.parameters_sha256
     assert a.test_accuracy > 0.5
 
 
-@pytest.mark.parametrize(("model", "threads"), [("sage", 1), ("gat", 1), ({"name": "sage", "norm": "layer"}, 2), ("own", 2)])
+@pytest.mark.parametrize(
+    ("model", "threads"), [("sage", 1), ("gat", 1), ({"name": "sage", "norm": "layer"}, 2), ("own", 2)]
+)
 def test_torch_gets_threads_where_a_model_leaves_it_work(sbm, tmp_path, monkeypatch, model, threads):
     seen, before, train = [], torch.get_num_threads(), seed_weighted.forward_backward
 
@@ -256,14 +307,20 @@ def test_torch_gets_threads_where_a_model_leaves_it_work(sbm, tmp_path, monkeypa
 
     monkeypatch.setattr(seed_weighted, "forward_backward", watched)
     options = {k: v for k, v in SMALL.items() if model != "own" or k not in ("hidden", "dropout")}
-    mr.run(sbm, out=tmp_path / "run", **{**options, "epochs": 1, "threads": 2, "model": Own() if model == "own" else model})
+    mr.run(
+        sbm, out=tmp_path / "run", **{**options, "epochs": 1, "threads": 2, "model": Own() if model == "own" else model}
+    )
     assert set(seen) == {(threads, 2)}
     assert torch.get_num_threads() == before
 
 
 def test_records_from_python(sbm, tmp_path):
     result = mr.run(
-        sbm, system=mr.bulk(mr.NeighborSampler((4, 3, 2))), model=mr.GraphSAGE(hidden=8, layers=3), epochs=1, out=tmp_path / "run"
+        sbm,
+        system=mr.bulk(mr.NeighborSampler((4, 3, 2))),
+        model=mr.GraphSAGE(hidden=8, layers=3),
+        epochs=1,
+        out=tmp_path / "run",
     )
     job = resolve(read_toml(tmp_path / "run" / "job.toml"))
     assert (result.model, job.sampler["fanout"], job.model["hidden"]) == ("sage", [4, 3, 2], 8)
@@ -283,7 +340,11 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
     [
         ({"device": "cuda", "system": "sar"}, mr.InputError, "trains on CPUs only"),
         ({"ranks": 2, "executor": "inline"}, mr.InputError, "one process holds one rank"),
-        ({"model": mr.GraphSAGE(layers=3), "system": mr.bulk(mr.NeighborSampler((2,)))}, mr.InputError, "one number per layer"),
+        (
+            {"model": mr.GraphSAGE(layers=3), "system": mr.bulk(mr.NeighborSampler((2,)))},
+            mr.InputError,
+            "one number per layer",
+        ),
         ({"model": torch.nn.Linear(2, 2)}, mr.InputError, "num_layers"),
         ({"model": mr.GraphSAGE(layers=2), "hidden": 8}, mr.InputError, "hidden=8 would not reach the model"),
         ({"model": mr.GraphSAGE}, mr.InputError, "is the class SAGE"),
@@ -313,7 +374,9 @@ def test_an_empty_train_split_is_a_sentence(sbm, tmp_path):
 
 
 def test_without_validation_the_last_parameters_are_kept(sbm, tmp_path):
-    data = mr.Dataset("d", sbm.graph, sbm.features, sbm.labels, mr.Split(sbm.split.train, np.empty(0, np.int64), sbm.split.test), 3)
+    data = mr.Dataset(
+        "d", sbm.graph, sbm.features, sbm.labels, mr.Split(sbm.split.train, np.empty(0, np.int64), sbm.split.test), 3
+    )
     result = mr.run(data, out=tmp_path / "run", **SMALL)
     assert result.val_accuracy is None
     assert result.best_epoch == -1

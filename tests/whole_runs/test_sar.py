@@ -18,7 +18,8 @@ from millrace.stages.partition.stage import open_part, partition_dataset
 from millrace.tests.contracts.command import command
 
 NODES, WIDTH, EPOCHS, ITEM = 300, 4, 3, 8
-"""Features, hidden units and classes are all of one width, so that the bytes of a layer do not hang on what it computes first."""
+"""Features, hidden units and classes are all of one width, so that the bytes of a layer do not hang on what it computes
+first."""
 JOB = {
     "epochs": EPOCHS, "layers": 2, "hidden": WIDTH, "dropout": 0.3, "lr": 0.05, "seed": 3, "dtype": "float64", "threads": 1,
 }  # fmt: skip
@@ -96,7 +97,13 @@ def test_two_ranks_train_as_one(two, gcn):
     assert_trained_alike(two.out, gcn.out)
     record, alone = two.record, gcn.result
     assert record == json.loads((two.out / "result.json").read_text())
-    assert (record["status"], record["system"], record["model"], record["ranks"], record["epochs"]) == ("done", "sar", "gcn", 2, EPOCHS)
+    assert (record["status"], record["system"], record["model"], record["ranks"], record["epochs"]) == (
+        "done",
+        "sar",
+        "gcn",
+        2,
+        EPOCHS,
+    )
     assert (record["test_accuracy"], record["best_epoch"]) == (pytest.approx(alone.test_accuracy), alone.best_epoch)
     assert {k for k, v in record["fingerprint"].items() if v != alone.fingerprint[k]} == {"parts"}
     assert record["seconds"]["partition"] > 0
@@ -132,7 +139,9 @@ def digests(folder):
 
 
 def test_parts_are_those_of_the_partition_command(two, store, tmp_path):
-    code, _, err = command("partition", store, "--parts", 2, "--method", "metis-work", "--seed", 3, "--out", tmp_path / "parts")
+    code, _, err = command(
+        "partition", store, "--parts", 2, "--method", "metis-work", "--seed", 3, "--out", tmp_path / "parts"
+    )
     assert code == 0, err
     assert len(digests(two.out / "parts")) > 10
     assert digests(two.out / "parts") == digests(tmp_path / "parts")
@@ -195,7 +204,12 @@ def test_records_become_the_configuration():
     system = mr.sar(["halo", "keep"], partitioner=Contiguous(), memory_bytes=1 << 30, prefetch_bytes=0, prune=False)
     job = configure({}, system=system, model=mr.GCN(layers=2))
     assert (job.system, job.partition.method, job.model["name"]) == ("sar", "contiguous", "gcn")
-    assert job.sar.model_dump() == {"mode": ["halo", "keep"], "memory_bytes": 1 << 30, "prefetch_bytes": 0, "prune": False}
+    assert job.sar.model_dump() == {
+        "mode": ["halo", "keep"],
+        "memory_bytes": 1 << 30,
+        "prefetch_bytes": 0,
+        "prune": False,
+    }
     assert configure({}, system="sar").sar.mode == configure({}, system=mr.sar()).sar.mode == "auto"
     assert configure({}, system="sar").partition == configure({}, system=mr.sar()).partition
 
@@ -253,7 +267,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(store, tmp_path
 
 
 def test_a_name_beside_a_resolved_configuration(store, tmp_path):
-    with pytest.raises(mr.InputError, match=r"options \['epochs', 'system'\] were given beside a resolved configuration"):
+    with pytest.raises(
+        mr.InputError, match=r"options \['epochs', 'system'\] were given beside a resolved configuration"
+    ):
         mr.run(store, system="sar", epochs=1, config=resolve({}), out=tmp_path / "run")
 
 

@@ -22,7 +22,8 @@ JOB = {
     "sar": {"mode": "rematerialize"},
 }  # fmt: skip
 STEP_OF_LIFE = 5
-"""A generation that is to suffer something suffers it in this step of its own: there is a checkpoint between two of them."""
+"""A generation that is to suffer something suffers it in this step of its own: there is a checkpoint between two of
+them."""
 
 
 class Mortal(torch.nn.Module):
@@ -45,7 +46,9 @@ class Mortal(torch.nn.Module):
             z = self.a(h)
             gated = neighbourhood.apply(lambda src, dst, w: src * torch.sigmoid(dst), z, reduce="mean")
             # Reads nothing of other ranks, which must visit each other all the same.
-            alike = neighbourhood.apply(lambda src, dst, w, bias: bias.expand(len(src), -1), z, (self.bias,), reduce="mean")
+            alike = neighbourhood.apply(
+                lambda src, dst, w, bias: bias.expand(len(src), -1), z, (self.bias,), reduce="mean"
+            )
             return torch.tanh(gated + alike + z[: neighbourhood.num_dst])
         self._suffer("forward", signal.SIGKILL)
         self._suffer("stop", signal.SIGSTOP)
@@ -107,7 +110,9 @@ def ranks_alive():
 @pytest.fixture
 def undisturbed(scheduler, tmp_path):
     """Two ranks to which nothing happens."""
-    return mr.run(DATASET, model=Mortal(tmp_path), system="sar", ranks=2, scheduler=scheduler, out=tmp_path / "undisturbed", **JOB)
+    return mr.run(
+        DATASET, model=Mortal(tmp_path), system="sar", ranks=2, scheduler=scheduler, out=tmp_path / "undisturbed", **JOB
+    )
 
 
 def test_what_happens_to_a_rank_does_not_show_in_the_end(undisturbed, scheduler, tmp_path):
@@ -128,7 +133,9 @@ def test_what_happens_to_a_rank_does_not_show_in_the_end(undisturbed, scheduler,
     assert len(seen.again) == 2, seen.notes
     for what, (text, told_at, alive) in zip(("forward", "backward"), seen.again):
         pid, at = (tmp_path / what).read_text().split()
-        assert re.fullmatch(rf"rank 1 \(process {pid}\) was killed by signal 9; all ranks start again from the last checkpoint .*", text)
+        assert re.fullmatch(
+            rf"rank 1 \(process {pid}\) was killed by signal 9; all ranks start again from the last checkpoint .*", text
+        )
         assert told_at - float(at) < TOLD_S
         assert not alive, "the other rank has ended"
     at = [int(m[1]) for text in seen.notes if (m := re.match(r"resumed at phase 0, step (\d+)", text))]
@@ -138,7 +145,8 @@ def test_what_happens_to_a_rank_does_not_show_in_the_end(undisturbed, scheduler,
     resumed = mr.run(DATASET, resume=True, emit=seen, **run)
     assert (tmp_path / "stop").exists()
     assert any(
-        re.fullmatch(r"waiting for \d+ s already: rank 0, layer 1, forward, round 1 of 1: rows of rank 1", text) for text in seen.notes
+        re.fullmatch(r"waiting for \d+ s already: rank 0, layer 1, forward, round 1 of 1: rows of rank 1", text)
+        for text in seen.notes
     ), seen.notes
     assert not seen.again
     assert resumed.parameters_sha256 == undisturbed.parameters_sha256

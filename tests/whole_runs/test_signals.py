@@ -1,7 +1,8 @@
-"""Signals that reach a run: it ends in time with what it has, or goes on; nothing is left running; the parameters are the same.
+"""Signals that reach a run: it ends in time with what it has, or goes on; nothing is left running; the parameters are
+the same.
 
-``pytest tests/whole_runs/test_signals.py --signal-cells=all`` goes through a covering table of 64 cells, one at a time, and prints it with
-times, which are then held to a limit.
+``pytest tests/whole_runs/test_signals.py --signal-cells=all`` goes through a covering table of 64 cells, one at a time,
+and prints it with times, which are then held to a limit.
 """
 
 from collections import defaultdict
@@ -31,12 +32,17 @@ RESUMED = {FEW[2], FEW[4], FEW[10]}
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Cell, Future[Outcome]]]:
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Cell, Future[Outcome]]]:
     """Two cells at a time: they mostly wait."""
     everything = request.config.getoption("--signal-cells") == "all"
     folder = tmp_path_factory.mktemp("signals")
     with ThreadPoolExecutor(1 if everything else 2) as pool:
-        yield {c: pool.submit(run_cell, c, folder / str(c), everything or c in RESUMED) for c in (table() if everything else FEW)}
+        yield {
+            c: pool.submit(run_cell, c, folder / str(c), everything or c in RESUMED)
+            for c in (table() if everything else FEW)
+        }
 
 
 @pytest.mark.timeout(3600)
@@ -57,12 +63,24 @@ def test_every_cell_ends_as_promised(outcomes: dict[Cell, Future[Outcome]], caps
         if outcome.parameters is not None:
             by_job[cell.system, cell.ranks].add(outcome.parameters)
     assert not failed, "\n\n".join(failed)
-    assert {job: len(seen) for job, seen in by_job.items()} == dict.fromkeys(by_job, 1), "whatever happened, the same parameters"
+    assert {job: len(seen) for job, seen in by_job.items()} == dict.fromkeys(by_job, 1), (
+        "whatever happened, the same parameters"
+    )
 
 
 def test_the_table_covers_every_pair() -> None:
     cells = table()
     assert len(cells) >= 64
     assert len(set(cells)) == len(cells)
-    assert {(c.system, c.target) for c in cells} >= {("bulk", "worker"), ("sar", "tree"), ("grappa", "rank"), ("retexo", "driver")}
-    assert {(c.signal, c.moment) for c in cells} >= {("USR1", "imports"), ("HUP", "end"), ("TERM", "sampling"), ("INT", "partitioning")}
+    assert {(c.system, c.target) for c in cells} >= {
+        ("bulk", "worker"),
+        ("sar", "tree"),
+        ("grappa", "rank"),
+        ("retexo", "driver"),
+    }
+    assert {(c.signal, c.moment) for c in cells} >= {
+        ("USR1", "imports"),
+        ("HUP", "end"),
+        ("TERM", "sampling"),
+        ("INT", "partitioning"),
+    }

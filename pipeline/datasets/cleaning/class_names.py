@@ -19,7 +19,9 @@ def numbered(labels: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column: Any = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(list(labels), pa.large_string())
+    column: Any = (
+        labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(list(labels), pa.large_string())
+    )
     column = column.cast(pa.large_string())
     seen = (name.as_py() for name in pc.unique(column))  # pyright: ignore[reportAttributeAccessIssue]
     names = sorted((n for n in seen if n), key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n))
@@ -35,5 +37,7 @@ def numbered_text(labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], tupl
     values = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]
     other = next((v for v in values if not (v is None or isinstance(v, str))), None)
     if other is not None:
-        raise InputError(f"labels are text and {type(other).__name__} mixed; expected class numbers, or text for every class")
+        raise InputError(
+            f"labels are text and {type(other).__name__} mixed; expected class numbers, or text for every class"
+        )
     return numbered(values)

@@ -42,7 +42,9 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     if raw.ordered is not None:
         graph = clean_ordered(raw.ordered, len(labels), options, raw.hint, notes)
     else:
-        graph = clean_edges(np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes)
+        graph = clean_edges(
+            np.asarray(raw.src), np.asarray(raw.dst), raw.edge_weight, len(labels), options, raw.hint, notes
+        )
     if labels.dtype.kind in "USO" and labels.size == len(labels):
         labels, class_names = numbered_text(labels)
     y, num_classes, task = clean_labels(labels, options, notes, named=class_names is not None)
@@ -50,7 +52,11 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         class_names = _numbers_of_classes(labels, num_classes)
     x = clean_features(raw.features, graph, options, notes)
     names = raw.node_names
-    stored = raw.split if names is None else {part: _by_name(part, np.asarray(ids), names) for part, ids in raw.split.items()}
+    stored = (
+        raw.split
+        if names is None
+        else {part: _by_name(part, np.asarray(ids), names) for part, ids in raw.split.items()}
+    )
     if options.components == "largest":
         keep = in_largest_component(graph)
         if not keep.all():
@@ -61,7 +67,9 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)
     parts = make_split(y, stored, split, seed, options, notes)
-    return Dataset(raw.name, graph, MemoryFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names).check()
+    return Dataset(
+        raw.name, graph, MemoryFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
+    ).check()
 
 
 def _numbers_of_classes(labels: AnyArray, num_classes: int) -> tuple[str, ...] | None:

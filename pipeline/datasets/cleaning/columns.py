@@ -21,7 +21,9 @@ CONSTANT = 1e-9
 """Up to here, empty classes cost nothing worth an error."""
 
 
-def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str], *, named: bool = False) -> tuple[npt.NDArray[Any], int, Task]:
+def clean_labels(
+    labels: AnyArray, options: ReadOptions, notes: list[str], *, named: bool = False
+) -> tuple[npt.NDArray[Any], int, Task]:
     """Labels, number of classes and task.
 
     Args:
@@ -46,7 +48,9 @@ def clean_labels(labels: AnyArray, options: ReadOptions, notes: list[str], *, na
         return _multilabel(labels), labels.shape[1], "multilabel"
     y = _class_numbers(labels.reshape(-1), options, notes)
     if len(y) and y.min() < -1:
-        raise InputError(f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the labels")
+        raise InputError(
+            f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the labels"
+        )
     labelled = y >= 0
     if not labelled.any():
         raise InputError("no node has a label (all are -1); expected at least one class number: give labels")
@@ -76,12 +80,16 @@ def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str]) -> npt.N
     missing = np.isnan(y)
     if count := int(missing.sum()):
         if options.nan_labels == "error":
-            raise InputError(f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct them")
+            raise InputError(
+                f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct them"
+            )
         notes.append(f"{counted(count, 'NaN label')} {were(count)} read as unlabelled.")
         y = np.where(missing, -1, y)
     if (np.abs(y) > 2**53).any() or (y != np.floor(y)).any():
         bad = y[(np.abs(y) > 2**53) | (y != np.floor(y))][0]
-        raise InputError(f"labels are non-integer (first: {bad}); expected class numbers: regression targets are not supported")
+        raise InputError(
+            f"labels are non-integer (first: {bad}); expected class numbers: regression targets are not supported"
+        )
     return y.astype(np.int64)
 
 
@@ -103,7 +111,9 @@ def _label_gaps(
         notes.append(f"The {seen}; the classes were renumbered (label_gaps=compact).")
         return y, len(used)
     if options.label_gaps == "error" or num_classes > max(FEW_CLASSES, 2 * len(used)):
-        raise InputError(f"{seen}; set label_gaps=compact to renumber the classes{_keep(num_classes)}, or correct the labels")
+        raise InputError(
+            f"{seen}; set label_gaps=compact to renumber the classes{_keep(num_classes)}, or correct the labels"
+        )
     notes.append(f"The {seen} (label_gaps=compact renumbers them).")
     return y, num_classes
 
@@ -135,7 +145,11 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
     if features.dtype.kind not in "biuf":
         raise InputError(f"features are {features.dtype}; expected numbers: encode them before saving")
     dense = 4 * features.shape[0] * features.shape[1]
-    if hasattr(features, "todense") and dense > LARGE_BYTES and features.nnz * SPARSEST < features.shape[0] * features.shape[1]:
+    if (
+        hasattr(features, "todense")
+        and dense > LARGE_BYTES
+        and features.nnz * SPARSEST < features.shape[0] * features.shape[1]
+    ):
         raise InputError(
             f"features are {list(features.shape)} with {features.nnz} values, which take {dense >> 20:,} MiB as rows; keep fewer columns"
         )
@@ -158,8 +172,12 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
 
 def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
     if options.missing_features == "error":
-        raise InputError("the input has no features; give them, or set missing_features=degree to make two columns from the in-degree")
-    notes.append("The input has no features: each node got two columns, 1 and log(1 + in-degree). Expect little accuracy from them.")
+        raise InputError(
+            "the input has no features; give them, or set missing_features=degree to make two columns from the in-degree"
+        )
+    notes.append(
+        "The input has no features: each node got two columns, 1 and log(1 + in-degree). Expect little accuracy from them."
+    )
     return np.stack([np.ones(graph.num_nodes), np.log1p(graph.in_degree)], axis=1).astype(np.float32)
 
 
@@ -173,10 +191,14 @@ def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[st
         total = np.abs(x).sum(axis=1, keepdims=True, dtype=np.float64)
         return (x / np.where(total > 0, total, 1)).astype(np.float32)
     if options.normalize_features == "standard":
-        notes.append("Feature columns were shifted and scaled to mean 0 and standard deviation 1 (normalize_features=standard).")
+        notes.append(
+            "Feature columns were shifted and scaled to mean 0 and standard deviation 1 (normalize_features=standard)."
+        )
         mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
         # What is left of a constant column is the rounding of its mean.
         return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
     if x.size and (largest := max(float(x.max()), -float(x.min()))) > LARGE_VALUE:
-        notes.append(f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each column.")
+        notes.append(
+            f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each column."
+        )
     return x

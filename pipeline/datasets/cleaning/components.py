@@ -34,7 +34,8 @@ def restricted(graph: Graph, keep: AnyArray) -> Graph:
 
 
 def restricted_split(split: Mapping[str, AnyArray], keep: AnyArray) -> dict[str, AnyArray]:
-    """Stored sets, as masks [V] or ids, for the nodes in `keep`, renumbered. What is out of range stays so, to be reported later."""
+    """Stored sets, as masks [V] or ids, for the nodes in `keep`, renumbered. What is out of range stays so, to be
+    reported later."""
     number = np.cumsum(keep) - 1
     out = {}
     for name, value in split.items():

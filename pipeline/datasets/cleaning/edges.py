@@ -19,7 +19,13 @@ REVERSED = "Every edge was reversed (direction=reverse)."
 
 
 def clean_edges(
-    src: AnyArray, dst: AnyArray, weight: AnyArray | None, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
+    src: AnyArray,
+    dst: AnyArray,
+    weight: AnyArray | None,
+    num_nodes: int,
+    options: ReadOptions,
+    hint: Hint | None,
+    notes: list[str],
 ) -> Graph:
     """Build the graph, mending what `options` allows and adding a sentence to `notes` for each thing that was mended.
 
@@ -65,7 +71,9 @@ def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: 
     return _of_sorted(keys, ordered.weight, num_nodes, options, hint, notes)
 
 
-def _of_sorted(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
+def _of_sorted(
+    keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
+) -> Graph:
     keys, w = _duplicates(keys, w, num_nodes, options, notes)
     keys, w = _directed(keys, w, num_nodes, options, hint, notes)
     return graph_of_keys(keys, num_nodes, w)
@@ -156,7 +164,9 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
     return w
 
 
-def _self_loops(src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, notes: list[str]) -> tuple[AnyArray, AnyArray, Weights]:
+def _self_loops(
+    src: AnyArray, dst: AnyArray, w: Weights, options: ReadOptions, notes: list[str]
+) -> tuple[AnyArray, AnyArray, Weights]:
     loops = src == dst
     count = int(loops.sum())
     if not count:
@@ -191,14 +201,18 @@ def _duplicates(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, no
     if options.duplicates == "keep":
         notes.append(f"{counted(count, 'duplicate edge')} {were(count)} kept.")
         return keys, w
-    notes.append(f"{counted(count, 'duplicate edge')} {were(count)} merged{'' if w is None else ', their weights summed'}.")
+    notes.append(
+        f"{counted(count, 'duplicate edge')} {were(count)} merged{'' if w is None else ', their weights summed'}."
+    )
     if w is not None:
         with np.errstate(over="ignore"):
             w = np.add.reduceat(w.astype(np.float64), np.flatnonzero(first)).astype(np.float32)
     return keys[first], w
 
 
-def _directed(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> tuple[Keys, Weights]:
+def _directed(
+    keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
+) -> tuple[Keys, Weights]:
     direction = options.direction
     if direction is None:
         if _is_symmetric(keys, w, num_nodes):
@@ -211,7 +225,9 @@ def _directed(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, hint
                 "direction=reverse (dst -> src) or direction=undirected (both ways)"
             )
         direction = hint.direction
-        notes.append(f"The edges were read with direction={direction} because {hint.reason} (set direction to change that).")
+        notes.append(
+            f"The edges were read with direction={direction} because {hint.reason} (set direction to change that)."
+        )
         if direction == "reverse":
             return _sorted(_transposed(keys, num_nodes), w)
     if direction != "undirected":

@@ -30,7 +30,9 @@ def settled(columns: Columns, from_csv: set[str]) -> Columns:
             raise InputError(f"column {what} is {column.type}; expected ids: whole numbers or text")
         if column.null_count:
             quoted = " (NA and null are nulls in CSV unless quoted)" if what in from_csv else ""
-            raise InputError(f"column {what} holds {column.null_count} nulls{quoted}; expected an id in every row: drop those rows")
+            raise InputError(
+                f"column {what} holds {column.null_count} nulls{quoted}; expected an id in every row: drop those rows"
+            )
     numbers = {what: _as_numbers(column) if what in from_csv else column for what, column in columns.items()}
     if all(c is not None and pa.types.is_integer(c.type) for c in numbers.values()):
         return {what: c for what, c in numbers.items() if c is not None}
@@ -38,7 +40,9 @@ def settled(columns: Columns, from_csv: set[str]) -> Columns:
     if not all(kinds.values()):
         text = next(what for what, is_ in kinds.items() if is_)
         number = next(what for what, is_ in kinds.items() if not is_)
-        raise InputError(f"column {text} is text and column {number} is {columns[number].type}; expected one kind: convert one of them")
+        raise InputError(
+            f"column {text} is text and column {number} is {columns[number].type}; expected one kind: convert one of them"
+        )
     return columns
 
 

@@ -19,15 +19,16 @@ class ReadOptions:
     """
 
     direction: Direction | None = None
-    """directed: messages flow src -> dst as stored; reverse: dst -> src; undirected: both ways (the union of the edges and their
-    reverses; where both are stored, the larger weight). None: symmetric input is used as it is, a hint of the file decides
-    otherwise, and without a hint it is an error."""
+    """directed: messages flow src -> dst as stored; reverse: dst -> src; undirected: both ways (the union of the edges
+    and their reverses; where both are stored, the larger weight). None: symmetric input is used as it is, a hint of the
+    file decides otherwise, and without a hint it is an error."""
     duplicates: Literal["error", "merge", "keep"] = "merge"
     """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted)."""
     self_loops: Literal["error", "drop", "keep"] = "keep"
     """Edges from a node to itself."""
     edges_on: Literal["cpu", "gpu"] = "cpu"
-    """Where the edges of a folder of Parquet are read, renumbered, counted and sorted. gpu: by RAPIDS cuDF, with the same result."""
+    """Where the edges of a folder of Parquet are read, renumbered, counted and sorted. gpu: by RAPIDS cuDF, with the
+    same result."""
     components: Literal["all", "largest"] = "all"
     """largest: only the largest connected component (edges taken both ways), its nodes renumbered in order."""
     edge_weights: Literal["use", "ignore"] = "use"
@@ -37,19 +38,21 @@ class ReadOptions:
     nodes_file: str | None = None
     """The nodes of one file of edges, as a path from its folder; None: nodes.csv or nodes.parquet there."""
     feature_columns: str | tuple[str, ...] | None = None
-    """Columns of a table of nodes that are features, in this order: names, or a text such as "age,income"; "*": all that hold numbers.
+    """Columns of a table of nodes that are features, in this order: names, or a text such as "age,income"; "*": all
+    that hold numbers.
     None: features, x, or feature_0, feature_1, ..."""
     missing_features: Literal["error", "degree"] = "degree"
     """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero"] = "error"
     """NaN and infinite features."""
     normalize_features: Literal["none", "row", "standard", "binary"] = "none"
-    """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its mean, divided by its
-    standard deviation; binary: 1 where not zero."""
+    """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its
+    mean, divided by its standard deviation; binary: 1 where not zero."""
     nan_labels: Literal["error", "unlabelled"] = "error"
     """NaN among class numbers. unlabelled: read them as -1."""
     label_gaps: Literal["error", "keep", "compact"] = "keep"
-    """Class numbers that no node has. keep: the class exists and stays empty; compact: renumber the classes that occur."""
+    """Class numbers that no node has. keep: the class exists and stays empty; compact: renumber the classes that
+    occur."""
     overlapping_splits: Literal["error", "first"] = "error"
     """first: a node in several sets stays in the first of train, val, test."""
     unlabelled_in_split: Literal["error", "drop"] = "error"
@@ -75,7 +78,9 @@ class ReadOptions:
             value = getattr(self, f.name)
             allowed = get_args(Direction) if f.name == "direction" else get_args(f.type)
             if value not in allowed and not (f.name == "direction" and value is None):
-                raise InputError(f"{f.name} is {value!r}; expected one of {', '.join(allowed)}{nearest(str(value), allowed)}")
+                raise InputError(
+                    f"{f.name} is {value!r}; expected one of {', '.join(allowed)}{nearest(str(value), allowed)}"
+                )
 
 
 DEFAULT_OPTIONS = ReadOptions()

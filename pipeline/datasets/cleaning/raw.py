@@ -24,7 +24,8 @@ class Hint:
 
 @dataclass(frozen=True, eq=False)
 class Ordered:
-    """E edges that a reader has checked, turned round and sorted as `edges.clean_edges` does it: by (dst, src), equal ones as found."""
+    """E edges that a reader has checked, turned round and sorted as `edges.clean_edges` does it: by (dst, src), equal
+    ones as found."""
 
     in_degree: npt.NDArray[np.int64]
     """int64 [V]."""

@@ -69,7 +69,8 @@ def make_split(
 
     Args:
         labels: int64 [V] with -1 for unlabelled, or float32 [V, C].
-        stored: what the source stores: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None for nothing.
+        stored: what the source stores: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None for
+            nothing.
         text: see `parse_split`; None: the stored split, else random:20,30 where every class has 60 labelled nodes, else
             fraction:0.6,0.2.
         seed: decides a drawn split.
@@ -85,7 +86,9 @@ def make_split(
             spec = SplitSpec("public")
         elif labels.ndim == 1 and np.bincount(labels[labels >= 0]).min() >= ENOUGH_PER_CLASS:
             spec = SplitSpec("random", 20, 30)
-            notes.append("The input stores no split: 20 nodes per class train, 30 validate, the rest test (split=random:20,30).")
+            notes.append(
+                "The input stores no split: 20 nodes per class train, 30 validate, the rest test (split=random:20,30)."
+            )
         else:
             spec = SplitSpec("fraction", 0.6, 0.2)
             notes.append(
@@ -93,16 +96,24 @@ def make_split(
             )
     if spec.kind == "public":
         if not stored:
-            raise InputError("split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2")
+            raise InputError(
+                "split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2"
+            )
         return stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes)
-    split = _random(labels, int(spec.train), int(spec.val), seed) if spec.kind == "random" else _fraction(labels, spec, seed)
+    split = (
+        _random(labels, int(spec.train), int(spec.val), seed)
+        if spec.kind == "random"
+        else _fraction(labels, spec, seed)
+    )
     _require_train(split)
     return split
 
 
 def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
     if labels.ndim == 2:
-        raise InputError("split=random counts nodes per class, but the labels are multi-label; use split=fraction:0.6,0.2")
+        raise InputError(
+            "split=random counts nodes per class, but the labels are multi-label; use split=fraction:0.6,0.2"
+        )
     key = stream(seed, Purpose.SPLIT)
     parts: dict[str, list[IdArray]] = {name: [np.empty(0, np.int64)] for name in SPLITS}
     for c in np.unique(labels[labels >= 0]).tolist():
@@ -125,7 +136,9 @@ def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
     return Split(*(np.sort(part) for part in np.split(ids, [train, train + val])))
 
 
-def clean_split(stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]) -> Split:
+def clean_split(
+    stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]
+) -> Split:
     """The stored split, mended as `options` allow.
 
     Raises:
@@ -143,7 +156,9 @@ def clean_split(stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], option
                     "make the splits disjoint, "
                     "or set overlapping_splits=first"
                 )
-            notes.append(f"{counted(len(again), 'node')} of the {name} split {were(len(again))} in an earlier split too and stayed there.")
+            notes.append(
+                f"{counted(len(again), 'node')} of the {name} split {were(len(again))} in an earlier split too and stayed there."
+            )
             ids[name] = ids[name][~taken[ids[name]]]
         taken[ids[name]] = True
         if labels.ndim == 1:
@@ -165,7 +180,9 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArr
             )
         return np.flatnonzero(values)
     if values.ndim != 1:
-        raise InputError(f"the {name} split has shape {list(values.shape)}; expected a vector of node ids or a boolean mask")
+        raise InputError(
+            f"the {name} split has shape {list(values.shape)}; expected a vector of node ids or a boolean mask"
+        )
     if not len(values):
         return np.empty(0, np.int64)
     if values.dtype.kind not in "iu":
@@ -196,4 +213,6 @@ def _labelled(name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOp
 
 def _require_train(split: Split) -> None:
     if not len(split.train):
-        raise InputError("the train split is empty; there is nothing to learn from: use split=random:20,30 or split=fraction:0.6,0.2")
+        raise InputError(
+            "the train split is empty; there is nothing to learn from: use split=random:20,30 or split=fraction:0.6,0.2"
+        )

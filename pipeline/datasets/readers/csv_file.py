@@ -20,7 +20,8 @@ def is_csv(path: Path) -> bool:
 
 
 def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
-    """Read the file. Columns have the names of the header, stripped; empty fields (and NA, null, ... unless quoted) are null.
+    """Read the file. Columns have the names of the header, stripped; empty fields (and NA, null, ... unless quoted) are
+    null.
 
     Args:
         path: the file, in UTF-8, with or without a byte order mark.
@@ -28,7 +29,8 @@ def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
         example: a header, for errors.
 
     Raises:
-        InputError: it is empty or no CSV, a row is longer or shorter than the header, or the header is none or names a column twice.
+        InputError: it is empty or no CSV, a row is longer or shorter than the header, or the header is none or names a
+            column twice.
     """
     delimiter = "\t" if ".tsv" in path.name.lower() else ","
     names = _header(path, delimiter, example)
@@ -44,7 +46,9 @@ def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
             ),
         )
     except (pa.ArrowException, OSError) as e:
-        raise InputError(f"{path}: {str(e).splitlines()[0]}; expected a CSV file in UTF-8 with the same columns in every row") from e
+        raise InputError(
+            f"{path}: {str(e).splitlines()[0]}; expected a CSV file in UTF-8 with the same columns in every row"
+        ) from e
     table = table.rename_columns([n.strip() for n in table.column_names])
     for at, name in enumerate(table.column_names):
         if name.lower() in as_text:
@@ -58,17 +62,25 @@ def _header(path: Path, delimiter: str, example: str) -> list[str]:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as f:
             names = next(csv.reader(f, delimiter=delimiter), [])
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as e:
-        raise InputError(f"{path} cannot be read as CSV in UTF-8 ({e}); expected a header such as {example} in its first line") from e
+        raise InputError(
+            f"{path} cannot be read as CSV in UTF-8 ({e}); expected a header such as {example} in its first line"
+        ) from e
     stripped = [n.strip() for n in names]
     if not any(stripped):
-        raise InputError(f"{path} is empty, or its first line is; expected a header such as {example} in its first line")
+        raise InputError(
+            f"{path} is empty, or its first line is; expected a header such as {example} in its first line"
+        )
     if all(_is_number(n) for n in stripped):
-        raise InputError(f"{path} has no header: its first line is '{delimiter.join(names)}'; put one such as {example} above it")
+        raise InputError(
+            f"{path} has no header: its first line is '{delimiter.join(names)}'; put one such as {example} above it"
+        )
     if again := sorted({n for n in stripped if n and stripped.count(n) > 1}):
         raise InputError(f"{path}: the header names '{again[0]}' more than once; give each column a name of its own")
     if len(names) == 1 and (other := next((c for c in ";\t|, " if c != delimiter and c in stripped[0]), None)):
         right = "tabs" if delimiter == "\t" else "commas"
-        raise InputError(f"{path}: the header '{names[0]}' is one column; separate columns by {right}, not by {other!r}")
+        raise InputError(
+            f"{path}: the header '{names[0]}' is one column; separate columns by {right}, not by {other!r}"
+        )
     return names
 
 

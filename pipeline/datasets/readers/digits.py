@@ -8,9 +8,9 @@ NEIGHBOURS = 10
 
 
 def read_digits(name: str | None = None) -> Raw:
-    """1,797 nodes with 64 pixels in [0, 1], 10 classes; u and v are joined both ways when one is among the 10 nearest of the other
-    (Euclidean; of nodes that are equally far the ones with smaller ids). The data is that of UCI's Optical Recognition of Handwritten
-    Digits."""
+    """1,797 nodes with 64 pixels in [0, 1], 10 classes; u and v are joined both ways when one is among the 10 nearest
+    of the other (Euclidean; of nodes that are equally far the ones with smaller ids). The data is that of UCI's Optical
+    Recognition of Handwritten Digits."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

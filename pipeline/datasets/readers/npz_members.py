@@ -1,4 +1,5 @@
-"""The arrays in an ``.npz`` file that a reader asks for; nothing else in it is unpacked, and nothing is trusted about its size."""
+"""The arrays in an ``.npz`` file that a reader asks for; nothing else in it is unpacked, and nothing is trusted about
+its size."""
 
 import zipfile
 from collections.abc import Collection
@@ -19,7 +20,8 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
     """The arrays called `wanted` that are there, and the names of all that is there.
 
     Raises:
-        InputError: the file is no ``.npz``, is damaged, or an array is encrypted, pickled, no numbers or text, or packed beyond reason.
+        InputError: the file is no ``.npz``, is damaged, or an array is encrypted, pickled, no numbers or text, or
+            packed beyond reason.
     """
     try:
         with path.open("rb") as file:
@@ -29,7 +31,9 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
         if not size:
             raise InputError(f"{path} is damaged or not an .npz file (it is empty); {AGAIN}")
         if not magic.startswith(b"PK"):
-            raise InputError(f"{path} holds pickled objects or is not an .npz file; expected plain numeric arrays: {AGAIN}")
+            raise InputError(
+                f"{path} holds pickled objects or is not an .npz file; expected plain numeric arrays: {AGAIN}"
+            )
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             found = {name: _array(archive, members[name], path, size) for name in wanted if name in members}
@@ -37,7 +41,9 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
     except InputError:
         raise
     except Exception as e:  # damage makes zipfile, zlib and NumPy raise whatever they meet
-        raise InputError(f"{path} is damaged or not an .npz file ({type(e).__name__}: {first_line(e)[:200]}); {AGAIN}") from e
+        raise InputError(
+            f"{path} is damaged or not an .npz file ({type(e).__name__}: {first_line(e)[:200]}); {AGAIN}"
+        ) from e
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, size: int) -> AnyArray | None:
@@ -46,7 +52,9 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, size: in
     if info.flag_bits & 1:
         raise InputError(f"{path}: {name} is encrypted; {AGAIN}")
     if info.file_size > BOMB_BYTES and info.file_size > BOMB_RATIO * min(info.compress_size, size):
-        raise InputError(f"{path}: {name} unpacks from {info.compress_size:,} bytes to {info.file_size:,}; expected numbers: {AGAIN}")
+        raise InputError(
+            f"{path}: {name} unpacks from {info.compress_size:,} bytes to {info.file_size:,}; expected numbers: {AGAIN}"
+        )
     with archive.open(info) as member:
         if member.read(6) != b"\x93NUMPY":
             return None

@@ -1,7 +1,8 @@
 """Node-property graphs of the Open Graph Benchmark (Hu et al., NeurIPS 2020), from the files that OGB itself unpacks.
 
-A folder holds ``raw/edge.csv.gz``, ``raw/node-label.csv.gz``, ``raw/num-node-list.csv.gz``, optionally ``raw/node-feat.csv.gz``, and
-``split/<name>/{train,valid,test}.csv.gz``. Neither the ``ogb`` package nor a network is needed to read it.
+A folder holds ``raw/edge.csv.gz``, ``raw/node-label.csv.gz``, ``raw/num-node-list.csv.gz``, optionally
+``raw/node-feat.csv.gz``, and ``split/<name>/{train,valid,test}.csv.gz``. Neither the ``ogb`` package nor a network is
+needed to read it.
 """
 
 import os
@@ -20,14 +21,20 @@ ONE_WAY = {"ogbn-products", "ogbn-proteins"}
 
 
 def find_ogb(name: str) -> Path:
-    """The folder of `name` under ``$OGB_ROOT`` or ``./dataset``, downloaded through the ``ogb`` package when it is not there.
+    """The folder of `name` under ``$OGB_ROOT`` or ``./dataset``, downloaded through the ``ogb`` package when it is not
+    there.
 
     Raises:
         MissingExtraError: it is not there and ``ogb`` is not installed.
         InputError: OGB has no such dataset, or the download failed.
     """
     root = Path(os.environ.get("OGB_ROOT", "dataset"))
-    folders = [root / name.replace("-", "_"), root / (name.replace("-", "_") + "_pyg"), root / name, root / name.removeprefix("ogbn-")]
+    folders = [
+        root / name.replace("-", "_"),
+        root / (name.replace("-", "_") + "_pyg"),
+        root / name,
+        root / name.removeprefix("ogbn-"),
+    ]
     for folder in folders:
         if (folder / "raw").is_dir():
             return folder
@@ -59,7 +66,9 @@ def read_ogb_folder(folder: Path, name: str | None = None) -> Raw:
     """
     edges = _csv(folder / "raw" / "edge.csv.gz", np.int64)
     if edges.size and edges.shape[1] != 2:
-        raise InputError(f"{folder / 'raw' / 'edge.csv.gz'} has {edges.shape[1]} columns; expected 2 (source, destination)")
+        raise InputError(
+            f"{folder / 'raw' / 'edge.csv.gz'} has {edges.shape[1]} columns; expected 2 (source, destination)"
+        )
     edges = edges.reshape(-1, 2)
     counts = _csv(folder / "raw" / "num-node-list.csv.gz", np.int64)
     if counts.size != 1:
@@ -91,7 +100,9 @@ def _split(folder: Path) -> dict[str, AnyArray]:
     if not kinds:
         return {}
     if len(kinds) > 1:
-        raise InputError(f"{folder / 'split'} holds {len(kinds)} splits ({', '.join(p.name for p in kinds)}); leave one there")
+        raise InputError(
+            f"{folder / 'split'} holds {len(kinds)} splits ({', '.join(p.name for p in kinds)}); leave one there"
+        )
     files = {"train": "train", "val": "valid", "test": "test"}
     return {part: _csv(kinds[0] / f"{stem}.csv.gz", np.int64).reshape(-1) for part, stem in files.items()}
 
@@ -99,7 +110,9 @@ def _split(folder: Path) -> dict[str, AnyArray]:
 def _csv(path: Path, dtype: type[np.number]) -> AnyArray:
     """[rows, columns] of a headerless, compressed table of numbers. Empty cells are NaN where `dtype` is floating."""
     if not path.exists():
-        raise InputError(f"{path} does not exist; expected OGB's own layout (raw/edge.csv.gz, raw/node-label.csv.gz, ...)")
+        raise InputError(
+            f"{path} does not exist; expected OGB's own layout (raw/edge.csv.gz, raw/node-label.csv.gz, ...)"
+        )
     try:
         with pa.input_stream(str(path), compression="gzip") as stream:
             content = stream.read()

@@ -3,13 +3,13 @@
 =========  ==========================================================================================================
 edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional ``weight``
 nodes      ``label`` class number or text (null, empty or -1: unlabelled), or a list of 0 and 1; optional ``id``, integers or text
-           (without it, row number); optional ``split``: "train", "val", "test" or null; features as `feature_columns` names them, or
-           as one list column ``features`` or ``x``, or as numeric columns ``feature_0, feature_1, ...`` or ``x0, x1, ...``, in the
-           order of their numbers; null is NaN
+           (without it, row number); optional ``split``: "train", "val", "test" or null; features as `feature_columns`
+           names them, or as one list column ``features`` or ``x``, or as numeric columns ``feature_0, feature_1, ...``
+           or ``x0, x1, ...``, in the order of their numbers; null is NaN
 =========  ==========================================================================================================
 
-All of it may be Parquet or CSV with a header. Nodes with text for ids keep the order of their rows, and classes with text for labels
-are numbered in the order of their names.
+All of it may be Parquet or CSV with a header. Nodes with text for ids keep the order of their rows, and classes with
+text for labels are numbered in the order of their names.
 """
 
 import re
@@ -42,7 +42,8 @@ def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = N
     """Read the tables of a folder. See the module for their columns.
 
     Raises:
-        InputError: a file or a column is missing, a column has the wrong type, or ids are unknown or have gaps (`missing_ids`).
+        InputError: a file or a column is missing, a column has the wrong type, or ids are unknown or have gaps
+            (`missing_ids`).
     """
     if options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {folder} is a folder, whose nodes* are read; leave it out")
@@ -50,7 +51,8 @@ def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = N
 
 
 def read_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> Raw:
-    """Read one file of edges, and the file of their nodes (see `tables.nodes_beside`). Raises InputError like `read_parquet_folder`."""
+    """Read one file of edges, and the file of their nodes (see `tables.nodes_beside`). Raises InputError like
+    `read_parquet_folder`."""
     nodes = nodes_beside(path, options)
     stem = path.name.partition(".")[0]
     raw = _read([path], [nodes], path, options, name or (path.resolve().parent.name if stem == "edges" else stem))
@@ -87,7 +89,9 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
     if ids is not None and is_text(ids.type):
         names, ends = named(ids, columns)
     elif is_text(columns["edges.src"].type):
-        raise InputError(f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges call it by")
+        raise InputError(
+            f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges call it by"
+        )
     else:
         ends = {what: column.to_numpy() for what, column in columns.items()}
         if ids is not None:
@@ -112,7 +116,9 @@ def _numbers_as_names(ids: AnyArray) -> NodeNames:
     return NodeNames.of_arrow(pa.array(ids).cast(pa.large_string()))
 
 
-def _finished(raw: Raw, order: AnyArray | None, names: NodeNames | None, classes: tuple[str, ...] | None, notes: list[str]) -> Raw:
+def _finished(
+    raw: Raw, order: AnyArray | None, names: NodeNames | None, classes: tuple[str, ...] | None, notes: list[str]
+) -> Raw:
     """With the rows of nodes in `order`, their names and what was found."""
     if order is not None:
         features = None if raw.features is None else raw.features[order]
@@ -144,7 +150,11 @@ def _numbers(column: pa.ChunkedArray, what: str) -> AnyArray:
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
         raise InputError(f"column {what} is {column.type}; expected numbers")
     # Nulls become NaN through float64; the cleaner decides about NaN.
-    return column.cast(pa.float64()).to_numpy() if column.null_count or pa.types.is_boolean(column.type) else column.to_numpy()
+    return (
+        column.cast(pa.float64()).to_numpy()
+        if column.null_count or pa.types.is_boolean(column.type)
+        else column.to_numpy()
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -159,13 +169,19 @@ def _matrix(column: pa.ChunkedArray, what: str) -> AnyArray:
     lengths = np.concatenate([_lengths(chunk) for chunk in column.chunks] or [np.empty(0, np.int64)])
     if len(lengths) and (lengths != lengths[0]).any():
         bad = int(np.flatnonzero(lengths != lengths[0])[0])
-        raise InputError(f"column {what} has lists of {lengths[0]} and of {lengths[bad]} values (row {bad}); expected one length")
+        raise InputError(
+            f"column {what} has lists of {lengths[0]} and of {lengths[bad]} values (row {bad}); expected one length"
+        )
     flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
     return _numbers(flat, what).reshape(len(column), -1 if len(flat) else 0)
 
 
 def _lengths(lists: Any) -> npt.NDArray[np.integer]:
-    return np.full(len(lists), lists.type.list_size) if pa.types.is_fixed_size_list(lists.type) else np.diff(lists.offsets.to_numpy())
+    return (
+        np.full(len(lists), lists.type.list_size)
+        if pa.types.is_fixed_size_list(lists.type)
+        else np.diff(lists.offsets.to_numpy())
+    )
 
 
 def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
@@ -174,7 +190,9 @@ def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
         return _matrix(column, "nodes.label"), None
     if is_text(column.type):
         return numbered(column)
-    if pa.types.is_null(column.type) or (column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))):
+    if pa.types.is_null(column.type) or (
+        column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
+    ):
         column = column.cast(pa.int64()).fill_null(-1)
     elif column.null_count and pa.types.is_floating(column.type):
         column = column.fill_null(-1.0)
@@ -194,14 +212,18 @@ def _features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[s
         if takable:
             both = [*wanted, *takable]
             value = ",".join(both) if len(both) <= SHOWN_COLUMNS else "*"
-            notes.append(f"Columns of nodes were not read: {_listed(takable)} (feature_columns={value} takes them as features).")
+            notes.append(
+                f"Columns of nodes were not read: {_listed(takable)} (feature_columns={value} takes them as features)."
+            )
     if text := [c for c in others if c not in wanted and not _is_feature(nodes[c].type)]:
         notes.append(f"Columns of nodes that are no numbers were not read: {_listed(text)}.")
     if not wanted:
         return None
     if len(wanted) == 1 and _is_list(nodes[wanted[0]].type):
         return _matrix(nodes[wanted[0]], f"nodes.{wanted[0]}")
-    parts = [(_matrix if _is_list(nodes[c].type) else _numbers)(nodes[c], f"nodes.{c}").astype(np.float32) for c in wanted]
+    parts = [
+        (_matrix if _is_list(nodes[c].type) else _numbers)(nodes[c], f"nodes.{c}").astype(np.float32) for c in wanted
+    ]
     return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
 
 
@@ -215,7 +237,9 @@ def _customary(nodes: pa.Table, source: Path) -> tuple[str, ...]:
     for key in ("features", "x"):
         if key in nodes.column_names:
             if not _is_list(nodes[key].type):
-                raise InputError(f"{source}: column nodes.{key} is {nodes[key].type}; expected a list of numbers in every row")
+                raise InputError(
+                    f"{source}: column nodes.{key} is {nodes[key].type}; expected a list of numbers in every row"
+                )
             return (key,)
     of_number = {int(m[1]): key for key in nodes.column_names if (m := _FEATURE.fullmatch(key))}
     return tuple(of_number[i] for i in sorted(of_number))
@@ -227,6 +251,8 @@ def _split(nodes: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
     values: list[Any] = nodes["split"].to_pylist()
     strange = sorted({str(v) for v in values if v is not None} - set(SPLITS))
     if strange:
-        raise InputError(f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}")
+        raise InputError(
+            f"column nodes.split holds '{strange[0]}'; expected train, val, test or null{nearest(strange[0], SPLITS)}"
+        )
     column = np.array([v or "" for v in values])
     return {part: column == part for part in SPLITS}

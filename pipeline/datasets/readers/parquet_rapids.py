@@ -1,7 +1,8 @@
-"""The edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on the GPUs of this machine.
+"""The edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on the
+GPUs of this machine.
 
-Which functions are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py` checks that. It
-has not been run on a GPU yet.
+Which functions are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py`
+checks that. It has not been run on a GPU yet.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ class _Piece:
 
 
 def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
-    """Edges as `edges.clean_edges` would sort them, bit for bit. The GPUs are used by processes that end with the call, one for each.
+    """Edges as `edges.clean_edges` would sort them, bit for bit. The GPUs are used by processes that end with the call,
+    one for each.
 
     Args:
         files: with columns ``src``, ``dst`` and, perhaps, ``weight``, in order.
@@ -76,9 +78,16 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
 
 
 def _by_tasks(
-    client: Any, pieces: list[_Piece], columns: list[str], num_nodes: int, ids: AnyArray | None, options: ReadOptions, gpus: int
+    client: Any,
+    pieces: list[_Piece],
+    columns: list[str],
+    num_nodes: int,
+    ids: AnyArray | None,
+    options: ReadOptions,
+    gpus: int,
 ) -> tuple[list[Any], int] | None:
-    """Stretches of sorted edges as `_on_host` gives them, and how many self loops were found; None where anything is not clean."""
+    """Stretches of sorted edges as `_on_host` gives them, and how many self loops were found; None where anything is
+    not clean."""
     known = None if ids is None else client.scatter(ids.astype(np.int64), broadcast=True, hash=False)
     read = [client.submit(_read, p, columns, num_nodes, known, options, pure=False) for p in pieces]
     loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
@@ -97,11 +106,16 @@ def _by_tasks(
 def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
     """Whether cuDF reads these columns as PyArrow does: integer ends, and numbers for weights."""
     kinds = [schema.field(c).type if c in schema.names else pa.null() for c in columns]
-    return all(pa.types.is_integer(k) for k in kinds[:2]) and all(pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds[2:])
+    return all(pa.types.is_integer(k) for k in kinds[:2]) and all(
+        pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds[2:]
+    )
 
 
-def _read(piece: _Piece, columns: list[str], num_nodes: int, ids: npt.NDArray[np.int64] | None, options: ReadOptions) -> Any:
-    """(frame of ``dst``, ``src`` as numbers of nodes, with weights their ``weight`` and ``row``; self loops in it), or None: not clean."""
+def _read(
+    piece: _Piece, columns: list[str], num_nodes: int, ids: npt.NDArray[np.int64] | None, options: ReadOptions
+) -> Any:
+    """(frame of ``dst``, ``src`` as numbers of nodes, with weights their ``weight`` and ``row``; self loops in it), or
+    None: not clean."""
     import cudf  # pyright: ignore[reportMissingImports]
     import cupy  # pyright: ignore[reportMissingImports]
 
@@ -169,7 +183,8 @@ def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> l
 
 
 def _on_host(frame: Any, num_nodes: int) -> Any:
-    """(first destination, edges of it and of each after it, sources, weights, whether an edge is repeated) of sorted edges; None: none."""
+    """(first destination, edges of it and of each after it, sources, weights, whether an edge is repeated) of sorted
+    edges; None: none."""
     import cupy  # pyright: ignore[reportMissingImports]
 
     if not len(frame):
@@ -185,7 +200,9 @@ def _joined(found: list[Any], loops: int, num_nodes: int, weighted: bool, has_we
     in_degree, end = np.zeros(num_nodes, np.int64), 0
     for first, counts, src, *_ in found:
         if first < end or counts.sum() != len(src):
-            raise RunError('dask-cuDF returned edges that are not in the order of their destinations; use read.edges_on = "cpu"')
+            raise RunError(
+                'dask-cuDF returned edges that are not in the order of their destinations; use read.edges_on = "cpu"'
+            )
         end = first + len(counts)
         in_degree[first:end] = counts
     src = np.concatenate([np.empty(0, index_dtype(num_nodes)), *(s for _, _, s, _, _ in found)])

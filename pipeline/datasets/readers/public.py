@@ -23,7 +23,12 @@ IN_PYG = {
 }
 """How `torch_geometric.datasets` calls them."""
 
-SHORT = {"computers": "amazon-computers", "photo": "amazon-photo", "physics": "coauthor-physics", "karate": "karateclub"}
+SHORT = {
+    "computers": "amazon-computers",
+    "photo": "amazon-photo",
+    "physics": "coauthor-physics",
+    "karate": "karateclub",
+}
 SHORT |= {name.removeprefix("ogbn-").lower(): name for name in OGB}
 
 
@@ -46,4 +51,6 @@ def how_to_get(name: str) -> str | None:
 def near_ogb(name: str) -> str:
     """What is wrong with an OGB name that OGB does not know."""
     found = closest(name, OGB)
-    return f"OGB has no node dataset '{name}'; " + (f"did you mean '{found}'?" if found else f"expected one of {', '.join(OGB)}")
+    return f"OGB has no node dataset '{name}'; " + (
+        f"did you mean '{found}'?" if found else f"expected one of {', '.join(OGB)}"
+    )

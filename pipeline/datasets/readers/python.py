@@ -1,4 +1,5 @@
-"""Graphs that are already in this process: SciPy, NetworkX, PyTorch Geometric. None of the three is imported here but SciPy."""
+"""Graphs that are already in this process: SciPy, NetworkX, PyTorch Geometric. None of the three is imported here but
+SciPy."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -40,8 +41,8 @@ def from_scipy(
     """A dataset from a SciPy sparse adjacency.
 
     Args:
-        adjacency: [V, V]; A[i, j] != 0 is an edge i -> j. Values other than 1 become edge weights. Entries that a COO matrix
-            repeats are duplicate edges.
+        adjacency: [V, V]; A[i, j] != 0 is an edge i -> j. Values other than 1 become edge weights. Entries that a COO
+            matrix repeats are duplicate edges.
         features: [V, F], dense or SciPy sparse, or None.
         labels: [V] class numbers with -1 for unlabelled, or text with "" or None for unlabelled; or [V, C] of 0 and 1.
         train: node ids, names or a boolean mask [V]; all three None means no stored split.
@@ -59,8 +60,14 @@ def from_scipy(
     if not sp.issparse(adjacency):
         raise InputError(f"adjacency is {type(adjacency).__name__}; expected a SciPy sparse matrix [V, V]")
     y = np.asarray(labels)
-    if len(adjacency.shape) != 2 or adjacency.shape[0] != adjacency.shape[1] or adjacency.shape[0] != len(np.atleast_1d(y)):
-        raise InputError(f"adjacency has shape {list(adjacency.shape)} and there are {len(np.atleast_1d(y))} labels; expected [V, V] and V")
+    if (
+        len(adjacency.shape) != 2
+        or adjacency.shape[0] != adjacency.shape[1]
+        or adjacency.shape[0] != len(np.atleast_1d(y))
+    ):
+        raise InputError(
+            f"adjacency has shape {list(adjacency.shape)} and there are {len(np.atleast_1d(y))} labels; expected [V, V] and V"
+        )
     coo = adjacency.tocoo()
     present = coo.data != 0
     values = coo.data[present]
@@ -83,7 +90,9 @@ def _distinct(names: Sequence[Any], num_nodes: int) -> NodeNames:
         raise InputError(f"there are {len(texts)} node names for {num_nodes} nodes; expected one for each")
     if len(set(texts)) < num_nodes:
         again = next(t for t, count in Counter(texts).items() if count > 1)
-        raise InputError(f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one of them")
+        raise InputError(
+            f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one of them"
+        )
     return NodeNames.of(texts)
 
 
@@ -104,9 +113,9 @@ def from_networkx(
 ) -> Dataset:
     """A dataset from a NetworkX graph.
 
-    Nodes are numbered in their order in the graph, and keep what they are called as `Dataset.node_names`; or by their own numbers
-    where those are 0 to V-1. Without
-    `options.direction`, a DiGraph is read as directed (messages flow u -> v) and a Graph has both directions.
+    Nodes are numbered in their order in the graph, and keep what they are called as `Dataset.node_names`; or by their
+    own numbers where those are 0 to V-1. Without `options.direction`, a DiGraph is read as directed (messages flow u ->
+    v) and a Graph has both directions.
 
     Args:
         graph: Graph, DiGraph, MultiGraph or MultiDiGraph.
@@ -169,14 +178,18 @@ def _edge_weights(values: list[Any], attribute: str) -> AnyArray | None:
     if absent == len(values):
         return None
     if absent:
-        raise InputError(f"{absent} of {len(values)} edges have no attribute '{attribute}'; give it to every edge or to none")
+        raise InputError(
+            f"{absent} of {len(values)} edges have no attribute '{attribute}'; give it to every edge or to none"
+        )
     return _rectangular(values, f"edge attribute '{attribute}'")
 
 
 def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyArray:
     given = list(nodes)
     if absent := [n for n in given if n not in number]:
-        raise InputError(f"{len(absent)} nodes of the {part} split (first: {absent[0]!r}) are not in the graph; correct the split")
+        raise InputError(
+            f"{len(absent)} nodes of the {part} split (first: {absent[0]!r}) are not in the graph; correct the split"
+        )
     return np.array([number[n] for n in given], np.int64)
 
 
@@ -185,12 +198,18 @@ def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray
     values = [graph.nodes[n].get(attribute) for n in nodes]
     given = [v for v in values if v is not None]
     if nodes and not given:
-        raise InputError(f"no node has the attribute '{attribute}'; name the attribute that holds the class with label=...")
+        raise InputError(
+            f"no node has the attribute '{attribute}'; name the attribute that holds the class with label=..."
+        )
     if given and np.ndim(given[0]) > 0 and len(given) < len(values):
-        raise InputError(f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on every node")
+        raise InputError(
+            f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on every node"
+        )
     if any(isinstance(v, str) for v in given):
         if other := next((type(v).__name__ for v in given if not isinstance(v, str)), None):
-            raise InputError(f"node attribute '{attribute}' is text on some nodes and {other} on others; expected one of them on all")
+            raise InputError(
+                f"node attribute '{attribute}' is text on some nodes and {other} on others; expected one of them on all"
+            )
         return numbered(values)
     return _rectangular([-1 if v is None else v for v in values], f"node attribute '{attribute}'"), None
 
@@ -201,7 +220,9 @@ def _node_features(graph: Any, nodes: list[Any], attribute: str) -> AnyArray | N
     if absent == len(values):
         return None
     if absent:
-        raise InputError(f"{absent} of {len(values)} nodes have no attribute '{attribute}'; give features to every node or to none")
+        raise InputError(
+            f"{absent} of {len(values)} nodes have no attribute '{attribute}'; give features to every node or to none"
+        )
     x = _rectangular(values, f"node attribute '{attribute}'")
     return x[:, None] if x.ndim == 1 else x
 
@@ -213,9 +234,12 @@ def _rectangular(values: list[Any], what: str) -> AnyArray:
         raise InputError(f"{what} holds vectors of different lengths ({e}); expected one length") from e
 
 
-def from_pyg(data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPTIONS, split: str | None = None, seed: int = 0) -> Dataset:
-    """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y``, and optionally ``x``, ``edge_weight``, ``train_mask``,
-    ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, and a note says so.
+def from_pyg(
+    data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPTIONS, split: str | None = None, seed: int = 0
+) -> Dataset:
+    """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y``, and optionally ``x``, ``edge_weight``,
+    ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, and a
+    note says so.
 
     Args:
         data: a homogeneous `Data`.
@@ -231,14 +255,18 @@ def from_pyg(data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPT
         raise InputError(f"the PyG data is heterogeneous, {TYPED}")
     edges, y = getattr(data, "edge_index", None), getattr(data, "y", None)
     if edges is None:
-        raise InputError("the PyG data has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)")
+        raise InputError(
+            "the PyG data has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)"
+        )
     if y is None:
         raise InputError("the PyG data has no y; expected [V] class numbers or [V, C] of 0 and 1")
     ends = _host(edges)
     if ends.ndim != 2 or ends.shape[0] != 2:
         raise InputError(f"the PyG data's edge_index has shape {list(ends.shape)}; expected [2, E]")
     if data.num_nodes is not None and len(y) != data.num_nodes:
-        raise InputError(f"the PyG data has {data.num_nodes} nodes and {len(y)} labels; expected one label for each node")
+        raise InputError(
+            f"the PyG data has {data.num_nodes} nodes and {len(y)} labels; expected one label for each node"
+        )
     x, weight = getattr(data, "x", None), getattr(data, "edge_weight", None)
     masks = {part: getattr(data, f"{part}_mask", None) for part in SPLITS}
     raw = Raw(

@@ -1,4 +1,5 @@
-"""``rmat:...``: a recursive-matrix graph with a skewed degree distribution and labels that a neighbourhood mean can learn."""
+"""``rmat:...``: a recursive-matrix graph with a skewed degree distribution and labels that a neighbourhood mean can
+learn."""
 
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ SLICE = 1 << 18
 
 @dataclass(frozen=True)
 class Rmat:
-    """Parameters of R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004); the defaults of a, b, c are nearly those of Graph500."""
+    """Parameters of R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004); the defaults of a, b, c are nearly those of
+    Graph500."""
 
     scale: int = number(20, 1, 30)
     """V = 2^scale."""
@@ -46,11 +48,11 @@ class Rmat:
 
 
 def generate_rmat(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph that `text` describes, ids permuted, without self loops or multi-edges. A pure function of `text`; `split` and `seed`
-    only choose another split than the stored one.
+    """The graph that `text` describes, ids permuted, without self loops or multi-edges. A pure function of `text`;
+    `split` and `seed` only choose another split than the stored one.
 
-    Features are standard normal. The label of a node is the largest of C random projections of the mean of its own and its
-    in-neighbours' features, so that one mean aggregation and one linear layer can represent it.
+    Features are standard normal. The label of a node is the largest of C random projections of the mean of its own and
+    its in-neighbours' features, so that one mean aggregation and one linear layer can represent it.
 
     Raises:
         InputError: see `parse_spec` and `make_split`; or a + b + c exceeds 1.
@@ -112,7 +114,9 @@ def _labels(p: Rmat, graph: Graph, x: np.ndarray) -> np.ndarray:
     directions = _rng(p, 3).standard_normal((p.features, p.classes), np.float32)
     directions /= np.linalg.norm(directions, axis=0)
     score = x @ directions
-    adjacency = sp.csr_matrix((np.ones(graph.num_edges, np.float32), graph.indices, graph.indptr), shape=(graph.num_nodes,) * 2)
+    adjacency = sp.csr_matrix(
+        (np.ones(graph.num_edges, np.float32), graph.indices, graph.indptr), shape=(graph.num_nodes,) * 2
+    )
     # The sum is enough: dividing a row by its degree does not move its largest entry.
     score += adjacency @ score
     return score.argmax(axis=1).astype(np.int64)

@@ -28,8 +28,8 @@ class Sbm:
     homophily: float = number(0.8, 0, 1)
     """Share of the edges whose ends have one class."""
     noise: float = number(1.0, 0, 1e6)
-    """Standard deviation of each feature about its class's mean; the means are random unit vectors, so that at 1 a single node says
-    little about its class and its neighbourhood says much."""
+    """Standard deviation of each feature about its class's mean; the means are random unit vectors, so that at 1 a
+    single node says little about its class and its neighbourhood says much."""
     train: float = number(0.1, 1e-9, 1)
     """Share of the nodes."""
     val: float = number(0.1, 0, 1)
@@ -37,8 +37,8 @@ class Sbm:
 
 
 def generate_sbm(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph that `text` describes: symmetric, without self loops or multi-edges. A pure function of `text`; `split` and `seed`
-    only choose another split than the stored one.
+    """The graph that `text` describes: symmetric, without self loops or multi-edges. A pure function of `text`; `split`
+    and `seed` only choose another split than the stored one.
 
     Raises:
         InputError: see `parse_spec` and `make_split`.
@@ -65,7 +65,8 @@ def _rng(p: Sbm, part: int) -> np.random.Generator:
 
 
 def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
-    """Ascending keys dst * V + src, int64 [E]: each drawn edge picks one end uniformly, then a class for the other, then a member."""
+    """Ascending keys dst * V + src, int64 [E]: each drawn edge picks one end uniformly, then a class for the other,
+    then a member."""
     rng = _rng(p, 1)
     drawn = round(p.nodes * p.degree / 2)
     member = np.argsort(labels, kind="stable").astype(np.int32)

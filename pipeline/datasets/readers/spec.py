@@ -31,7 +31,9 @@ def parse_spec(text: str, kind: type[T]) -> T:
         if not equals:
             raise InputError(f"'{item}' in '{text}' is not key=value; expected e.g. {name}:{_example(known)}")
         if key not in known:
-            raise InputError(f"'{text}': unknown key '{key}'; {name} knows {', '.join(known)}{nearest(key, list(known))}")
+            raise InputError(
+                f"'{text}': unknown key '{key}'; {name} knows {', '.join(known)}{nearest(key, list(known))}"
+            )
         if key in values:
             raise InputError(f"'{text}': the key '{key}' is given twice; give it once")
         values[key] = _value(text, known[key], value)

@@ -32,7 +32,8 @@ KINDS = (".parquet", *SUFFIXES)
 
 
 def tables_in(folder: Path, stem: str) -> list[Path]:
-    """The files of a folder whose names begin with `stem`, in order: those of Parquet, or where there is none, of CSV."""
+    """The files of a folder whose names begin with `stem`, in order: those of Parquet, or where there is none, of
+    CSV."""
     files = sorted(folder.glob(f"{stem}*.parquet"))
     return files or sorted(f for f in folder.glob(f"{stem}*") if is_csv(f))
 
@@ -57,7 +58,9 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
     if options.nodes_file is not None:
         path = edges.parent / Path(options.nodes_file).expanduser()
         if not path.is_file():
-            raise InputError(f"nodes_file={options.nodes_file}: {path} is no file; expected a path from the folder of {edges.name}")
+            raise InputError(
+                f"nodes_file={options.nodes_file}: {path} is no file; expected a path from the folder of {edges.name}"
+            )
         return path
     found = [p for kind in KINDS if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
     if not found:
@@ -77,7 +80,9 @@ def read_parquet(path: Path) -> pa.Table:
     file = pq.ParquetFile(path, page_checksum_verification=True)
     unpacked, size = file.metadata.num_rows * file.metadata.num_columns * 4, path.stat().st_size
     if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * size:
-        raise InputError(f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file again")
+        raise InputError(
+            f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file again"
+        )
     return file.read()
 
 
@@ -89,12 +94,16 @@ def read_table(files: Sequence[Path], stem: str) -> pa.Table:
     """
     try:
         tables = [read_csv(f, AS_TEXT[stem], EXAMPLES[stem]) if is_csv(f) else read_parquet(f) for f in files]
-        table = pa.concat_tables([_renamed(t, stem) for t in tables], promote_options="permissive" if is_csv(files[0]) else "default")
+        table = pa.concat_tables(
+            [_renamed(t, stem) for t in tables], promote_options="permissive" if is_csv(files[0]) else "default"
+        )
     except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
         if isinstance(e, InputError):
             raise
         message = files[0] if len(files) == 1 else f"{files[0].parent}: {stem}*{''.join(files[0].suffixes)}"
-        raise InputError(f"{message} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema") from e
+        raise InputError(
+            f"{message} cannot be read ({str(e).splitlines()[0]}); write the files again with one schema"
+        ) from e
     for at, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(at, field.name, table[field.name].cast(field.type.value_type))

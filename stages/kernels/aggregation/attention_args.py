@@ -20,8 +20,8 @@ class AttentionRule:
     dropout: float
     """Probability of dropping a coefficient, in [0, 1)."""
     key: int
-    """64-bit key of the dropout's stream (`stages.random`): edge e (the row's own edge: number of edges + row) and head h are
-    kept iff ``draw(node_words(key, e), h) >= threshold``. `EdgeNumbers` may give the edges other numbers."""
+    """64-bit key of the dropout's stream (`stages.random`): edge e (the row's own edge: number of edges + row) and head
+    h are kept iff ``draw(node_words(key, e), h) >= threshold``. `EdgeNumbers` may give the edges other numbers."""
 
     @property
     def threshold(self) -> int:
@@ -36,10 +36,11 @@ class AttentionRule:
 
 @dataclass(frozen=True, eq=False)
 class EdgeNumbers:
-    """What attention's dropout calls the edges that reach N rows, so that a coefficient is dropped alike however a graph is cut.
+    """What attention's dropout calls the edges that reach N rows, so that a coefficient is dropped alike however a
+    graph is cut.
 
-    Edge q of the lists, at row v, has the number ``first[v] + edge[q]``; the row's own edge has ``own[v]``. Without an `EdgeNumbers` it is
-    q, and the number of edges + v.
+    Edge q of the lists, at row v, has the number ``first[v] + edge[q]``; the row's own edge has ``own[v]``. Without an
+    `EdgeNumbers` it is q, and the number of edges + v.
     """
 
     first: npt.NDArray[np.int64]

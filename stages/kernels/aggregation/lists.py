@@ -1,8 +1,9 @@
 """Neighbour lists as the aggregation kernels read them, in the memory of the host or of a device, and their transpose.
 
-On a device a program of a kernel walks the lists of a few rows, so one long list among short ones would keep its program at work alone.
-Therefore a program walks the first `CHUNK` edges of a list at most; the rest is cut into pieces, each a list of its own whose partial
-result goes to scratch memory, and a second launch adds the pieces up, in their order: the result is the same from run to run.
+On a device a program of a kernel walks the lists of a few rows, so one long list among short ones would keep its
+program at work alone. Therefore a program walks the first `CHUNK` edges of a list at most; the rest is cut into pieces,
+each a list of its own whose partial result goes to scratch memory, and a second launch adds the pieces up, in their
+order: the result is the same from run to run.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +21,8 @@ IntArray = npt.NDArray[np.integer]
 
 
 def _plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The array itself where it is contiguous, aligned and writable, else a copy: one compiled version serves all callers."""
+    """The array itself where it is contiguous, aligned and writable, else a copy: one compiled version serves all
+    callers."""
     return np.require(array, dtype, ["C", "A", "W"])
 
 
@@ -38,7 +40,8 @@ class OutLists:
 
 @dataclass(frozen=True, eq=False)
 class InLists:
-    """In-neighbour lists of n destinations over S source rows: ``indices[indptr[v]:indptr[v+1]]`` are the sources of v."""
+    """In-neighbour lists of n destinations over S source rows: ``indices[indptr[v]:indptr[v+1]]`` are the sources of
+    v."""
 
     indptr: npt.NDArray[np.int64]
     """int64 [n+1]."""
@@ -181,7 +184,9 @@ class DeviceLists:
         place = each - torch.repeat_interleave(indptr[:-1], count, output_size=num_pieces)
         begin = self.begin[of] + (place + 1) * self.limit
         end = torch.minimum(begin + self.limit, self.end[of])
-        return Rest(begin, end, of, long, DeviceLists(indptr, each, num_pieces, (self.longest - 1) // self.limit, self.limit))
+        return Rest(
+            begin, end, of, long, DeviceLists(indptr, each, num_pieces, (self.longest - 1) // self.limit, self.limit)
+        )
 
     def over(self, indices: Tensor) -> "DeviceLists":
         """The lists with other indices."""
@@ -191,14 +196,17 @@ class DeviceLists:
 
     @cached_property
     def transposed(self) -> "tuple[DeviceLists, Tensor]":
-        """Lists by source, whose indices are destinations, ascending; and [e], the position of each of their edges here.
+        """Lists by source, whose indices are destinations, ascending; and [e], the position of each of their edges
+        here.
 
         The length of the longest is asked of the device: the host waits for it, once for each block.
         """
         # A stable sort: the edges of a source stay in the order of their destinations.
         edge = torch.sort(self.indices, stable=True).indices
         kept = torch.bincount(self.indices, minlength=self.num_src)
-        dst = torch.repeat_interleave(torch.arange(self.num_dst, device=edge.device), self.end - self.begin, output_size=len(edge))
+        dst = torch.repeat_interleave(
+            torch.arange(self.num_dst, device=edge.device), self.end - self.begin, output_size=len(edge)
+        )
         indptr = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
         narrow = torch.from_numpy(np.empty(0, index_dtype(max(len(edge), self.num_dst)))).dtype
         lists = DeviceLists(indptr, dst[edge].to(narrow), self.num_dst, int(kept.max()) if len(kept) else 0, self.limit)

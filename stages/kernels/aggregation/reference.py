@@ -1,4 +1,5 @@
-"""The aggregation kernels in plain torch: every edge's message in memory, gradients by autograd. Slow, obvious, the tests' oracle.
+"""The aggregation kernels in plain torch: every edge's message in memory, gradients by autograd. Slow, obvious, the
+tests' oracle.
 
 Same names, arguments and results as `cpu.backend`.
 """
@@ -46,7 +47,9 @@ def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
     out[: len(weight)] += weight[..., None] * a
 
 
-def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+def spmm(
+    lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
     """See `cpu.backend.spmm`."""
     src, dst = _edges(lists)
     messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
@@ -68,7 +71,9 @@ def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale
     return torch.cat([spmm(lists, x, coef, row_scale), x[: lists.num_dst]], dim=1)
 
 
-def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+def spmm_beside_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
     """See `cpu.backend.spmm_beside_backward`."""
     x = grad.new_zeros(lists.num_src, grad.shape[1] // 2)
     return _gradients(lambda x: spmm_beside(lists, x, coef, row_scale), (x,), grad)[0]
@@ -98,7 +103,12 @@ def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
 
 
 def spmm_into(
-    lists: InLists, rows: IntArray | None, x: Tensor, out: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+    lists: InLists,
+    rows: IntArray | None,
+    x: Tensor,
+    out: Tensor,
+    coef: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> None:
     """See `cpu.shards.spmm_into`."""
     src, dst = _edges(lists, rows)
@@ -107,15 +117,24 @@ def spmm_into(
 
 
 def spmm_from(
-    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+    lists: InLists,
+    rows: IntArray | None,
+    grad: Tensor,
+    width: int,
+    coef: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> Tensor:
     """See `cpu.backend.spmm_from`."""
     src, dst = _edges(lists, rows)
     messages = grad[dst, :width] if coef is None else grad[dst, :width] * coef.to(grad.dtype)[:, None]
-    return grad.new_zeros(lists.num_src, width).index_add(0, src, messages if row_scale is None else messages * row_scale[dst, None])
+    return grad.new_zeros(lists.num_src, width).index_add(
+        0, src, messages if row_scale is None else messages * row_scale[dst, None]
+    )
 
 
-def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor) -> None:
+def maximum_into(
+    lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
+) -> None:
     """See `cpu.shards.maximum_into`."""
     for u, v, position in zip(*(t.tolist() for t in (*_edges(lists, rows), _positions(lists, edge)))):
         new, old = x[u], out[v]
@@ -145,7 +164,8 @@ def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
 def dropout_factors(
     lists: InLists, heads: int, rule: AttentionRule, numbers: EdgeNumbers | None = None, rows: IntArray | None = None
 ) -> Tensor:
-    """What each coefficient is multiplied by, float64 [e + n, H]: 0 or `rule.keep_scale`; the rows' own edges come last."""
+    """What each coefficient is multiplied by, float64 [e + n, H]: 0 or `rule.keep_scale`; the rows' own edges come
+    last."""
     if numbers is None:
         names = np.arange(lists.num_edges + lists.num_dst)
     else:
@@ -222,7 +242,8 @@ def attend_from(
     """See `cpu.attention.attend_from`."""
 
     def whole(z: Tensor, a_src: Tensor, logit_dst: Tensor) -> Tensor:
-        """What has the shard's gradients: the softmax's denominator is a constant here, and `delta` stands for what it would give."""
+        """What has the shard's gradients: the softmax's denominator is a constant here, and `delta` stands for what it
+        would give."""
         src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
         factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
         return (torch.exp(logit - log_sum[dst]) * (factor * (grad[dst] * z[src]).sum(-1) - delta[dst])).sum()
@@ -244,7 +265,9 @@ def attend_backward(
     numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `cpu.backend.attend_backward`; `out` and `log_sum` are not needed here."""
-    dz, da, dl = _gradients(lambda z, a, logit: attend(lists, z, a, logit, rule, numbers)[0], (z, a_src, logit_dst), grad)
+    dz, da, dl = _gradients(
+        lambda z, a, logit: attend(lists, z, a, logit, rule, numbers)[0], (z, a_src, logit_dst), grad
+    )
     return dz, da, dl
 
 
@@ -271,5 +294,7 @@ def attend_shared_backward(
     numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """See `cpu.attention_shared.attend_shared_backward`; what the forward pass left is not needed here."""
-    dx, d_src, d_dst = _gradients(lambda x, a, b: attend_shared(lists, x, a, b, rule, numbers)[0], (x, a_src, a_dst), grad)
+    dx, d_src, d_dst = _gradients(
+        lambda x, a, b: attend_shared(lists, x, a, b, rule, numbers)[0], (x, a_src, a_dst), grad
+    )
     return dx if needs_x else None, d_src, d_dst

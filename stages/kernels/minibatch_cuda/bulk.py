@@ -1,6 +1,8 @@
-"""The minibatches of a bulk where they were drawn: neighbour lists on the device, one for each minibatch and hop, that a layer reads.
+"""The minibatches of a bulk where they were drawn: neighbour lists on the device, one for each minibatch and hop, that
+a layer reads.
 
-Sizes are the host's, numbers the device's. What takes several launches or a wait is done once for all minibatches of a bulk, when the
+Sizes are the host's, numbers the device's. What takes several launches or a wait is done once for all minibatches of a
+bulk, when the
 first of them asks: above all the transposed lists, along which gradients go. So a training step waits for nothing.
 """
 
@@ -55,7 +57,13 @@ class ResidentBulk:
             nested: whether hops share one list.
             bound: no row has more edges; None: not known, and the host waits to hear it.
         """
-        self.nodes, self.node_ends, self.lists, self.edge_ends, self.weight = rows.nodes, node_ends, lists, edge_ends, weight
+        self.nodes, self.node_ends, self.lists, self.edge_ends, self.weight = (
+            rows.nodes,
+            node_ends,
+            lists,
+            edge_ends,
+            weight,
+        )
         self.nested = nested
         """Whether all hops are leading rows of one list."""
         self.device = rows.nodes.device
@@ -87,7 +95,11 @@ class ResidentBulk:
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that lies on the device, but for what is made later."""
-        parts = [self.nodes, *(t for x in self.lists for t in (x.indptr, x.indices, x.positions) if t is not None), *(self.weight or ())]
+        parts = [
+            self.nodes,
+            *(t for x in self.lists for t in (x.indptr, x.indices, x.positions) if t is not None),
+            *(self.weight or ()),
+        ]
         return parts
 
     def nbytes(self, q: int) -> int:
@@ -99,7 +111,8 @@ class ResidentBulk:
         return size
 
     def await_here(self) -> None:
-        """The stream of this thread waits until the bulk is made, and its memory lasts until that stream is done with it."""
+        """The stream of this thread waits until the bulk is made, and its memory lasts until that stream is done with
+        it."""
         if self._ready is None:
             return
         here = torch.cuda.current_stream(self.device)
@@ -153,7 +166,9 @@ class ResidentBulk:
     def back(self, h: int) -> "Transposed":
         """The lists by source of hop h of all minibatches, made once."""
         if h not in self._there:
-            self._there[h] = Transposed(_Edges(self.arrays(h)[0], self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1]))
+            self._there[h] = Transposed(
+                _Edges(self.arrays(h)[0], self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1])
+            )
         return self._there[h]
 
     def long_lists(self, h: int) -> tuple[int, int, int]:
@@ -193,7 +208,8 @@ def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Transposed:
-    """The transposed lists of one hop of all minibatches: one sort by (minibatch, source), which keeps the order of destinations."""
+    """The transposed lists of one hop of all minibatches: one sort by (minibatch, source), which keeps the order of
+    destinations."""
 
     def __init__(self, x: _Edges) -> None:
         to, k = x.list.indices.device, len(x.rows)
@@ -235,8 +251,11 @@ class Transposed:
         own = [before(count[a:b]) for a, b in zip(self._long_at, self._long_at[1:])]
         parts = first, np.minimum(first + CHUNK, (begin + length)[of]), source[of], source, np.concatenate(own)
         by_piece, by_list = (list(zip(at, at[1:])) for at in (self._piece_at, self._long_at))
-        self.long_of_each = [(*(p[a:b] for p in parts[:3]), source[c:d], o) for (a, b), (c, d), o in zip(by_piece, by_list, own)]
-        """Of each minibatch, on the host: begin, end and list of its pieces, its long lists, and where their pieces begin."""
+        self.long_of_each = [
+            (*(p[a:b] for p in parts[:3]), source[c:d], o) for (a, b), (c, d), o in zip(by_piece, by_list, own)
+        ]
+        """Of each minibatch, on the host: begin, end and list of its pieces, its long lists, and where their pieces
+        begin."""
         lengths = [len(p) for p in parts]
         self._begin, self._end, self._of, self._long, self._own = moved(np.concatenate(parts), to).split(lengths)
         self.longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
@@ -251,7 +270,9 @@ class Transposed:
         if longest:
             a, b = int(self._long_at[q]), int(self._long_at[q + 1])
             first, last = int(self._piece_at[q]), int(self._piece_at[q + 1])
-            pieces = DeviceLists(self._own[a + q : b + q + 1], self._each[: last - first], last - first, (longest - 1) // CHUNK, CHUNK)
+            pieces = DeviceLists(
+                self._own[a + q : b + q + 1], self._each[: last - first], last - first, (longest - 1) // CHUNK, CHUNK
+            )
             parts = self._begin[first:last], self._end[first:last], self._of[first:last], self._long[a:b]
             lists.__dict__["rest"] = Rest(*parts, pieces)
         return lists, self.edge[edges]

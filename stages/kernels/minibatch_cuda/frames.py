@@ -1,8 +1,10 @@
-"""Minibatches of one shape: what a recorded training step reads lies at the same place, and is as long, for every minibatch.
+"""Minibatches of one shape: what a recorded training step reads lies at the same place, and is as long, for every
+minibatch.
 
-A CUDA graph plays a step's launches again without the host, but only over the same memory and the same sizes. So the minibatches of a
-bulk are laid out as the rows of one matrix, each array with room for the longest; the recorded step reads a row of it that is copied
-into place. What is beyond a minibatch's own end does no harm: a row without edges, whose result nobody reads and whose gradient is 0.
+A CUDA graph plays a step's launches again without the host, but only over the same memory and the same sizes. So the
+minibatches of a bulk are laid out as the rows of one matrix, each array with room for the longest; the recorded step
+reads a row of it that is copied into place. What is beyond a minibatch's own end does no harm: a row without edges,
+whose result nobody reads and whose gradient is 0.
 """
 
 from dataclasses import dataclass
@@ -114,7 +116,8 @@ class Layout:
         for h, (rows, sources, edges, pieces) in enumerate(zip(self.nodes, self.nodes[1:], self.edges, self.pieces)):
             add("indptr", h, rows + 1)
             add("inverse", h, rows)
-            # Of each hop its own, also where hops share a list: what is beyond a hop's end then names rows that the hop has.
+            # Of each hop its own, also where hops share a list: what is beyond a hop's end then names rows that the hop
+            # has.
             add("indices", h, edges)
             if self.weighted:
                 add("weight", h, edges)
@@ -142,7 +145,9 @@ class Layout:
             at, width = self.places[name, h]
             if width:
                 of = moved(np.stack([starts, ends]), to)
-                launch(_spread, programs(width, BLOCK), k)(source, of[0], of[1], out, at, width, self.words, BLOCK=BLOCK)
+                launch(_spread, programs(width, BLOCK), k)(
+                    source, of[0], of[1], out, at, width, self.words, BLOCK=BLOCK
+                )
 
         nodes = before(bulk.node_ends[-1])
         spread(bulk.nodes, nodes[:-1], np.diff(nodes) - 1, "nodes", 0)
@@ -233,7 +238,9 @@ class Frame:
         back = DeviceLists(self._part("t_indptr", h), self._part("t_dst", h), layout.nodes[h], max(pieces[2], 1), CHUNK)
         if pieces[2]:
             parts = [self._part(name, h) for name in ("begin", "end", "of", "long")]
-            inner = DeviceLists(self._part("own", h), self._each[: pieces[0]], pieces[0], min((pieces[2] - 1) // CHUNK, CHUNK), CHUNK)
+            inner = DeviceLists(
+                self._part("own", h), self._each[: pieces[0]], pieces[0], min((pieces[2] - 1) // CHUNK, CHUNK), CHUNK
+            )
             back.__dict__["rest"] = Rest(parts[0], parts[1], parts[2], parts[3], inner)
         lists.__dict__["transposed"] = back, self._part("t_edge", h)
         return lists

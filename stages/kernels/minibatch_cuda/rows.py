@@ -12,7 +12,9 @@ TILE, WIDEST = 2048, 1024
 
 
 @triton.jit(do_not_specialize=["n"])
-def _gather_rows(base, cache, slot, ids, out, n, F: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr):
+def _gather_rows(
+    base, cache, slot, ids, out, n, F: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr
+):
     # Known widths: else the compiler cannot tell that rows begin at multiples of 16 bytes, and reads number by number.
     i = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     k = tl.program_id(1) * BF + tl.arange(0, BF)

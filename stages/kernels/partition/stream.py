@@ -5,8 +5,9 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def assign(indptr, indices, first, part_of, sizes, count, least, gain, cost):
-    """Give the nodes first, first + 1, ... one after the other to the part i of most ``gain[s] n - cost[s]``, with n of the node's
-    in-neighbours in part i and s nodes there so far; of equals to the smallest part, and of these to the first. O(edges + nodes + P).
+    """Give the nodes first, first + 1, ... one after the other to the part i of most ``gain[s] n - cost[s]``, with n of
+    the node's in-neighbours in part i and s nodes there so far; of equals to the smallest part, and of these to the
+    first. O(edges + nodes + P).
 
     Args:
         indptr: int64 [rows + 1].
@@ -21,7 +22,8 @@ def assign(indptr, indices, first, part_of, sizes, count, least, gain, cost):
     """
     parts, capacity = len(sizes), len(gain)
     for row in range(len(indptr) - 1):
-        # Of the parts without a neighbour the smallest is best, and sizes only grow, so that one is found by walking on.
+        # Of the parts without a neighbour the smallest is best, and sizes only grow, so that one is found by walking
+        # on.
         while sizes[least[1]] != least[0]:
             least[1] += 1
             if least[1] == parts:

@@ -1,4 +1,5 @@
-"""Two machine instructions that numba does not expose: a prefetch into the cache, and the count of trailing zero bits."""
+"""Two machine instructions that numba does not expose: a prefetch into the cache, and the count of trailing zero
+bits."""
 
 from typing import Any
 
@@ -9,9 +10,11 @@ from numba.extending import intrinsic
 
 
 def _prefetch(typing_context, array, index):
-    """Ask for the cache line of ``array[index]``, for reading, into the second-level cache. `array` is one-dimensional and contiguous.
+    """Ask for the cache line of ``array[index]``, for reading, into the second-level cache. `array` is one-dimensional
+    and contiguous.
 
-    Not into the first level: a row of features is 7 lines and more, and a core waits once some twenty of that level's are under way.
+    Not into the first level: a row of features is 7 lines and more, and a core waits once some twenty of that level's
+        are under way.
     """
 
     def generate(context, builder, signature, args):

@@ -1,7 +1,7 @@
 """The one mechanism of parallelism for compiled kernels: GIL-free functions on a shared pool of threads.
 
-Numba's own `prange` is not used: its portable threading layer aborts the process when two Python threads enter it at once,
-and producers and trainers do.
+Numba's own `prange` is not used: its portable threading layer aborts the process when two Python threads enter it at
+once, and producers and trainers do.
 """
 
 import os
@@ -20,14 +20,14 @@ LEAST_PRIORITY = 19
 _lock = Lock()
 _asked: int | None = None
 _pools: dict[tuple[bool, frozenset[int]], tuple[tuple[int, int], ThreadPoolExecutor]] = {}
-"""By whether it helps threads that stand back, and the cores that it keeps to, if any: its threads have the priority and the cores of who
-made them. Each with the process and the number of threads that it was made for."""
+"""By whether it helps threads that stand back, and the cores that it keeps to, if any: its threads have the priority
+and the cores of who made them. Each with the process and the number of threads that it was made for."""
 _here = threading.local()
 
 
 def get_num_threads() -> int:
-    """Threads that one call of `parallel` may use: what `set_num_threads` said, else `torch.get_num_threads()`; what this thread was told
-    by `keep_to`, if that is less."""
+    """Threads that one call of `parallel` may use: what `set_num_threads` said, else `torch.get_num_threads()`; what
+    this thread was told by `keep_to`, if that is less."""
     most = getattr(_here, "most", None)
     return _of_process() if most is None else min(most, _of_process())
 
@@ -54,10 +54,11 @@ def set_num_threads(n: int | None) -> None:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Within, operations of torch itself take one thread, where this one calls them; `parallel` takes as many as before.
+    """Within, operations of torch itself take one thread, where this one calls them; `parallel` takes as many as
+    before.
 
-    For work that leaves little to torch's own operations. Of its threads the idle ones spin for a while after each operation, on a
-    processor that a kernel or a sampling thread wants.
+    For work that leaves little to torch's own operations. Of its threads the idle ones spin for a while after each
+    operation, on a processor that a kernel or a sampling thread wants.
     """
     import torch
 
@@ -75,7 +76,8 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def stand_back() -> None:
-    """From now on this thread, and those that help it in `parallel`, take what others of the process leave of the processors.
+    """From now on this thread, and those that help it in `parallel`, take what others of the process leave of the
+    processors.
 
     For work that is done ahead: who waits for its result leaves it a processor. On Linux; elsewhere nothing changes.
     """
@@ -87,8 +89,8 @@ def stand_back() -> None:
 
 
 def keep_to(threads: int | None, cores: frozenset[int] = frozenset()) -> None:
-    """From now on this thread and those that help it in `parallel` are no more than `threads`, and run on `cores` alone, if any are given
-    (on Linux; elsewhere cores are not chosen).
+    """From now on this thread and those that help it in `parallel` are no more than `threads`, and run on `cores`
+    alone, if any are given (on Linux; elsewhere cores are not chosen).
 
     Raises:
         InputError: none of the cores is there.
@@ -98,7 +100,9 @@ def keep_to(threads: int | None, cores: frozenset[int] = frozenset()) -> None:
         try:
             os.sched_setaffinity(0, cores)
         except OSError:
-            raise InputError(f"cores {sorted(cores)} cannot be used; expected some of {sorted(os.sched_getaffinity(0))}") from None
+            raise InputError(
+                f"cores {sorted(cores)} cannot be used; expected some of {sorted(os.sched_getaffinity(0))}"
+            ) from None
         _here.cores = cores
 
 
@@ -119,8 +123,9 @@ def _submit(task: Callable[[], None], copies: int) -> list[Future[None]]:
 def parallel(fn: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> None:
     """Call ``fn(*part)`` for every part, and return when all are done.
 
-    The parts must be independent, and their cut must not show in the results. The calling thread works too and takes back what
-    no pool thread has begun, so calls from many threads, and from within `fn`, cannot wait for each other in a ring.
+    The parts must be independent, and their cut must not show in the results. The calling thread works too and takes
+    back what no pool thread has begun, so calls from many threads, and from within `fn`, cannot wait for each other in
+    a ring.
 
     Raises:
         Exception: the first that a part raised; parts not yet begun are skipped.

@@ -1,4 +1,5 @@
-"""The random words of `stages.random` in Triton, the device that Triton's kernels run on, and how large their programs are."""
+"""The random words of `stages.random` in Triton, the device that Triton's kernels run on, and how large their programs
+are."""
 
 from typing import Any
 
@@ -45,7 +46,8 @@ def row_of(ends, num_rows, e, steps):
 
 
 INTERPRETED = not isinstance(mixed, triton.JITFunction)
-"""Whether Triton's interpreter runs the kernels, on the host's memory: decided by TRITON_INTERPRET when Triton was imported."""
+"""Whether Triton's interpreter runs the kernels, on the host's memory: decided by TRITON_INTERPRET when Triton was
+imported."""
 TILE = 1 << 11 if INTERPRETED else 1 << 10
 """Elements of one program. The interpreter's time goes by programs, up to some thousand elements."""
 
@@ -59,7 +61,9 @@ def device() -> torch.device:
     if INTERPRETED:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise InputError('kernel is "cuda", but torch sees no GPU here; run on a machine with one and its driver, or leave kernel out')
+        raise InputError(
+            'kernel is "cuda", but torch sees no GPU here; run on a machine with one and its driver, or leave kernel out'
+        )
     return torch.device("cuda")
 
 

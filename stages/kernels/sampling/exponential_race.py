@@ -1,9 +1,11 @@
-"""The exponential race in exact arithmetic: draws without replacement in proportion to weights, the same bits everywhere.
+"""The exponential race in exact arithmetic: draws without replacement in proportion to weights, the same bits
+everywhere.
 
-Candidate i with integer weight w_i gets the key E_i / w_i with E_i = -log2(u_i); the s smallest keys are a sample without
-replacement in proportion to the weights (successive sampling; Efraimidis and Spirakis, IPL 97(5), 2006). E is an integer from a
-table that is itself made with integers (library logarithms differ between compilers and devices), both numbers are exact in
-float64, and IEEE division rounds the same way on every machine. Ties go to the earlier candidate.
+Candidate i with integer weight w_i gets the key E_i / w_i with E_i = -log2(u_i); the s smallest keys are a sample
+without replacement in proportion to the weights (successive sampling; Efraimidis and Spirakis, IPL 97(5), 2006). E is
+an integer from a table that is itself made with integers (library logarithms differ between compilers and devices),
+both numbers are exact in float64, and IEEE division rounds the same way on every machine. Ties go to the earlier
+candidate.
 """
 
 from functools import lru_cache
@@ -19,7 +21,8 @@ WEIGHT_BITS = 26
 
 @lru_cache(maxsize=1)
 def log2_table() -> npt.NDArray[np.int64]:
-    """int64 [2**12 + 1]: log2(1 + i / 2**12) with 32 fractional bits, rounded down. By repeated squaring of integers."""
+    """int64 [2**12 + 1]: log2(1 + i / 2**12) with 32 fractional bits, rounded down. By repeated squaring of
+    integers."""
     guard = 80
     table = np.empty((1 << TABLE_BITS) + 1, np.int64)
     for i in range(1 << TABLE_BITS):
@@ -37,7 +40,8 @@ def log2_table() -> npt.NDArray[np.int64]:
 
 
 def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits each: int64 in [0, 32 * 2**32]. The definition."""
+    """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits each: int64 in [0, 32 * 2**32]. The
+    definition."""
     x = bits.astype(np.int64) + 1
     top = np.zeros(len(x), np.int64)
     for step in (32, 16, 8, 4, 2, 1):
@@ -60,7 +64,8 @@ def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64]) -> npt.ND
 def quantised(weights: npt.NDArray[np.floating], largest: float | None = None) -> npt.NDArray[np.int64]:
     """Non-negative weights as integers in [0, 2**26], the largest at 2**26; a positive weight is at least 1.
 
-    One IEEE multiplication and one rounding to nearest each, so the same everywhere. `largest` of all weights, where these are some.
+    One IEEE multiplication and one rounding to nearest each, so the same everywhere. `largest` of all weights, where
+    these are some.
     """
     w = np.asarray(weights, np.float64)
     heaviest = float(w.max(initial=0.0)) if largest is None else largest

@@ -1,8 +1,9 @@
-"""What the layer-wise kernels share: exact probabilities, the parts of a draw that need no speed, debiasing, and what they return.
+"""What the layer-wise kernels share: exact probabilities, the parts of a draw that need no speed, debiasing, and what
+they return.
 
-W = D^-1 (A + I) is the row-normalised adjacency with self loops, taken edge by edge (parallel edges are entries of their own, and
-so is the added loop beside a loop of the graph). Entries of W o W are integers with `fraction_bits` fractional bits, so that sums
-of them do not depend on any order.
+W = D^-1 (A + I) is the row-normalised adjacency with self loops, taken edge by edge (parallel edges are entries of
+their own, and so is the added loop beside a loop of the graph). Entries of W o W are integers with `fraction_bits`
+fractional bits, so that sums of them do not depend on any order.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ _DARTS, _CLOCK = -1, -2
 
 @dataclass(frozen=True, eq=False)
 class LayerSample:
-    """One minibatch of layer-wise sampling: L blocks, each between all nodes known before a hop and all known after it."""
+    """One minibatch of layer-wise sampling: L blocks, each between all nodes known before a hop and all known after
+    it."""
 
     nodes: npt.NDArray[np.integer]
     """[n] global ids: the seeds in their order, then each hop's new nodes ascending."""
@@ -64,7 +66,8 @@ class Drawn:
     counts: npt.NDArray[np.int64] | None
     """[m] how often each was drawn (with replacement only)."""
     clock: float
-    """When the first node that is not in the sample would have come, in units in which darts come at rate 1; infinite if none is left."""
+    """When the first node that is not in the sample would have come, in units in which darts come at rate 1; infinite
+    if none is left."""
 
 
 def fraction_bits(num_nodes: int) -> int:
@@ -103,7 +106,8 @@ def clock(key: int, darts: int) -> float:
 
 
 def budget(s: int) -> int:
-    """Darts that are thrown before the rest is left to a race: too few distinct hits by then mean few candidates, or unlike ones."""
+    """Darts that are thrown before the rest is left to a race: too few distinct hits by then mean few candidates, or
+    unlike ones."""
     return 4 * (s + 1)
 
 
@@ -138,14 +142,21 @@ def complete(
     keys = exponential_race.keys(draw(node_words(key, rest), 0), weights)
     order = np.lexsort((rest, keys))
     need = s - len(found)
-    late = inf if len(rest) <= need else clock(key, darts) + float(keys[order[need]]) * total * log(2) / 2**exponential_race.FRACTION_BITS
+    late = (
+        inf
+        if len(rest) <= need
+        else clock(key, darts) + float(keys[order[need]]) * total * log(2) / 2**exponential_race.FRACTION_BITS
+    )
     return Drawn(np.concatenate([found, rest[order[:need]]]), None, late)
 
 
-def factors(debias: str, p: npt.NDArray[np.float64], src: npt.NDArray[np.integer], num_dst: int, drawn: Drawn) -> npt.NDArray[np.float64]:
+def factors(
+    debias: str, p: npt.NDArray[np.float64], src: npt.NDArray[np.integer], num_dst: int, drawn: Drawn
+) -> npt.NDArray[np.float64]:
     """What an edge from each source is multiplied by, float64 [S].
 
-    A destination is always a source: except under "ratio" it counts as it is (factor 1), and only the other columns are sampled ones.
+    A destination is always a source: except under "ratio" it counts as it is (factor 1), and only the other columns are
+    sampled ones.
 
     Args:
         debias: see `DEBIAS`.

@@ -27,8 +27,8 @@ class NeighborSample:
     node_ends: tuple[int, ...]
     """L+1 numbers: nodes[:node_ends[h]] are known after h hops."""
     lists: tuple[EdgeList, ...]
-    """One list whose rows are nodes[:node_ends[L-1]] where only new nodes are expanded; else one for each hop, nearest the seeds
-    first, whose rows are nodes[:node_ends[h]]."""
+    """One list whose rows are nodes[:node_ends[L-1]] where only new nodes are expanded; else one for each hop, nearest
+    the seeds first, whose rows are nodes[:node_ends[h]]."""
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:

@@ -7,7 +7,8 @@ from millrace.pipeline.cluster.rank_host import TRIM, own_environment
 
 
 @pytest.mark.parametrize(
-    ("of_worker", "of_dask", "left"), [("65536", 65536, None), ("1048576", 65536, "1048576"), (None, 65536, None), ("65536", None, "65536")]
+    ("of_worker", "of_dask", "left"),
+    [("65536", 65536, None), ("1048576", 65536, "1048576"), (None, 65536, None), ("65536", None, "65536")],
 )
 def test_the_allocator_of_a_rank_is_not_that_of_its_worker(
     monkeypatch: pytest.MonkeyPatch, of_worker: str | None, of_dask: int | None, left: str | None

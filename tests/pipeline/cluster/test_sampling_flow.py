@@ -70,7 +70,9 @@ class Bench:
         self.there = set(present)
         end = SimpleNamespace(bulk_size=k, stored=True, release=lambda *a: None)
         self.ranks = [ReportingQueue(end, lambda e, i, r=r: self.flow.release(r, e, i), n) for r in range(P)]
-        self.steps = [(e, s) for e in range(epochs) for s in range(first[1] * k // M if e == first[0] else 0, -(-n // M))]
+        self.steps = [
+            (e, s) for e in range(epochs) for s in range(first[1] * k // M if e == first[0] else 0, -(-n // M))
+        ]
 
     def finish(self, promise, size=SIZE):
         epoch, number = promise.key
@@ -90,14 +92,17 @@ class Bench:
             self.steps.pop(0)
 
     def drive(self, rng, sizes=lambda: SIZE):
-        """To the end; bulks come in any order. Gives the most bytes that ever waited, once what was asked for blindly is done."""
+        """To the end; bulks come in any order. Gives the most bytes that ever waited, once what was asked for blindly
+        is done."""
         most = 0
         while self.steps:
             self.flow.advance()
             if self.flow.bulks >= PER_PRODUCER * self.producers:
                 most = max(most, self.queue.held_bytes + SIZE * len(self.client.open()))
             under_way = self.client.open()
-            assert under_way, f"stuck before step {self.steps[0]}: nothing is asked for, {self.queue.held_bytes} bytes are held"
+            assert under_way, (
+                f"stuck before step {self.steps[0]}: nothing is asked for, {self.queue.held_bytes} bytes are held"
+            )
             self.finish(rng.choice(under_way), sizes())
             self.flow.advance()
             self.train()

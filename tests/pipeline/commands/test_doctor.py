@@ -43,14 +43,20 @@ def test_the_driver_and_each_gpu_have_a_line(smi):
     [
         (FileNotFoundError(2, "no such file"), 0, "not found (nvidia-smi is not here)"),
         (subprocess.TimeoutExpired("nvidia-smi", 20), 0, "not found (nvidia-smi does not answer)"),
-        ("NVIDIA-SMI has failed because it couldn't communicate\nwith the driver", 9, "not usable (nvidia-smi says: NVIDIA-SMI has failed"),
+        (
+            "NVIDIA-SMI has failed because it couldn't communicate\nwith the driver",
+            9,
+            "not usable (nvidia-smi says: NVIDIA-SMI has failed",
+        ),
         ("", 0, "not usable (nvidia-smi says: no GPU)"),
     ],
 )
 def test_a_machine_without_a_driver_says_what_needs_one(smi, out, code, driver):
     smi(out, code)
     gpu = doctor.examine()["gpu"]
-    assert gpu["driver"].startswith(driver) and gpu["driver"].endswith('device = "cuda" needs an NVIDIA GPU and its driver')
+    assert gpu["driver"].startswith(driver) and gpu["driver"].endswith(
+        'device = "cuda" needs an NVIDIA GPU and its driver'
+    )
     assert "gpu 0" not in gpu
 
 

@@ -74,7 +74,9 @@ def test_pyg_convolutions_predict(data, tmp_path):
         return mr.PyGModel([pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)])
 
     result = mr.run(data, model=made(), out=tmp_path / "run", epochs=2, fanout=[3, 3], batch_size=30, threads=1)
-    with pytest.raises(mr.InputError, match=r"is a PyGModel, and no folder keeps its convolutions; pass them again: mr.load\("):
+    with pytest.raises(
+        mr.InputError, match=r"is a PyGModel, and no folder keeps its convolutions; pass them again: mr.load\("
+    ):
         mr.predict(result)
     loaded = mr.load(result, model=made())
     assert right(mr.predict(loaded, nodes="test"), data) == result.test_accuracy
@@ -83,7 +85,10 @@ def test_pyg_convolutions_predict(data, tmp_path):
     assert np.array_equal(mr.predict(result, model=convolutions).logits, mr.predict(loaded).logits)
     with pytest.raises(mr.InputError, match="model was given beside a TrainedRun, which has one"):
         mr.predict(loaded, model=convolutions)
-    assert repr(loaded) == f"TrainedRun('{tmp_path / 'run'}': PyGModel on {SOURCE}, test accuracy {result.test_accuracy:.4f})"
+    assert (
+        repr(loaded)
+        == f"TrainedRun('{tmp_path / 'run'}': PyGModel on {SOURCE}, test accuracy {result.test_accuracy:.4f})"
+    )
 
 
 def test_several_labels(multilabel, tmp_path):
@@ -121,7 +126,9 @@ def test_another_graph_is_predicted(run):
     assert seen.logits.shape == (2, 3)
     want = mr.infer(mr.load(run).model, other.graph, other.features, nodes=[59, 0])
     assert np.array_equal(seen.logits, want.numpy())
-    assert np.array_equal(mr.predict(run, "sbm:nodes=60,classes=5,degree=4,features=5,seed=9", [59, 0]).logits, seen.logits)
+    assert np.array_equal(
+        mr.predict(run, "sbm:nodes=60,classes=5,degree=4,features=5,seed=9", [59, 0]).logits, seen.logits
+    )
 
 
 def test_another_dataset_takes_only_the_options_that_fit_it(data, tmp_path):
@@ -160,12 +167,24 @@ def test_names_are_given_back(data, tmp_path):
     assert [row["class"] for row in rows] == [("red", "green", "blue")[c] for c in seen.classes]
     other = replace(named, node_names=[str(v + 1) for v in range(150)], class_names=("x", "y", "z"))
     mr.write_dataset(tmp_path / "other", other)
-    command("predict", tmp_path / "run", "--out", tmp_path / "q.csv", "--nodes", "8", "--dataset", tmp_path / "other", "--json")
+    command(
+        "predict",
+        tmp_path / "run",
+        "--out",
+        tmp_path / "q.csv",
+        "--nodes",
+        "8",
+        "--dataset",
+        tmp_path / "other",
+        "--json",
+    )
     assert pyarrow.csv.read_csv(tmp_path / "q.csv").to_pylist() == [{**rows[0], "node": 8}]
 
 
 def test_a_column_of_names_and_one_of_numbers(tmp_path):
-    seen = Predictions(np.array([4, 2]), np.array([[0.0, 2.0], [1.0, 0.0]]), "multiclass", ["dora", "bob"], ["cat", "dog"])
+    seen = Predictions(
+        np.array([4, 2]), np.array([[0.0, 2.0], [1.0, 0.0]]), "multiclass", ["dora", "bob"], ["cat", "dog"]
+    )
     assert repr(seen) == "Predictions(2 nodes, 2 classes, multiclass)"
     seen.to_csv(tmp_path / "p.csv", all_probabilities=True)
     rows = pyarrow.csv.read_csv(tmp_path / "p.csv").to_pylist()

@@ -1,9 +1,20 @@
-"""Shorthands mean the same wherever they are given; words of other libraries get the key that is meant, or a true sentence."""
+"""Shorthands mean the same wherever they are given; words of other libraries get the key that is meant, or a true
+sentence."""
 
 import pytest
 
 from millrace.pipeline import cli
-from millrace.pipeline.config.aliases import FLAGS, KEYS, RENAMED, SENTENCES, SHORTHANDS, advice, expanded, instead_of_flag, merged
+from millrace.pipeline.config.aliases import (
+    FLAGS,
+    KEYS,
+    RENAMED,
+    SENTENCES,
+    SHORTHANDS,
+    advice,
+    expanded,
+    instead_of_flag,
+    merged,
+)
 from millrace.pipeline.config.load import Job, _known, resolve
 from millrace.pipeline.setup.prepare import configure
 from millrace.storage.errors import InputError
@@ -40,7 +51,8 @@ def test_what_comes_later_wins_and_two_words_for_one_key_must_agree(tmp_path):
     assert resolve(cli._table(path, {"lr": 0.2}, [])).train.lr == 0.2
     assert resolve(cli._table(path, {"lr": 0.2}, ["train.lr=0.3"])).train.lr == 0.3
     assert (
-        resolve(cli._table(path, {"lr": 0.2}, ["train.lr=0.3", "lr=0.4", "hidden=8"])).model == resolve({"model": "gcn", "hidden": 8}).model
+        resolve(cli._table(path, {"lr": 0.2}, ["train.lr=0.3", "lr=0.4", "hidden=8"])).model
+        == resolve({"model": "gcn", "hidden": 8}).model
     )
     assert configure({"train": {"lr": 0.1}}, train={"lr": 0.2, "batch_size": 3}, lr=0.3).train.lr == 0.3
     assert expanded({"lr": 0.1, "train": {"lr": 0.1}}) == {"train": {"lr": 0.1}}
@@ -69,14 +81,21 @@ def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves()
 @pytest.mark.parametrize(
     ("table", "phrase"),
     [
-        *(({word: 1}, f"unknown configuration key '{word}'; did you mean '{key}'?") for key, words in KEYS.items() for word in words),
+        *(
+            ({word: 1}, f"unknown configuration key '{word}'; did you mean '{key}'?")
+            for key, words in KEYS.items()
+            for word in words
+        ),
         *(
             ({word: 1}, f"unknown configuration key '{word}'; {text}")
             for text, words in SENTENCES.items()
             for word in words
             if word != "scheduler"
         ),
-        ({"train": {"scheduler": "cosine"}}, "'train.scheduler'; there are no schedules, the learning rate is constant"),
+        (
+            {"train": {"scheduler": "cosine"}},
+            "'train.scheduler'; there are no schedules, the learning rate is constant",
+        ),
         ({"scheduler": "cosine"}, "'cluster.scheduler' is 'cosine': expected the address of a Dask scheduler"),
         ({"train": {"callbacks": []}}, "'train.callbacks'; there are no callbacks"),
     ],

@@ -57,7 +57,9 @@ def test_sizes_and_layers_follow_each_other(name, table, sizes, layers):
 
 @pytest.mark.parametrize("mode", ["auto", "halo", ["rematerialize", "keep"]])
 def test_a_system_without_a_sampler(mode):
-    job = resolve({"system": "sar", "sar": {"mode": mode}, "model": {"layers": 2}, "partition": {"method": "hash"}, "ranks": 2})
+    job = resolve(
+        {"system": "sar", "sar": {"mode": mode}, "model": {"layers": 2}, "partition": {"method": "hash"}, "ranks": 2}
+    )
     assert (job.sampler, job.sar.mode, job.model["layers"], job.executor) == ({}, mode, 2, "dask")
     assert resolve(tomllib.loads(job.to_toml())) == job
 
@@ -66,7 +68,10 @@ def test_a_system_without_a_sampler(mode):
     ("table", "phrase"),
     [
         ({"epoch": 3}, "did you mean 'epochs'"),
-        ({"train": {"learning_rate": 0.1}}, "unknown configuration key 'train.learning_rate'; did you mean 'train.lr'?"),
+        (
+            {"train": {"learning_rate": 0.1}},
+            "unknown configuration key 'train.learning_rate'; did you mean 'train.lr'?",
+        ),
         ({"bach_size": 1}, "did you mean 'train.batch_size'"),
         ({"hiden": 1}, "did you mean 'model.hidden'"),
         ({"train": {"seed": 1}}, "did you mean 'seed'?"),
@@ -94,9 +99,15 @@ def test_a_system_without_a_sampler(mode):
         ({"sampler": {"fanout": [3, 3]}, "model": {"layers": 3}}, "give one number per layer"),
         ({"sampler": {"name": "ladies", "fanout": [3, 3]}}, "sampler 'ladies' has no option 'fanout'"),
         ({"sampler": {"name": "labor", "sizes": [3, 3]}}, "sampler 'labor' has no option 'sizes'"),
-        ({"sampler": {"name": "ladies", "sizes": "a,b"}}, "sizes 'a,b' is not a list of whole numbers such as 512,512,512"),
+        (
+            {"sampler": {"name": "ladies", "sizes": "a,b"}},
+            "sizes 'a,b' is not a list of whole numbers such as 512,512,512",
+        ),
         ({"sampler": {"name": "ladies", "sizes": 0.5}}, "'sampler.sizes' is 0.5"),
-        ({"sampler": {"name": "ladies", "sizes": [9, 9]}, "model": {"layers": 3}}, "sampler.sizes [9, 9] has 2 numbers"),
+        (
+            {"sampler": {"name": "ladies", "sizes": [9, 9]}, "model": {"layers": 3}},
+            "sampler.sizes [9, 9] has 2 numbers",
+        ),
         ({"sampler": {"name": "ladies", "debias": "botom_k"}}, "did you mean 'bottom_k'"),
         ({"read": {"direction": "sideways"}}, "direction"),
         ({"sar": {"mode": "hallo"}}, "'sar.mode' is 'hallo': expected rematerialize, keep, halo or auto"),
@@ -114,7 +125,10 @@ def test_a_system_without_a_sampler(mode):
         ),
         ({"system": "sar", "sampler": {"fanout": [3, 2]}}, "system 'sar' samples nothing"),
         ({"system": "sar", "queue": {"keep": "all"}}, "no minibatches to queue"),
-        ({"system": "sar", "train": {"batch_size": 8}}, "'train.batch_size' is 8, but system 'sar' takes all train nodes"),
+        (
+            {"system": "sar", "train": {"batch_size": 8}},
+            "'train.batch_size' is 8, but system 'sar' takes all train nodes",
+        ),
         ({"system": "sar", "train": {"minibatches_per_step": 2}}, "'train.minibatches_per_step' is 2"),
         ({"system": "sar", "model": {"name": "gcnn"}}, "did you mean 'gcn'"),
     ],
@@ -172,10 +186,19 @@ def test_resolved_configurations_survive_their_own_file(epochs, lr, fanout):
 
 def test_words_of_torch_and_names_in_any_case_are_known():
     job = resolve(
-        {"device": torch.device("cpu"), "dtype": torch.float64, "model": {"name": "GraphSAGE", "layers": 2}, "sampler": {"name": "Labor"}}
+        {
+            "device": torch.device("cpu"),
+            "dtype": torch.float64,
+            "model": {"name": "GraphSAGE", "layers": 2},
+            "sampler": {"name": "Labor"},
+        }
     )
     assert (job.device, job.dtype, job.model["name"], job.sampler["name"]) == ("cpu", "float64", "sage", "labor")
-    assert resolve({"model": {"name": "SAGE"}}) == resolve({}) == resolve(tomllib.loads(resolve({"model": {"name": "Sage"}}).to_toml()))
+    assert (
+        resolve({"model": {"name": "SAGE"}})
+        == resolve({})
+        == resolve(tomllib.loads(resolve({"model": {"name": "Sage"}}).to_toml()))
+    )
     assert resolve({"system": "sar", "model": {"name": "GAT"}}).model["name"] == "gat"
     with pytest.raises(InputError, match="'SAGEE'"):
         resolve({"model": {"name": "SAGEE"}})

@@ -11,9 +11,13 @@ REFUSED = 'below `if __name__ == "__main__":`'
 
 
 def run(folder: Path, script: str, *before: str) -> "subprocess.CompletedProcess[str]":
-    (folder / "job.py").write_text("import millrace as mr\n" + script.replace("CALL", CALL.format(out=str(folder / "out"))))
+    (folder / "job.py").write_text(
+        "import millrace as mr\n" + script.replace("CALL", CALL.format(out=str(folder / "out")))
+    )
     environment = {"PYTHONPATH": str(Path(millrace.__path__[0]).parent), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
-    return subprocess.run([sys.executable, *before, str(folder / "job.py")], capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, *before, str(folder / "job.py")], capture_output=True, text=True, env=environment, check=False
+    )
 
 
 def test_a_script_without_the_guard_is_refused(tmp_path: Path) -> None:
@@ -39,4 +43,9 @@ def test_a_guarded_script_and_a_session_are_left_alone(tmp_path: Path) -> None:
     assert REFUSED in run(tmp_path, refuse_in_thread).stderr, "whatever thread asks"
     plain = "from millrace.pipeline.interop.main_guard import check_main_guard as f; f(); print(1)"
     environment = {"PYTHONPATH": str(Path(millrace.__path__[0]).parent)}
-    assert subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, env=environment, check=True).stdout == "1\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", plain], capture_output=True, text=True, env=environment, check=True
+        ).stdout
+        == "1\n"
+    )

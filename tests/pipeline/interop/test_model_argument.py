@@ -31,7 +31,9 @@ def test_records_and_models_are_taken_as_they_are():
 
 
 def test_whole_models_of_pyg_are_refused():
-    with pytest.raises(mr.InputError, match=r"GraphSAGE.forward takes a whole edge_index.*PyGModel\(\[conv1, conv2\]\)"):
+    with pytest.raises(
+        mr.InputError, match=r"GraphSAGE.forward takes a whole edge_index.*PyGModel\(\[conv1, conv2\]\)"
+    ):
         taken(pyg.GraphSAGE(5, 8, 2, 3))
 
 
@@ -49,7 +51,12 @@ class Own(nn.Module):
 @pytest.mark.parametrize(
     ("make", "classes", "task", "told"),
     [
-        (lambda: mr.PyGModel(two()), 4, "multiclass", r"gives 3 columns, but the dataset has 4 classes; make it SAGEConv\(..., 4\)"),
+        (
+            lambda: mr.PyGModel(two()),
+            4,
+            "multiclass",
+            r"gives 3 columns, but the dataset has 4 classes; make it SAGEConv\(..., 4\)",
+        ),
         (lambda: mr.PyGModel(two()), 2, "multilabel", "gives 3 columns, but the dataset has 2 classes"),
         (lambda: Own(nn.LazyLinear(3)), 3, "multiclass", "'linear.weight' of Own is lazy"),
         (Own, 3, "multiclass", "Own has no parameters to train"),
@@ -81,7 +88,9 @@ def test_a_run_on_data_of_pyg_goes_on(tmp_path):
     data = Data(x=torch.randn(60, 5), y=torch.arange(60) % 3, edge_index=edges)
     mr.run(data, model=two(), epochs=1, out=tmp_path / "run", fanout=[3, 2], threads=1)
     job = tmp_path / "run" / "job.toml"
-    job.write_text(job.read_text().replace('features = "memory"', 'features = "mapped"'))  # as ranks, which map the rows, leave it
+    job.write_text(
+        job.read_text().replace('features = "memory"', 'features = "mapped"')
+    )  # as ranks, which map the rows, leave it
     assert 'features = "mapped"' in job.read_text()
     assert mr.run(data, model=two(), epochs=2, out=tmp_path / "run", resume=True).epochs == 2
 

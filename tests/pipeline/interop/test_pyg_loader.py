@@ -35,7 +35,8 @@ from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 from tests.contracts.messages import make_minibatch
 
-# Columns are edges 0..8: a chain 4 -> 3 -> 1 -> 0, a branch 2 -> 0, a multi-edge 1 -> 0, a self loop at 3, a cycle 0 -> 2; 5 is isolated.
+# Columns are edges 0..8: a chain 4 -> 3 -> 1 -> 0, a branch 2 -> 0, a multi-edge 1 -> 0, a self loop at 3, a cycle 0 ->
+# 2; 5 is isolated.
 EDGES = torch.tensor([[1, 2, 3, 4, 1, 3, 0, 4, 0], [0, 0, 1, 3, 0, 3, 2, 1, 4]])
 
 
@@ -86,7 +87,8 @@ def check(batch: Data, data: Data, hops: int) -> None:
         seen += count
 
 
-# --- fields and order -----------------------------------------------------------------------------------------------------------------
+# --- fields and order
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_fields_on_a_fixed_graph_with_every_neighbour() -> None:
@@ -95,10 +97,13 @@ def test_fields_on_a_fixed_graph_with_every_neighbour() -> None:
     check(batch, data, 2)
     assert batch.n_id[:2].tolist() == [0, 5] and batch.input_id.tolist() == [0, 1]
     assert batch.batch_size == 2 and isinstance(batch.batch_size, int)
-    # Hop 1 into {0, 5}: columns 0, 1, 4 find {1, 2}. Hop 2 into {1, 2}: columns 2, 7, 6 find {3, 4}. Columns 3, 5, 8 are never reached.
+    # Hop 1 into {0, 5}: columns 0, 1, 4 find {1, 2}. Hop 2 into {1, 2}: columns 2, 7, 6 find {3, 4}. Columns 3, 5, 8
+    # are never reached.
     assert batch.num_sampled_nodes == [2, 2, 2] and batch.num_sampled_edges == [3, 3]
     assert set(batch.n_id[2:4].tolist()) == {1, 2} and set(batch.n_id[4:].tolist()) == {3, 4}
-    assert Counter(batch.e_id[:3].tolist()) == Counter([0, 1, 4]) and Counter(batch.e_id[3:].tolist()) == Counter([2, 6, 7])
+    assert Counter(batch.e_id[:3].tolist()) == Counter([0, 1, 4]) and Counter(batch.e_id[3:].tolist()) == Counter(
+        [2, 6, 7]
+    )
     pairs = Counter(map(tuple, batch.n_id[batch.edge_index].t().tolist()))
     assert pairs == Counter({(1, 0): 2, (2, 0): 1, (3, 1): 1, (4, 1): 1, (0, 2): 1})
 
@@ -140,7 +145,9 @@ class Net(torch.nn.Module):
         super().__init__()
         self.convs = torch.nn.ModuleList([SAGEConv(inputs, hidden), SAGEConv(hidden, outputs)])
 
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, trim: tuple[list[int], list[int]] | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, edge_index: torch.Tensor, trim: tuple[list[int], list[int]] | None = None
+    ) -> torch.Tensor:
         for i, conv in enumerate(self.convs):
             if trim is not None:
                 x, edge_index, _ = trim_to_layer(i, *trim, x, edge_index)
@@ -190,7 +197,8 @@ def test_any_graph(draws: st.DataObject) -> None:
             assert len(torch.unique(batch.e_id)) == len(batch.e_id)
 
 
-# --- seeds, order, epochs -------------------------------------------------------------------------------------------------------------
+# --- seeds, order, epochs
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_input_nodes_as_mask_index_list_or_all() -> None:
@@ -219,7 +227,9 @@ def test_no_input_nodes(nodes: Any) -> None:
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [30, 30, 10]), (True, [30, 30])])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_sizes_and_length(drop_last: bool, sizes: list[int], shuffle: bool) -> None:
-    loader = NeighborLoader(random_data(), [2], torch.arange(70), batch_size=30, drop_last=drop_last, shuffle=shuffle, bulk_size=2)
+    loader = NeighborLoader(
+        random_data(), [2], torch.arange(70), batch_size=30, drop_last=drop_last, shuffle=shuffle, bulk_size=2
+    )
     assert len(loader) == len(sizes) and len(loader.dataset) == 70 and loader.batch_size == 30
     assert [b.batch_size for b in loader] == sizes
 
@@ -256,7 +266,11 @@ def test_generator_and_torchs_own_decide_where_no_seed_does() -> None:
         return [signatures(loader), signatures(loader)]
 
     with_generator = two(generator=torch.Generator().manual_seed(1))
-    assert with_generator == two(generator=torch.Generator().manual_seed(1)) != two(generator=torch.Generator().manual_seed(2))
+    assert (
+        with_generator
+        == two(generator=torch.Generator().manual_seed(1))
+        != two(generator=torch.Generator().manual_seed(2))
+    )
     assert with_generator[0] != with_generator[1]
     torch.manual_seed(4)
     first = two()
@@ -264,10 +278,14 @@ def test_generator_and_torchs_own_decide_where_no_seed_does() -> None:
     assert two() == first != two()
 
 
-@pytest.mark.parametrize("options", [{"bulk_size": 1}, {"bulk_size": 3, "prefetch_bulks": 2}, {"num_workers": 4}, {"bulk_size": 100}])
+@pytest.mark.parametrize(
+    "options", [{"bulk_size": 1}, {"bulk_size": 3, "prefetch_bulks": 2}, {"num_workers": 4}, {"bulk_size": 100}]
+)
 def test_bulks_and_workers_do_not_show(options: dict[str, int]) -> None:
     plain = NeighborLoader(random_data(), [3, 2], batch_size=20, shuffle=True, seed=1)
-    assert signatures(NeighborLoader(random_data(), [3, 2], batch_size=20, shuffle=True, seed=1, **options)) == signatures(plain)
+    assert signatures(
+        NeighborLoader(random_data(), [3, 2], batch_size=20, shuffle=True, seed=1, **options)
+    ) == signatures(plain)
 
 
 def test_two_iterations_at_once() -> None:
@@ -277,7 +295,8 @@ def test_two_iterations_at_once() -> None:
     assert [a for a, _ in both] == signatures(fresh) and [b for _, b in both] == signatures(fresh)
 
 
-# --- the law of sampling --------------------------------------------------------------------------------------------------------------
+# --- the law of sampling
+# --------------------------------------------------------------------------------------------------------------
 
 
 STARS = 600
@@ -286,7 +305,9 @@ STARS = 600
 def stars(degree: int, **attributes: Any) -> Data:
     """Nodes 0..599 have `degree` in-edges each, in order."""
     leaves = torch.arange(STARS * degree)
-    return Data(edge_index=torch.stack([STARS + leaves, leaves // degree]), num_nodes=STARS * (degree + 1), **attributes)
+    return Data(
+        edge_index=torch.stack([STARS + leaves, leaves // degree]), num_nodes=STARS * (degree + 1), **attributes
+    )
 
 
 def picks(data: Data, **options: Any) -> np.ndarray:
@@ -306,7 +327,11 @@ def test_weight_attr_draws_in_proportion() -> None:
     data = stars(4, heft=torch.tensor([0.0, 1.0, 2.0, 5.0], dtype=torch.float64).repeat(STARS))
     count = picks(data, weight_attr="heft", replace=True)
     share = np.array([0, 1, 2, 5]) / 8
-    assert count[0] == 0 and count.sum() == 1200 and (abs(count - 1200 * share) <= 4.5 * np.sqrt(1200 * share * (1 - share))).all()
+    assert (
+        count[0] == 0
+        and count.sum() == 1200
+        and (abs(count - 1200 * share) <= 4.5 * np.sqrt(1200 * share * (1 - share))).all()
+    )
     count = picks(data, weight_attr="heft")
     # Successive sampling of 2: P(keep i) = p_i + sum_j p_j p_i / (1 - p_j).
     keep = share + np.array([sum(share[j] * share[i] / (1 - share[j]) for j in range(4) if j != i) for i in range(4)])
@@ -315,7 +340,8 @@ def test_weight_attr_draws_in_proportion() -> None:
     assert len(batch.heft) == 2 and torch.equal(batch.heft, data.heft[batch.e_id])
 
 
-# --- threads, memory, errors ----------------------------------------------------------------------------------------------------------
+# --- threads, memory, errors
+# ----------------------------------------------------------------------------------------------------------
 
 
 def assert_no_thread() -> None:
@@ -406,7 +432,8 @@ def test_transform_is_called_in_the_callers_thread() -> None:
     assert set(seen) == {threading.current_thread()}
 
 
-# --- training -------------------------------------------------------------------------------------------------------------------------
+# --- training
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_pyg_training_script_runs_unchanged() -> None:
@@ -422,7 +449,9 @@ def test_a_pyg_training_script_runs_unchanged() -> None:
         mask[torch.from_numpy(getattr(source.split, part))] = True
         data[f"{part}_mask"] = mask
     torch.manual_seed(12345)
-    train_loader = NeighborLoader(data, num_neighbors=[10, 5], batch_size=50, input_nodes=data.train_mask, shuffle=True, num_workers=2)
+    train_loader = NeighborLoader(
+        data, num_neighbors=[10, 5], batch_size=50, input_nodes=data.train_mask, shuffle=True, num_workers=2
+    )
     test_loader = NeighborLoader(data, num_neighbors=[-1, -1], batch_size=500, input_nodes=data.test_mask)
     model = Net(24, 5)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -451,11 +480,19 @@ def test_a_pyg_training_script_runs_unchanged() -> None:
     assert accuracy > 0.9, accuracy
 
 
-# --- as a DataLoader ------------------------------------------------------------------------------------------------------------------
+# --- as a DataLoader
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_loader_is_a_dataloader() -> None:
-    options = {"batch_size": 4, "shuffle": True, "drop_last": True, "num_workers": 3, "persistent_workers": True, "prefetch_factor": 2}
+    options = {
+        "batch_size": 4,
+        "shuffle": True,
+        "drop_last": True,
+        "num_workers": 3,
+        "persistent_workers": True,
+        "prefetch_factor": 2,
+    }
     with pytest.warns(UserWarning, match="ignores persistent_workers, prefetch_factor"):
         loader = NeighborLoader(small(), [2], **options)
     assert isinstance(loader, DataLoader) and {name: getattr(loader, name, True) for name in options} == options
@@ -468,10 +505,17 @@ def test_the_loader_is_a_dataloader() -> None:
 def test_a_call_samples_these_positions() -> None:
     data = random_data()
     nodes = torch.tensor([30, 10, 20])
-    loader = NeighborLoader(data, [3, 2], nodes, batch_size=2, seed=1, input_id=torch.tensor([7, 8, 9]), transform=lambda b: (b, "mine"))
+    loader = NeighborLoader(
+        data, [3, 2], nodes, batch_size=2, seed=1, input_id=torch.tensor([7, 8, 9]), transform=lambda b: (b, "mine")
+    )
     batch, word = loader([2, 0])
     check(batch, data, 2)
-    assert word == "mine" and batch.n_id[:2].tolist() == [20, 30] and batch.input_id.tolist() == [9, 7] and loader.epoch == 0
+    assert (
+        word == "mine"
+        and batch.n_id[:2].tolist() == [20, 30]
+        and batch.input_id.tolist() == [9, 7]
+        and loader.epoch == 0
+    )
     for index in (torch.tensor([2, 0]), np.array([2, 0])):
         again = NeighborLoader(data, [3, 2], nodes, batch_size=2, seed=1, input_id=torch.tensor([7, 8, 9]))
         assert signature(again(index)) == signature(batch) != signature(again(index))
@@ -513,7 +557,9 @@ def test_a_sampler_gives_the_order() -> None:
         assert ids == order.tolist()[:24] or isinstance(sampler, SubsetRandomSampler)
     plain = signatures(NeighborLoader(data, [2], nodes, **options))
     assert signatures(NeighborLoader(data, [2], nodes, sampler=range(50), **options)) == plain
-    assert signatures(NeighborLoader(data, [2], nodes, batch_sampler=BatchSampler(range(50), 8, False), seed=1)) == plain
+    assert (
+        signatures(NeighborLoader(data, [2], nodes, batch_sampler=BatchSampler(range(50), 8, False), seed=1)) == plain
+    )
     ragged = NeighborLoader(data, [2], nodes, batch_sampler=[[4, 5, 6], torch.tensor([7])])
     assert [b.input_id.tolist() for b in ragged] == [[4, 5, 6], [7]] and ragged.batch_size is None
     with pytest.raises(InputError, match=r"batch_sampler holds positions in \[50, 50\]; expected \[0, 50\)"):
@@ -543,14 +589,20 @@ def test_transform_sampler_output() -> None:
 
     (batch,) = NeighborLoader(small(), [-1], [0], transform_sampler_output=transform)
     assert batch.is_undirected() and "num_sampled_edges" not in batch and torch.equal(batch.w, batch.e_id + 1.0)
-    (batch,) = NeighborLoader(small(), [-1], [0], transform_sampler_output=lambda o: SamplerOutput(o.node, o.row, o.col, None))
+    (batch,) = NeighborLoader(
+        small(), [-1], [0], transform_sampler_output=lambda o: SamplerOutput(o.node, o.row, o.col, None)
+    )
     assert batch.input_id.tolist() == [0] and "e_id" not in batch and batch.num_nodes == 3
     with pytest.raises(InputError, match="transform_sampler_output returned NoneType; expected PyG's SamplerOutput"):
         next(iter(NeighborLoader(small(), [-1], [0], transform_sampler_output=lambda _: None)))
 
 
-@pytest.mark.parametrize("data", [Data(x=torch.arange(3.0)[:, None]), Data(num_nodes=3, edge_index=torch.empty((2, 0), dtype=torch.int64))])
-@pytest.mark.parametrize("options", [{}, {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}, {"disjoint": True}])
+@pytest.mark.parametrize(
+    "data", [Data(x=torch.arange(3.0)[:, None]), Data(num_nodes=3, edge_index=torch.empty((2, 0), dtype=torch.int64))]
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}, {"disjoint": True}]
+)
 def test_data_without_edges(data: Data, options: dict[str, Any]) -> None:
     batches = list(NeighborLoader(data, [2, 2], batch_size=2, **options))
     assert [b.n_id.tolist() for b in batches] == [[0, 1], [2]] and all(b.num_edges == len(b.e_id) == 0 for b in batches)
@@ -566,13 +618,18 @@ def test_pin_memory_pins_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) ->
     assert list(NeighborLoader(small(), [2], pin_memory=True)) == pinned != []
 
 
-@pytest.mark.parametrize(("name", "instead"), [("LinkNeighborLoader", "end nodes of the links"), ("HGTLoader", "to_homogeneous")])
+@pytest.mark.parametrize(
+    ("name", "instead"), [("LinkNeighborLoader", "end nodes of the links"), ("HGTLoader", "to_homogeneous")]
+)
 def test_loaders_that_are_not_there_say_what_to_use(name: str, instead: str) -> None:
-    with pytest.raises(InputError, match=f"{name} is not supported.*use torch_geometric.loader.{name}.*NeighborLoader.*{instead}"):
+    with pytest.raises(
+        InputError, match=f"{name} is not supported.*use torch_geometric.loader.{name}.*NeighborLoader.*{instead}"
+    ):
         getattr(millrace, name)(small(), num_neighbors=[2], batch_size=2)
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------------------------
+# --- refusals
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -641,7 +698,10 @@ def test_refused_by_name(options: dict[str, Any], message: str) -> None:
         (Data(), "data has neither node attributes nor edges"),
         (Data(x=torch.zeros(3, 1), adj_t=torch.eye(3)), "data has adj_t, which is not supported"),
         (Data(x=torch.zeros(3, 1), edge_index=torch.zeros(4, dtype=torch.int64)), r"edge_index has shape \[4\]"),
-        (Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0], [3]])), r"edge ids lie in \[0, 3\]; expected \[0, 3\)"),
+        (
+            Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0], [3]])),
+            r"edge ids lie in \[0, 3\]; expected \[0, 3\)",
+        ),
     ],
 )
 def test_refused_data(data: Any, message: str) -> None:
@@ -669,7 +729,9 @@ def test_dataloader_arguments_without_effect_are_named_in_one_warning() -> None:
 def test_dataloader_arguments_at_their_defaults_are_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        NeighborLoader(small(), [2], pin_memory=False, persistent_workers=False, prefetch_factor=None, num_workers=1, sampler=None)
+        NeighborLoader(
+            small(), [2], pin_memory=False, persistent_workers=False, prefetch_factor=None, num_workers=1, sampler=None
+        )
 
 
 def test_pyg_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -680,7 +742,8 @@ def test_pyg_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         to_pyg(make_minibatch(np.random.default_rng(0), (2, 4)))
 
 
-# --- exports of a MiniBatch -----------------------------------------------------------------------------------------------------------
+# --- exports of a MiniBatch
+# -----------------------------------------------------------------------------------------------------------
 
 
 def minibatch(expand: Any = "new", edge_weight: Any = None) -> Any:
@@ -717,7 +780,12 @@ def test_to_pyg_owns_its_memory() -> None:
     m = make_minibatch(np.random.default_rng(0), (2, 5, 9))
     out = to_pyg(m)
     whole = m.blocks[0]
-    for ours, theirs in ((out.n_id, whole.src), (out.e_id, whole.edge_id), (out.input_id, m.seeds), (out.edge_weight, whole.weight)):
+    for ours, theirs in (
+        (out.n_id, whole.src),
+        (out.e_id, whole.edge_id),
+        (out.input_id, m.seeds),
+        (out.edge_weight, whole.weight),
+    ):
         assert np.array_equal(ours.numpy(), theirs) and not np.shares_memory(ours.numpy(), theirs)
 
 
@@ -758,11 +826,19 @@ def test_to_dgl_blocks(expand: str) -> None:
     assert torch.equal(blocks[0].dstdata["_ID"], blocks[1].srcdata["_ID"])
     for block, ours in zip(blocks, m.blocks):
         # DGL refuses arrays of different types, and takes an empty third one as 0, 1, 2, ...
-        assert {t.dtype for t in (block.indptr, block.indices, block.edge_ids)} == {torch.int64} and block.edge_ids.numel() == 0
+        assert {t.dtype for t in (block.indptr, block.indices, block.edge_ids)} == {
+            torch.int64
+        } and block.edge_ids.numel() == 0
         assert (block.num_src, block.num_dst) == (ours.num_src, ours.num_dst)
         assert block.indptr.tolist() == ours.indptr.tolist() and block.indices.tolist() == ours.indices.tolist()
-        assert block.srcdata["_ID"].tolist() == ours.src.tolist() and block.dstdata["_ID"].tolist() == ours.src[: ours.num_dst].tolist()
-        assert block.edata["_ID"].tolist() == ours.edge_id.tolist() and block.edata["weight"].tolist() == ours.weight.tolist()
+        assert (
+            block.srcdata["_ID"].tolist() == ours.src.tolist()
+            and block.dstdata["_ID"].tolist() == ours.src[: ours.num_dst].tolist()
+        )
+        assert (
+            block.edata["_ID"].tolist() == ours.edge_id.tolist()
+            and block.edata["weight"].tolist() == ours.weight.tolist()
+        )
         assert not np.shares_memory(block.edata["weight"].numpy(), ours.weight)
 
 

@@ -1,4 +1,5 @@
-"""Where `NeighborLoader` samples: threads and cores, as PyG's context managers ask for them. `test_loaders.py` tests the thread itself."""
+"""Where `NeighborLoader` samples: threads and cores, as PyG's context managers ask for them. `test_loaders.py` tests
+the thread itself."""
 
 import os
 import sys
@@ -33,7 +34,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
 
 
 def loader(workers: int) -> NeighborLoader:
-    return NeighborLoader(Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]])), [2], batch_size=3, num_workers=workers)
+    return NeighborLoader(
+        Data(x=torch.zeros(3, 1), edge_index=torch.tensor([[0, 1], [1, 2]])), [2], batch_size=3, num_workers=workers
+    )
 
 
 def test_multithreading(seen: list[tuple[int, set[int]]]) -> None:

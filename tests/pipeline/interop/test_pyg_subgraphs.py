@@ -1,4 +1,5 @@
-"""Repeated seeds, disjoint trees, induced and bidirectional subgraphs, against enumerations, the bulk kernel and PyG's own code."""
+"""Repeated seeds, disjoint trees, induced and bidirectional subgraphs, against enumerations, the bulk kernel and PyG's
+own code."""
 
 from typing import Any
 
@@ -39,7 +40,9 @@ def lists(found: SampledGraph) -> list[Any]:
 
 
 def check(batch: Data, data: Data) -> None:
-    assert torch.equal(batch.x, batch.n_id) and torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+    assert torch.equal(batch.x, batch.n_id) and torch.equal(
+        batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id]
+    )
 
 
 OPTIONS = [{}, {"replace": True}, {"weighted": True}, {"weighted": True, "replace": True}]
@@ -60,7 +63,11 @@ def test_seeds_that_repeat_draw_each_for_itself() -> None:
     nodes = torch.tensor([7, 3, 7, 52, 7])
     (batch,) = NeighborLoader(data, [2, 2], nodes, batch_size=5, seed=0)
     check(batch, data)
-    assert batch.n_id[:5].tolist() == nodes.tolist() and batch.input_id.tolist() == [0, 1, 2, 3, 4] and batch.num_sampled_nodes[0] == 5
+    assert (
+        batch.n_id[:5].tolist() == nodes.tolist()
+        and batch.input_id.tolist() == [0, 1, 2, 3, 4]
+        and batch.num_sampled_nodes[0] == 5
+    )
     found = batch.n_id[5:]
     assert len(found.unique()) == len(found) and not torch.isin(found, nodes).any()
     row, col = batch.edge_index
@@ -85,7 +92,11 @@ def test_draws_of_a_seed_that_repeats_are_independent() -> None:
 def test_disjoint_trees_of_all_neighbours_are_those_of_each_seed_alone(subgraph_type: SubgraphType) -> None:
     data, seeds = random_data(), torch.tensor([40, 3, 55, 3])
     (batch,) = NeighborLoader(data, [-1, -1], seeds, batch_size=4, disjoint=True, subgraph_type=subgraph_type)
-    assert torch.equal(batch.x, batch.n_id) and batch.n_id[:4].tolist() == seeds.tolist() and batch.batch[:4].tolist() == [0, 1, 2, 3]
+    assert (
+        torch.equal(batch.x, batch.n_id)
+        and batch.n_id[:4].tolist() == seeds.tolist()
+        and batch.batch[:4].tolist() == [0, 1, 2, 3]
+    )
     row, col = batch.edge_index
     assert torch.equal(batch.batch[row], batch.batch[col])
     for i, seed in enumerate(seeds.tolist()):
@@ -93,7 +104,10 @@ def test_disjoint_trees_of_all_neighbours_are_those_of_each_seed_alone(subgraph_
         assert sorted(batch.n_id[batch.batch == i].tolist()) == sorted(alone.n_id.tolist())
         mine = batch.batch[col] == i
         assert sorted(batch.e_id[mine].tolist()) == sorted(alone.e_id.tolist())
-        pairs = [sorted(map(tuple, t.t().tolist())) for t in (batch.n_id[batch.edge_index[:, mine]], alone.n_id[alone.edge_index])]
+        pairs = [
+            sorted(map(tuple, t.t().tolist()))
+            for t in (batch.n_id[batch.edge_index[:, mine]], alone.n_id[alone.edge_index])
+        ]
         assert pairs[0] == pairs[1]
 
 
@@ -103,7 +117,11 @@ def test_disjoint_trees(options: dict[str, Any]) -> None:
     for batch in NeighborLoader(data, [3, 2], torch.arange(40, 60), batch_size=8, disjoint=True, seed=3, **options):
         check(batch, data)
         nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
-        assert nodes[0] == batch.batch_size and sum(nodes) == len(batch.n_id) == len(batch.batch) and sum(edges) == len(batch.e_id)
+        assert (
+            nodes[0] == batch.batch_size
+            and sum(nodes) == len(batch.n_id) == len(batch.batch)
+            and sum(edges) == len(batch.e_id)
+        )
         assert len(torch.unique(batch.batch * NODES + batch.n_id)) == len(batch.n_id)
         row, col = batch.edge_index
         assert torch.equal(batch.batch[row], batch.batch[col])
@@ -124,7 +142,10 @@ def test_a_tree_does_not_depend_on_the_others() -> None:
     leaves = torch.arange(10, 310)
     src = torch.cat([torch.tensor([3, 4]), leaves, torch.arange(310, 910)])
     dst = torch.cat([torch.tensor([0, 2] + [1] * 300), leaves.repeat_interleave(2)])
-    graph, sampler = from_edges(src.numpy(), dst.numpy(), 910, keep_edge_id=True), NeighborSampler((-1, 1), edge_ids=True)
+    graph, sampler = (
+        from_edges(src.numpy(), dst.numpy(), 910, keep_edge_id=True),
+        NeighborSampler((-1, 1), edge_ids=True),
+    )
     keys = BulkRequest(0, 0, 0, 0, (np.arange(3),)).keys(2)[0]
     trees = sample_apart(sampler, graph, np.arange(3), keys, disjoint=True)
     assert trees.num_sampled_nodes == [3, 302, 300]
@@ -146,7 +167,11 @@ def test_induced_has_all_edges_among_the_sampled_nodes() -> None:
     for name in ("induced", SubgraphType.induced):
         for batch, plain in zip(NeighborLoader(data, [2, 2], subgraph_type=name, **options), directional):
             check(batch, data)
-            assert torch.equal(batch.n_id, plain.n_id) and "num_sampled_nodes" not in batch and "num_sampled_edges" not in batch
+            assert (
+                torch.equal(batch.n_id, plain.n_id)
+                and "num_sampled_nodes" not in batch
+                and "num_sampled_edges" not in batch
+            )
             inside = torch.isin(data.edge_index, batch.n_id).all(0).nonzero().flatten()
             assert batch.e_id.sort().values.tolist() == inside.tolist() and len(inside) >= plain.num_edges
             assert (batch.edge_index[1].diff() >= 0).all()
@@ -166,10 +191,15 @@ def test_directed_is_deprecated() -> None:
 
 def test_bidirectional_is_what_pyg_makes_of_the_sampled_edges() -> None:
     data = random_data()
-    both = [NeighborLoader(data, [2, 2], batch_size=10, seed=2, subgraph_type=name) for name in ("bidirectional", "directional")]
+    both = [
+        NeighborLoader(data, [2, 2], batch_size=10, seed=2, subgraph_type=name)
+        for name in ("bidirectional", "directional")
+    ]
     for batch, plain in zip(*both):
         expected = SamplerOutput(plain.n_id, *plain.edge_index, plain.e_id).to_bidirectional()
-        assert torch.equal(batch.n_id, plain.n_id) and torch.equal(batch.edge_index, torch.stack([expected.row, expected.col]))
+        assert torch.equal(batch.n_id, plain.n_id) and torch.equal(
+            batch.edge_index, torch.stack([expected.row, expected.col])
+        )
         assert batch.is_undirected() and "num_sampled_nodes" not in batch and "num_sampled_edges" not in batch
         # An edge that was sampled keeps its id; a reverse has that of what it reverses.
         first: dict[tuple[int, int], int] = {}
@@ -179,7 +209,9 @@ def test_bidirectional_is_what_pyg_makes_of_the_sampled_edges() -> None:
         assert batch.e_id.tolist() == ids and torch.equal(batch.w, data.w[ids])
 
 
-@pytest.mark.parametrize("options", [{"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}, {"disjoint": True}, {}])
+@pytest.mark.parametrize(
+    "options", [{"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}, {"disjoint": True}, {}]
+)
 def test_bulks_do_not_show(options: dict[str, Any]) -> None:
     nodes = torch.tensor([1, 2, 3, 4, 5, 5, 6, 7, 8, 1])  # of five minibatches of two, the third has a seed twice
 

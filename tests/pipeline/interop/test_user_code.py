@@ -49,7 +49,9 @@ module(torch.full((1, 3), 100.0))
 
 def test_an_error_in_a_module_that_travels_by_value_names_its_file_and_line(script, tmp_path):
     own = script.Own(3, 2)
-    done = subprocess.run([sys.executable, "-c", OTHER_PROCESS], input=pickled(own), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS], input=pickled(own), capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == str(own(torch.ones(1, 3)).tolist())
     assert done.returncode == 1
     named = re.search(r'File "([^"]+)", line (\d+), in forward\n +(.*)\nValueError: too much$', done.stderr.strip())

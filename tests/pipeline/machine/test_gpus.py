@@ -44,7 +44,9 @@ def bare(monkeypatch):
 
 def test_a_torch_without_cuda_is_named(bare):
     bare.setattr(torch.backends.cuda, "is_built", lambda: False)
-    with pytest.raises(InputError, match=r'device is "cuda", but this torch \(2\..*\) is built without CUDA; install one with it'):
+    with pytest.raises(
+        InputError, match=r'device is "cuda", but this torch \(2\..*\) is built without CUDA; install one with it'
+    ):
         gpus.check_gpus(resolve(ONE))
 
 
@@ -54,7 +56,9 @@ def test_a_machine_without_a_driver_is_named(bare):
 
     bare.setattr(torch.cuda, "is_available", lambda: False)
     bare.setattr(torch.cuda, "init", absent)
-    with pytest.raises(InputError, match=r"torch sees no GPU here \(Found no NVIDIA driver on your system\); `millrace doctor` says"):
+    with pytest.raises(
+        InputError, match=r"torch sees no GPU here \(Found no NVIDIA driver on your system\); `millrace doctor` says"
+    ):
         gpus.check_gpus(resolve(ONE))
     bare.setattr(torch.cuda, "init", lambda: None)
     with pytest.raises(InputError, match=r"torch sees no GPU here \(they are hidden or busy\)"):
@@ -70,7 +74,9 @@ def test_triton_may_be_absent(bare):
 def test_dask_cuda_is_needed_for_a_cluster_that_is_started_here(bare):
     bare.setitem(sys.modules, "dask_cuda", None)
     gpus.check_gpus(resolve(ONE))
-    with pytest.raises(MissingExtraError, match=r"dask-cuda is not installed, which starts a worker for each GPU; pip install .*gpu"):
+    with pytest.raises(
+        MissingExtraError, match=r"dask-cuda is not installed, which starts a worker for each GPU; pip install .*gpu"
+    ):
         gpus.check_gpus(resolve(TWO))
     gpus.check_gpus(merged(TWO, scheduler=AT))
 
@@ -127,14 +133,38 @@ UCX = {"cuda": {"protocol": "ucx"}}
     ("job", "section", "match"),
     [
         ({"ranks": 2}, {"backend": "nccl"}, r'cluster\.backend is "nccl", but device is "cpu"'),
-        (TWO, {"backend": "nccl", "on_rank_loss": "continue"}, r'which sum it broke, and NCCL does not say; use cluster\.backend = "gloo"'),
-        ({"ranks": 2}, {"cuda": {"rmm_pool_size": "2GB"}}, r'cluster\.cuda\.rmm_pool_size is given, but device is "cpu"'),
-        (TWO, {**UCX, "scheduler": AT}, r"cluster\.cuda\.protocol is given, but the workers of tcp://127\.0\.0\.1:8786 run already"),
+        (
+            TWO,
+            {"backend": "nccl", "on_rank_loss": "continue"},
+            r'which sum it broke, and NCCL does not say; use cluster\.backend = "gloo"',
+        ),
+        (
+            {"ranks": 2},
+            {"cuda": {"rmm_pool_size": "2GB"}},
+            r'cluster\.cuda\.rmm_pool_size is given, but device is "cpu"',
+        ),
+        (
+            TWO,
+            {**UCX, "scheduler": AT},
+            r"cluster\.cuda\.protocol is given, but the workers of tcp://127\.0\.0\.1:8786 run already",
+        ),
         (TWO, {**UCX, "tls_ca": "ca.pem"}, "UCX, which knows no TLS, and TLS files are given"),
         (TWO, UCX, r"every user of this machine could run code as you; .* cluster\.insecure = true"),
-        (TWO, {"cuda": {"rmm_maximum_pool_size": "2GB"}}, r"a pool that it could bound .*; add cluster\.cuda\.rmm_pool_size"),
-        (TWO, {"cuda": {"enable_nvlink": True, "protocol": "tcp"}}, r'cluster\.cuda\.protocol is "tcp", .* leave protocol out'),
-        ({**TWO, "ranks": 3}, {}, r"3 ranks want a GPU each under NCCL, but this machine has 2; use ranks = 2, .* share them"),
+        (
+            TWO,
+            {"cuda": {"rmm_maximum_pool_size": "2GB"}},
+            r"a pool that it could bound .*; add cluster\.cuda\.rmm_pool_size",
+        ),
+        (
+            TWO,
+            {"cuda": {"enable_nvlink": True, "protocol": "tcp"}},
+            r'cluster\.cuda\.protocol is "tcp", .* leave protocol out',
+        ),
+        (
+            {**TWO, "ranks": 3},
+            {},
+            r"3 ranks want a GPU each under NCCL, but this machine has 2; use ranks = 2, .* share them",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(bare, job, section, match):
@@ -201,7 +231,9 @@ def test_ranks_may_share_gpus_evenly():
 
 
 def test_too_few_gpus_are_refused():
-    with pytest.raises(InputError, match=r"3 ranks want a GPU each under NCCL, but the cluster .* has 2; use ranks = 2"):
+    with pytest.raises(
+        InputError, match=r"3 ranks want a GPU each under NCCL, but the cluster .* has 2; use ranks = 2"
+    ):
         gpus.dealt(3, {A: ["0", "1"], B: ["1", "0"]}, shared=False)
     for shared in (False, True):
         with pytest.raises(InputError, match=r"none of the 2 workers sees a GPU; start them by dask-cuda"):
@@ -226,7 +258,9 @@ def test_a_worker_for_each_gpu(monkeypatch):
     job = merged(TWO, backend="gloo", cuda=options)
     with dask_cluster.opened(job, lambda e: None, workers=3) as client:
         told = client.run(dask_cuda.seen)
-        assert sorted(gpus_ for gpus_, _ in told.values()) == ["0,1,2", "1,2,0"], "as many as ranks, each with its own first"
+        assert sorted(gpus_ for gpus_, _ in told.values()) == ["0,1,2", "1,2,0"], (
+            "as many as ranks, each with its own first"
+        )
         assert len({pid for _, pid in told.values()}) == 2
         placed, left = dask_cluster.gpu_places(client, 2, shared=False)
         assert sorted(gpu for _, gpu in placed) == ["0", "1"] and left == []
@@ -236,7 +270,12 @@ def test_a_worker_for_each_gpu(monkeypatch):
         assert len(dask_cluster.gpu_places(client, 4, shared=True)[0]) == 4
     given = dask_cuda.LocalCUDACluster.given
     assert {k: given[k] for k in options} == options
-    assert (given["n_workers"], given["threads_per_worker"], given["memory_limit"], given["host"]) == (2, 1, None, "127.0.0.1")
+    assert (given["n_workers"], given["threads_per_worker"], given["memory_limit"], given["host"]) == (
+        2,
+        1,
+        None,
+        "127.0.0.1",
+    )
     assert "RAPIDS_NO_INITIALIZE" not in sys.modules["os"].environ, "this process's environment is as it was"
 
 
@@ -262,7 +301,10 @@ def test_what_dask_cuda_refuses_is_passed_on(monkeypatch):
     dask_cuda.install(monkeypatch, "0,1")
     job = merged(TWO, cuda={"rmm_release_threshold": "2GB"})
     with (
-        pytest.raises(InputError, match=r"dask-cuda cannot start workers .*ValueError: .*requires `rmm_async`.*; correct cluster\.cuda"),
+        pytest.raises(
+            InputError,
+            match=r"dask-cuda cannot start workers .*ValueError: .*requires `rmm_async`.*; correct cluster\.cuda",
+        ),
         dask_cluster.opened(job, lambda e: None, workers=2),
     ):
         pass
@@ -281,7 +323,10 @@ def test_dask_cuda_may_be_broken(monkeypatch):
 def test_an_address_that_is_not_here_is_named_as_on_a_processor(monkeypatch):
     dask_cuda.install(monkeypatch, "0,1")
     job = merged(TWO, host="192.0.2.1", insecure=True)
-    with pytest.raises(InputError, match=r"cannot start a cluster on 192\.0\.2\.1"), dask_cluster.opened(job, lambda e: None, workers=2):
+    with (
+        pytest.raises(InputError, match=r"cannot start a cluster on 192\.0\.2\.1"),
+        dask_cluster.opened(job, lambda e: None, workers=2),
+    ):
         pass
 
 
@@ -316,6 +361,8 @@ def test_two_ranks_train_on_a_cluster_for_gpus(monkeypatch, tmp_path):
         pytest.skip("there is a GPU")
     dask_cuda.install_for_ranks(monkeypatch, tmp_path / "imports")
     small = {"epochs": 1, "fanout": [3, 2], "hidden": 4, "threads": 1}
-    result = mr.run(DATASET, out=tmp_path / "run", device="cuda", ranks=2, cluster={"backend": "gloo", "dashboard_port": 0}, **small)
+    result = mr.run(
+        DATASET, out=tmp_path / "run", device="cuda", ranks=2, cluster={"backend": "gloo", "dashboard_port": 0}, **small
+    )
     assert (result.ranks, result.device) == (2, "cuda")
     assert result.bytes["network"]["gradients"] > 0

@@ -11,7 +11,22 @@ def forecast(
 ) -> Forecast:
     sent = {"network": {"gradients": network}}
     system = label.partition(",")[0]
-    return Forecast(label, system, fits, memory, {}, "of 50 MB", sent, sent, epochs, steps, seconds if fits else None, 0.0, 0.0, False)
+    return Forecast(
+        label,
+        system,
+        fits,
+        memory,
+        {},
+        "of 50 MB",
+        sent,
+        sent,
+        epochs,
+        steps,
+        seconds if fits else None,
+        0.0,
+        0.0,
+        False,
+    )
 
 
 BULK = forecast("bulk", 2.0, 8, network=900)
@@ -30,7 +45,11 @@ def test_an_epoch_of_one_layer_is_a_third_of_a_pass():
 def test_most_steps_an_hour_are_recommended_and_other_goals_are_told():
     label, why, goals = choice(ALL, 10, linked=False)
     assert label == "bulk" and "14,400" in why and "(retexo and grappa: for slow links)" in why
-    assert goals == {"shortest pass over all labels": "retexo", "least memory": "sar", "fewest bytes between ranks": "retexo"}
+    assert goals == {
+        "shortest pass over all labels": "retexo",
+        "least memory": "sar",
+        "fewest bytes between ranks": "retexo",
+    }
     assert choice(ALL, 10, linked=True)[0] == "grappa"
     assert choice([SAR, RETEXO], 10, linked=True)[0] == "retexo"
 
@@ -44,4 +63,7 @@ def test_on_one_machine_what_saves_messages_is_chosen_only_where_nothing_else_fi
 
 
 def test_one_rank_has_no_bytes_to_save():
-    assert "fewest bytes between ranks" not in choice([forecast("bulk", 1.0, 4), forecast("sar", 1.0, 1)], 10, linked=False)[2]
+    assert (
+        "fewest bytes between ranks"
+        not in choice([forecast("bulk", 1.0, 4), forecast("sar", 1.0, 1)], 10, linked=False)[2]
+    )

@@ -1,4 +1,5 @@
-"""What messages would take over other links: the arithmetic, and what they do take over links that are really that slow."""
+"""What messages would take over other links: the arithmetic, and what they do take over links that are really that
+slow."""
 
 import json
 import os
@@ -73,7 +74,9 @@ def test_typical_links_differ_as_they_should():
     for link in LINKS.values():
         assert link.bandwidth > 0
         assert 0 < link.latency_s < 1
-    assert LINKS["data centre"].bandwidth > LINKS["wan"].bandwidth > LINKS["edge"].bandwidth > LINKS["proximity"].bandwidth
+    assert (
+        LINKS["data centre"].bandwidth > LINKS["wan"].bandwidth > LINKS["edge"].bandwidth > LINKS["proximity"].bandwidth
+    )
 
 
 def ip(*words: str) -> None:
@@ -159,7 +162,9 @@ group.close()
 
 @pytest.mark.slow
 def test_messages_over_slow_links_take_what_is_predicted(slow_links):
-    commands = [["ip", "netns", "exec", space, sys.executable, "-c", SPEAK, str(r)] for r, space in enumerate(slow_links)]
+    commands = [
+        ["ip", "netns", "exec", space, sys.executable, "-c", SPEAK, str(r)] for r, space in enumerate(slow_links)
+    ]
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
     try:
         told = [p.communicate(timeout=120) for p in running]
@@ -172,7 +177,8 @@ def test_messages_over_slow_links_take_what_is_predicted(slow_links):
     predicted = network_seconds(run, Link(MBIT * 1e6 / 8, 1e-4))
     # The soonest of several, and of each the rank that was last: other work on this machine makes all of them late.
     took = {kind: min(map(max, zip(*(r["seconds"][kind] for r in ranks)))) for kind in ranks[0]["seconds"]}
-    # Headers take a twentieth. Messages of three ranks to one get in each other's way; those of two to each other must not.
+    # Headers take a twentieth. Messages of three ranks to one get in each other's way; those of two to each other must
+    # not.
     for kind, most in {"features": 2.3, "gradients": 1.5, "activations": 1.7}.items():
         once = predicted[kind] / REPEATS
         assert once > 0.35, "enough for the link to be what is waited for"

@@ -1,4 +1,5 @@
-"""``device = "cuda"``: whatever the job, the run is the one that processors would have made, on a GPU or in Triton's interpreter."""
+"""``device = "cuda"``: whatever the job, the run is the one that processors would have made, on a GPU or in Triton's
+interpreter."""
 
 import copy
 import json
@@ -46,7 +47,9 @@ def weighted(sbm):
     # Of both directions of an edge alike.
     row = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
     weight = (1 + (row + graph.indices) % 5).astype(np.float32)
-    return mr.Dataset("weighted", mr.Graph(graph.indptr, graph.indices, edge_weight=weight), sbm.features, sbm.labels, sbm.split, 3)
+    return mr.Dataset(
+        "weighted", mr.Graph(graph.indptr, graph.indices, edge_weight=weight), sbm.features, sbm.labels, sbm.split, 3
+    )
 
 
 def train(data, out, device, **options):
@@ -175,19 +178,28 @@ def test_rows_and_lists_in_the_hosts_memory(sbm, tmp_path, gathers, cache_bytes,
 
 @pytest.mark.parametrize(
     ("features", "dtype", "where"),
-    [("zarr", "float32", "device"), ("zarr", "float64", "pinned"), ("mapped", "float32", "pinned"), ("mapped", "float64", "device")],
+    [
+        ("zarr", "float32", "device"),
+        ("zarr", "float64", "pinned"),
+        ("mapped", "float32", "pinned"),
+        ("mapped", "float64", "device"),
+    ],
 )
 def test_rows_from_disk(sbm, tmp_path, monkeypatch, features, dtype, where):
     monkeypatch.setattr(gather_cuda, "UPLOAD_BYTES", 1000)
     mr.write_dataset(tmp_path / "store", sbm, features_format="npy" if features == "mapped" else "zarr")
-    seen, result = train(tmp_path / "store", tmp_path, "cuda", features=features, dtype=dtype, gpu={"features": where}, epochs=1)
+    seen, result = train(
+        tmp_path / "store", tmp_path, "cuda", features=features, dtype=dtype, gpu={"features": where}, epochs=1
+    )
     there, _ = train(sbm, tmp_path / "memory", "cpu", dtype=dtype, epochs=1)
     np.testing.assert_allclose(seen, there, rtol=1e-9 if dtype == "float64" else 1e-4)
     assert result.bytes["store"]["features"] == 120 * 5 * np.dtype(dtype).itemsize
 
 
 @pytest.mark.parametrize("where", ["device", "pinned"])
-@pytest.mark.parametrize("options", [{"features": "owned"}, {"bulk": {"topology": "partitioned"}}], ids=["owned rows", "block rows"])
+@pytest.mark.parametrize(
+    "options", [{"features": "owned"}, {"bulk": {"topology": "partitioned"}}], ids=["owned rows", "block rows"]
+)
 def test_rows_that_ranks_own(sbm, tmp_path, options, where):
     """Of one rank, all: the same bits as where every rank has all rows."""
     gpu = {"features": where, "cache_bytes": 40 * ROW_BYTES}
@@ -209,14 +221,26 @@ def test_validation_reads_the_rows_that_are_there(sbm, tmp_path, gathers):
 # --- where minibatches come from ---
 
 
-@pytest.mark.parametrize("sampler", [{"name": "neighbor", "weighted": True}, {"name": "ladies", "sizes": [12, 8]}], ids=lambda s: s["name"])
+@pytest.mark.parametrize(
+    "sampler", [{"name": "neighbor", "weighted": True}, {"name": "ladies", "sizes": [12, 8]}], ids=lambda s: s["name"]
+)
 def test_minibatches_from_a_queue_on_disk(weighted, tmp_path, sampler):
     fanout = None if "sizes" in sampler else [3, 2]
-    agree(weighted, tmp_path, sampler=sampler, fanout=fanout, queue={"kind": "zarr", "keep": "none", "bulk_size": 2, "max_bytes": 1})
+    agree(
+        weighted,
+        tmp_path,
+        sampler=sampler,
+        fanout=fanout,
+        queue={"kind": "zarr", "keep": "none", "bulk_size": 2, "max_bytes": 1},
+    )
 
 
 def test_minibatches_that_were_sampled_before(sbm, tmp_path):
-    spec = {"dataset": "sbm:nodes=120,classes=3,degree=6,features=5,train=0.3", **JOB, "queue": {"bulk_size": 2, "reuse": "cycle"}}
+    spec = {
+        "dataset": "sbm:nodes=120,classes=3,degree=6,features=5,train=0.3",
+        **JOB,
+        "queue": {"bulk_size": 2, "reuse": "cycle"},
+    }
     job = configure({}, **spec, device="cuda")
     live, _ = train(mr.open_dataset(job.dataset, seed=3), tmp_path / "live", "cpu")
     precompute(job.model_copy(update={"epochs": 1}), tmp_path / "samples", emit=lambda e: None, stop=lambda: False)
@@ -279,7 +303,10 @@ def test_resumed_in_mid_epoch(sbm, tmp_path):
         np.testing.assert_allclose(seen, whole[0][5:], rtol=1e-9)
         assert result.train_loss == pytest.approx(whole[1].train_loss, rel=1e-9)
         assert (result.minibatches, result.test_accuracy) == (whole[1].minibatches, whole[1].test_accuracy)
-        a, b = (torch.load(f / "model.pt", weights_only=True) for f in (tmp_path / "whole" / "cuda", tmp_path / folder / device))
+        a, b = (
+            torch.load(f / "model.pt", weights_only=True)
+            for f in (tmp_path / "whole" / "cuda", tmp_path / folder / device)
+        )
         for name in a:
             assert a[name].device.type == "cpu", "whoever has no GPU can read it"
             torch.testing.assert_close(a[name], b[name], rtol=1e-7, atol=1e-12)
@@ -288,7 +315,9 @@ def test_resumed_in_mid_epoch(sbm, tmp_path):
 def without_gpu(*words):
     """The command in a process that has neither a GPU nor Triton's interpreter."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([sys.executable, "-m", "millrace.pipeline", *map(str, words)], capture_output=True, text=True, env=environment)
+    return subprocess.run(
+        [sys.executable, "-m", "millrace.pipeline", *map(str, words)], capture_output=True, text=True, env=environment
+    )
 
 
 def test_a_model_from_a_device_is_read_without_one(sbm, tmp_path):
@@ -297,7 +326,18 @@ def test_a_model_from_a_device_is_read_without_one(sbm, tmp_path):
     said = without_gpu("evaluate", tmp_path / "cuda", "--json")
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout)["accuracy"]["test"] == pytest.approx(result.test_accuracy)
-    flags = ["--set", f"start_from={tmp_path / 'cuda'}", "--hidden", 6, "--fanout", "3,2", "--epochs", 1, "--set", "dtype=float64"]
+    flags = [
+        "--set",
+        f"start_from={tmp_path / 'cuda'}",
+        "--hidden",
+        6,
+        "--fanout",
+        "3,2",
+        "--epochs",
+        1,
+        "--set",
+        "dtype=float64",
+    ]
     began = without_gpu("run", "--dataset", tmp_path / "store", *flags, "--out", tmp_path / "on", "--json")
     assert began.returncode == 0, began.stderr
     assert json.loads(began.stdout)["device"] == "cpu"
@@ -307,7 +347,9 @@ def test_without_a_gpu_the_device_is_refused(tmp_path):
     said = without_gpu("train", "--dataset", "digits", "--device", "cuda", "--out", tmp_path / "run")
     assert (said.returncode, said.stdout) == (2, "")
     assert 'device is "cuda", but' in said.stderr
-    reason = "is built without CUDA; install one with it" if not torch.backends.cuda.is_built() else "torch sees no GPU here"
+    reason = (
+        "is built without CUDA; install one with it" if not torch.backends.cuda.is_built() else "torch sees no GPU here"
+    )
     assert reason in said.stderr
     assert len(said.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

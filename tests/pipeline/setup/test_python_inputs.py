@@ -82,7 +82,12 @@ def refused(*words):
 def test_a_dataset_given_from_python_is_kept(plain, tmp_path):
     record = result(plain)
     assert accuracy(plain) == record["test_accuracy"]
-    assert (record["dataset"], record["num_features"], record["num_classes"], record["task"]) == ("mine", 5, 3, "multiclass")
+    assert (record["dataset"], record["num_features"], record["num_classes"], record["task"]) == (
+        "mine",
+        5,
+        3,
+        "multiclass",
+    )
     moved = copied(plain, tmp_path / "moved")
     job = (moved / "job.toml").read_text()
     (moved / "job.toml").write_text(job.replace(str(plain.resolve()), "/nowhere"))
@@ -101,7 +106,9 @@ def test_what_was_found_in_a_dataset_is_told_when_it_is_trained_on(data, tmp_pat
 def test_a_run_goes_on_as_it_was_started(plain, tmp_path):
     moved = copied(plain, tmp_path / "moved")
     assert mr.run(out=moved, resume=True, epochs=3).epochs == 3
-    with pytest.raises(mr.InputError, match=r"resume needs the folder of the run to go on with: mr\.run\(\.\.\., out=FOLDER"):
+    with pytest.raises(
+        mr.InputError, match=r"resume needs the folder of the run to go on with: mr\.run\(\.\.\., out=FOLDER"
+    ):
         mr.run(resume=True)
 
 
@@ -132,9 +139,22 @@ def test_a_dataset_that_lies_in_a_store_is_not_written_again(data, tmp_path):
 
 def test_ranks_map_a_dataset_that_is_kept(data, tmp_path, monkeypatch):
     monkeypatch.setattr(python_inputs, "KEPT_BYTES", 0)
-    job = resolve({"executor": "dask", "ranks": 2, "split": "public", "sampler": {"fanout": [3, 3]}, "read": {"direction": "directed"}})
+    job = resolve(
+        {
+            "executor": "dask",
+            "ranks": 2,
+            "split": "public",
+            "sampler": {"fanout": [3, 3]},
+            "read": {"direction": "directed"},
+        }
+    )
     seen = python_inputs.job_of_given(job, data, tmp_path)
-    assert (seen.dataset, seen.features, seen.split, seen.read) == (str(tmp_path / "dataset"), "mapped", None, mr.ReadOptions())
+    assert (seen.dataset, seen.features, seen.split, seen.read) == (
+        str(tmp_path / "dataset"),
+        "mapped",
+        None,
+        mr.ReadOptions(),
+    )
     assert python_inputs.job_of_given(job.model_copy(update={"features": "owned"}), data, tmp_path).features == "owned"
 
 
@@ -165,7 +185,11 @@ def test_a_large_dataset_that_its_name_finds_is_taken(tmp_path, monkeypatch):
 
 def test_a_module_of_ones_own_is_asked_for_by_name(own):
     name = f"--model {__name__}:Own"
-    for words in (("evaluate", own), ("run", "--resume", "--out", own), ("predict", own, "--out", own.parent / "p.csv")):
+    for words in (
+        ("evaluate", own),
+        ("run", "--resume", "--out", own),
+        ("predict", own, "--out", own.parent / "p.csv"),
+    ):
         err = refused(*words)
         assert f"is a module of your own, Own of {__name__}" in err
         assert name in err
@@ -180,7 +204,9 @@ def test_a_module_of_ones_own_is_made_by_a_command(own, data, tmp_path, monkeypa
     code, out, err = command("run", "--dataset", tmp_path / "store", "--epochs", 2, *words, "--out", tmp_path / "run")
     assert code == 0, err
     assert json.loads(out)["parameters_sha256"] == result(own)["parameters_sha256"]
-    code, out, err = command("run", "--resume", "--epochs", 3, "--out", tmp_path / "run", "--json", "--model", f"{__name__}:Own")
+    code, out, err = command(
+        "run", "--resume", "--epochs", 3, "--out", tmp_path / "run", "--json", "--model", f"{__name__}:Own"
+    )
     assert code == 0, err
     assert json.loads(out)["epochs"] == 3
 
@@ -194,7 +220,9 @@ def test_a_run_goes_on_with_a_module_given_again(own, data, tmp_path):
 @pytest.mark.parametrize("where", ["__main__", "function"])
 def test_a_module_that_cannot_be_imported_is_asked_for_where_it_is(own, tmp_path, where):
     moved = copied(own, tmp_path / "moved")
-    record = {"module": "__main__", "class": "Own"} if where == "__main__" else {"module": "a", "class": "make.<locals>.Own"}
+    record = (
+        {"module": "__main__", "class": "Own"} if where == "__main__" else {"module": "a", "class": "make.<locals>.Own"}
+    )
     (moved / "given.json").write_text(json.dumps(record))
     assert "cannot be imported; pass it where it is defined: mr.load(" in refused("evaluate", moved)
 

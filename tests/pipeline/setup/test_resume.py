@@ -28,7 +28,12 @@ TABLE = {
 
 
 def table(ranks: int, width: int | None = None, **options) -> dict:
-    return {**TABLE, "ranks": ranks, "train": {"batch_size": 7, "minibatches_per_step": width, "evaluate_every": 1}, **options}
+    return {
+        **TABLE,
+        "ranks": ranks,
+        "train": {"batch_size": 7, "minibatches_per_step": width, "evaluate_every": 1},
+        **options,
+    }
 
 
 def total(reports, name: str) -> int:

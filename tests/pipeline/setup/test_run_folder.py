@@ -9,7 +9,15 @@ import pytest
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.setup.prepare import located
-from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, RESULT, check_resumable, check_run_folder, held, write_whole
+from millrace.pipeline.setup.run_folder import (
+    CHECKPOINTS,
+    JOB,
+    RESULT,
+    check_resumable,
+    check_run_folder,
+    held,
+    write_whole,
+)
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.errors import InputError, StoreError
 
@@ -19,7 +27,9 @@ def test_a_folder_is_held_by_one_process_and_let_go_when_it_dies(tmp_path):
         "import sys, time; from pathlib import Path; from millrace.pipeline.setup.run_folder import held\n"
         "with held(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(InputError, match="another process is writing"), held(tmp_path / "run"):
@@ -56,7 +66,10 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         ({"train": {"lr": 0.5}}, r"train.lr \(was 0.003, now 0.5\);"),
         ({"model": {"name": "gat", "heads": 2}}, r"settings: model.name \(was sage, now gat\);"),
         ({"seed": 1, "epochs": 9, "threads": 2, "queue": {"kind": "zarr"}}, r"settings: seed \(was 0, now 1\);"),
-        ({"seed": 1, "dtype": "float64", "dataset": "d", "train": {"lr": 1, "batch_size": 2, "optimizer": "sgd"}}, "and 2 more;"),
+        (
+            {"seed": 1, "dtype": "float64", "dataset": "d", "train": {"lr": 1, "batch_size": 2, "optimizer": "sgd"}},
+            "and 2 more;",
+        ),
         ({"epochs": 9}, "these differ: data"),
     ],
 )
@@ -80,7 +93,11 @@ def test_data_is_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "d.npz").touch()
     (tmp_path / "digits").touch()
     assert located("d.npz") == str(tmp_path / "d.npz")
-    assert [located(name) for name in ("digits", "sbm:nodes=60", "ogbn-arxiv")] == ["digits", "sbm:nodes=60", "ogbn-arxiv"]
+    assert [located(name) for name in ("digits", "sbm:nodes=60", "ogbn-arxiv")] == [
+        "digits",
+        "sbm:nodes=60",
+        "ogbn-arxiv",
+    ]
 
 
 def test_a_longer_run_that_is_interrupted_says_so(tmp_path):

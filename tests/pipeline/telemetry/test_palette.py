@@ -9,9 +9,15 @@ from millrace.pipeline.telemetry.palette import KINDS, LINES, STAGE_MEANINGS, ST
 
 VISION = {
     "usual": np.eye(3),
-    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "tritanopia": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
 }
 """On linear RGB (Machado, Oliveira, Fernandes, 2009, severity 1)."""
 WHITE = np.array([0.9505, 1.0, 1.089])
@@ -30,7 +36,9 @@ def lab(rgb):
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("palette", [tuple(STAGES.values()), LINES, tuple(dict.fromkeys(KINDS.values()))], ids=["stages", "lines", "kinds"])
+@pytest.mark.parametrize(
+    "palette", [tuple(STAGES.values()), LINES, tuple(dict.fromkeys(KINDS.values()))], ids=["stages", "lines", "kinds"]
+)
 def test_colours_differ(palette, vision):
     seen = [lab(VISION[vision] @ linear(c)) for c in palette]
     close = [(a, b) for (a, x), (b, y) in combinations(zip(palette, seen), 2) if np.linalg.norm(x - y) < 7]

@@ -26,7 +26,9 @@ print("torch._dynamo" in sys.modules)
 
 
 def trained(how: str) -> list[str]:
-    return subprocess.run([sys.executable, "-c", TRAIN, how], check=True, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        [sys.executable, "-c", TRAIN, how], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
 
 
 def test_optimisers_step_alike_without_the_compiler() -> None:

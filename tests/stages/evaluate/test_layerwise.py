@@ -69,7 +69,9 @@ class DenseHood:
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         return self.attend(z, a_src, (z * a_dst).sum(-1), slope, dropout)
 
-    def attend_shared(self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
+    def attend_shared(
+        self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
+    ) -> Tensor:
         return self.attend(h[:, None].expand(-1, len(a_src), -1), a_src, h @ a_dst.T, slope, dropout)
 
 
@@ -133,7 +135,9 @@ ALL = [*MODELS, "user"]
 def test_equals_a_dense_forward(tmp_path, name, weighted, bounds):
     graph, model = hub_graph(weighted), build(name)
     x, degree = rows_of(40), degree_of(graph)
-    limits = {"one chunk": {}, "tiny": {"max_bytes": TINY}, "tiny, on disk": {"max_bytes": TINY, "scratch": tmp_path}}[bounds]
+    limits = {"one chunk": {}, "tiny": {"max_bytes": TINY}, "tiny, on disk": {"max_bytes": TINY, "scratch": tmp_path}}[
+        bounds
+    ]
     got = infer(model, graph, MemoryFeatures(x), degree, np.arange(40), **limits)
     torch.testing.assert_close(got, dense(model, graph, x), rtol=1e-10, atol=1e-10)
     assert list(tmp_path.iterdir()) == []
@@ -161,14 +165,23 @@ def test_only_what_the_nodes_depend_on_is_computed():
     """A path 0 -> 1 -> ... -> 9: three layers at node 9 need the rows 9, {8, 9}, {7, 8, 9}."""
     graph, model, steps = from_edges(np.arange(9), np.arange(1, 10), 10), build("sage"), []
     nodes = np.array([9])
-    got = infer(model, graph, MemoryFeatures(rows_of(10)), degree_of(graph), nodes, on_progress=lambda *a: steps.append(a), max_bytes=1)
+    got = infer(
+        model,
+        graph,
+        MemoryFeatures(rows_of(10)),
+        degree_of(graph),
+        nodes,
+        on_progress=lambda *a: steps.append(a),
+        max_bytes=1,
+    )
     assert steps == [(k, 6) for k in range(1, 7)]
     torch.testing.assert_close(got, dense(model, graph, rows_of(10))[nodes], rtol=1e-10, atol=1e-10)
 
 
 @dataclass
 class Watch:
-    """Bytes that a chunk really holds in gathered sources, outputs and block arrays; the edges are those of the largest row at least."""
+    """Bytes that a chunk really holds in gathered sources, outputs and block arrays; the edges are those of the largest
+    row at least."""
 
     largest: int = 0
     chunks: int = 0
@@ -196,7 +209,14 @@ def test_the_memory_bound_holds(max_bytes):
     rng = np.random.default_rng(0)
     graph = from_edges(rng.integers(500, size=4000), rng.integers(500, size=4000), 500)
     watch = Watch()
-    infer(watch.over(build("gcn")), graph, MemoryFeatures(rows_of(500)), degree_of(graph), np.arange(500), max_bytes=max_bytes)
+    infer(
+        watch.over(build("gcn")),
+        graph,
+        MemoryFeatures(rows_of(500)),
+        degree_of(graph),
+        np.arange(500),
+        max_bytes=max_bytes,
+    )
     assert 0 < watch.largest <= max_bytes
     # Rows are not doled out one by one either: a chunk uses a fair part of what it may.
     assert watch.chunks < 3 * (2 + 40 * 500 * 8 * 40 / max_bytes)
@@ -211,7 +231,9 @@ def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, m
     for max_bytes, files in ((hidden, 0), (hidden - 1, 2), (40 * C * 8 - 1, 2)):
         made.clear()
         infer(model, graph, x, degree_of(graph), np.arange(40), max_bytes=max_bytes, scratch=tmp_path / "new")
-        assert [k["dir"] for k in made] == [tmp_path / "new"] * files, "two hidden layers; the last one's result stays in memory"
+        assert [k["dir"] for k in made] == [tmp_path / "new"] * files, (
+            "two hidden layers; the last one's result stays in memory"
+        )
 
 
 def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
@@ -221,7 +243,15 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(chunks.tempfile, "TemporaryFile", lambda **k: Full())
     with pytest.raises(RunError, match=r"No space left.*another scratch folder"):
-        infer(build("sage"), hub_graph(), MemoryFeatures(rows_of(40)), degree_of(hub_graph()), np.arange(40), max_bytes=1, scratch=tmp_path)
+        infer(
+            build("sage"),
+            hub_graph(),
+            MemoryFeatures(rows_of(40)),
+            degree_of(hub_graph()),
+            np.arange(40),
+            max_bytes=1,
+            scratch=tmp_path,
+        )
 
 
 def test_a_scratch_folder_that_cannot_be_made_is_a_sentence(tmp_path):
@@ -292,7 +322,8 @@ def test_arguments_are_taken_as_callers_have_them():
     assert torch.equal(infer(model, dataset), want)
     assert torch.equal(infer(model, graph, x), want)
     assert torch.equal(
-        infer(model, graph, torch.from_numpy(x), graph.degree, [2, 0, 2]), infer(model, dataset, nodes=torch.tensor([2, 0, 2]))
+        infer(model, graph, torch.from_numpy(x), graph.degree, [2, 0, 2]),
+        infer(model, dataset, nodes=torch.tensor([2, 0, 2])),
     )
     assert torch.equal(infer(model, dataset, nodes="test"), infer(model, dataset, nodes=[7, 9]))
     with pytest.raises(InputError, match=r"expected infer\(model, dataset, nodes=...\)"):
@@ -319,7 +350,9 @@ def test_all_splits_are_evaluated_in_one_pass(monkeypatch, multilabel):
     x = rows_of(40)
     split = Split(np.arange(0, 40, 2), np.arange(1, 20, 2), np.empty(0, np.int64))
     labels = (rng.random((40, C)) < 0.4).astype(np.float32) if multilabel else rng.integers(C, size=40)
-    dataset = Dataset("d", graph, MemoryFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass").check()
+    dataset = Dataset(
+        "d", graph, MemoryFeatures(x), labels, split, C, "multilabel" if multilabel else "multiclass"
+    ).check()
     passes, real = [], module.outputs
     monkeypatch.setattr(module, "outputs", lambda *a, **k: passes.append(1) or real(*a, **k))
     got = evaluate(model, dataset, degree_of(graph), ("val", "train", "test"))

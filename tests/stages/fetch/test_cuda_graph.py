@@ -29,7 +29,9 @@ def setting(weighted=False, multilabel=False):
     src, dst = rng.integers(0, V, 500), rng.integers(0, V, 500)
     src[:200] = rng.integers(0, 2, 200)
     graph = from_edges(src, dst, V, edge_weight=rng.random(500).astype(np.float32) + 0.5 if weighted else None)
-    labels = torch.from_numpy(rng.integers(0, 2, (V, CLASSES)).astype(np.float32) if multilabel else rng.integers(0, CLASSES, V))
+    labels = torch.from_numpy(
+        rng.integers(0, 2, (V, CLASSES)).astype(np.float32) if multilabel else rng.integers(0, CLASSES, V)
+    )
     none = np.empty(0, np.int64)
     features = MemoryFeatures(rng.standard_normal((V, F)).astype(np.float32))
     return Placement(graph, features, labels, torch.from_numpy(graph.degree).float(), Split(np.arange(V), none, none))
@@ -73,7 +75,9 @@ def run(model, place, sampler, sizes=(4, 4, 4, 4, 2), alone=True, task="multicla
                 continue
             played += 1
             assert done.seeds == want.seeds
-            torch.testing.assert_close(torch.as_tensor(done.loss_sum).cpu(), torch.as_tensor(want.loss_sum).cpu(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                torch.as_tensor(done.loss_sum).cpu(), torch.as_tensor(want.loss_sum).cpu(), rtol=1e-5, atol=1e-5
+            )
             for p, grad in zip(parameters, grads):
                 torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-5)
     return played
@@ -139,7 +143,10 @@ def test_larger_minibatches_are_given_more_room_a_few_times(monkeypatch):
     rules = StepRules(7, "multiclass", "float32", Solo(), lambda p: torch.optim.SGD(p, lr=0.1))
     steps = gather.recorded(model, rules, list(model.parameters()), True)
     assert steps is not None
-    grown = [NeighborSampler((k, k)).sample_on_device(place.graph, BulkRequest(3, 0, k, k, (np.arange(4),))) for k in (1, 1, 1, 3, 6)]
+    grown = [
+        NeighborSampler((k, k)).sample_on_device(place.graph, BulkRequest(3, 0, k, k, (np.arange(4),)))
+        for k in (1, 1, 1, 3, 6)
+    ]
     assert [steps.contribute(b.minibatches[0]) is None for b in grown] == [True, True, False, False, True]
 
 

@@ -53,10 +53,18 @@ SAMPLES = st.lists(st.lists(st.integers(0, 11), unique=True), max_size=8)
 
 
 @settings(max_examples=150, deadline=None)
-@given(samples=SAMPLES, count=st.integers(0, 13), rank=st.integers(0, 2), at_once=st.sampled_from([1, 3, 1 << 22]), cut=st.integers(0, 12))
+@given(
+    samples=SAMPLES,
+    count=st.integers(0, 13),
+    rank=st.integers(0, 2),
+    at_once=st.sampled_from([1, 3, 1 << 22]),
+    cut=st.integers(0, 12),
+)
 @example(samples=[], count=3, rank=0, at_once=1, cut=4)
 @example(samples=[[5, 4, 11]] * 2 + [[7, 6]] * 2, count=3, rank=0, at_once=3, cut=4)
-def test_by_samples_they_are_what_this_rank_names_most(samples: list[list[int]], count: int, rank: int, at_once: int, cut: int) -> None:
+def test_by_samples_they_are_what_this_rank_names_most(
+    samples: list[list[int]], count: int, rank: int, at_once: int, cut: int
+) -> None:
     book = book_of(cut, 0, 12 - cut)
     graph = from_edges(np.empty(0, np.int64), np.empty(0, np.int64), 12)
     parts = [np.array(s, [np.int32, np.int64][i % 2]) for i, s in enumerate(samples)]
@@ -97,7 +105,9 @@ CASES = (
 
 
 @pytest.mark.parametrize(("seed", "v", "e", "sizes"), CASES)
-def test_by_degree_they_are_in_the_most_lists_however_the_graph_is_held(seed: int, v: int, e: int, sizes: Sequence[int]) -> None:
+def test_by_degree_they_are_in_the_most_lists_however_the_graph_is_held(
+    seed: int, v: int, e: int, sizes: Sequence[int]
+) -> None:
     """The same from the whole graph and from a block of rows on each rank; ties are many."""
     graph, book = graph_of(seed, v, e), book_of(*sizes)
     listed = Counter(graph.indices.tolist())
@@ -161,7 +171,10 @@ def test_on_the_epoch_they_were_chosen_from_no_others_are_hit_more_often(sampler
     # A skewed graph: a tenth of the rows is far more than a tenth of what is asked for.
     assert rates[1] > 0.2
     later = samples.of(1)
-    again = sum(int(np.isin(n, choose("samples", 50, samples.graph, samples.book, samples.group, lambda: nodes)).sum()) for n in later)
+    again = sum(
+        int(np.isin(n, choose("samples", 50, samples.graph, samples.book, samples.group, lambda: nodes)).sum())
+        for n in later
+    )
     assert again / sum(len(np.setdiff1d(n, owned)) for n in later) > 0.15, "the next epoch is like it"
 
 

@@ -31,7 +31,14 @@ def case(parts: int) -> Case:
     graph = from_edges(rng.integers(0, V, V * DEGREE), np.repeat(np.arange(V), DEGREE), V)
     none = np.empty(0, np.int64)
     labels = torch.from_numpy(rng.integers(0, CLASSES, V))
-    return Case(graph, np.arange(V) * parts // V, parts, Split(np.arange(V), none, none), rng.standard_normal((V, FEATURES)), labels)
+    return Case(
+        graph,
+        np.arange(V) * parts // V,
+        parts,
+        Split(np.arange(V), none, none),
+        rng.standard_normal((V, FEATURES)),
+        labels,
+    )
 
 
 def share_of(group: Group, parts: int) -> tuple[Share, RankJob]:
@@ -60,12 +67,14 @@ def predicted_and_measured(group: Gloo) -> dict[tuple[str, Mode], tuple[float, f
             module = model(name)
             before = {k: v.clone() for k, v in module.state_dict().items()}
             rng = torch.random.get_rng_state()
-            # As what is measured below, one rehearsal of several may differ on a busy machine, by a buffer: theirs in the middle counts.
+            # As what is measured below, one rehearsal of several may differ on a busy machine, by a buffer: theirs in
+            # the middle counts.
             said = sorted(plan(share, (mode,) * 3, VisitFetch(prefetch_bytes=0), group, module)[1] for _ in range(3))[1]
             assert torch.equal(rng, torch.random.get_rng_state())
             assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
             assert all(p.grad is None for p in module.parameters()), "the rehearsal left gradients behind"
-            # On a busy machine now and then one buffer more: presumably rows that are sent lie there until a peer takes them.
+            # On a busy machine now and then one buffer more: presumably rows that are sent lie there until a peer takes
+            # them.
             seen[name, mode] = said, min(measured(share, module, (mode,) * 3, group) for _ in range(3))
     return seen
 
@@ -88,9 +97,18 @@ def chosen(group: Gloo) -> list[tuple[Mode, ...]]:
 
     most = plan(share, ("halo",) * 3, VisitFetch(), group, module)[1] + share.graph.nbytes + share.x.nbytes
     # Ranks are not alike; a budget that one of them exceeds moves all.
-    least = plan(share, ("rematerialize",) * 3, VisitFetch(prefetch_bytes=0), group, module)[1] + share.graph.nbytes + share.x.nbytes
+    least = (
+        plan(share, ("rematerialize",) * 3, VisitFetch(prefetch_bytes=0), group, module)[1]
+        + share.graph.nbytes
+        + share.x.nbytes
+    )
     auto = ("auto",) * 3
-    return [modes(2 * most, *auto), modes((most + least) // 2, *auto), modes(1, *auto), modes(1, "halo", "auto", "keep")]
+    return [
+        modes(2 * most, *auto),
+        modes((most + least) // 2, *auto),
+        modes(1, *auto),
+        modes(1, "halo", "auto", "keep"),
+    ]
 
 
 def test_the_fastest_modes_that_fit_are_taken_alike_on_all_ranks() -> None:

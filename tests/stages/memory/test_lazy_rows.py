@@ -24,7 +24,14 @@ def is_gathered(x: LazyRows) -> bool:
 def test_its_shape_is_known_without_a_gather() -> None:
     x = named()
     assert isinstance(x, torch.Tensor)
-    assert (x.shape, x.dtype, x.ndim, len(x), x.device.type, x.requires_grad) == ((5, 6), torch.float64, 2, 5, "cpu", False)
+    assert (x.shape, x.dtype, x.ndim, len(x), x.device.type, x.requires_grad) == (
+        (5, 6),
+        torch.float64,
+        2,
+        5,
+        "cpu",
+        False,
+    )
     assert x.is_contiguous() and "LazyRows" in repr(x)
     assert not is_gathered(x)
     base, ids = base_and_ids(x)
@@ -79,7 +86,9 @@ def test_gradients_reach_the_weights() -> None:
 
 def test_modules_work_on_it_as_on_any_tensor() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 2)
+    ).double()
     assert torch.equal(model(named()), model(WANT))
 
 

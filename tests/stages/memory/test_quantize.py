@@ -60,7 +60,9 @@ def test_half_precision_keeps_eleven_bits(h: np.ndarray) -> None:
     assert (np.abs(got - want)[np.abs(want) < 2.0**-14] <= 2.0**-25 + 2.0**-38).all()
     beyond = np.abs(want) > LARGEST_HALF
     assert np.array_equal(got[beyond], np.sign(want[beyond]) * LARGEST_HALF)
-    assert np.array_equal(got, np.clip(h, -LARGEST_HALF, LARGEST_HALF).astype(np.float32).astype(np.float16).astype(np.float64))
+    assert np.array_equal(
+        got, np.clip(h, -LARGEST_HALF, LARGEST_HALF).astype(np.float32).astype(np.float16).astype(np.float64)
+    )
 
 
 @given(h=rows())

@@ -78,7 +78,11 @@ def test_rows_and_edges_lie_in_the_order_in_which_layers_need_them(case: Case, l
         assert batch.names.tolist() == case.book.owned(p)[batch.order].tolist()
         assert sorted(batch.names[: batch.num_seeds]) == sorted(set(case.split.train) & set(batch.names))
         assert np.array_equal(batch.numbers.own, graph.num_edges + batch.names)
-        weights = graph.in_degree if graph.edge_weight is None else np.bincount(dst, graph.edge_weight.astype(float), graph.num_nodes)
+        weights = (
+            graph.in_degree
+            if graph.edge_weight is None
+            else np.bincount(dst, graph.edge_weight.astype(float), graph.num_nodes)
+        )
         assert np.array_equal(batch.degree.numpy(), weights[batch.names])
         assert edges_of(batches, p, lambda b: b.whole) == {e: x for e, x in every.items() if x[1] in set(batch.names)}
         assert len(batch.layers) == layers
@@ -163,7 +167,9 @@ def test_check_sees_bad_batches(change: Callable[[FullBatch], FullBatch]) -> Non
 
 def test_the_whole_data_are_one_part() -> None:
     case = make_case(9, 1)
-    data = Placement(case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(case.graph.in_degree), case.split)
+    data = Placement(
+        case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(case.graph.in_degree), case.split
+    )
     share = Sharded().place(data, None, job(Solo(), 2))  # type: ignore[arg-type]
     own = case.share(Solo(), 2, True)
     assert np.array_equal(share.graph.names, own.graph.names)
@@ -199,7 +205,9 @@ def test_an_epoch_is_one_step_of_all_ranks() -> None:
 def test_modes_are_one_for_all_layers_or_one_for_each() -> None:
     assert VisitFetch(("keep",)).for_layers(3) == ("keep",) * 3
     assert VisitFetch(("keep", "halo")).for_layers(2) == ("keep", "halo")
-    with pytest.raises(InputError, match="sar has 2 modes for a model of 3 layers; give one for each layer, or one for all"):
+    with pytest.raises(
+        InputError, match="sar has 2 modes for a model of 3 layers; give one for each layer, or one for all"
+    ):
         VisitFetch(("keep", "halo")).for_layers(3)
 
 
@@ -214,9 +222,16 @@ class Own(Model):
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         z = (self.first, self.last)[i](dropout(h, 0.3, self.training, neighbourhood.names))
-        near = neighbourhood.apply(lambda s, d, w: torch.tanh(s + d) * (self.last.bias.sum() if i else 1.0), z, (), "mean")
+        near = neighbourhood.apply(
+            lambda s, d, w: torch.tanh(s + d) * (self.last.bias.sum() if i else 1.0), z, (), "mean"
+        )
         return (
-            dropout(near, 0.3, self.training, None if neighbourhood.names is None else neighbourhood.names[: neighbourhood.num_dst])
+            dropout(
+                near,
+                0.3,
+                self.training,
+                None if neighbourhood.names is None else neighbourhood.names[: neighbourhood.num_dst],
+            )
             + z[: neighbourhood.num_dst]
         )
 
@@ -317,12 +332,20 @@ def evaluated(group: Group, size: int) -> tuple[list[dict[str, float | None]], d
         model.convs[0].eval()
         share = case.share(group, model.num_layers, seed % 2 == 0)
         visits = Visits(share, ("keep",) * model.num_layers, 0, group)
-        found.append({split: evaluate_together(model, share, visits, split, model.num_layers, group) for split in SPLITS})
+        found.append(
+            {split: evaluate_together(model, share, visits, split, model.num_layers, group) for split in SPLITS}
+        )
         modes.append(model.training and not model.convs[0].training)
     return found, {} if ledger is None else ledger.as_record(), modes
 
 
-EVALUATED = [(8, "sage", False), (11, "gat", True), (3, "gcn, batch", False), (4, "gin, batch", True), (9, "gat, batch", False)]
+EVALUATED = [
+    (8, "sage", False),
+    (11, "gat", True),
+    (3, "gcn, batch", False),
+    (4, "gin, batch", True),
+    (9, "gat, batch", False),
+]
 
 
 def without_validation(case: Case, seed: int) -> Case:
@@ -336,7 +359,13 @@ def test_ranks_together_evaluate_as_one_process_does(size: int) -> None:
     for at, (seed, name, multilabel) in enumerate(EVALUATED):
         case = without_validation(make_case(seed, size, multilabel), seed)
         data = Dataset(
-            "d", case.graph, MemoryFeatures(case.x), case.labels.numpy(), case.split, C, "multilabel" if multilabel else "multiclass"
+            "d",
+            case.graph,
+            MemoryFeatures(case.x),
+            case.labels.numpy(),
+            case.split,
+            C,
+            "multilabel" if multilabel else "multiclass",
         )
         want = evaluate(build(name), data, whole_graph(case.graph, F64).degree)
         assert [found[at] for found, _, _ in ranks] == [want] * size

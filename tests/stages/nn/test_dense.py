@@ -1,4 +1,5 @@
-"""Products in blocks: the values and gradients of the plain formula, in any block size, and in bfloat16 to its precision."""
+"""Products in blocks: the values and gradients of the plain formula, in any block size, and in bfloat16 to its
+precision."""
 
 import threading
 
@@ -25,7 +26,13 @@ def test_every_activation_of_the_models_is_fused() -> None:
     assert set(FUSED) == set(ACTIVATIONS)
 
 
-@given(n=st.integers(0, 20), block=st.integers(1, 9), activation=st.sampled_from(FUSED), bias=st.booleans(), arena=st.booleans())
+@given(
+    n=st.integers(0, 20),
+    block=st.integers(1, 9),
+    activation=st.sampled_from(FUSED),
+    bias=st.booleans(),
+    arena=st.booleans(),
+)
 @settings(deadline=None, max_examples=80)
 def test_linear_equals_the_formula_in_any_blocks(n: int, block: int, activation: str, bias: bool, arena: bool) -> None:
     x, w, b = torch.randn(n, 5, **DOUBLE), torch.randn(3, 5, **DOUBLE), torch.randn(3, **DOUBLE)
@@ -58,7 +65,9 @@ def test_per_head_equals_the_formula_in_any_blocks(n: int, block: int, heads: in
 
 @given(n=st.integers(0, 20), block=st.integers(1, 9), activation=st.sampled_from(FUSED))
 @settings(deadline=None, max_examples=40)
-def test_activate_equals_the_formula_in_any_blocks_and_leaves_its_input_alone(n: int, block: int, activation: str) -> None:
+def test_activate_equals_the_formula_in_any_blocks_and_leaves_its_input_alone(
+    n: int, block: int, activation: str
+) -> None:
     x, b = torch.randn(n, 4, **DOUBLE), torch.randn(4, **DOUBLE)
     before = x.detach().clone()
     with pytest.MonkeyPatch.context() as patch:
@@ -78,7 +87,10 @@ def test_activate_equals_the_formula_in_any_blocks_and_leaves_its_input_alone(n:
 def test_the_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch, rows: int, low: bool) -> None:
     g = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(s, generator=g).requires_grad_() for s in ((rows, 40), (24, 40), (24,)))
-    xh, wh = torch.randn(rows, 2, 40, generator=g).requires_grad_(), torch.randn(2, 12, 40, generator=g).requires_grad_()
+    xh, wh = (
+        torch.randn(rows, 2, 40, generator=g).requires_grad_(),
+        torch.randn(2, 12, 40, generator=g).requires_grad_(),
+    )
     found = []
     before = torch.get_num_threads()
     try:

@@ -22,7 +22,9 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> lis
     return [torch.randn(s, generator=g, dtype=dtype).to(DEVICE) for s in shapes]
 
 
-def compare(call: Callable[..., Tensor], formula: Callable[..., Tensor], leaves: list[Tensor], needed: tuple[bool, ...]) -> None:
+def compare(
+    call: Callable[..., Tensor], formula: Callable[..., Tensor], leaves: list[Tensor], needed: tuple[bool, ...]
+) -> None:
     """Values, and the gradients of those that need one and of no others."""
     before = [x.clone() for x in leaves]
     for x, needs in zip(leaves, needed, strict=True):
@@ -92,7 +94,10 @@ def test_rows_and_gradients_may_lie_anyhow() -> None:
     out, heads = Linear.apply(x.t(), w, b, "relu", False), PerHead.apply(xh.transpose(0, 1), wh, b, "elu", False)
     # The gradient of a sum is one number in all places.
     found = torch.autograd.grad(out.sum() + heads.sum(), [x, xh, b])
-    want = torch.relu(x.t() @ w.t() + b).sum() + ACTIVATIONS["elu"](torch.einsum("hnf,hdf->nhd", xh, wh).flatten(1) + b).sum()
+    want = (
+        torch.relu(x.t() @ w.t() + b).sum()
+        + ACTIVATIONS["elu"](torch.einsum("hnf,hdf->nhd", xh, wh).flatten(1) + b).sum()
+    )
     for a, e in zip(found, torch.autograd.grad(want, [x, xh, b]), strict=True):
         torch.testing.assert_close(a, e, rtol=1e-10, atol=1e-10)
 
@@ -111,7 +116,9 @@ def test_bfloat16_is_rounded_operands_and_nothing_else(n: int, activation: str) 
     for out, exact, leaves in ((got, want, [x, b]), (got_heads, want_heads, [xh, b])):
         assert out.dtype == torch.float32
         # On the CPU the result is rounded too; on a GPU, where it comes in float32, only sums differ.
-        torch.testing.assert_close(out, exact, **({"rtol": 2e-2, "atol": 6e-2} if DEVICE == "cpu" else {"rtol": 1e-4, "atol": 1e-4}))
+        torch.testing.assert_close(
+            out, exact, **({"rtol": 2e-2, "atol": 6e-2} if DEVICE == "cpu" else {"rtol": 1e-4, "atol": 1e-4})
+        )
         (weights,) = tensors(tuple(out.shape), dtype=torch.float32)
         grads = torch.autograd.grad((out * weights).sum(), leaves)
         for a, e in zip(grads, torch.autograd.grad((exact * weights).sum(), leaves), strict=True):
@@ -147,12 +154,19 @@ def test_the_public_names_choose_by_device_and_autocast(activation: str) -> None
 
     def results(*given: Tensor) -> list[Tensor]:
         x, w, b, xh, wh = given
-        return [linear(x, w, b, activation), linear(x, w), per_head(xh, wh, b, activation), activate(x[:, :32], b, activation)]
+        return [
+            linear(x, w, b, activation),
+            linear(x, w),
+            per_head(xh, wh, b, activation),
+            activate(x[:, :32], b, activation),
+        ]
 
     for got, want in zip(results(x, w, b, xh, wh), results(*(a.cpu() for a in (x, w, b, xh, wh))), strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
     with torch.autocast("cuda", torch.bfloat16):
-        for got, want in zip(results(x, w, b, xh, wh)[:3], results(*(a.cpu() for a in (x, w, b, xh, wh)))[:3], strict=True):
+        for got, want in zip(
+            results(x, w, b, xh, wh)[:3], results(*(a.cpu() for a in (x, w, b, xh, wh)))[:3], strict=True
+        ):
             assert got.dtype == torch.float32 and 1e-5 < float((got.cpu() - want).norm() / want.norm()) < 1e-2
     with torch.autocast("cuda", torch.float16):
         assert torch.equal(linear(x, w), linear(x, w).float()) and linear(x, w).dtype == torch.float32

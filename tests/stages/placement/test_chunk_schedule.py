@@ -40,7 +40,9 @@ def test_other_schedules() -> None:
     rotation=st.sampled_from(SWEEPS), t=st.integers(0, 5),
 )  # fmt: skip
 @settings(deadline=None, max_examples=100)
-def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, reshuffle_fraction: float, rotation: Any, t: int) -> None:
+def test_every_chunk_has_one_rank(
+    seed: int, ranks: int, per_rank: int, reshuffle_fraction: float, rotation: Any, t: int
+) -> None:
     deal = ChunkSchedule(seed, ranks, per_rank, reshuffle_fraction, rotation)
     bases = [deal.base(p, t) for p in range(ranks)]
     assert sorted(itertools.chain(*bases)) == list(range(ranks * per_rank))
@@ -54,7 +56,8 @@ def test_every_chunk_has_one_rank(seed: int, ranks: int, per_rank: int, reshuffl
 
 
 def test_the_chosen_chunks_move_and_no_others() -> None:
-    """Of k places that are permuted uniformly, one keeps its chunk on average; the mean over 400 switches, within 5 sigma."""
+    """Of k places that are permuted uniformly, one keeps its chunk on average; the mean over 400 switches, within 5
+    sigma."""
     for reshuffle_fraction, k in ((0.05, 2), (0.25, 5), (0.5, 10), (1.0, 20)):
         deals = [ChunkSchedule(seed, 5, 4, reshuffle_fraction) for seed in range(400)]
         moves = [np.count_nonzero(d.places(2) != d.places(3)) for d in deals]
@@ -64,11 +67,14 @@ def test_the_chosen_chunks_move_and_no_others() -> None:
 
 @pytest.mark.parametrize(("reshuffle_fraction", "t"), [(0.3, 0), (0.3, 1), (0.3, 4), (1.0, 0), (1.0, 2)])
 @pytest.mark.parametrize(
-    ("ranks", "per_rank", "rotation"), [(3, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (3, 3, "none"), (2, 3, "sweep")]
+    ("ranks", "per_rank", "rotation"),
+    [(3, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (3, 3, "none"), (2, 3, "sweep")],
 )
-def test_what_is_seen_beside_a_chunk_where_chunks_move(reshuffle_fraction: float, t: int, ranks: int, per_rank: int, rotation: Any) -> None:
-    """The share of deals in which chunk c is seen where chunk d is a base chunk, or a variable one: that of the formula within 4.5 sigma,
-    and so for any pair; (2 m - 1) / (Q - 1) for a sweep."""
+def test_what_is_seen_beside_a_chunk_where_chunks_move(
+    reshuffle_fraction: float, t: int, ranks: int, per_rank: int, rotation: Any
+) -> None:
+    """The share of deals in which chunk c is seen where chunk d is a base chunk, or a variable one: that of the formula
+    within 4.5 sigma, and so for any pair; (2 m - 1) / (Q - 1) for a sweep."""
     q, draws = ranks * per_rank, 1500
     want = ChunkSchedule(0, ranks, per_rank, reshuffle_fraction, rotation).inclusion
     assert want == pytest.approx(((per_rank if rotation == "none" else 2 * per_rank) - 1) / (q - 1))

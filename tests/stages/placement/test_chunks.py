@@ -72,7 +72,12 @@ def test_what_a_rank_sees_is_the_graph_restricted(
     whole, total, seeds = edges(case.graph), weighted_degree(case), []
     deal = ChunkSchedule(SEED, ranks, per_rank, reshuffle_fraction, rotation)
     for rank in range(ranks):
-        place = placed(case, Chunks(rotation=rotation, halo=halo, per_rank=per_rank, reshuffle_fraction=reshuffle_fraction), rank, later)
+        place = placed(
+            case,
+            Chunks(rotation=rotation, halo=halo, per_rank=per_rank, reshuffle_fraction=reshuffle_fraction),
+            rank,
+            later,
+        )
         place.graph.check()
         name = names(case, place)
         base, visible = name[: place.num_base], name[: place.num_visible]
@@ -111,9 +116,13 @@ def test_what_a_rank_sees_is_the_graph_restricted(
 
 def test_one_rank_sees_the_whole_graph() -> None:
     case = make_case(0, 1)
-    whole = Placement(case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(weighted_degree(case)), case.split)
+    whole = Placement(
+        case.graph, MemoryFeatures(case.x), case.labels, torch.from_numpy(weighted_degree(case)), case.split
+    )
     place = Chunks().place(whole, Phase(0, 0, 1), job(Seat(0, 1), 1))  # pyright: ignore[reportArgumentType]
-    assert all(getattr(place, name) is getattr(whole, name) for name in ("graph", "features", "labels", "degree", "split"))
+    assert all(
+        getattr(place, name) is getattr(whole, name) for name in ("graph", "features", "labels", "degree", "split")
+    )
     assert (place.num_base, place.num_visible) == (case.graph.num_nodes,) * 2
     assert torch.equal(place.coverage, torch.ones(case.graph.num_nodes, dtype=torch.float64))
 
@@ -202,14 +211,17 @@ def test_nothing_ahead_is_the_same_and_reads_no_chunk_twice(halo: int) -> None:
     policy, peers, before = Chunks(halo=halo, ahead=False), CasePeers(case), None
     for t in range(6):
         place = placed(case, policy, rank, t, before, peers)
-        assert place.following is None and peers.opened == [c for s in range(t + 1) for c in ChunkSchedule(SEED, 4).variable(rank, s)]
+        assert place.following is None and peers.opened == [
+            c for s in range(t + 1) for c in ChunkSchedule(SEED, 4).variable(rank, s)
+        ]
         same(place, placed(case, Chunks(halo=halo), rank, t))
         before = place
 
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_rows_of_earlier_super_epochs_do_not_stay(ahead: bool) -> None:
-    """A chunk that stays is a view of the rows that are seen now, and those of the super-epoch before are given back."""
+    """A chunk that stays is a view of the rows that are seen now, and those of the super-epoch before are given
+    back."""
     case, policy = make_case(8, 4), Chunks(ahead=ahead)
     rows, place = [], None
     for t in range(4):
@@ -219,7 +231,11 @@ def test_rows_of_earlier_super_epochs_do_not_stay(ahead: bool) -> None:
         rows.append(weakref.ref(place.features))
     gc.collect()
     assert [ref() is not None for ref in rows] == [False, False, False, True]
-    assert place is not None and all(c.features.rows.base is not None for c in place.kept.values()) and bool(place.kept) is not ahead
+    assert (
+        place is not None
+        and all(c.features.rows.base is not None for c in place.kept.values())
+        and bool(place.kept) is not ahead
+    )
 
 
 def test_going_on_in_the_middle_of_a_sweep() -> None:
@@ -250,7 +266,9 @@ def test_a_chunk_that_cannot_be_loaded_is_told_when_it_is_needed() -> None:
 
 def sampled(place: Isolated, seeds: Any, fanout: tuple[int, ...], expand: Any = "new") -> MiniBatch:
     sampler = NeighborSampler(fanout, expand=expand)
-    return sampler.sample(place.graph, BulkRequest(3, 0, 0, 0, (np.asarray(seeds, np.int64),)), reference).minibatches[0]
+    return sampler.sample(place.graph, BulkRequest(3, 0, 0, 0, (np.asarray(seeds, np.int64),)), reference).minibatches[
+        0
+    ]
 
 
 def fetched(place: Isolated, work: MiniBatch, policy: CoverageFetch) -> Any:
@@ -267,7 +285,12 @@ def tree_weight(blocks: Any, coverage: Any, position: int, hops: int) -> float:
     return own * prod(tree_weight(blocks[:-1], coverage, int(u), hops - 1) for u in below)
 
 
-@given(case=CASES, halo=st.sampled_from([0, 1]), expand=st.sampled_from(["new", "all"]), fanout=st.sampled_from([(2, 2, 2), (-1, 1, 2)]))
+@given(
+    case=CASES,
+    halo=st.sampled_from([0, 1]),
+    expand=st.sampled_from(["new", "all"]),
+    fanout=st.sampled_from([(2, 2, 2), (-1, 1, 2)]),
+)
 @example(case=make_case(3, 3), halo=0, expand="new", fanout=(2, 2, 2))
 @settings(deadline=None, max_examples=25)
 def test_weights_of_seeds_against_the_trees(case: Case, halo: int, expand: Any, fanout: Any) -> None:
@@ -283,8 +306,14 @@ def test_weights_of_seeds_against_the_trees(case: Case, halo: int, expand: Any, 
             np.testing.assert_allclose(got, want, rtol=1e-12, atol=0)
             assert torch.equal(fetched(place, work, CoverageFetch("hops", hops)).weight, torch.from_numpy(got))
         for correction in ("batch", "node"):
-            np.testing.assert_allclose(fetched(place, work, CoverageFetch(correction)).weight, coverage[work.seeds], rtol=1e-14, atol=0)
-        assert fetched(place, work, CoverageFetch("none")).weight is fetched(place, work, CoverageFetch("edge")).weight is None
+            np.testing.assert_allclose(
+                fetched(place, work, CoverageFetch(correction)).weight, coverage[work.seeds], rtol=1e-14, atol=0
+            )
+        assert (
+            fetched(place, work, CoverageFetch("none")).weight
+            is fetched(place, work, CoverageFetch("edge")).weight
+            is None
+        )
 
 
 def test_a_blocked_node_takes_its_tree_out() -> None:
@@ -311,16 +340,23 @@ def tree(v: int, a: int | None, b: int | None) -> tuple[Block, Block]:
 
 
 def test_weighted_trees_are_unbiased_over_all_chunkings() -> None:
-    """Of any function of a sampled tree: over every map of nodes to chunks, both super-epochs of a sweep, and every tree that isolated
-    sampling can draw, the mean of W f is what sampling from the whole graph gives. W is the weight of the tree over the chance that all
-    of it is seen. Without weights it is not."""
+    """Of any function of a sampled tree: over every map of nodes to chunks, both super-epochs of a sweep, and every
+    tree that isolated sampling can draw, the mean of W f is what sampling from the whole graph gives. W is the weight
+    of the tree over the chance that all of it is seen. Without weights it is not."""
     neighbours = {0: [1, 2, 3], 1: [0, 2], 2: [0, 1, 3], 3: [0, 2]}
     n, parts = len(neighbours), 3
     dst, src = np.array([(v, u) for v, into in neighbours.items() for u in into]).T
     rng = np.random.default_rng(4)
     graph, f = from_edges(src, dst, n), rng.normal(size=(n, n, n, 2)) + np.arange(n)[:, None]
     none = np.empty(0, np.int64)
-    everything = Case(graph, np.zeros(n, np.int64), parts, Split(np.arange(n), none, none), rng.normal(size=(n, F)), torch.zeros(n).long())
+    everything = Case(
+        graph,
+        np.zeros(n, np.int64),
+        parts,
+        Split(np.arange(n), none, none),
+        rng.normal(size=(n, F)),
+        torch.zeros(n).long(),
+    )
     want = [np.mean([np.mean([f[v, a, b] for b in neighbours[a]], 0) for a in neighbours[v]], 0) for v in range(n)]
     got, plain, seen, node, covered = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n), np.zeros((n, 2)), np.zeros(n)
     chance = 1 / parts**n / (parts - 1)
@@ -347,7 +383,10 @@ def test_weighted_trees_are_unbiased_over_all_chunkings() -> None:
                     values, odds = zip(*reached)
                     mean = chance * np.average(values, 0, odds)
                     plain[name[v]], seen[name[v]] = plain[name[v]] + mean, seen[name[v]] + chance
-                    node[name[v]], covered[name[v]] = node[name[v]] + coverage[v] * mean, covered[name[v]] + coverage[v] * chance
+                    node[name[v]], covered[name[v]] = (
+                        node[name[v]] + coverage[v] * mean,
+                        covered[name[v]] + coverage[v] * chance,
+                    )
     assert np.abs(got - want).max() < 1e-12
     off = [np.linalg.norm(a.sum(0) / b.sum() - np.mean(want, 0)) for a, b in ((plain, seen), (node, covered))]
     assert 1e-3 < off[1] < off[0], "weighed by the coverage of the root alone, it is nearer, and not there"
@@ -379,12 +418,15 @@ def test_over_a_sweep_weighted_messages_add_up_to_the_whole_sum(case: Case) -> N
         each = [sums(placed(case, Chunks(halo=0), rank, t), "edge") for t in range(case.parts - 1)]
         np.testing.assert_allclose(np.mean(each, 0), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
         # With a halo all of them are there already.
-        np.testing.assert_allclose(sums(placed(case, Chunks(), rank), "edge"), whole_sums(case, rank), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(
+            sums(placed(case, Chunks(), rank), "edge"), whole_sums(case, rank), rtol=1e-12, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(("rotation", "parts"), [("sweep", 4), ("fixed", 4), ("none", 3)])
 def test_over_halos_weighted_messages_add_up_to_the_whole_sum(rotation: Any, parts: int) -> None:
-    """Of the nodes of the base chunk, where 0.4 of the nodes around are seen: over many super-epochs, each with a halo of its own."""
+    """Of the nodes of the base chunk, where 0.4 of the nodes around are seen: over many super-epochs, each with a halo
+    of its own."""
     case, policy = make_case(3, parts), Chunks(rotation=rotation, halo=0.4)
     times = 240 // (parts - 1) * (parts - 1)
     each = np.array([sums(placed(case, policy, 1, t), "edge") for t in range(times)])
@@ -398,7 +440,8 @@ def test_over_halos_weighted_messages_add_up_to_the_whole_sum(rotation: Any, par
 @pytest.mark.parametrize("rotation", ["sweep", "fixed"])
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_share_of_the_halo(rotation: Any, ahead: bool) -> None:
-    """Whole nodes are seen or not, with all their edges into the chunks; others in the next super-epoch, whatever went before."""
+    """Whole nodes are seen or not, with all their edges into the chunks; others in the next super-epoch, whatever went
+    before."""
     case, seen, around, place = make_case(8, 4), [], [], None
     policy = Chunks(halo=0.5, rotation=rotation, ahead=ahead)
     whole = edges(case.graph)
@@ -407,7 +450,9 @@ def test_a_share_of_the_halo(rotation: Any, ahead: bool) -> None:
         same(place, placed(case, policy, 2, t))
         name = names(case, place)
         visible, halo = set(name[: place.num_visible]), set(name[place.num_visible :])
-        assert edges(place.graph, name) == Counter({e: k for e, k in whole.items() if e[0] in visible and e[1] in visible | halo})
+        assert edges(place.graph, name) == Counter(
+            {e: k for e, k in whole.items() if e[0] in visible and e[1] in visible | halo}
+        )
         full = placed(case, Chunks(rotation=rotation), 2, t)
         every = set(names(case, full)[full.num_visible :])
         assert halo <= every
@@ -418,11 +463,12 @@ def test_a_share_of_the_halo(rotation: Any, ahead: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "per_rank", "rotation"), [(2, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (2, 3, "none"), (3, 1, "none")]
+    ("ranks", "per_rank", "rotation"),
+    [(2, 2, "sweep"), (4, 1, "sweep"), (3, 2, "fixed"), (2, 3, "none"), (3, 1, "none")],
 )
 def test_over_all_deals_weighted_messages_add_up_to_the_whole_sum(ranks: int, per_rank: int, rotation: Any) -> None:
-    """Of nodes of base chunks and of variable ones, where chunks move: over every set of chunks that a rank can see, with the weights of
-    the real placement."""
+    """Of nodes of base chunks and of variable ones, where chunks move: over every set of chunks that a rank can see,
+    with the weights of the real placement."""
     parts = ranks * per_rank
     case = make_case(3, parts)
     place = placed(case, Chunks(halo=0, per_rank=per_rank, reshuffle_fraction=1.0, rotation=rotation), 0)
@@ -431,7 +477,9 @@ def test_over_all_deals_weighted_messages_add_up_to_the_whole_sum(ranks: int, pe
     policy = Chunks(halo=0, per_rank=seen, reshuffle_fraction=1.0)
     for chosen in itertools.combinations(range(parts), seen):
         peers = CasePeers(case)
-        held = policy._joined({c: load(peers.own(c), JOB) for c in chosen}, chosen, (), place.inclusion, 0, peers.own(0), JOB)
+        held = policy._joined(
+            {c: load(peers.own(c), JOB) for c in chosen}, chosen, (), place.inclusion, 0, peers.own(0), JOB
+        )
         name = names(case, held)
         total[name] += sums(held, "edge")
         times[name] += 1
@@ -452,7 +500,9 @@ def test_hajek_scales_messages_to_the_degree(case: Case, halo: int, reshuffle_fr
         h = torch.from_numpy(place.features.gather(work.nodes))
         plain, scaled = (fetched(place, work, CoverageFetch(c)).neighbourhoods[-1] for c in ("edge", "edge-hajek"))
         np.testing.assert_allclose(scaled.mean(h), plain.mean(h), rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(scaled.sum(h), place.degree[: place.num_base, None] * plain.mean(h), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            scaled.sum(h), place.degree[: place.num_base, None] * plain.mean(h), rtol=1e-5, atol=1e-5
+        )
 
 
 @given(case=CASES, kappa=st.sampled_from([0.0, 0.5, 3.0, 1e9]))
@@ -470,7 +520,9 @@ def test_coverage_is_drawn_to_the_mean(case: Case, kappa: float) -> None:
             assert got[i] == pytest.approx((here + kappa * mean) / (len(into) + kappa) if into else 1.0, abs=1e-12)
         if len(place.seeds):
             work = sampled(place, place.seeds, (1,))
-            assert fetched(place, work, CoverageFetch("node", kappa=kappa)).weight.tolist() == pytest.approx(got[work.seeds].tolist())
+            assert fetched(place, work, CoverageFetch("node", kappa=kappa)).weight.tolist() == pytest.approx(
+                got[work.seeds].tolist()
+            )
             assert kappa < 1e9 or np.abs(got[place.seeds][coverage[place.seeds] < 1] - mean).max(initial=0) < 1e-6
 
 
@@ -487,7 +539,8 @@ def test_without_weights_they_do_not() -> None:
     assert case.graph.edge_weight is not None
     case = replace(case, graph=replace(case.graph, edge_weight=None), x=case.x + 2.0 * case.part_of[:, None])
     off = [
-        np.mean([sums(placed(case, Chunks(halo=0), rank, t), "none") for t in range(3)], 0) - whole_sums(case, rank) for rank in range(4)
+        np.mean([sums(placed(case, Chunks(halo=0), rank, t), "none") for t in range(3)], 0) - whole_sums(case, rank)
+        for rank in range(4)
     ]
     assert np.abs(np.concatenate(off)).max() > 0.1
 
@@ -497,7 +550,14 @@ def test_a_halo_that_happens_to_be_empty_is_no_lack() -> None:
     rng = np.random.default_rng(0)
     graph = from_edges([1, 0, 2, 3, 3], [0, 1, 3, 2, 0], 6)
     none = np.empty(0, np.int64)
-    case = Case(graph, np.array([0, 0, 1, 1, 2, 2]), 3, Split(np.arange(6), none, none), rng.normal(size=(6, F)), torch.zeros(6).long())
+    case = Case(
+        graph,
+        np.array([0, 0, 1, 1, 2, 2]),
+        3,
+        Split(np.arange(6), none, none),
+        rng.normal(size=(6, F)),
+        torch.zeros(6).long(),
+    )
     for t in range(2):
         np.testing.assert_allclose(sums(placed(case, Chunks(), 0, t), "edge"), whole_sums(case, 0), rtol=1e-12)
 

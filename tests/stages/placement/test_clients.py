@@ -25,7 +25,10 @@ def pairs(case: Case, client: np.ndarray) -> set[tuple[int, int]]:
 
 
 @given(
-    case=CASES, seed=st.integers(0, 100), kind=st.sampled_from(["nodes", "few", "some empty"]), at_once=st.sampled_from([1, 3, 7, 1 << 24])
+    case=CASES,
+    seed=st.integers(0, 100),
+    kind=st.sampled_from(["nodes", "few", "some empty"]),
+    at_once=st.sampled_from([1, 3, 7, 1 << 24]),
 )
 @settings(deadline=None)
 def test_traffic_is_that_of_an_enumeration(case: Case, seed: int, kind: str, at_once: int) -> None:

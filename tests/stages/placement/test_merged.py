@@ -52,7 +52,9 @@ def test_chunks_in_order_are_the_part_that_they_make(seed: int, ranks: int, m: i
             assert same or (not isinstance(value, np.ndarray) and mine == value), name
         assert np.array_equal(got.owned, want.owned)
         assert torch.equal(got.labels, want.labels)
-        assert np.array_equal(got.features.gather(np.arange(len(got.owned))), want.features.gather(np.arange(len(want.owned))))
+        assert np.array_equal(
+            got.features.gather(np.arange(len(got.owned))), want.features.gather(np.arange(len(want.owned)))
+        )
         assert all(np.array_equal(getattr(got.split, s), getattr(want.split, s)) for s in ("train", "val", "test"))
 
 

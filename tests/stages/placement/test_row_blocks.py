@@ -47,10 +47,20 @@ def test_every_column_holds_each_block_once(p: int, c: int) -> None:
 
 @pytest.mark.parametrize(
     ("p", "c", "near"),
-    [(12, 5, "3, 4, 6"), (12, 0, "1, 2, 3"), (12, -4, "1, 2, 3"), (12, 24, "4, 6, 12"), (8, 3, "1, 2, 4"), (7, 3, "1, 7"), (1, 2, "1")],
+    [
+        (12, 5, "3, 4, 6"),
+        (12, 0, "1, 2, 3"),
+        (12, -4, "1, 2, 3"),
+        (12, 24, "4, 6, 12"),
+        (8, 3, "1, 2, 4"),
+        (7, 3, "1, 7"),
+        (1, 2, "1"),
+    ],
 )
 def test_a_replication_that_does_not_divide_the_ranks_is_refused_with_those_that_do(p: int, c: int, near: str) -> None:
-    with pytest.raises(InputError, match=rf"^bulk\.replication is {c}, which does not divide {p} ranks; nearest are {near}$"):
+    with pytest.raises(
+        InputError, match=rf"^bulk\.replication is {c}, which does not divide {p} ranks; nearest are {near}$"
+    ):
         Grid(p, c)
 
 
@@ -117,7 +127,9 @@ def dataset(name: str, graph: Graph, *, multilabel: bool = False, train: int = 0
     split = Split(*(np.sort(part) for part in np.split(order, [train or n // 3, n // 2 + 1])))
     labels = rng.integers(0, 2, (n, 3)).astype(np.float32) if multilabel else rng.integers(0, 5, n)
     features = MemoryFeatures(rng.random((n, 4), np.float32))
-    return Dataset(name, graph, features, labels, split, 3 if multilabel else 5, "multilabel" if multilabel else "multiclass").check()
+    return Dataset(
+        name, graph, features, labels, split, 3 if multilabel else 5, "multilabel" if multilabel else "multiclass"
+    ).check()
 
 
 def weighted() -> Graph:
@@ -130,7 +142,9 @@ def weighted() -> Graph:
 
 def hub() -> Graph:
     rng = np.random.default_rng(4)
-    return unsorted(from_edges(rng.integers(40, size=700), np.where(np.arange(700) < 550, 13, rng.integers(36, size=700)), 40))
+    return unsorted(
+        from_edges(rng.integers(40, size=700), np.where(np.arange(700) < 550, 13, rng.integers(36, size=700)), 40)
+    )
 
 
 CASES: dict[str, tuple[Dataset, Partitioner, torch.dtype]] = {
@@ -142,7 +156,11 @@ CASES: dict[str, tuple[Dataset, Partitioner, torch.dtype]] = {
         Cut({1: (0, 61), 2: (0, 0, 61), 4: (0, 0, 20, 20, 61)}),
         torch.float64,
     ),
-    "as many blocks as nodes": (dataset("few", from_edges([0, 1, 1, 0], [1, 0, 0, 0], 4), train=1), Contiguous("nodes"), torch.float64),
+    "as many blocks as nodes": (
+        dataset("few", from_edges([0, 1, 1, 0], [1, 0, 0, 0], 4), train=1),
+        Contiguous("nodes"),
+        torch.float64,
+    ),
     "weights that are all 0": (
         dataset("zero", from_edges([0, 1, 1], [1, 0, 0], 5, edge_weight=[0.0] * 3)),
         Contiguous("nodes"),
@@ -163,7 +181,9 @@ def place_all(group: Gloo, folder: Path) -> dict[tuple[str, int], dict[str, Any]
     for c in REPLICATION:
         grid, policy = Grid(group.size, c), Blocks(c)
         for name, (data, _, dtype) in CASES.items():
-            part = Parts(folder / name / str(grid.blocks), dtype, data.task == "multilabel").part(grid.block(group.rank))
+            part = Parts(folder / name / str(grid.blocks), dtype, data.task == "multilabel").part(
+                grid.block(group.rank)
+            )
             rows = policy.place(part, PHASE, job_of(group, dtype))
             assert rows.column is not None
             told = torch.tensor([group.rank])
@@ -196,7 +216,9 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, int
 
 @pytest.mark.parametrize("c", REPLICATION)
 @pytest.mark.parametrize("name", CASES)
-def test_each_rank_holds_its_block_of_the_whole(placed: list[dict[tuple[str, int], dict[str, Any]]], name: str, c: int) -> None:
+def test_each_rank_holds_its_block_of_the_whole(
+    placed: list[dict[tuple[str, int], dict[str, Any]]], name: str, c: int
+) -> None:
     data, partitioner, dtype = CASES[name]
     grid, graph = Grid(RANKS, c), data.graph
     book = partitioner.assign(graph, grid.blocks, 0)
@@ -263,7 +285,11 @@ def test_one_rank_that_has_the_whole_graph_holds_one_block(tmp_path: Path) -> No
     part = Part(shards, owned, rows.features, torch.from_numpy(rows.labels), rows.split)
     cut = Blocks(1).place(part, PHASE, job_of(Solo(), torch.float64))
     assert_same_graph(cut.graph, got.graph)
-    assert torch.equal(cut.degree, got.degree) and cut.heaviest == got.heaviest and same_bits(cut.split.train, got.split.train)
+    assert (
+        torch.equal(cut.degree, got.degree)
+        and cut.heaviest == got.heaviest
+        and same_bits(cut.split.train, got.split.train)
+    )
 
 
 def place_whole(group: Gloo) -> list[Any]:

@@ -18,7 +18,16 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling import exponential_race, layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.cpu.row_block import Drawn, Numbering, draw_labor, draw_rows, extract, in_order, partial_sums, resolve
+from millrace.stages.kernels.sampling.cpu.row_block import (
+    Drawn,
+    Numbering,
+    draw_labor,
+    draw_rows,
+    extract,
+    in_order,
+    partial_sums,
+    resolve,
+)
 from millrace.stages.kernels.sampling.cpu.terms import Rates
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.placement.row_blocks import BlockRows, Grid
@@ -49,8 +58,8 @@ def _restore_threads() -> Iterator[None]:
 
 
 def skewed(nodes: int, edges: int, *, weighted: bool, hub: int = 0, ids: Any = np.int32) -> Graph:
-    """Sources and destinations of unlike degrees, loops, multi-edges, a hub, the last tenth isolated; weights 0 and of unlike size, and a
-    row that has no other."""
+    """Sources and destinations of unlike degrees, loops, multi-edges, a hub, the last tenth isolated; weights 0 and of
+    unlike size, and a row that has no other."""
     rng = np.random.default_rng([nodes, edges, weighted])
     linked = max(1, nodes - nodes // 10)
     src, dst = (rng.random(edges) ** 2 * linked).astype(np.int64), (rng.random(edges) ** 1.5 * linked).astype(np.int64)
@@ -66,7 +75,11 @@ def block_rows(graph: Graph, book: RangeBook, block: int, column: Group | None) 
     lo, hi = int(book.offsets[block]), int(book.offsets[block + 1])
     e = slice(int(graph.indptr[lo]), int(graph.indptr[hi]))
     weight = graph.edge_weight
-    rows = Graph(graph.indptr[lo : hi + 1] - graph.indptr[lo], graph.indices[e].copy(), None if weight is None else weight[e].copy())
+    rows = Graph(
+        graph.indptr[lo : hi + 1] - graph.indptr[lo],
+        graph.indices[e].copy(),
+        None if weight is None else weight[e].copy(),
+    )
     none = np.empty(0, np.int64)
     return BlockRows(
         rows,
@@ -205,15 +218,22 @@ def on_grid(circle: Gloo, c: int) -> dict[str, Any]:
         for i, sampler in enumerate(samplers):
             # Where there are other ranks, some have no minibatches.
             k = (1, 3, 0 if circle.size > 1 else 2)[(circle.rank + i) % 3]
-            request = random_request(np.random.default_rng([number, i, circle.rank]), graph.num_nodes, k, min(graph.num_nodes, 12))
+            request = random_request(
+                np.random.default_rng([number, i, circle.rank]), graph.num_nodes, k, min(graph.num_nodes, 12)
+            )
             wrong += compare(owners, graph, sampler, request, (name, book.offsets.tolist(), "rank", circle.rank))
             minibatches, idle = minibatches + k, idle + (k == 0)
     return {"wrong": wrong, "minibatches": minibatches, "idle": idle, "rowless": rowless, "darts": darts}
 
 
 def watch_darts() -> dict[str, int]:
-    """From now on, counts the rounds of a hop in which darts travelled, at most, and how often a race after them had to choose."""
-    seen, kind, under_way = {"rounds": 0, "most rounds": 0, "ladies chose": 0, "fastgcn chose": 0}, layer_wise._Layers, [""]
+    """From now on, counts the rounds of a hop in which darts travelled, at most, and how often a race after them had to
+    choose."""
+    seen, kind, under_way = (
+        {"rounds": 0, "most rounds": 0, "ladies chose": 0, "fastgcn chose": 0},
+        layer_wise._Layers,
+        [""],
+    )
     plain = {name: getattr(getattr(kind, name), "plain", getattr(kind, name)) for name in ("draw", "_round")}
     complete = getattr(layer_wise.complete, "plain", layer_wise.complete)
 
@@ -257,7 +277,9 @@ def test_one_rank_that_owns_all_rows_draws_what_the_serial_samplers_draw(graph: 
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_every_grid_draws_what_the_serial_samplers_draw(grids: dict[tuple[int, int], list[dict[str, Any]]], grid: tuple[int, int]) -> None:
+def test_every_grid_draws_what_the_serial_samplers_draw(
+    grids: dict[tuple[int, int], list[dict[str, Any]]], grid: tuple[int, int]
+) -> None:
     p, c = grid
     ranks = grids[grid]
     assert len(ranks) == p
@@ -271,7 +293,8 @@ def test_every_grid_draws_what_the_serial_samplers_draw(grids: dict[tuple[int, i
 
 
 def random_graph(rng: np.random.Generator) -> Graph:
-    """Empty rows, isolated nodes, loops, multi-edges, hubs, one node, no edges; with weights 0 and of unlike size, or without."""
+    """Empty rows, isolated nodes, loops, multi-edges, hubs, one node, no edges; with weights 0 and of unlike size, or
+    without."""
     n = int(rng.integers(1, 40))
     e = int(rng.choice([0, n // 2, 3 * n, 12 * n, 300]))
     src, dst = rng.integers(n, size=(2, e))
@@ -307,7 +330,9 @@ def on_random_cases(group: Gloo, seed: int, cases: int) -> tuple[list[str], int,
         book = RangeBook(np.concatenate([[0], offsets, [graph.num_nodes]]).astype(np.int64))
         sampler = random_sampler(rng, graph.edge_weight is not None)
         threads.set_num_threads(int(rng.choice([1, 3])))
-        requests = [random_request(rng, graph.num_nodes, int(k), graph.num_nodes) for k in rng.integers(0, 4, group.size)]
+        requests = [
+            random_request(rng, graph.num_nodes, int(k), graph.num_nodes) for k in rng.integers(0, 4, group.size)
+        ]
         owners = Owners(block_rows(graph, book, group.rank, group), group)
         what = f"seed {seed}, case {case}, blocks {book.offsets.tolist()}, rank {group.rank}"
         wrong += compare(owners, graph, sampler, requests[group.rank], what)
@@ -322,7 +347,9 @@ def test_any_graph_cut_and_sampler() -> None:
         assert minibatches > 60 and kinds == {"neighbor", "labor", "ladies", "fastgcn"}
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler((5,)), LaborSampler((5,)), LadiesSampler((9,)), FastGCNSampler((9,), "none")], ids=str)
+@pytest.mark.parametrize(
+    "sampler", [NeighborSampler((5,)), LaborSampler((5,)), LadiesSampler((9,)), FastGCNSampler((9,), "none")], ids=str
+)
 def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
     graph, request = skewed(40, 400, weighted=False), BulkRequest(0, 0, 0, 0, (np.arange(20),))
     owners = Owners(block_rows(graph, RangeBook(np.array([0, 40])), 0, Solo()), Solo())
@@ -339,7 +366,8 @@ def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_dart_at_the_edge_of_a_row_is_the_rows(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
-    """Where random darts come once in 2^40: the first and the last number of each row, and, under FastGCN, of each block and column."""
+    """Where random darts come once in 2^40: the first and the last number of each row, and, under FastGCN, of each
+    block and column."""
     graph = skewed(30, 200, weighted=weighted)
     owners = Owners(block_rows(graph, RangeBook(np.array([0, 30])), 0, Solo()), Solo())
     rates, rows = rates_of(graph, graph), np.array([4, 29, 0, 17])
@@ -407,11 +435,15 @@ LARGE_NODES = 4000
 def even(degree: int) -> Graph:
     """Every row has as many in-edges, from anywhere."""
     rng = np.random.default_rng(degree)
-    return from_edges(rng.integers(LARGE_NODES, size=LARGE_NODES * degree), np.repeat(np.arange(LARGE_NODES), degree), LARGE_NODES)
+    return from_edges(
+        rng.integers(LARGE_NODES, size=LARGE_NODES * degree), np.repeat(np.arange(LARGE_NODES), degree), LARGE_NODES
+    )
 
 
 def small_book(blocks: int) -> RangeBook:
-    return RangeBook(np.array([0, 90]) if blocks == 1 else np.array([0, 35, 90]) if blocks == 2 else np.array([0, 30, 30, 71, 90]))
+    return RangeBook(
+        np.array([0, 90]) if blocks == 1 else np.array([0, 35, 90]) if blocks == 2 else np.array([0, 30, 30, 71, 90])
+    )
 
 
 def even_book(blocks: int) -> RangeBook:
@@ -525,12 +557,16 @@ def expected_bytes(sampler: Any, graph: Graph, book: RangeBook, bulks: list[Bulk
 def test_words_are_those_of_the_frontiers(measured: list[dict[str, Any]], c: int, case: int) -> None:
     name, sampler = NODE_WISE[case]
     graph, grid = SMALL[name], Grid(4, c)
-    bulks = [sampler.sample(graph, r, cpu) if (r := small_request(rank, case)).seeds else Bulk(2, 7, ()) for rank in range(4)]
+    bulks = [
+        sampler.sample(graph, r, cpu) if (r := small_request(rank, case)).seeds else Bulk(2, 7, ()) for rank in range(4)
+    ]
     for rank in range(4):
         column = grid.column(rank)
         wanted = expected_bytes(sampler, graph, small_book(grid.blocks), [bulks[r] for r in column])[column.index(rank)]
         control = 2 * len(sampler.fanout) * 8 * (grid.blocks - 1)
-        assert measured[rank]["small"][c, case] == {"graph": sum(wanted.values()), "control": control}, f"rank {rank}: {wanted}"
+        assert measured[rank]["small"][c, case] == {"graph": sum(wanted.values()), "control": control}, (
+            f"rank {rank}: {wanted}"
+        )
 
 
 @pytest.mark.parametrize("c", MODEL_REPLICATION)
@@ -548,7 +584,8 @@ def test_ids_follow_the_model(measured: list[dict[str, Any]], c: int) -> None:
 
 
 def expected_extraction(book: RangeBook, bulks: list[Bulk]) -> list[int]:
-    """Bytes that each rank sends to get the edges between known nodes, on a graph without weights, counted from the minibatches."""
+    """Bytes that each rank sends to get the edges between known nodes, on a graph without weights, counted from the
+    minibatches."""
     sent = [0] * len(bulks)
     for hop in range(len(bulks[0].minibatches[0].blocks)):
         for asks, bulk in enumerate(bulks):
@@ -597,7 +634,8 @@ def test_layer_wise_traffic_does_not_grow_with_the_degree(measured: list[dict[st
 
 
 def die(group: Gloo, folder: Path) -> float | None:
-    """The last rank of each column ends where it should answer; one column draws node by node, the other layer by layer."""
+    """The last rank of each column ends where it should answer; one column draws node by node, the other layer by
+    layer."""
     grid, number = Grid(group.size, 2), group.rank % 2
     column = grid.among(group, "column")
     graph, sampler = skewed(60, 600, weighted=False), (NeighborSampler((4, 3)), LadiesSampler((9, 9)))[number]
@@ -615,7 +653,8 @@ def die(group: Gloo, folder: Path) -> float | None:
 
 
 class Mortal(Owners):
-    """Ends its process, unannounced, in the eighth exchange: the second of the second hop or bulk, before it answers."""
+    """Ends its process, unannounced, in the eighth exchange: the second of the second hop or bulk, before it
+    answers."""
 
     will: Path
     turn = 0
@@ -642,14 +681,18 @@ def test_a_rank_that_dies_in_mid_bulk_is_told_at_once(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([np.int32, np.int64]), st.integers(0, 2**31 - 4000))
-def test_numbering_is_first_come_first_served_and_ascending_within_a_hop(data: st.DataObject, dtype: Any, base: int) -> None:
+def test_numbering_is_first_come_first_served_and_ascending_within_a_hop(
+    data: st.DataObject, dtype: Any, base: int
+) -> None:
     base = base << 30 if dtype is np.int64 else base
     ids = st.integers(0, 300).map(lambda i: base + 11 * i)
     seeds = np.array(data.draw(st.lists(ids, unique=True, max_size=20)), np.int64)
     numbered, known = Numbering(seeds, dtype), seeds.tolist()
     hops = data.draw(st.lists(st.lists(ids, max_size=30), max_size=4))
     # Many at once, so that the table grows under way.
-    hops.insert(data.draw(st.integers(0, len(hops))), [base + 11 * (i * i % 301) for i in range(data.draw(st.integers(0, 300)))])
+    hops.insert(
+        data.draw(st.integers(0, len(hops))), [base + 11 * (i * i % 301) for i in range(data.draw(st.integers(0, 300)))]
+    )
     for sources in hops:
         new = numbered.add(np.array(sources, dtype))
         wanted = sorted(set(sources) - set(known))
@@ -674,7 +717,9 @@ def test_segments_come_back_in_the_order_in_which_they_were_asked_for(data: st.D
     asked = sorted(range(len(counts)), key=lambda i: order[i])
     assert ends.dtype == np.int64 and ends.tolist() == np.cumsum([0, *(counts[i] for i in asked)]).tolist()
     assert first.tolist() == [x for i in asked for x in came[i].tolist()]
-    assert (first.dtype, second.dtype) == (np.int32, np.float32) and np.array_equal(second, first.astype(np.float32) / 3)
+    assert (first.dtype, second.dtype) == (np.int32, np.float32) and np.array_equal(
+        second, first.astype(np.float32) / 3
+    )
 
 
 @st.composite
@@ -691,7 +736,9 @@ def blocks(draw: st.DrawFn) -> tuple[Graph, Graph, int, int]:
 @st.composite
 def segments(draw: st.DrawFn, num_rows: int, ascending: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows of some minibatches one after the other, where each begins, and their keys."""
-    each = draw(st.lists(st.lists(st.integers(0, num_rows - 1), unique=True, max_size=num_rows), min_size=1, max_size=4))
+    each = draw(
+        st.lists(st.lists(st.integers(0, num_rows - 1), unique=True, max_size=num_rows), min_size=1, max_size=4)
+    )
     each = [sorted(s) if ascending else s for s in each]
     keys = draw(st.lists(st.integers(0, 2**64 - 1), min_size=len(each), max_size=len(each)))
     return np.array([v for s in each for v in s], np.int64), np.cumsum([0, *map(len, each)]), np.array(keys, np.uint64)
@@ -700,7 +747,9 @@ def segments(draw: st.DrawFn, num_rows: int, ascending: bool) -> tuple[np.ndarra
 def check_drawn(drawn: Drawn, samples: list[Any], graph: Graph, first_edge: int, with_positions: bool) -> None:
     lists = [s.lists[0] for s in samples]
     positions = [at for e in lists for at in e.positions.tolist()]
-    assert drawn.kept.dtype == np.int64 and drawn.kept.tolist() == [n for e in lists for n in np.diff(e.indptr).tolist()]
+    assert drawn.kept.dtype == np.int64 and drawn.kept.tolist() == [
+        n for e in lists for n in np.diff(e.indptr).tolist()
+    ]
     assert drawn.sources.dtype == graph.indices.dtype and drawn.sources.tolist() == graph.indices[positions].tolist()
     if with_positions:
         assert drawn.positions is not None and drawn.positions.dtype == np.int64
@@ -708,7 +757,14 @@ def check_drawn(drawn: Drawn, samples: list[Any], graph: Graph, first_edge: int,
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.data(), blocks(), st.booleans(), st.sampled_from([-1, 1, 2, 3, 64, 65, 300]), st.booleans(), st.sampled_from([1, 3]))
+@given(
+    st.data(),
+    blocks(),
+    st.booleans(),
+    st.sampled_from([-1, 1, 2, 3, 64, 65, 300]),
+    st.booleans(),
+    st.sampled_from([1, 3]),
+)
 def test_rows_of_a_block_are_drawn_from_as_in_the_whole_graph(
     data: st.DataObject, cut: tuple[Graph, Graph, int, int], ascending: bool, fanout: int, replace: bool, count: int
 ) -> None:
@@ -723,7 +779,9 @@ def test_rows_of_a_block_are_drawn_from_as_in_the_whole_graph(
     drawn = draw_rows(block, first, rows, splits, keys, fanout, **options, keep_positions=keep)
     seeds = [s + first for s in np.split(rows, splits[1:-1])]
     whole = exponential_race.quantised(graph.edge_weight) if weighted else None
-    samples = reference.neighbor(graph, seeds, keys[:, None], (fanout,), replace=replace, probability=whole, keep_positions=True)
+    samples = reference.neighbor(
+        graph, seeds, keys[:, None], (fanout,), replace=replace, probability=whole, keep_positions=True
+    )
     check_drawn(drawn, samples, graph, first_edge, keep)
 
 
@@ -770,7 +828,9 @@ def terms_of(graph: Graph, row: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rates_of(graph: Graph, block: Graph) -> Rates:
-    return Rates(block, graph.num_nodes, 1.0 if graph.edge_weight is None else float(graph.edge_weight.max(initial=0.0)))
+    return Rates(
+        block, graph.num_nodes, 1.0 if graph.edge_weight is None else float(graph.edge_weight.max(initial=0.0))
+    )
 
 
 @settings(max_examples=60, deadline=None)

@@ -75,7 +75,13 @@ def test_check_refuses(book, message):
 
 
 def test_an_unknown_form_is_refused(tmp_path):
-    write_store(tmp_path / "b", KIND, fingerprint={}, meta={"form": "ring", "num_parts": 2}, arrays={"book": np.zeros(2, np.int32)})
+    write_store(
+        tmp_path / "b",
+        KIND,
+        fingerprint={},
+        meta={"form": "ring", "num_parts": 2},
+        arrays={"book": np.zeros(2, np.int32)},
+    )
     with pytest.raises(StoreError, match="form 'ring'; expected 'range', 'table' or 'hash'"):
         open_book(tmp_path / "b")
 

@@ -23,7 +23,9 @@ def parted(draw):
     of = draw(st.lists(st.integers(0, parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes))
     if draw(st.booleans()):
         return graph, TableBook(np.array(of, np.int32), parts).check()
-    return graph, RangeBook(np.concatenate([[0], np.cumsum(np.bincount(np.array(of, np.int64), minlength=parts))]).astype(np.int64)).check()
+    return graph, RangeBook(
+        np.concatenate([[0], np.cumsum(np.bincount(np.array(of, np.int64), minlength=parts))]).astype(np.int64)
+    ).check()
 
 
 def sharded(graph, book, part):
@@ -38,7 +40,12 @@ def edges_of(shards, book):
         lo, found = shards.edge_splits[q], []
         for r in range(shards.row_splits[q], shards.row_splits[q + 1]):
             for at in shards.indices[lo : lo + shards.counts[r]]:
-                found.append((int(book.global_ids(q, np.array([at if q == shards.part else sources[at]]))[0]), int(shards.rows[r])))
+                found.append(
+                    (
+                        int(book.global_ids(q, np.array([at if q == shards.part else sources[at]]))[0]),
+                        int(shards.rows[r]),
+                    )
+                )
             lo += shards.counts[r]
         assert lo == shards.edge_splits[q + 1]
         yield found
@@ -93,7 +100,11 @@ def test_store_round_trip(tmp_path_factory, case):
     again = open_edge_shards(path, fingerprint={"graph": "g"}).check()
     assert again.nbytes == shards.nbytes > 0
     for name, value in vars(shards).items():
-        assert np.array_equal(value, getattr(again, name)) if isinstance(value, np.ndarray) else value == getattr(again, name)
+        assert (
+            np.array_equal(value, getattr(again, name))
+            if isinstance(value, np.ndarray)
+            else value == getattr(again, name)
+        )
     with pytest.raises(StoreError, match="graph"):
         open_edge_shards(path, fingerprint={"graph": "other"})
     with pytest.raises(StoreError, match="expected 'millrace-partition'"):
@@ -110,18 +121,30 @@ BOOK = RangeBook(np.array([0, 2, 4, 5, 5]))
 
 def test_a_small_one_by_hand():
     _, s = sharded(GRAPH, BOOK, 1)
-    assert (s.row_splits.tolist(), s.rows.tolist(), s.counts.tolist()) == ([0, 2, 4, 5, 5], [0, 1, 0, 1, 0], [3, 1, 1, 1, 1])
-    assert (s.edge_splits.tolist(), s.indices.tolist(), s.edge.tolist()) == ([0, 4, 6, 7, 7], [0, 0, 1, 0, 1, 1, 0], [0, 1, 2, 5, 3, 6, 4])
+    assert (s.row_splits.tolist(), s.rows.tolist(), s.counts.tolist()) == (
+        [0, 2, 4, 5, 5],
+        [0, 1, 0, 1, 0],
+        [3, 1, 1, 1, 1],
+    )
+    assert (s.edge_splits.tolist(), s.indices.tolist(), s.edge.tolist()) == (
+        [0, 4, 6, 7, 7],
+        [0, 0, 1, 0, 1, 1, 0],
+        [0, 1, 2, 5, 3, 6, 4],
+    )
     assert (s.source_splits.tolist(), s.sources.tolist()) == ([0, 2, 2, 3, 3], [0, 1, 0])
     assert (s.first_edge.tolist(), s.total_edges) == ([0, 5], 7)
     assert s.edge_weight is not None
     assert s.edge_weight.tolist() == [2, 3, 4, 7, 6, 1, 5]
 
 
-@pytest.mark.parametrize("book", [RangeBook(np.array([0, 3, 5])), RangeBook(np.array([0, 5])), RangeBook(np.array([0, 1, 4, 5]))])
+@pytest.mark.parametrize(
+    "book", [RangeBook(np.array([0, 3, 5])), RangeBook(np.array([0, 5])), RangeBook(np.array([0, 1, 4, 5]))]
+)
 def test_another_books_partition_is_refused(book):
     partition = extract_partition(GRAPH, BOOK, 1)
-    with pytest.raises(InputError, match=rf"partition 1 of 2 nodes is none of this book's {book.num_parts} parts; give the book"):
+    with pytest.raises(
+        InputError, match=rf"partition 1 of 2 nodes is none of this book's {book.num_parts} parts; give the book"
+    ):
         shard_edges(partition, book, GRAPH.indptr[partition.owned], GRAPH.num_edges)
 
 

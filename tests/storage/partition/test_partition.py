@@ -56,7 +56,11 @@ def test_store_round_trip(tmp_path_factory, case):
     assert again.rank == 0
     assert again.nbytes == part.nbytes
     for name, value in vars(part).items():
-        assert name == "rank" or (value is None and getattr(again, name) is None) or np.array_equal(value, getattr(again, name))
+        assert (
+            name == "rank"
+            or (value is None and getattr(again, name) is None)
+            or np.array_equal(value, getattr(again, name))
+        )
     with pytest.raises(StoreError, match="graph"):
         open_partition(path, fingerprint={"graph": "other"})
 
@@ -115,4 +119,6 @@ def test_rows_may_leave_edges_out():
     """Local training drops the halo; the true in-degree stays."""
     good = extract_partition(GRAPH, BOOK, 0)
     none = np.empty(0, np.int64)
-    replace(good, halo=none, indptr=np.array([0, 1, 1]), indices=np.array([1], np.int32), edge_weight=None, edge_id=None).check()
+    replace(
+        good, halo=none, indptr=np.array([0, 1, 1]), indices=np.array([1], np.int32), edge_weight=None, edge_id=None
+    ).check()

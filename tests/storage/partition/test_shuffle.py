@@ -34,10 +34,14 @@ def _without_waiting_for_the_disk():
 def dataset_of(graph, seed=0, classes=None):
     """A dataset around any graph."""
     n, rng = graph.num_nodes, np.random.default_rng(seed)
-    split = Split(*(np.sort(part) for part in np.split(rng.permutation(n), [n // 3, n // 2])[:2]), np.empty(0, np.int64))
+    split = Split(
+        *(np.sort(part) for part in np.split(rng.permutation(n), [n // 3, n // 2])[:2]), np.empty(0, np.int64)
+    )
     labels = rng.integers(2, size=n) if classes is None else rng.integers(2, size=(n, classes)).astype(np.float32)
     features = MemoryFeatures(rng.random((n, 3), np.float32))
-    return Dataset("toy", graph, features, labels, split, classes or 2, "multiclass" if classes is None else "multilabel")
+    return Dataset(
+        "toy", graph, features, labels, split, classes or 2, "multiclass" if classes is None else "multilabel"
+    )
 
 
 def dealt_to(folder, stored, book, parts):
@@ -139,7 +143,9 @@ def test_every_row_is_read_once(tmp_path, monkeypatch):
     stored, taken = open_stored(tmp_path / "data"), []
     monkeypatch.setattr(shuffle, "RANGE_BYTES", 1 << 16)
     monkeypatch.setattr(shuffle, "STRETCH_BYTES", 0)
-    monkeypatch.setattr(stored.graph, "rows", lambda i, j, rows=stored.graph.rows: taken.append(np.arange(i, j)) or rows(i, j))
+    monkeypatch.setattr(
+        stored.graph, "rows", lambda i, j, rows=stored.graph.rows: taken.append(np.arange(i, j)) or rows(i, j)
+    )
     dealt_to(tmp_path / "dealt", stored, Hash().assign(hub(), 100, 0), range(100))
     assert np.array_equal(np.concatenate(taken), np.arange(3000))
     assert len(taken) > 10
@@ -159,7 +165,8 @@ def test_a_file_that_is_incomplete_is_refused(tmp_path, how):
 
 
 def test_a_range_is_dealt_once_and_nowhere_else(tmp_path):
-    """A task that is done again, since its worker was lost, takes nothing away from readers; one that comes too late makes no folder."""
+    """A task that is done again, since its worker was lost, takes nothing away from readers; one that comes too late
+    makes no folder."""
     write_dataset(tmp_path / "data", dataset_of(hub()))
     stored, book = open_stored(tmp_path / "data"), Hash().assign(hub(), 2, 0)
     dealt_to(tmp_path / "dealt", stored, book, [0, 1])

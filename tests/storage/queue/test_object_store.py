@@ -45,7 +45,11 @@ def wire():
 @pytest.fixture(scope="module", autouse=True)
 def s3(wire):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MotoRequestHandler, "log_request", lambda self, *_: wire.append((self.command, self.path, self.headers.get("Range"))))
+        patch.setattr(
+            MotoRequestHandler,
+            "log_request",
+            lambda self, *_: wire.append((self.command, self.path, self.headers.get("Range"))),
+        )
         server, endpoint = serve()
         for name, value in {
             "AWS_ENDPOINT_URL": endpoint,
@@ -82,7 +86,9 @@ class Objects:
 
 
 def make(url, **options):
-    return ObjectQueue.create(url, fingerprint=MADE_OF, **{"bulk_size": K, "max_bytes": 1 << 30, "keep": "all", **options})
+    return ObjectQueue.create(
+        url, fingerprint=MADE_OF, **{"bulk_size": K, "max_bytes": 1 << 30, "keep": "all", **options}
+    )
 
 
 def read(url):
@@ -92,7 +98,9 @@ def read(url):
 class TestOnS3(MinibatchQueueTests):
     def make(self, path, *, max_bytes=1 << 30, keep="none", consumers=1, per_epoch=None, bulk_size=K):
         meta = {"minibatches_per_epoch": per_epoch}
-        return make(f"s3://{BUCKET}{path}", bulk_size=bulk_size, max_bytes=max_bytes, keep=keep, consumers=consumers, meta=meta)
+        return make(
+            f"s3://{BUCKET}{path}", bulk_size=bulk_size, max_bytes=max_bytes, keep=keep, consumers=consumers, meta=meta
+        )
 
 
 class TestInMemory(MinibatchQueueTests):
@@ -118,7 +126,9 @@ def filled(empty):
 
 
 def test_the_objects_are_the_files_of_a_folder(filled, tmp_path):
-    folder = ZarrQueue.create(tmp_path / "q", fingerprint=MADE_OF, bulk_size=K, max_bytes=1 << 30, keep="all", meta={"batch_size": 2})
+    folder = ZarrQueue.create(
+        tmp_path / "q", fingerprint=MADE_OF, bulk_size=K, max_bytes=1 << 30, keep="all", meta={"batch_size": 2}
+    )
     for n in range(2):
         folder.put(make_bulk(0, n, K), LONG_S)
     make(filled.url).finish()
@@ -414,7 +424,9 @@ def test_a_bulk_in_the_wrong_place_is_refused(filled):
 
 def test_a_missing_bucket_is_a_sentence():
     for use in (make, read):
-        with pytest.raises(StoreError, match=r"^s3://no-such-bucket/q cannot be used .*NoSuchBucket.*see that the bucket") as caught:
+        with pytest.raises(
+            StoreError, match=r"^s3://no-such-bucket/q cannot be used .*NoSuchBucket.*see that the bucket"
+        ) as caught:
             use("s3://no-such-bucket/q")
         assert "\n" not in str(caught.value)
 
@@ -502,7 +514,9 @@ def test_a_server_that_goes_away_in_mid_run(filled, monkeypatch):
         return real(*args, **options)
 
     monkeypatch.setattr(obstore, "put", goes)
-    with pytest.raises(RunError, match=r"cannot write bulk 2 of epoch 0 .*does not answer.*then resume: what is there is kept"):
+    with pytest.raises(
+        RunError, match=r"cannot write bulk 2 of epoch 0 .*does not answer.*then resume: what is there is kept"
+    ):
         writer.put(make_bulk(0, 2, K), LONG_S)
     for act in (
         lambda: reader.get(0, 1, LONG_S),  # of an opened bulk
@@ -528,11 +542,19 @@ def test_the_extra_is_named(monkeypatch):
 
 
 def test_a_location_is_a_url_or_a_path(filled, tmp_path):
-    assert [is_url(x) for x in ("s3://b/q", "memory:///", "runs/x", "/a/b://c", Path("runs"))] == [True, True, False, False, False]
+    assert [is_url(x) for x in ("s3://b/q", "memory:///", "runs/x", "/a/b://c", Path("runs"))] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     for location in (filled.url, str(tmp_path / "q"), tmp_path / "q"):
         queue = queue_at(location).create(location, fingerprint=MADE_OF, bulk_size=K, max_bytes=1 << 20, keep="all")
         queue.put(make_bulk(0, 0, K), LONG_S)
         queue.close()
-        assert same(queue_at(location).open(location, fingerprint=MADE_OF).get(0, 1, SHORT_S), make_bulk(0, 0, K).minibatches[1])
+        assert same(
+            queue_at(location).open(location, fingerprint=MADE_OF).get(0, 1, SHORT_S), make_bulk(0, 0, K).minibatches[1]
+        )
     assert queue_at(filled.url) is ObjectQueue
     assert queue_at(tmp_path) is ZarrQueue

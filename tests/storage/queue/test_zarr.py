@@ -18,7 +18,9 @@ MADE_OF = {"graph": "g", "sampler": "s"}
 
 
 def make(path, **options):
-    return ZarrQueue.create(path, fingerprint=MADE_OF, **{"bulk_size": K, "max_bytes": 1 << 30, "keep": "all", **options})
+    return ZarrQueue.create(
+        path, fingerprint=MADE_OF, **{"bulk_size": K, "max_bytes": 1 << 30, "keep": "all", **options}
+    )
 
 
 class TestZarrQueue(MinibatchQueueTests):

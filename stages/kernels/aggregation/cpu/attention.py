@@ -1,7 +1,8 @@
 """Compiled softmax attention: nothing per edge is kept, the backward pass computes coefficients and dropout again.
 
-Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists, as in SAR (Mostafa,
-MLSys 2022). Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
+Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists, as in SAR
+(Mostafa, MLSys 2022). Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e
+edges.
 """
 
 import math
@@ -26,7 +27,8 @@ _U = np.uint64
 
 @njit(**JIT)
 def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, before, out, log_sum, lo, hi):
-    """Lists lo..hi-1. `before`: None, or the logarithms of the denominators of what `out` holds already; it may be `log_sum` itself."""
+    """Lists lo..hi-1. `before`: None, or the logarithms of the denominators of what `out` holds already; it may be
+    `log_sum` itself."""
     H, D, E = z.shape[1], z.shape[2], len(indices)
     slope, key, threshold, keep_scale = rule
     flat, end = z.reshape(-1), indptr[hi]
@@ -84,7 +86,9 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
 
 
 @njit(**JIT)
-def _attend_backward_dst(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, lo, hi):
+def _attend_backward_dst(
+    indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, lo, hi
+):
     H, D, E = z.shape[1], z.shape[2], len(indices)
     slope, key, threshold, keep_scale = rule
     flat, end = z.reshape(-1), indptr[hi]
@@ -112,7 +116,24 @@ def _attend_backward_dst(indptr, indices, rows, own, names, z, logit_src, logit_
 
 @njit(**JIT)
 def _attend_backward_src(
-    t_indptr, t_dst, t_edge, rows, own_rows, names, z, a_src, logit_src, logit_dst, rule, log_sum, grad, delta, dz, d_src, lo, hi
+    t_indptr,
+    t_dst,
+    t_edge,
+    rows,
+    own_rows,
+    names,
+    z,
+    a_src,
+    logit_src,
+    logit_dst,
+    rule,
+    log_sum,
+    grad,
+    delta,
+    dz,
+    d_src,
+    lo,
+    hi,
 ):
     H, D, E = z.shape[1], z.shape[2], len(t_dst)
     slope, key, threshold, keep_scale = rule
@@ -166,7 +187,9 @@ def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
     """sum over u of weight[u, h] * z[u, h]: [S, H], [S, H, D] -> [H, D], always added in the same order."""
     partial = np.zeros((num_chunks(len(z)), *z.shape[1:]), z.numpy().dtype)
     args = (weight.numpy(), z.numpy(), partial)
-    parallel(_weighted_chunks, [(*args, a, b) for a, b in even_parts(len(partial), CHUNK_ROWS * z.shape[1] * z.shape[2])])
+    parallel(
+        _weighted_chunks, [(*args, a, b) for a, b in even_parts(len(partial), CHUNK_ROWS * z.shape[1] * z.shape[2])]
+    )
     return torch.from_numpy(partial.sum(axis=0))
 
 
@@ -223,8 +246,8 @@ def attend_into(
 ) -> None:
     """`attend` over one edge shard of many, whose edges join the softmax of those seen before, in place.
 
-    Once all shards have been here, in any order, `out` and `log_sum` are those of `attend` over all edges. Rows that have seen no edge
-    stay (0, -inf).
+    Once all shards have been here, in any order, `out` and `log_sum` are those of `attend` over all edges. Rows that
+    have seen no edge stay (0, -inf).
 
     Args:
         lists: the shard's edges.
@@ -236,7 +259,8 @@ def attend_into(
         rule: slope and dropout.
         out: [N, H, D], normalised over the edges seen so far; 0 before the first shard.
         log_sum: [N, H], the logarithm of the softmax's denominator so far; -inf before the first shard.
-        own: whether each row also attends to the source row of its number. List i must then belong to row i, so `rows` is None.
+        own: whether each row also attends to the source row of its number. List i must then belong to row i, so `rows`
+            is None.
     """
     _attend(lists, rows, numbers, z, a_src, logit_dst, rule, log_sum, out, log_sum, own)
 
@@ -278,7 +302,9 @@ def attend_backward(
     With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, z_u> - <grad_v, out_v>)``.
     """
     d_dst = empty(logit_dst.shape, z.dtype).zero_()
-    dz, da_src = attend_from(lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True)
+    dz, da_src = attend_from(
+        lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True
+    )
     return dz, da_src, d_dst
 
 
@@ -296,8 +322,8 @@ def attend_from(
     d_dst: Tensor,
     own: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What the edges of one shard give to the gradients of `attend`: those of z [S, H, D] and a_src [H, D] are returned, that of logit_dst
-    is added to `d_dst` in place.
+    """What the edges of one shard give to the gradients of `attend`: those of z [S, H, D] and a_src [H, D] are
+    returned, that of logit_dst is added to `d_dst` in place.
 
     Args:
         lists: the shard's edges.
@@ -323,6 +349,18 @@ def attend_from(
     args: tuple[Any, ...] = (lists.indptr, lists.indices, rows, own, names, z.numpy(), *logits, d_dst.numpy())
     parallel(_attend_backward_dst, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
     own_rows = lists.num_dst if own else 0
-    args = (t.indptr, t.dst, t.edge, rows, own_rows, names, z.numpy(), a_src.numpy(), *logits, dz.numpy(), d_src.numpy())
+    args = (
+        t.indptr,
+        t.dst,
+        t.edge,
+        rows,
+        own_rows,
+        names,
+        z.numpy(),
+        a_src.numpy(),
+        *logits,
+        dz.numpy(),
+        d_src.numpy(),
+    )
     parallel(_attend_backward_src, [(*args, a, b) for a, b in row_parts(t.indptr, 2 * heads * (width + 8))])
     return dz, weighted_sum(d_src, z)

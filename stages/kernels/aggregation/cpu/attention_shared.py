@@ -1,7 +1,9 @@
-"""Compiled softmax attention whose heads all read the same rows: what `cpu.attention` does to z = W_h h, done to h itself.
+"""Compiled softmax attention whose heads all read the same rows: what `cpu.attention` does to z = W_h h, done to h
+itself.
 
-Attention is linear in what it sums, so ``sum_u a_uvh W_h h_u = W_h sum_u a_uvh h_u``. Where there are many more sources than
-destinations, as in a sampled block, multiplying by W after the sum saves most of the products, and no [S, H, D] tensor is made.
+Attention is linear in what it sums, so ``sum_u a_uvh W_h h_u = W_h sum_u a_uvh h_u``. Where there are many more sources
+than destinations, as in a sampled block, multiplying by W after the sum saves most of the products, and no [S, H, D]
+tensor is made.
 Nothing per edge is kept: the backward pass computes coefficients and dropout again.
 
 `lists`: n destinations, S sources, e edges. H heads, F columns. Row u of x may be named (`stages.memory.lazy_rows`).
@@ -27,7 +29,8 @@ from .softmax import CHUNK_ROWS, JIT, chunk_parts, constants, dots, keep, leaky,
 
 _U = np.uint64
 TILE = 16
-"""Edges whose coefficients are computed together; their rows stay in the nearest cache while each head goes over them."""
+"""Edges whose coefficients are computed together; their rows stay in the nearest cache while each head goes over
+them."""
 
 
 @njit(**JIT)
@@ -55,7 +58,8 @@ def _dots(a, x, rows, out, count):
 
 @njit(**JIT)
 def _add_rows(o, x, rows, weight, count):
-    """o += sum of weight[t] * x[rows[t]] over the first `count` rows, four at a time: they share the loads and stores of o."""
+    """o += sum of weight[t] * x[rows[t]] over the first `count` rows, four at a time: they share the loads and stores
+    of o."""
     F, t = len(o), 0
     while t + 4 <= count:
         a, b, c, d = x[rows[t]], x[rows[t + 1]], x[rows[t + 2]], x[rows[t + 3]]
@@ -153,9 +157,11 @@ def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
 
 
 @njit(**JIT)
-def _backward_dst(indptr, indices, ids, names, x, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, to_dst, to_src, lo, hi):
-    """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], takes the gradient of `a_dst`; `to_src`, or None, that of `a_src`
-    where x needs none."""
+def _backward_dst(
+    indptr, indices, ids, names, x, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, to_dst, to_src, lo, hi
+):
+    """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], takes the gradient of `a_dst`; `to_src`, or None, that
+    of `a_src` where x needs none."""
     H, F, E, n = logit_src.shape[1], x.shape[1], len(indices), len(logit_dst)
     slope, key, threshold, keep_scale = rule
     flat = x.reshape(-1)
@@ -180,7 +186,9 @@ def _backward_dst(indptr, indices, ids, names, x, logit_src, logit_dst, rule, lo
                         p[t] = math.exp(p[t])
                     for t in range(count):
                         kept = threshold == _U(0) or keep(key, threshold, number(names, q + t, e, E, v), h)
-                        d[t] = _logit_gradient(logit_src[source[t], h] + here[h], p[t], d[t], delta[v, h], kept, keep_scale, slope)
+                        d[t] = _logit_gradient(
+                            logit_src[source[t], h] + here[h], p[t], d[t], delta[v, h], kept, keep_scale, slope
+                        )
                         o[h] += d[t]
                     if to_src is not None:
                         _add_rows(to_src[c, h], x, row, d, count)
@@ -191,7 +199,24 @@ def _backward_dst(indptr, indices, ids, names, x, logit_src, logit_dst, rule, lo
 
 @njit(**JIT)
 def _backward_src(
-    t_indptr, t_dst, t_edge, names, x, a_src, a_dst, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, dx, to_src, lo, hi
+    t_indptr,
+    t_dst,
+    t_edge,
+    names,
+    x,
+    a_src,
+    a_dst,
+    logit_src,
+    logit_dst,
+    rule,
+    log_sum,
+    grad,
+    delta,
+    d_dst,
+    dx,
+    to_src,
+    lo,
+    hi,
 ):
     """Chunks lo..hi-1 of sources. `to_src`, [chunks, H, F], takes the gradient of `a_src`."""
     H, F, E, n = logit_src.shape[1], x.shape[1], len(t_dst), len(logit_dst)
@@ -228,7 +253,9 @@ def _backward_src(
                     v = _U(t_dst[g]) if g < e else _U(u)
                     position = np.int64(t_edge[g]) if g < e else np.int64(E)
                     kept = threshold == _U(0) or keep(key, threshold, number(names, position, E, E, v), h)
-                    d_src[h] += _logit_gradient(there[h] + logit_dst[v, h], p[i], d[i], delta[v, h], kept, keep_scale, slope)
+                    d_src[h] += _logit_gradient(
+                        there[h] + logit_dst[v, h], p[i], d[i], delta[v, h], kept, keep_scale, slope
+                    )
                     p[i] = p[i] * keep_scale if kept else p[i] * 0
                 _add_rows(o, by_head, row, p, count)
             _add_rows(o, a_src, heads, d_src, H)
@@ -253,15 +280,25 @@ def attend_shared(
         rule: slope and dropout.
         numbers: what dropout calls the edges.
 
-    Returns:
-        [n, H, F]; and what the backward pass needs: [n, H], ``<a_dst[h], x[v]>``; [n, H], the logarithm of each softmax's denominator.
+    Returns: [n, H, F]; and what the backward pass needs: [n, H], ``<a_dst[h], x[v]>``; [n, H], the logarithm of each
+        softmax's denominator.
     """
     heads, width = a_src.shape
     base, ids = base_and_ids(x)
     out = empty((lists.num_dst, heads, width), x.dtype)
     logit_dst, log_sum = (empty((lists.num_dst, heads), x.dtype) for _ in range(2))
     logits = (_logits(x, a_src).numpy(), logit_dst.numpy(), constants(rule, a_src))
-    args = (lists.indptr, lists.indices, ids, numbering(numbers), base, a_dst.numpy(), *logits, out.numpy(), log_sum.numpy())
+    args = (
+        lists.indptr,
+        lists.indices,
+        ids,
+        numbering(numbers),
+        base,
+        a_dst.numpy(),
+        *logits,
+        out.numpy(),
+        log_sum.numpy(),
+    )
     parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
     return out, logit_dst, log_sum
 
@@ -281,22 +318,50 @@ def attend_shared_backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of `attend_shared` with respect to x (None unless needed), a_src and a_dst.
 
-    With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, x_u> - <grad_v, out_v>)``. Where x
-    needs no gradient, one pass over the destinations gives both others.
+    With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, x_u> - <grad_v, out_v>)``.
+    Where x needs no gradient, one pass over the destinations gives both others.
     """
     heads, width = a_src.shape
     base, ids = base_and_ids(x)
     logit_src, delta = _logits(x, a_src), dots(grad, out)
     d_dst = empty(logit_dst.shape, logit_dst.dtype)
-    logits = (logit_src.numpy(), logit_dst.numpy(), constants(rule, a_src), log_sum.numpy(), grad.numpy(), delta.numpy(), d_dst.numpy())
+    logits = (
+        logit_src.numpy(),
+        logit_dst.numpy(),
+        constants(rule, a_src),
+        log_sum.numpy(),
+        grad.numpy(),
+        delta.numpy(),
+        d_dst.numpy(),
+    )
     to_dst = np.zeros((num_chunks(lists.num_dst), heads, width), base.dtype)
     to_src = np.zeros((num_chunks(len(x)) if needs_x else len(to_dst), heads, width), base.dtype)
-    args: tuple[Any, ...] = (lists.indptr, lists.indices, ids, numbering(numbers), base, *logits, to_dst, None if needs_x else to_src)
+    args: tuple[Any, ...] = (
+        lists.indptr,
+        lists.indices,
+        ids,
+        numbering(numbers),
+        base,
+        *logits,
+        to_dst,
+        None if needs_x else to_src,
+    )
     parallel(_backward_dst, [(*args, a, b) for a, b in chunk_parts(lists.indptr, heads * (width + 8))])
     dx = None
     if needs_x:
         t = lists.transposed
         dx = empty((lists.num_src, width), x.dtype)
-        args = (t.indptr, t.dst, t.edge, numbering(numbers), base, a_src.numpy(), a_dst.numpy(), *logits, dx.numpy(), to_src)
+        args = (
+            t.indptr,
+            t.dst,
+            t.edge,
+            numbering(numbers),
+            base,
+            a_src.numpy(),
+            a_dst.numpy(),
+            *logits,
+            dx.numpy(),
+            to_src,
+        )
         parallel(_backward_src, [(*args, a, b) for a, b in chunk_parts(t.indptr, 2 * heads * (width + 8))])
     return dx, torch.from_numpy(to_src.sum(axis=0)), torch.from_numpy(to_dst.sum(axis=0))

@@ -1,9 +1,9 @@
 """Compiled aggregation over in-neighbour lists: row-parallel, no atomics, the same bits for any number of threads.
 
-Each function cuts the rows of its result into parts of like work; a row is computed by one thread, its edges in their order.
-Gradients gather through the transposed lists. Functions named `_into` and `_from` visit one edge shard of many, and its gradient:
-`cpu.shards` says what a shard is. `reference` says the same in plain torch.
-Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
+Each function cuts the rows of its result into parts of like work; a row is computed by one thread, its edges in their
+order. Gradients gather through the transposed lists. Functions named `_into` and `_from` visit one edge shard of many,
+and its gradient: `cpu.shards` says what a shard is. `reference` says the same in plain torch. Features are contiguous
+float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
 """
 
 import numpy as np
@@ -51,8 +51,8 @@ _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "nump
 _U = np.uint64
 
 
-# What a row of the result gets beside its neighbours: nothing; its own row, times a factor; its own row, in columns [F, 2F); or, in the
-# gradient of that, columns [F, 2F) of its own row.
+# What a row of the result gets beside its neighbours: nothing; its own row, times a factor; its own row, in columns [F,
+# 2F); or, in the gradient of that, columns [F, 2F) of its own row.
 _NOTHING, _ADDED, _BESIDE, _FROM_BESIDE = range(4)
 
 
@@ -95,7 +95,12 @@ def _spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out
                         for k in range(F):
                             o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
             for q in range(j + first, e, 4):
-                w0, w1, w2, w3 = s * factor(coef, q), s * factor(coef, q + 1), s * factor(coef, q + 2), s * factor(coef, q + 3)
+                w0, w1, w2, w3 = (
+                    s * factor(coef, q),
+                    s * factor(coef, q + 1),
+                    s * factor(coef, q + 2),
+                    s * factor(coef, q + 3),
+                )
                 a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
                 c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
                 for k in range(F):
@@ -133,8 +138,11 @@ def _spmm(
     return out
 
 
-def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-    """``out[v] = row_scale[v] * sum over edges e of v of coef[e] * x[indices[e]]  +  own[v] * x[v]``; an empty sum is 0.
+def spmm(
+    lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
+    """``out[v] = row_scale[v] * sum over edges e of v of coef[e] * x[indices[e]]  +  own[v] * x[v]``; an empty sum is
+    0.
 
     Args:
         lists: the edges.
@@ -161,14 +169,18 @@ def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale
     return _spmm(lists, x, x.shape[1], coef, row_scale, _BESIDE, None, lists.num_dst, 2 * x.shape[1])
 
 
-def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+def spmm_beside_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
     """Gradient of `spmm_beside` with respect to x: [n, 2D] -> [S, D]."""
     width = grad.shape[1] // 2
     back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
     return _spmm(back, grad, width, weight, None, _FROM_BESIDE, None, lists.num_dst, width)
 
 
-def _towards_sources(lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype) -> tuple[InLists, Tensor | None]:
+def _towards_sources(
+    lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype
+) -> tuple[InLists, Tensor | None]:
     """The transposed lists, and what each of their edges counts."""
     t = lists.transposed
     weight = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)
@@ -179,7 +191,12 @@ def _towards_sources(lists: InLists, coef: Tensor | None, row_scale: Tensor | No
 
 
 def spmm_from(
-    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+    lists: InLists,
+    rows: IntArray | None,
+    grad: Tensor,
+    width: int,
+    coef: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> Tensor:
     """Gradient of `spmm_into` with respect to x: [N, >= width] -> [S, width].
 

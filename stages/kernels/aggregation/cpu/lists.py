@@ -29,7 +29,8 @@ def factor(values, i):
 def of_row(values, i, x):
     """``values[i]``, or 1 in the type of `x` where `values` is empty.
 
-    Once a row this is asked at run time: a compiled version for each kind of absence would take seconds to make, and save nothing.
+    Once a row this is asked at run time: a compiled version for each kind of absence would take seconds to make, and
+    save nothing.
     """
     return values[i] if len(values) else x.dtype.type(1)
 

@@ -11,7 +11,8 @@ AHEAD = 8
 
 @njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
 def prefetch_rows(indices, ids, begin, end, stop, flat, stride, width):
-    """Fetch the first `width` columns of the rows named AHEAD edges after ``indices[begin:end]``, but none from `stop` on.
+    """Fetch the first `width` columns of the rows named AHEAD edges after ``indices[begin:end]``, but none from `stop`
+    on.
 
     `flat` is the row-major matrix, [rows * stride]; `ids`, or None, says which of its rows an index means.
     """

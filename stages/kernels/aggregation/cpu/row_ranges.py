@@ -12,13 +12,16 @@ SERIAL = 1 << 15
 PARTS_PER_THREAD = 16
 """Hidden imbalance (caches, other processes) evens out when a thread takes many smaller parts."""
 PIECE = 1 << 18
-"""Additions of a part, at least, where there are more parts than threads: calling a kernel costs as much as some ten thousand."""
+"""Additions of a part, at least, where there are more parts than threads: calling a kernel costs as much as some ten
+thousand."""
 
 
 def part_count(additions: int) -> int:
     """Parts that work of so many additions is cut into."""
     threads = get_num_threads()
-    return 1 if threads == 1 or additions < SERIAL else min(threads * PARTS_PER_THREAD, max(threads, additions // PIECE))
+    return (
+        1 if threads == 1 or additions < SERIAL else min(threads * PARTS_PER_THREAD, max(threads, additions // PIECE))
+    )
 
 
 def row_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, int]]:

@@ -1,11 +1,14 @@
-"""Compiled updates of a result whose rows receive one edge shard after another, and rows taken from a matrix or added to it.
+"""Compiled updates of a result whose rows receive one edge shard after another, and rows taken from a matrix or added
+to it.
 
-An edge shard: ``lists: InLists`` over n lists, S source rows and e edges; ``rows``, int32 or int64 [n], ascending and distinct: the row
-of the result that each list belongs to (None: list i belongs to row i); ``edge``, int32 or int64 [e]: each edge's position among all
-edges of those rows (None: its position in the lists). The result has N >= n rows, and keeps what the shard says nothing about.
+An edge shard: ``lists: InLists`` over n lists, S source rows and e edges; ``rows``, int32 or int64 [n], ascending and
+distinct: the row of the result that each list belongs to (None: list i belongs to row i); ``edge``, int32 or int64 [e]:
+each edge's position among all edges of those rows (None: its position in the lists). The result has N >= n rows, and
+keeps what the shard says nothing about.
 
-Source: sequential aggregation, SAR (Mostafa, MLSys 2022, arXiv 2111.06483). A row of the result is computed by one thread, its edges in
-their order, so the number of threads does not change a bit. Matrices are contiguous float32 or float64 CPU tensors.
+Source: sequential aggregation, SAR (Mostafa, MLSys 2022, arXiv 2111.06483). A row of the result is computed by one
+thread, its edges in their order, so the number of threads does not change a bit. Matrices are contiguous float32 or
+float64 CPU tensors.
 """
 
 import numpy as np
@@ -35,7 +38,12 @@ def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
         o, s = out[v], of_row(scale, v, x)
         whole = e - ((e - j) & 3)
         for q in range(j, whole, 4):
-            w0, w1, w2, w3 = s * factor(coef, q), s * factor(coef, q + 1), s * factor(coef, q + 2), s * factor(coef, q + 3)
+            w0, w1, w2, w3 = (
+                s * factor(coef, q),
+                s * factor(coef, q + 1),
+                s * factor(coef, q + 2),
+                s * factor(coef, q + 3),
+            )
             a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
             c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
             for k in range(F):
@@ -48,7 +56,12 @@ def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
 
 
 def spmm_into(
-    lists: InLists, rows: IntArray | None, x: Tensor, out: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+    lists: InLists,
+    rows: IntArray | None,
+    x: Tensor,
+    out: Tensor,
+    coef: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> None:
     """``out[rows[i], :D] += row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e]]``, in place.
 
@@ -87,9 +100,11 @@ def _raise_maxima(indptr, indices, ids, edge, x, rows, out, arg, lo, hi):
                 g[k] = position if better else g[k]
 
 
-def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor) -> None:
-    """Raise the running maxima `out` to what the shard's edges bring, in place. A tie goes to the smallest position, whatever the
-    order of the shards; a NaN wins over numbers.
+def maximum_into(
+    lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
+) -> None:
+    """Raise the running maxima `out` to what the shard's edges bring, in place. A tie goes to the smallest position,
+    whatever the order of the shards; a NaN wins over numbers.
 
     Args:
         lists: the shard's edges.

@@ -1,4 +1,5 @@
-"""What the compiled attention kernels share: logits, dropout by counters, and fixed chunks of rows for sums over all of them."""
+"""What the compiled attention kernels share: logits, dropout by counters, and fixed chunks of rows for sums over all of
+them."""
 
 from bisect import bisect_left
 from typing import Any
@@ -17,7 +18,13 @@ from .lists import at
 from .row_ranges import even_parts, part_count
 
 # "reassoc" lets dot products use vectors; NaN and infinity keep their meaning.
-JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"reassoc", "contract"}}
+JIT: Any = {
+    "nogil": True,
+    "cache": True,
+    "boundscheck": False,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract"},
+}
 CHUNK_ROWS = 1024
 """Rows per partial sum of a reduction over all rows: fixed, so that the order of summation is too."""
 _U = np.uint64
@@ -39,7 +46,8 @@ def keep(key, threshold, e, h):
 
 @njit(**JIT)
 def number(names, q, e, E, v):
-    """The number by which dropout knows edge q of row v, whose list ends at e, where its own edge stands: see `EdgeNumbers`."""
+    """The number by which dropout knows edge q of row v, whose list ends at e, where its own edge stands: see
+    `EdgeNumbers`."""
     if names is None:
         return np.int64(q) if q < e else np.int64(E + v)
     first, own, edge = names

@@ -1,15 +1,17 @@
-"""Softmax attention in a device's memory: nothing per edge is kept, the backward pass computes coefficients and dropout again.
+"""Softmax attention in a device's memory: nothing per edge is kept, the backward pass computes coefficients and dropout
+again.
 
-Same names, arguments and results as `cpu.attention` and `cpu.attention_shared`, and the same coefficients are dropped. See
-`cuda.backend` for where tensors lie and how work is cut.
+Same names, arguments and results as `cpu.attention` and `cpu.attention_shared`, and the same coefficients are dropped.
+See `cuda.backend` for where tensors lie and how work is cut.
 
-Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists. It is in two launches. The
-first walks the logits alone, H numbers an edge, and leaves the logarithm of each softmax's denominator. With that known, the second is a
-plain weighted sum of rows, which is where the bytes are: its pieces of long lists add up like any other sums, and each row of z is read
-once for each head. The backward pass reads rows of z once by destination, for the gradient of `logit_dst`, and rows of the result's
-gradient once by source, for both others.
+Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists. It is in
+two launches. The first walks the logits alone, H numbers an edge, and leaves the logarithm of each softmax's
+denominator. With that known, the second is a plain weighted sum of rows, which is where the bytes are: its pieces of
+long lists add up like any other sums, and each row of z is read once for each head. The backward pass reads rows of z
+once by destination, for the gradient of `logit_dst`, and rows of the result's gradient once by source, for both others.
 
-Heads that share their rows are in `cuda.attention_shared`; by source they walk here, reading the rows with a stride of 0 from head to head.
+Heads that share their rows are in `cuda.attention_shared`; by source they walk here, reading the rows with a stride of
+0 from head to head.
 """
 
 from typing import Any
@@ -24,7 +26,12 @@ from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists, IntArray, on_device
 from .sums import TILE, UNROLL, add_lists, row_of, tile
 
-_GOLDEN, _NODE, _M1, _M2 = tl.constexpr(int(GOLDEN)), tl.constexpr(int(NODE)), tl.constexpr(int(M1)), tl.constexpr(int(M2))
+_GOLDEN, _NODE, _M1, _M2 = (
+    tl.constexpr(int(GOLDEN)),
+    tl.constexpr(int(NODE)),
+    tl.constexpr(int(M1)),
+    tl.constexpr(int(M2)),
+)
 _LANES = tl.constexpr(32)
 _WALK = 2
 """Edges of each row whose reads are under way together in the backward pass, which has more to remember."""
@@ -161,7 +168,8 @@ def log_denominators(
     into: bool,
     own: bool,
 ) -> None:
-    """The logarithm of the sum of the exponentials of each list's logits, and of what `log_sum` holds if `into`, to `log_sum`."""
+    """The logarithm of the sum of the exponentials of each list's logits, and of what `log_sum` holds if `into`, to
+    `log_sum`."""
     heads = logit_src.shape[1]
     lanes = triton.next_power_of_2(max(heads, 1))
     rows_per = max(_LANES.value // lanes, 1)
@@ -178,7 +186,9 @@ def log_denominators(
     if (rest := lists.rest) is not None:
         partial = log_sum.new_empty(len(rest.of), heads)
         launch(rest.begin, rest.end, rest.of if rows is None else rows[rest.of], partial, False)
-        log_denominators(rest.pieces, rest.long if rows is None else rows[rest.long], partial, None, slope, log_sum, True, False)
+        log_denominators(
+            rest.pieces, rest.long if rows is None else rows[rest.long], partial, None, slope, log_sum, True, False
+        )
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
@@ -286,7 +296,8 @@ def attend_into(
 
 @triton.jit
 def logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
-    """The gradient of a logit before the ReLU, x, from its coefficient p, and <grad_v, z_u> times what dropout made of it."""
+    """The gradient of a logit before the ReLU, x, from its coefficient p, and <grad_v, z_u> times what dropout made of
+    it."""
     d = p * (inner - delta)
     return tl.where(x > 0, d, d * SLOPE)
 
@@ -384,13 +395,51 @@ def _backward_src(
                 v = tl.load(dst + q, here, 0).to(tl.int64)
                 name = edge_name(first, edge, tl.load(position + q, here, 0).to(tl.int64), v, here)
                 total, d = _one_head(
-                    total, d, grad, a, there, v, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE, THRESHOLD, KEEP
+                    total,
+                    d,
+                    grad,
+                    a,
+                    there,
+                    v,
+                    name,
+                    here,
+                    h,
+                    k,
+                    columns,
+                    key,
+                    logit_dst,
+                    log_sum,
+                    delta,
+                    H,
+                    D,
+                    SLOPE,
+                    THRESHOLD,
+                    KEEP,
                 )
         if OWN:
             here = u < own_rows
             name = own_name(own_names, E, u, here)
             total, d = _one_head(
-                total, d, grad, a, there, u, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE, THRESHOLD, KEEP
+                total,
+                d,
+                grad,
+                a,
+                there,
+                u,
+                name,
+                here,
+                h,
+                k,
+                columns,
+                key,
+                logit_dst,
+                log_sum,
+                delta,
+                H,
+                D,
+                SLOPE,
+                THRESHOLD,
+                KEEP,
             )
         tl.store(d_src + i.to(tl.int64) * H + h, d, inside)
         total += d[:, None] * tl.load(a_src + h * D + k, columns, 0)[None, :]
@@ -414,7 +463,8 @@ def gradients_by_src(
     own: bool,
     shared: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of z, [S, H, D], or if `shared` [S, D], summed over the heads that share it, and of the source logits, [S, H].
+    """Gradients of z, [S, H, D], or if `shared` [S, D], summed over the heads that share it, and of the source logits,
+    [S, H].
 
     Args:
         there: lists by destination.
@@ -515,5 +565,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `cpu.attention.attend_backward`."""
     d_dst = torch.zeros_like(logit_dst)
-    dz, da_src = attend_from(lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True)
+    dz, da_src = attend_from(
+        lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True
+    )
     return dz, da_src, d_dst

@@ -1,8 +1,10 @@
-"""Softmax attention in a device's memory whose heads all read the same rows: what `cuda.attention` does to z = W_h h, done to h itself.
+"""Softmax attention in a device's memory whose heads all read the same rows: what `cuda.attention` does to z = W_h h,
+done to h itself.
 
-A program holds up to four heads of its rows, each a tile of its own in registers: a row of x is read once for all of them, and the heads
-of an edge share what walking to it costs. The compiler is told widths: where they are multiples of 4 a thread reads 16 bytes, and a warp
-has a row to itself, so that each coefficient is computed by one warp and not by four.
+A program holds up to four heads of its rows, each a tile of its own in registers: a row of x is read once for all of
+them, and the heads of an edge share what walking to it costs. The compiler is told widths: where they are multiples of
+4 a thread reads 16 bytes, and a warp has a row to itself, so that each coefficient is computed by one warp and not by
+four.
 """
 
 from typing import Any
@@ -14,7 +16,17 @@ from torch import Tensor
 
 from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists
-from .attention import dots, edge_name, gradients_by_src, leaky, log_denominators, logit_gradient, own_name, survives, whole_rows
+from .attention import (
+    dots,
+    edge_name,
+    gradients_by_src,
+    leaky,
+    log_denominators,
+    logit_gradient,
+    own_name,
+    survives,
+    whole_rows,
+)
 from .sums import TILE, UNROLL, add_lists, row_of, tile
 
 _HEADS, _HELD = 4, 8 * TILE
@@ -61,7 +73,10 @@ def _attend_shared_rows(
     start = tl.load(begin + i, inside, 0)
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     v = row_of(rows, i, inside)
-    mine, log = _per_head(logit_dst, v, first_head, inside, H, HEADS), _per_head(log_sum, v, first_head, inside, H, HEADS)
+    mine, log = (
+        _per_head(logit_dst, v, first_head, inside, H, HEADS),
+        _per_head(log_sum, v, first_head, inside, H, HEADS),
+    )
     total = ()
     for _ in tl.static_range(HEADS):
         total += (tl.zeros([BR, BD], x.dtype.element_ty),)
@@ -74,14 +89,18 @@ def _attend_shared_rows(
             name = q
             if THRESHOLD > 0:
                 name = edge_name(first, edge, q, v, here)
-            total = _add_heads(total, a, u, name, here, mine, log, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP)
+            total = _add_heads(
+                total, a, u, name, here, mine, log, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP
+            )
     both = inside[:, None] & columns[None, :]
     if rows is None:
         a = tl.load(x + v[:, None] * X_ROW + k[None, :], both, 0)
         name = v
         if THRESHOLD > 0:
             name = own_name(own_names, E, v, inside)
-        total = _add_heads(total, a, v, name, inside, mine, log, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP)
+        total = _add_heads(
+            total, a, v, name, inside, mine, log, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP
+        )
     for g in tl.static_range(HEADS):
         tl.store(out + (i.to(tl.int64) * H + first_head + g)[:, None] * D + k[None, :], total[g], both)
 
@@ -121,8 +140,8 @@ def _backward_shared_dst(
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """As `_attend_shared_rows`. With `weighted`, [row tiles, H, D], each program also leaves there the sum of rows of x times the
-    gradients of their logits."""
+    """As `_attend_shared_rows`. With `weighted`, [row tiles, H, D], each program also leaves there the sum of rows of x
+    times the gradients of their logits."""
     first_head = tl.program_id(0) % (H // HEADS) * HEADS
     i = tl.program_id(0) // (H // HEADS) * BR + tl.arange(0, BR)
     k = tl.arange(0, BD)
@@ -131,7 +150,10 @@ def _backward_shared_dst(
     start = tl.load(begin + i, inside, 0)
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     v = row_of(rows, i, inside)
-    mine, log = _per_head(logit_dst, v, first_head, inside, H, HEADS), _per_head(log_sum, v, first_head, inside, H, HEADS)
+    mine, log = (
+        _per_head(logit_dst, v, first_head, inside, H, HEADS),
+        _per_head(log_sum, v, first_head, inside, H, HEADS),
+    )
     out = _per_head(delta, v, first_head, inside, H, HEADS)
     g, total, rows_of_x = (), (), ()
     for h in tl.static_range(HEADS):
@@ -148,7 +170,9 @@ def _backward_shared_dst(
             name = q
             if THRESHOLD > 0:
                 name = edge_name(first, edge, q, v, here)
-            d = _logit_gradients(a, u, name, here, g, mine, log, out, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP)
+            d = _logit_gradients(
+                a, u, name, here, g, mine, log, out, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP
+            )
             total = _plus(total, d, None, HEADS)
             if weighted is not None:
                 rows_of_x = _plus(rows_of_x, d, a, HEADS)
@@ -157,7 +181,9 @@ def _backward_shared_dst(
         name = v
         if THRESHOLD > 0:
             name = own_name(own_names, E, v, inside)
-        d = _logit_gradients(a, v, name, inside, g, mine, log, out, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP)
+        d = _logit_gradients(
+            a, v, name, inside, g, mine, log, out, logit_src, first_head, key, H, HEADS, SLOPE, THRESHOLD, KEEP
+        )
         total = _plus(total, d, None, HEADS)
         if weighted is not None:
             rows_of_x = _plus(rows_of_x, d, a, HEADS)
@@ -173,10 +199,19 @@ def _together(heads: int, numbers: int) -> int:
     return next(g for g in range(_HEADS, 0, -1) if heads % g == 0 and (g == 1 or g * numbers <= _HELD))
 
 
-def _arguments(there: DeviceLists, x: Tensor, heads: int, rule: AttentionRule, shape: dict[str, int]) -> tuple[int, dict[str, Any]]:
+def _arguments(
+    there: DeviceLists, x: Tensor, heads: int, rule: AttentionRule, shape: dict[str, int]
+) -> tuple[int, dict[str, Any]]:
     """Programs of a tile of rows, and what the compiler is told."""
     together = _together(heads, shape["BR"] * shape["BD"])
-    arguments = {"H": heads, "D": x.shape[1], "X_ROW": x.stride(0), "HEADS": together, "LIMIT": there.limit, "SLOPE": rule.slope}
+    arguments = {
+        "H": heads,
+        "D": x.shape[1],
+        "X_ROW": x.stride(0),
+        "HEADS": together,
+        "LIMIT": there.limit,
+        "SLOPE": rule.slope,
+    }
     return heads // together, arguments | shape | {"THRESHOLD": rule.threshold, "KEEP": rule.keep_scale}
 
 
@@ -201,7 +236,19 @@ def attend_shared(
         if len(begin) and result.numel():
             launched: Any = _attend_shared_rows[-(-len(begin) // rows_per) * groups, -(-width // columns)]
             inputs = x, logit_src, logit_dst, log_sum
-            launched(begin, end, rows, there.indices, *names, rule.key, *inputs, result, len(begin), lists.num_edges, **arguments)
+            launched(
+                begin,
+                end,
+                rows,
+                there.indices,
+                *names,
+                rule.key,
+                *inputs,
+                result,
+                len(begin),
+                lists.num_edges,
+                **arguments,
+            )
 
     launch(there.begin, there.end, None, out)
     if (rest := there.rest) is not None:
@@ -237,7 +284,20 @@ def attend_shared_backward(
             weighted = None if needs_x else x.new_empty(tiles, heads, width)
             launched: Any = _backward_shared_dst[(tiles * groups,)]
             inputs = x, *logits, log_sum, grad, delta
-            launched(begin, end, rows, there.indices, *names, rule.key, *inputs, result, weighted, len(begin), lists.num_edges, **arguments)
+            launched(
+                begin,
+                end,
+                rows,
+                there.indices,
+                *names,
+                rule.key,
+                *inputs,
+                result,
+                weighted,
+                len(begin),
+                lists.num_edges,
+                **arguments,
+            )
             if weighted is not None:
                 d_src.add_(weighted.sum(0))
 

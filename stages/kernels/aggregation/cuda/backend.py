@@ -1,12 +1,13 @@
 """Aggregation over in-neighbour lists in a device's memory: Triton kernels, no atomics, the same bits from run to run.
 
-Same names, arguments and results as `cpu.backend`; tensors lie on one CUDA device, or on the CPU under Triton's interpreter, which
-must be on (``TRITON_INTERPRET=1``) before this module is imported. Lists, `rows`, `edge` and `ids` are NumPy arrays on the host; the
-lists travel to the device once (`InLists.on`), the others in every call.
+Same names, arguments and results as `cpu.backend`; tensors lie on one CUDA device, or on the CPU under Triton's
+interpreter, which must be on (``TRITON_INTERPRET=1``) before this module is imported. Lists, `rows`, `edge` and `ids`
+are NumPy arrays on the host; the lists travel to the device once (`InLists.on`), the others in every call.
 
 Reading rows of x bounds all of these kernels: e rows of D numbers, against one row written for each list. So
 
-* a program has a tile of rows x columns: neighbouring threads read neighbouring columns of one source row, in whole sectors;
+* a program has a tile of rows x columns: neighbouring threads read neighbouring columns of one source row, in whole
+  sectors;
 * edges are walked `UNROLL` at a time: their reads do not wait for each other, and hide each other's latency;
 * sums live in registers; a row of the result is written once;
 * a list of thousands of edges is cut (`lists`), so that no program works long after the others are done;
@@ -51,7 +52,9 @@ __all__ = [
 ]
 
 
-def _towards_sources(lists: DeviceLists, rows: Tensor | None, coef: Tensor | None, dtype: torch.dtype) -> tuple[DeviceLists, Tensor | None]:
+def _towards_sources(
+    lists: DeviceLists, rows: Tensor | None, coef: Tensor | None, dtype: torch.dtype
+) -> tuple[DeviceLists, Tensor | None]:
     """The transposed lists, over rows of the result, and what each of their edges counts."""
     back, edge = lists.transposed
     if rows is not None:
@@ -63,12 +66,26 @@ def _on(array: IntArray | None, like: Tensor) -> Tensor | None:
     return None if array is None else on_device(array, like.device)
 
 
-def spmm(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+def spmm(
+    lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
+) -> Tensor:
     """See `cpu.backend.spmm`."""
     base, ids = device_base_and_ids(x)
     out = base.new_empty(lists.num_dst, x.shape[1])
     kind = NOTHING if own is None else ADDED
-    add_lists(lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=kind, own=own, own_rows=lists.num_dst, ids=ids)
+    add_lists(
+        lists.on(x.device),
+        None,
+        base,
+        out,
+        x.shape[1],
+        coef,
+        row_scale,
+        kind=kind,
+        own=own,
+        own_rows=lists.num_dst,
+        ids=ids,
+    )
     return out
 
 
@@ -79,7 +96,9 @@ def spmm_backward(
     out = grad.new_empty(lists.num_src, grad.shape[1])
     back, weight = _towards_sources(lists.on(grad.device), None, coef, grad.dtype)
     kind = NOTHING if own is None else ADDED
-    add_lists(back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst, source_scale=row_scale)
+    add_lists(
+        back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst, source_scale=row_scale
+    )
     return out
 
 
@@ -87,11 +106,15 @@ def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale
     """See `cpu.backend.spmm_beside`."""
     base, ids = device_base_and_ids(x)
     out = base.new_empty(lists.num_dst, 2 * x.shape[1])
-    add_lists(lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=BESIDE, own_rows=lists.num_dst, ids=ids)
+    add_lists(
+        lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=BESIDE, own_rows=lists.num_dst, ids=ids
+    )
     return out
 
 
-def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+def spmm_beside_backward(
+    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+) -> Tensor:
     """See `cpu.backend.spmm_beside_backward`."""
     width = grad.shape[1] // 2
     out = grad.new_empty(lists.num_src, width)
@@ -101,7 +124,12 @@ def spmm_beside_backward(lists: InLists, grad: Tensor, coef: Tensor | None = Non
 
 
 def spmm_into(
-    lists: InLists, rows: IntArray | None, x: Tensor, out: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
+    lists: InLists,
+    rows: IntArray | None,
+    x: Tensor,
+    out: Tensor,
+    coef: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> None:
     """See `cpu.shards.spmm_into`."""
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
@@ -109,7 +137,12 @@ def spmm_into(
 
 
 def spmm_from(
-    lists: InLists, rows: IntArray | None, grad: Tensor, width: int, coef: Tensor | None = None, row_scale: Tensor | None = None
+    lists: InLists,
+    rows: IntArray | None,
+    grad: Tensor,
+    width: int,
+    coef: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> Tensor:
     """See `cpu.backend.spmm_from`."""
     out = grad.new_empty(lists.num_src, width)
@@ -159,7 +192,9 @@ def _max_rows(
     tl.store(arg + place, winner.to(arg.dtype.element_ty), both)
 
 
-def _maxima(lists: DeviceLists, rows: Tensor | None, position: Tensor | None, x: Tensor, out: Tensor, arg: Tensor, into: bool) -> None:
+def _maxima(
+    lists: DeviceLists, rows: Tensor | None, position: Tensor | None, x: Tensor, out: Tensor, arg: Tensor, into: bool
+) -> None:
     width = x.shape[1]
     rows_per, columns = tile(width)
 
@@ -189,7 +224,9 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
     return out, arg
 
 
-def maximum_into(lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor) -> None:
+def maximum_into(
+    lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
+) -> None:
     """See `cpu.shards.maximum_into`."""
     assert out.is_contiguous() and arg.is_contiguous()
     _maxima(lists.on(x.device), _on(rows, x), _on(edge, x), x, out, arg, True)
@@ -240,7 +277,20 @@ def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, a
         if n and width:
             launched: Any = _max_backward_rows[-(-n // rows_per), -(-width // columns)]
             launched(
-                begin, end, dst, positions, given, arg, grad, result, n, width, LIMIT=back.limit, UNROLL=UNROLL, BR=rows_per, BF=columns
+                begin,
+                end,
+                dst,
+                positions,
+                given,
+                arg,
+                grad,
+                result,
+                n,
+                width,
+                LIMIT=back.limit,
+                UNROLL=UNROLL,
+                BR=rows_per,
+                BF=columns,
             )
 
     launch(back.begin, back.end, out)

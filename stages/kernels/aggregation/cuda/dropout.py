@@ -1,7 +1,8 @@
-"""Dropout by counters in a device's memory: same names, arguments and bits as `cpu.dropout`, which says what decides the mask.
+"""Dropout by counters in a device's memory: same names, arguments and bits as `cpu.dropout`, which says what decides
+the mask.
 
-A program has a tile of rows x columns. A row's word of 64 bits is computed once for the tile; what is left for each element are two
-multiplications of 32 bits, fewer than its bytes take to come and go.
+A program has a tile of rows x columns. A row's word of 64 bits is computed once for the tile; what is left for each
+element are two multiplications of 32 bits, fewer than its bytes take to come and go.
 """
 
 from typing import Any
@@ -52,7 +53,8 @@ def scale_kept(x: Tensor, key: int | Tensor, p: float, names: IntArray | Tensor 
     """See `cpu.dropout.scale_kept`. The host waits for nothing.
 
     Args:
-        x: [rows, ...], contiguous; float32 or float64. Rows that are only named (`stages.memory.lazy_rows`) are read where they lie.
+        x: [rows, ...], contiguous; float32 or float64. Rows that are only named (`stages.memory.lazy_rows`) are read
+            where they lie.
         key: uint64, the stream; or int64 [1] on the device of x, its bits.
         p: in (0, 1).
         names: int64 [rows], at least 0, on the device of x or on the host; the rows' own numbers when absent.
@@ -68,5 +70,18 @@ def scale_kept(x: Tensor, key: int | Tensor, p: float, names: IntArray | Tensor 
         at, key = (key, 0) if isinstance(key, Tensor) else (None, key)
         signed = key - 2**64 if key >= 2**63 else key
         threshold = min(round(p * 2**32), 2**32 - 1)
-        launched(base, ids, names, at, out, rows, width, signed, THRESHOLD=threshold, SCALE=1.0 / (1.0 - p), BR=rows_per, BF=columns)
+        launched(
+            base,
+            ids,
+            names,
+            at,
+            out,
+            rows,
+            width,
+            signed,
+            THRESHOLD=threshold,
+            SCALE=1.0 / (1.0 - p),
+            BR=rows_per,
+            BF=columns,
+        )
     return out

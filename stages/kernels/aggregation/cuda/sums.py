@@ -1,4 +1,5 @@
-"""Sums over in-neighbour lists in a device's memory: the kernel that every other one leaves its pieces to. See `cuda.backend`."""
+"""Sums over in-neighbour lists in a device's memory: the kernel that every other one leaves its pieces to. See
+`cuda.backend`."""
 
 from typing import Any
 

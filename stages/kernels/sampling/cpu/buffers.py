@@ -18,7 +18,9 @@ def room(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int
         RunError: `size` is beyond what a minibatch may hold.
     """
     if size >= LIMIT:
-        raise RunError(f"a minibatch would hold {size} edges; at most {LIMIT - 1} fit: use a smaller batch_size, fanout or sizes")
+        raise RunError(
+            f"a minibatch would hold {size} edges; at most {LIMIT - 1} fit: use a smaller batch_size, fanout or sizes"
+        )
     return space.rows(name, (1, size), dtype, keep)[0]
 
 

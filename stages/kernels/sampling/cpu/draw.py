@@ -1,8 +1,9 @@
 """Drawing in-edges of frontier rows, compiled: uniform or weighted, with or without replacement, or all.
 
-All minibatches that one thread holds walk the same stretch of rows of the graph together, so that rows which several of them
-share are read from memory once. Random draws are looked up by (stream, node, draw), so neither the walk nor the number of
-threads can change a sample. Distinct uniform picks: Floyd's algorithm (Bentley, CACM 30(9), 1987), for 64 rows at a time.
+All minibatches that one thread holds walk the same stretch of rows of the graph together, so that rows which several of
+them share are read from memory once. Random draws are looked up by (stream, node, draw), so neither the walk nor the
+number of threads can change a sample. Distinct uniform picks: Floyd's algorithm (Bentley, CACM 30(9), 1987), for 64
+rows at a time.
 """
 
 import numpy as np
@@ -23,7 +24,8 @@ BLOCK_ROWS = 1 << 11
 LINE = 64
 """Bytes of a cache line."""
 STREAM = 8
-"""Cache lines per draw up to which all edges of a block are fetched, in order, before any is drawn. (Measured: at 16 it costs.)"""
+"""Cache lines per draw up to which all edges of a block are fetched, in order, before any is drawn. (Measured: at 16 it
+costs.)"""
 LINES, ASK = 32, 4
 """A processor drops prefetches when too many are under way: so many lines at a time are asked for, that often."""
 
@@ -37,7 +39,8 @@ def _mix(z):
 
 @njit(**JIT)
 def _draw(words, degree, fanout, replace, candidate, repeated, picks):
-    """picks[:fanout, lane] are positions below degree[lane]: independent with `replace`, else distinct by Floyd's algorithm."""
+    """picks[:fanout, lane] are positions below degree[lane]: independent with `replace`, else distinct by Floyd's
+    algorithm."""
     if replace:
         for i in range(fanout):
             step = _U(i + 1) * _GOLDEN
@@ -80,7 +83,24 @@ def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_p
 
 @njit(**JIT)
 def _take_weighted(
-    indptr, sources, weight, nodes, lo, hi, fanout, replace, key, row_ends, edges, positions, keep_positions, e, table, best, place, sums
+    indptr,
+    sources,
+    weight,
+    nodes,
+    lo,
+    hi,
+    fanout,
+    replace,
+    key,
+    row_ends,
+    edges,
+    positions,
+    keep_positions,
+    e,
+    table,
+    best,
+    place,
+    sums,
 ):
     """Sample rows nodes[lo:hi] in proportion to `weight`: an exponential race, or independent draws with `replace`."""
     for f in range(lo, hi):

@@ -90,7 +90,8 @@ def _known(nodes, n, known, local):
 
 @njit(**_JIT)
 def _unite(sources, positions, begin, end, nodes, n, known, found, local):
-    """Append the sources of the edges positions[begin:end] that are not known yet, ascending. `found` is clear before and after."""
+    """Append the sources of the edges positions[begin:end] that are not known yet, ascending. `found` is clear before
+    and after."""
     for e in range(begin, end):
         u = np.int64(sources[positions[e]])
         found[u >> 6] |= _U(1) << _U(u & 63)
@@ -114,15 +115,29 @@ def _renumber(sources, positions, local, out):
 
 
 def _sample(
-    graph: Graph, seeds: npt.NDArray[np.int64], key: np.uint64, fanout: Sequence[int], poisson: bool, space: Workspace, thread: int
+    graph: Graph,
+    seeds: npt.NDArray[np.int64],
+    key: np.uint64,
+    fanout: Sequence[int],
+    poisson: bool,
+    space: Workspace,
+    thread: int,
 ) -> NeighborSample:
     V, ids, n = graph.num_nodes, graph.indices.dtype, len(seeds)
 
     def take(name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
         return room(space, f"labor.{name}.{thread}", max(size, 1), dtype, keep)
 
-    known, found, local = take("known", (V + 63) // 64, np.uint64), take("found", (V + 63) // 64, np.uint64), take("local", V, np.int32)
-    nodes, row_ends, positions = take("nodes", n, ids), take("row_ends", 1, np.int64), take("positions", 1 << 14, np.int64)
+    known, found, local = (
+        take("known", (V + 63) // 64, np.uint64),
+        take("found", (V + 63) // 64, np.uint64),
+        take("local", V, np.int32),
+    )
+    nodes, row_ends, positions = (
+        take("nodes", n, ids),
+        take("row_ends", 1, np.int64),
+        take("positions", 1 << 14, np.int64),
+    )
     found[:] = 0
     nodes[:n], row_ends[0] = seeds, 0
     _known(nodes, n, known, local)
@@ -134,7 +149,9 @@ def _sample(
             row, e = draw_hop(graph.indptr, graph.indices, nodes, row, n, s, poisson, key, row_ends, positions, e)
             if row == n:
                 break
-            positions = take("positions", doubled(len(positions), e + int(graph.in_degree[nodes[row]])), np.int64, keep=e)
+            positions = take(
+                "positions", doubled(len(positions), e + int(graph.in_degree[nodes[row]])), np.int64, keep=e
+            )
         nodes = take("nodes", min(n + e - first, V), ids, keep=n)
         begin, n = n, _unite(graph.indices, positions, first, e, nodes, n, known, found, local)
         ends.append(n)

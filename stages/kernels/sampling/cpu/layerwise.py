@@ -1,8 +1,10 @@
-"""Compiled layer-wise sampling: one pass over the rows' in-edges per hop, GIL-free, the same bits as `reference.layerwise`.
+"""Compiled layer-wise sampling: one pass over the rows' in-edges per hop, GIL-free, the same bits as
+`reference.layerwise`.
 
-P is not formed (`cpu.terms`): darts find the columns, and the pass that extracts the block adds P up at those columns, all of whose
-edges it keeps. Only when the darts hit too few distinct columns is P accumulated and the rest drawn by a race.
-Membership of the columns is a bitmap over V that is cleaned bit by bit, so nothing but its first clearing costs O(V).
+P is not formed (`cpu.terms`): darts find the columns, and the pass that extracts the block adds P up at those columns,
+all of whose edges it keeps. Only when the darts hit too few distinct columns is P accumulated and the rest drawn by a
+race. Membership of the columns is a bitmap over V that is cleaned bit by bit, so nothing but its first clearing costs
+O(V).
 """
 
 from collections.abc import Sequence
@@ -104,7 +106,10 @@ class _Scratch:
         self._space, self._thread = space, thread
         V = graph.num_nodes
         self.ids = graph.indices.dtype
-        self.seen, self.drawn = self.take("seen", (V + 63) // 64, np.uint64), self.take("drawn", (V + 63) // 64, np.uint64)
+        self.seen, self.drawn = (
+            self.take("seen", (V + 63) // 64, np.uint64),
+            self.take("drawn", (V + 63) // 64, np.uint64),
+        )
         self.seen[:] = 0
         self.drawn[:] = 0
         self.local = self.take("local", V, np.int32)
@@ -159,7 +164,9 @@ class _Layers:
         repeats = self.debias == "with_replacement"
         want, limit = (s, s) if repeats else (s + (self.debias == "bottom_k"), budget(s))
         out = scratch.take("out", want, np.int64)
-        found, darts = throw_darts(*common, rows, count, prefix, dart_word(key), want, limit, repeats, scratch.drawn, out)
+        found, darts = throw_darts(
+            *common, rows, count, prefix, dart_word(key), want, limit, repeats, scratch.drawn, out
+        )
         if repeats:
             return with_replacement(out[:found]), total
         if found == want:
@@ -168,7 +175,9 @@ class _Layers:
             columns, mass = np.arange(count), self.rates.everywhere[0]
         else:
             V = self.graph.num_nodes
-            columns, mass, place = (scratch.take(x, V, t) for x, t in (("columns", np.int64), ("mass", np.int64), ("place", np.int32)))
+            columns, mass, place = (
+                scratch.take(x, V, t) for x, t in (("columns", np.int64), ("mass", np.int64), ("place", np.int32))
+            )
             m = add_terms(*common, nodes, n, columns, mass, place, scratch.drawn)
             columns, mass = columns[:m], mass[:m]
         return complete(key, s, out[: min(found, s)].copy(), darts, total, columns, mass), total
@@ -183,7 +192,9 @@ class _Layers:
         size, row, e = 1 << 14, 0, 0
         while True:
             edges = scratch.take("edges", size, scratch.ids, keep=e)
-            values = scratch.take("values", size if weight is not None else 1, np.float32, keep=e if weight is not None else 0)
+            values = scratch.take(
+                "values", size if weight is not None else 1, np.float32, keep=e if weight is not None else 0
+            )
             row, e = _extract(indptr, sources, weight, nodes, row, n, scratch.seen, row_ends, edges, values, e)
             if row == n:
                 break
@@ -200,7 +211,19 @@ class _Layers:
         # `normalise` of the reference multiplies by the inverse, and so does this.
         factor = factors(self.debias, mass.astype(np.float64) * (1.0 / total), nodes[:m], n, drawn)
         out = np.empty(e, np.float32)
-        weigh(indptr, self.rates.sums, nodes, n, row_ends, indices, weight is not None, values, factor, same_scale(self.debias), out)
+        weigh(
+            indptr,
+            self.rates.sums,
+            nodes,
+            n,
+            row_ends,
+            indices,
+            weight is not None,
+            values,
+            factor,
+            same_scale(self.debias),
+            out,
+        )
         return row_ends, indices, out
 
 

@@ -1,7 +1,8 @@
 """Compiled bulk sampling, node by node: parallel over minibatches, GIL-free, and the same bits as `reference.neighbor`.
 
-A hop draws in-edges (`cpu.draw`), then numbers what it found: a bitmap per minibatch brings the new nodes out in ascending order,
-which is what lets the next hop's rows be walked together. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
+A hop draws in-edges (`cpu.draw`), then numbers what it found: a bitmap per minibatch brings the new nodes out in
+ascending order, which is what lets the next hop's rows be walked together. Source of the skeleton: Tripathy, Yelick,
+Buluc, MLSys 2024.
 """
 
 from collections.abc import Sequence
@@ -84,7 +85,8 @@ def _translate(row, end, local, target, base):
 
 @njit(**JIT)
 def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, found, local, words, target, offset):
-    """Append the hop's new nodes in ascending order; after the last hop, which has a `target`, translate the edges of all hops.
+    """Append the hop's new nodes in ascending order; after the last hop, which has a `target`, translate the edges of
+    all hops.
 
     A position never changes once given, so no edge needs to be translated before all are there.
     """
@@ -135,10 +137,15 @@ class _Bulk:
         parallel(_start, [(a, b, flat, offsets, self.nodes, self.known, self.words) for a, b in self.spans])
 
     def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
-        return self.space.rows(name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep)
+        return self.space.rows(
+            name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep
+        )
 
-    def hop(self, ends: list[npt.NDArray[np.int64]], s: int, keys: npt.NDArray[np.uint64], rows: str, last: bool) -> npt.NDArray[np.int64]:
-        """Sample the rows between ends[0] and ends[-1] and number what is new; after the last hop, also write out all edges.
+    def hop(
+        self, ends: list[npt.NDArray[np.int64]], s: int, keys: npt.NDArray[np.uint64], rows: str, last: bool
+    ) -> npt.NDArray[np.int64]:
+        """Sample the rows between ends[0] and ends[-1] and number what is new; after the last hop, also write out all
+        edges.
 
         Args:
             ends: boundaries of stretches of rows; in each stretch but the seeds' the ids ascend.
@@ -156,7 +163,9 @@ class _Bulk:
             parallel(_count, [(a, b, g.indptr, self.nodes, begin, end, s, total) for a, b in self.spans])
         need = int((self.edge_end + total).max(initial=1))
         if need >= 2**31 - 1:
-            raise RunError(f"a minibatch would hold {need} edges; at most {2**31 - 2} fit: use a smaller batch_size or fanout")
+            raise RunError(
+                f"a minibatch would hold {need} edges; at most {2**31 - 2} fit: use a smaller batch_size or fanout"
+            )
         used = int(self.edge_end.max(initial=0))
         self.edges = self._rows("edges", need, keep=used)
         self.positions = self._rows("positions", need if self.keep else 1, np.int64, keep=used if self.keep else 0)
@@ -167,7 +176,20 @@ class _Bulk:
         edge_begin = self.edge_end.copy()
         for lo, hi in zip(ends, ends[1:]):
             ascending = bool(lo.any())
-            walk = (self.nodes, lo, hi, s, self.replace, keys, row_ends, self.edges, self.positions, self.keep, self.edge_end, ascending)
+            walk = (
+                self.nodes,
+                lo,
+                hi,
+                s,
+                self.replace,
+                keys,
+                row_ends,
+                self.edges,
+                self.positions,
+                self.keep,
+                self.edge_end,
+                ascending,
+            )
             if s >= 0 and not len(self.weight):
                 parallel(sample_uniform, [(a, b, g.indptr, g.indices, *walk) for a, b in self.spans])
             else:
@@ -176,7 +198,9 @@ class _Bulk:
         if last:
             size = -(-self.edge_end * self.target.itemsize // ALIGN) * (ALIGN // self.target.itemsize)
             self.offset = np.cumsum(size) - size
-            self.target = Cutter(self.space.output(int(size.sum()) * self.target.itemsize + ALIGN)).cut(int(size.sum()), np.int32)
+            self.target = Cutter(self.space.output(int(size.sum()) * self.target.itemsize + ALIGN)).cut(
+                int(size.sum()), np.int32
+            )
         parallel(
             _number,
             [
@@ -187,7 +211,9 @@ class _Bulk:
         )  # fmt: skip
         return row_ends
 
-    def copied(self, source: npt.NDArray[Any], begin: Any, count: Any, base: Any, dtype: npt.DTypeLike) -> list[npt.NDArray[Any]]:
+    def copied(
+        self, source: npt.NDArray[Any], begin: Any, count: Any, base: Any, dtype: npt.DTypeLike
+    ) -> list[npt.NDArray[Any]]:
         """source[q, begin[q]:begin[q]+count[q]] - base[q] for every minibatch, in one output buffer."""
         count, begin = np.broadcast_to(count, self.k), np.broadcast_to(begin, self.k)
         cutter = Cutter(self.space.output(sum(padded(int(n), dtype) for n in count) + 64))
@@ -216,7 +242,9 @@ def neighbor(
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `reference.neighbor.neighbor`: the same arguments, the same bits."""
-    bulk = _Bulk(graph, seeds, workspace if workspace is not None else Workspace(), probability, replace, keep_positions)
+    bulk = _Bulk(
+        graph, seeds, workspace if workspace is not None else Workspace(), probability, replace, keep_positions
+    )
     k = bulk.k
     if not k:
         return []
@@ -227,7 +255,11 @@ def neighbor(
             # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
             s = min(s, int(graph.in_degree.max(initial=1)))
         ends = node_ends[-2:] if expand == "new" else node_ends
-        row_ends.append(bulk.hop(ends, s, keys[:, h].copy(), "row_ends" if expand == "new" else f"row_ends{h}", h == len(fanout) - 1))
+        row_ends.append(
+            bulk.hop(
+                ends, s, keys[:, h].copy(), "row_ends" if expand == "new" else f"row_ends{h}", h == len(fanout) - 1
+            )
+        )
         node_ends.append(bulk.node_end.copy())
         edge_ends.append(bulk.edge_end.copy())
     # One list over all hops, or one for each: (row ends, number of rows, where its edges begin and end).

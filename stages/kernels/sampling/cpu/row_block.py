@@ -1,8 +1,9 @@
-"""Compiled sampling in one block of rows, for whoever asks, and what those who ask make of the answers. No array of V entries.
+"""Compiled sampling in one block of rows, for whoever asks, and what those who ask make of the answers. No array of V
+entries.
 
-An owner has the in-edges of rows [first, first + N) with global sources; what it draws are the bits that `cpu.neighbor`, `cpu.labor` and
-`cpu.layerwise` draw in the whole graph. Where those mark nodes in bitmaps and tables over all V nodes, this has a hash table over the
-nodes of one minibatch.
+An owner has the in-edges of rows [first, first + N) with global sources; what it draws are the bits that
+`cpu.neighbor`, `cpu.labor` and `cpu.layerwise` draw in the whole graph. Where those mark nodes in bitmaps and tables
+over all V nodes, this has a hash table over the nodes of one minibatch.
 """
 
 from dataclasses import dataclass
@@ -105,7 +106,9 @@ def draw_rows(
     return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)
 
 
-def draw_labor(graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[np.uint64], fanout: int, poisson: bool) -> Drawn:
+def draw_labor(
+    graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[np.uint64], fanout: int, poisson: bool
+) -> Drawn:
     """What `cpu.labor.labor` draws for these rows in one hop; arguments as of `draw_rows`."""
     parts: list[tuple[IdArray, IdArray]] = [(np.empty(0, np.int64), np.empty(0, np.int64))] * len(keys)
 
@@ -148,7 +151,8 @@ def _fill(table, shift, nodes):
 
 @njit(**JIT)
 def _find_new(table, shift, sources, e, found, n, most):
-    """Put sources from e on into the table; those that were not there go to `found`. Stops where `most` have been found."""
+    """Put sources from e on into the table; those that were not there go to `found`. Stops where `most` have been
+    found."""
     end = len(sources)
     while e < end and n < most:
         if e + AHEAD < end:
@@ -227,7 +231,9 @@ def _gather(starts, counts, source, ends, out):
             out[e + k] = source[s + k]
 
 
-def in_order(order: IdArray, counts: npt.NDArray[np.integer], *values: npt.NDArray[Any]) -> tuple[IdArray, list[npt.NDArray[Any]]]:
+def in_order(
+    order: IdArray, counts: npt.NDArray[np.integer], *values: npt.NDArray[Any]
+) -> tuple[IdArray, list[npt.NDArray[Any]]]:
     """Segments as they were asked for, of segments that came in another order.
 
     Args:
@@ -257,7 +263,8 @@ def _resolve(indptr, sources, weight, degree, scale, one, first, rows, rests, ou
 
 
 def resolve(common: Common, first: int, rows: IdArray, rests: IdArray, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
-    """The column of the term of each row in which each dart has landed; `common` as in `cpu.terms.Rates`, of a block."""
+    """The column of the term of each row in which each dart has landed; `common` as in `cpu.terms.Rates`, of a
+    block."""
     out = np.empty(len(rows), dtype)
     _resolve(*common, first, rows, rests, out)
     return out
@@ -291,8 +298,8 @@ def extract(
         nodes: distinct global ids.
         rows: int64, global ids of rows of the block.
 
-    Returns:
-        int32 [rows], edges of each; int32 [e], places in `nodes`; float32 [e], weights, or nothing for an unweighted graph.
+    Returns: int32 [rows], edges of each; int32 [e], places in `nodes`; float32 [e], weights, or nothing for an
+        unweighted graph.
     """
     table, shift = _table(nodes, len(nodes))
     room = int(graph.in_degree[rows - first].sum())

@@ -1,6 +1,7 @@
 """P = Q (W o W) without forming it: darts at its terms, compiled; and P itself where darts are not enough.
 
-A dart at the terms picks a row by its mass (1 / (degree + 1) without weights) and then one of the row's entries: two cache misses.
+A dart at the terms picks a row by its mass (1 / (degree + 1) without weights) and then one of the row's entries: two
+cache misses.
 """
 
 from weakref import WeakKeyDictionary
@@ -60,7 +61,8 @@ def _row_tables(indptr, weight, scale, one, degree, mass, sums):
 
 @njit(**JIT)
 def add_terms(indptr, sources, weight, degree, scale, one, nodes, n, columns, mass, place, seen):
-    """Add up P over the rows nodes[:n]: columns[:m] in order of appearance and mass[:m]; `seen` is clear before and after."""
+    """Add up P over the rows nodes[:n]: columns[:m] in order of appearance and mass[:m]; `seen` is clear before and
+    after."""
     own = np.int64(1) if weight is None else integer(1.0, scale)
     m = 0
     for i in range(n):
@@ -131,7 +133,11 @@ def throw_darts(indptr, sources, weight, degree, scale, one, nodes, n, prefix, w
                 a = m
             else:
                 b = m
-        u = np.int64(a) if nodes is None else column(indptr, sources, weight, degree, scale, one, nodes[a], x - prefix[a], nodes[a])
+        u = (
+            np.int64(a)
+            if nodes is None
+            else column(indptr, sources, weight, degree, scale, one, nodes[a], x - prefix[a], nodes[a])
+        )
         if repeats or has(drawn, u) == _U(0):
             out[found] = u
             found += 1

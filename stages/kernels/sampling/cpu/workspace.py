@@ -14,8 +14,8 @@ POOL = 16
 class Workspace:
     """Buffers for one sampling thread: scratch arrays, and outputs that come back by themselves.
 
-    An output buffer is handed out again once nothing views it any more (its reference count says so), so callers simply drop
-    their minibatches; nobody can be left with one that changes under their hands.
+    An output buffer is handed out again once nothing views it any more (its reference count says so), so callers simply
+    drop their minibatches; nobody can be left with one that changes under their hands.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,8 @@ class Workspace:
         if old is not None and old.dtype == dtype:
             if old.shape[0] >= shape[0] and old.shape[1] >= shape[1]:
                 return old
-            # Grown with slack, so that sizes which creep up from bulk to bulk do not pay each time; pages never touched cost nothing.
+            # Grown with slack, so that sizes which creep up from bulk to bulk do not pay each time; pages never touched
+            # cost nothing.
             columns = old.shape[1] if old.shape[1] >= shape[1] else shape[1] * 5 // 4
             new = np.empty((max(shape[0], old.shape[0]), columns), dtype)
             new[: old.shape[0], :keep] = old[:, :keep]

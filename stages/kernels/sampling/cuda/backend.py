@@ -1,7 +1,8 @@
 """The sampling kernels of a GPU, in Triton and torch, under the names that every backend exports.
 
-Here NumPy's arrays become tensors and come back, or stay on the device (`*_pieces`); `cuda.neighbor` and `cuda.layerwise` say how a bulk
-is drawn. Nothing else imports Triton, and nothing here needs numba: the machine with the GPU may lack it.
+Here NumPy's arrays become tensors and come back, or stay on the device (`*_pieces`); `cuda.neighbor` and
+`cuda.layerwise` say how a bulk is drawn. Nothing else imports Triton, and nothing here needs numba: the machine with
+the GPU may lack it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,17 @@ from .graph import TABLE_BYTES, DeviceGraph, Workspace, moved, on_device, stride
 from .renumber import before
 from .terms import terms
 
-__all__ = ["Workspace", "device", "fastgcn", "labor", "labor_pieces", "ladies", "layer_pieces", "neighbor", "neighbor_pieces"]
+__all__ = [
+    "Workspace",
+    "device",
+    "fastgcn",
+    "labor",
+    "labor_pieces",
+    "ladies",
+    "layer_pieces",
+    "neighbor",
+    "neighbor_pieces",
+]
 
 
 def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
@@ -49,7 +60,10 @@ def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
     nodes = _cut(made.rows.nodes, made.node_ends[-1])
     ends = np.stack(made.node_ends, axis=1).tolist()
     lists = [
-        [EdgeList(*parts) for parts in zip(_cut(x.indptr, x.rows + 1), _cut(x.indices, x.edges), _cut(x.positions, x.edges))]
+        [
+            EdgeList(*parts)
+            for parts in zip(_cut(x.indptr, x.rows + 1), _cut(x.indices, x.edges), _cut(x.positions, x.edges))
+        ]
         for x in made.lists
     ]
     return [NeighborSample(nodes[q], tuple(ends[q]), tuple(x[q] for x in lists)) for q in range(len(nodes))]
@@ -83,7 +97,11 @@ def neighbor_pieces(
 
 
 def neighbor(
-    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], fanout: Sequence[int], **options: Any
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    fanout: Sequence[int],
+    **options: Any,
 ) -> list[NeighborSample]:
     """See `reference.neighbor.neighbor`: the same arguments, the same bits.
 
@@ -112,7 +130,11 @@ def labor_pieces(
 
 
 def labor(
-    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], fanout: Sequence[int], **options: Any
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    fanout: Sequence[int],
+    **options: Any,
 ) -> list[NeighborSample]:
     """See `reference.labor.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
     return [s for _, made in labor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
@@ -150,18 +172,31 @@ def layer_pieces(
     known, space = terms(graph), workspace if workspace is not None else Workspace()
     for piece in _pieces(known.graph, len(seeds)):
         flat, counts = _flat(known.graph, seeds[piece])
-        yield piece, layerwise_cuda.layers(known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space)
+        yield (
+            piece,
+            layerwise_cuda.layers(
+                known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space
+            ),
+        )
 
 
 def ladies(
-    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], sizes: Sequence[int], **options: Any
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    **options: Any,
 ) -> list[LayerSample]:
     """See `reference.layerwise.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
     return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=False, **options) for s in _layers(made)]
 
 
 def fastgcn(
-    graph: Graph, seeds: Sequence[npt.NDArray[np.integer]], keys: npt.NDArray[np.uint64], sizes: Sequence[int], **options: Any
+    graph: Graph,
+    seeds: Sequence[npt.NDArray[np.integer]],
+    keys: npt.NDArray[np.uint64],
+    sizes: Sequence[int],
+    **options: Any,
 ) -> list[LayerSample]:
     """See `reference.layerwise.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
     return [s for _, made in layer_pieces(graph, seeds, keys, sizes, every_row=True, **options) for s in _layers(made)]

@@ -12,7 +12,21 @@ from .graph import DeviceGraph, Tables
 
 @triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])
 def _compact(
-    indptr, sources, nodes, owner, ends, flags, place, found, edges, positions, num_rows, num_edges, stride, steps, BLOCK: tl.constexpr
+    indptr,
+    sources,
+    nodes,
+    owner,
+    ends,
+    flags,
+    place,
+    found,
+    edges,
+    positions,
+    num_rows,
+    num_edges,
+    stride,
+    steps,
+    BLOCK: tl.constexpr,
 ):
     """Write the flagged edges where `place` says, and mark their sources."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -30,7 +44,8 @@ def _compact(
 
 
 def compacted(graph: DeviceGraph, rows: Rows, ends: Tensor, flags: Tensor, tables: Tables) -> Drawn:
-    """The flagged in-edges of each row, in the graph's order; their sources are marked in `tables`. The host waits for their number.
+    """The flagged in-edges of each row, in the graph's order; their sources are marked in `tables`. The host waits for
+    their number.
 
     Args:
         graph: in-neighbour lists.

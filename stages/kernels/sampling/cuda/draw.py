@@ -1,9 +1,9 @@
 """Drawing in-edges of the rows of a whole bulk on the device: uniform or weighted, with or without replacement, or all.
 
-A tile of rows and draws is one program's: all random numbers of the tile at once, then Floyd's algorithm column by column, in
-registers (Bentley, CACM 30(9), 1987). What is drawn is written where it stays and marked in its minibatch's table in passing, so
-an edge costs its source's cache line, its own 4 or 8 bytes, and one mark.
-Where every in-edge of a row must be looked at, a program takes a stretch of edges, not of rows: hubs cost no more than others.
+A tile of rows and draws is one program's: all random numbers of the tile at once, then Floyd's algorithm column by
+column, in registers (Bentley, CACM 30(9), 1987). What is drawn is written where it stays and marked in its minibatch's
+table in passing, so an edge costs its source's cache line, its own 4 or 8 bytes, and one mark. Where every in-edge of a
+row must be looked at, a program takes a stretch of edges, not of rows: hubs cost no more than others.
 """
 
 from dataclasses import dataclass
@@ -132,7 +132,8 @@ def _take(
     indptr, sources, nodes, owner, ends, order, all_ends, found, edges, positions, num_rows, num_edges, stride, steps,
     ORDERED: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first edges of each row, or with ORDERED the first of `order`, which lists all rows' edges; as many as `ends` has room for."""
+    """The first edges of each row, or with ORDERED the first of `order`, which lists all rows' edges; as many as `ends`
+    has room for."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
     e = tl.where(some, e, 0)
@@ -163,7 +164,9 @@ def exponential(bits, table):
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])
-def _race(indptr, weight, nodes, owner, keys, ends, table, finish, row, num_rows, num_edges, steps, BLOCK: tl.constexpr):
+def _race(
+    indptr, weight, nodes, owner, keys, ends, table, finish, row, num_rows, num_edges, steps, BLOCK: tl.constexpr
+):
     """When each in-edge of each row finishes, as the bits of a float64; and its row."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
@@ -197,7 +200,15 @@ def degrees(graph: DeviceGraph, rows: Rows) -> Tensor:
 
 
 def draw(
-    graph: DeviceGraph, rows: Rows, keys: Tensor, fanout: int, tables: Tables, *, replace: bool, weights: Weights | None, keep: bool
+    graph: DeviceGraph,
+    rows: Rows,
+    keys: Tensor,
+    fanout: int,
+    tables: Tables,
+    *,
+    replace: bool,
+    weights: Weights | None,
+    keep: bool,
 ) -> Drawn:
     """Draw up to `fanout` in-edges of each row and mark their sources in `tables`.
 
@@ -270,6 +281,18 @@ def _finishers(graph: DeviceGraph, rows: Rows, keys: Tensor, weights: Weights, a
     row = torch.empty(count, dtype=torch.int32, device=graph.device)
     table = moved(log2_table(), graph.device)
     launch(_race, programs(count, BLOCK))(
-        graph.indptr, weights.weight, rows.nodes, rows.owner, keys, all_ends, table, finish, row, n, count, n.bit_length(), BLOCK=BLOCK
+        graph.indptr,
+        weights.weight,
+        rows.nodes,
+        rows.owner,
+        keys,
+        all_ends,
+        table,
+        finish,
+        row,
+        n,
+        count,
+        n.bit_length(),
+        BLOCK=BLOCK,
     )
     return ranked(finish, row)

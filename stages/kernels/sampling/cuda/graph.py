@@ -145,7 +145,9 @@ def reachable(array: npt.NDArray[Any], to: torch.device, where: Place) -> Tensor
     """
     if near(array.nbytes, to, where):
         return moved(array, to)
-    locked = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=to.type == "cuda")
+    locked = torch.empty(
+        array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=to.type == "cuda"
+    )
     locked.numpy()[...] = array
     return locked
 
@@ -190,10 +192,16 @@ class Workspace:
         self._tables: Tables | None = None
 
     def take(self, k: int, graph: DeviceGraph) -> Tables:
-        """Clear tables for k minibatches. They are the caller's until it puts them back, so what fails half way spoils nothing."""
+        """Clear tables for k minibatches. They are the caller's until it puts them back, so what fails half way spoils
+        nothing."""
         tables, self._tables = self._tables, None
         width = stride(graph.num_nodes)
-        if tables is None or tables.stride != width or len(tables.local) < k * width or tables.local.device != graph.device:
+        if (
+            tables is None
+            or tables.stride != width
+            or len(tables.local) < k * width
+            or tables.local.device != graph.device
+        ):
             local = torch.full((k * width,), -1, dtype=torch.int32, device=graph.device)
             return Tables(local, torch.zeros(k * width, dtype=torch.uint8, device=graph.device), width)
         return tables

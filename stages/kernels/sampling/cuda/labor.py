@@ -1,10 +1,12 @@
-"""LABOR-0 on the device: every in-edge of the frontier is looked at by the program that has its stretch; bits as `reference.labor`.
+"""LABOR-0 on the device: every in-edge of the frontier is looked at by the program that has its stretch; bits as
+`reference.labor`.
 
-In-edges are hundreds of times the edges that are kept, so nothing is written for each of them: one pass counts what is taken, and
-another computes the same again and writes it. Poisson draws decide an edge by itself: what they take is the sample. Rows of exact size
-first take candidates, by a Poisson draw of somewhat more than they need: candidates have smaller words than all others, so those of the
-smallest words are among them wherever there are enough. Then candidates alone are ranked, each row's in registers. A row that
-has too few of them (one of a million, or more where most of a hub's edges are parallel) takes all its edges for candidates.
+In-edges are hundreds of times the edges that are kept, so nothing is written for each of them: one pass counts what is
+taken, and another computes the same again and writes it. Poisson draws decide an edge by itself: what they take is the
+sample. Rows of exact size first take candidates, by a Poisson draw of somewhat more than they need: candidates have
+smaller words than all others, so those of the smallest words are among them wherever there are enough. Then candidates
+alone are ranked, each row's in registers. A row that has too few of them (one of a million, or more where most of a
+hub's edges are parallel) takes all its edges for candidates.
 """
 
 from collections.abc import Sequence
@@ -34,9 +36,8 @@ def _wanted(s: int) -> int:
 def _look(indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK: tl.constexpr):
     """The edges of this program's stretch.
 
-    Returns:
-        Which there are, the edge among all, its row, the row's first edge and degree, the node's first edge in the graph, the source,
-        its word, and whether a Poisson draw of `bound` edges takes it.
+    Returns: Which there are, the edge among all, its row, the row's first edge and degree, the node's first edge in the
+        graph, the source, its word, and whether a Poisson draw of `bound` edges takes it.
     """
     p = tl.program_id(0).to(tl.int64)
     e = p * BLOCK + tl.arange(0, BLOCK)
@@ -79,7 +80,8 @@ def _write(
     indptr, sources, nodes, owner, keys, ends, block_rows, offsets, row_begin, taken_ends, found, edges, positions, words, places,
     num_edges, bound, stride, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write what is taken: the sample, marked, or with EXACT the candidates' words and which edge of its row each is."""
+    """Write what is taken: the sample, marked, or with EXACT the candidates' words and which edge of its row each
+    is."""
     some, e, f, first, degree, start, u, word, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
@@ -133,7 +135,21 @@ def _pick_of_few(
 
 @triton.jit(do_not_specialize=["fanout"])
 def _pick_of_many(
-    indptr, sources, nodes, owner, taken_ends, words, places, ends, found, edges, positions, many, fanout, stride, BLOCK: tl.constexpr
+    indptr,
+    sources,
+    nodes,
+    owner,
+    taken_ends,
+    words,
+    places,
+    ends,
+    found,
+    edges,
+    positions,
+    many,
+    fanout,
+    stride,
+    BLOCK: tl.constexpr,
 ):
     """The same for one long row: bit by bit, the largest word that fewer than `fanout` are below."""
     f = tl.load(many + tl.program_id(0))
@@ -223,7 +239,14 @@ def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, 
 
 
 def labor(
-    graph: DeviceGraph, seeds: Tensor, counts: Counts, keys: Tensor, fanout: Sequence[int], *, poisson: bool, workspace: Workspace
+    graph: DeviceGraph,
+    seeds: Tensor,
+    counts: Counts,
+    keys: Tensor,
+    fanout: Sequence[int],
+    *,
+    poisson: bool,
+    workspace: Workspace,
 ) -> DeviceSample:
     """See `reference.labor.labor`.
 

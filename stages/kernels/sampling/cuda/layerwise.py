@@ -1,10 +1,13 @@
-"""LADIES and FastGCN on the device: the minibatches of a bulk take each hop together, with the same bits as `reference.layerwise`.
+"""LADIES and FastGCN on the device: the minibatches of a bulk take each hop together, with the same bits as
+`reference.layerwise`.
 
-The device throws the darts, finds the edges and adds up P at their sources; the host only makes one factor for each source and hop,
-by the code that the other kernels run, as no two libraries agree about `expm1`. Darts do not wait for each other: all that may be
-needed are thrown, and those beyond the last that counts are dropped. In minibatches whose darts hit too few columns the rest is drawn
-by a race as elsewhere: P is added up here, and `layerwise.complete` runs on the host. That is rare unless nearly all candidates are wanted.
-Weights are added up row by row in the order of the edges, by additions alone, so that no compiler can fuse them with a product.
+The device throws the darts, finds the edges and adds up P at their sources; the host only makes one factor for each
+source and hop, by the code that the other kernels run, as no two libraries agree about `expm1`. Darts do not wait for
+each other: all that may be needed are thrown, and those beyond the last that counts are dropped. In minibatches whose
+darts hit too few columns the rest is drawn
+by a race as elsewhere: P is added up here, and `layerwise.complete` runs on the host. That is rare unless nearly all
+candidates are wanted. Weights are added up row by row in the order of the edges, by additions alone, so that no
+compiler can fuse them with a product.
 """
 
 from collections.abc import Sequence
@@ -93,7 +96,8 @@ class _Sample:
     """SAMPLE of a hop."""
 
     drawn: list[Drawn]
-    """k draws. Where darts were enough and may not repeat, their nodes stay on the device, and `Drawn.nodes` is empty."""
+    """k draws. Where darts were enough and may not repeat, their nodes stay on the device, and `Drawn.nodes` is
+    empty."""
     total: Counts
     """int64 [k], the sum of P."""
 
@@ -109,7 +113,10 @@ class _Layers:
         """Throw darts, and mark the columns that are drawn."""
         k, to = len(keys), self.graph.device
         if self.every_row:
-            first, last = torch.zeros(k, dtype=torch.int64, device=to), torch.full((k,), self.graph.num_nodes, device=to)
+            first, last = (
+                torch.zeros(k, dtype=torch.int64, device=to),
+                torch.full((k,), self.graph.num_nodes, device=to),
+            )
             prefix = self.terms.everywhere[1]
         else:
             ends = moved(before(group.counts), to)
@@ -133,7 +140,10 @@ class _Layers:
         want = s + (self.debias == "bottom_k")
         found, darts, whole = torch.stack([rank[:, -1], 1 + (rank < want).sum(1), sums]).cpu().numpy()
         none, late = np.empty(0, np.int64), self.debias == "bottom_k"
-        drawn = [Drawn(none, None, clock(int(keys[q]), int(darts[q])) if late and found[q] >= want else np.inf) for q in range(k)]
+        drawn = [
+            Drawn(none, None, clock(int(keys[q]), int(darts[q])) if late and found[q] >= want else np.inf)
+            for q in range(k)
+        ]
         short = np.flatnonzero((found < want) & (whole > 0))
         if len(short):
             hit = [h[n][:s] for h, n in zip(hits[moved(short, to)].cpu().numpy(), new[moved(short, to)].cpu().numpy())]
@@ -143,7 +153,9 @@ class _Layers:
             self.tables.found[moved(marks, to)] = 1
         return _Sample(drawn, whole)
 
-    def _candidates(self, group: Group, short: npt.NDArray[np.int64]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    def _candidates(
+        self, group: Group, short: npt.NDArray[np.int64]
+    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Of each minibatch in `short`, the columns of P that are not 0, and P there, on the host."""
         if self.every_row:
             mass = self.terms.everywhere[0].cpu().numpy()
@@ -172,7 +184,13 @@ class _Layers:
         message, src = (np.split(x.cpu().numpy(), node_at[1:-1]) for x in (mass, nodes.rows.nodes))
         factor = [
             # `normalise` of the reference multiplies by the inverse, and so does this.
-            factors(self.debias, message[q].astype(np.float64) * (1.0 / max(int(sample.total[q]), 1)), src[q], int(n), sample.drawn[q])
+            factors(
+                self.debias,
+                message[q].astype(np.float64) * (1.0 / max(int(sample.total[q]), 1)),
+                src[q],
+                int(n),
+                sample.drawn[q],
+            )
             for q, n in enumerate(hop.group.counts)
         ]
         c = moved(np.concatenate(factor), to)[column]

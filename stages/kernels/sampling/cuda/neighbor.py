@@ -1,16 +1,18 @@
-"""Bulk sampling, node by node, on the device: the minibatches of a bulk are drawn together, with the same bits as `reference.neighbor`.
+"""Bulk sampling, node by node, on the device: the minibatches of a bulk are drawn together, with the same bits as
+`reference.neighbor`.
 
-What is here takes and returns tensors on the device and is the host's only in sizes: one wait a hop, for how much was found (and
-one before it where not even a bound is known: all in-edges, or races). `cuda` turns it to and from NumPy.
+What is here takes and returns tensors on the device and is the host's only in sizes: one wait a hop, for how much was
+found (and one before it where not even a bound is known: all in-edges, or races). `cuda` turns it to and from NumPy.
 
-Why tables of k V entries, and not sorted keys (minibatch, node): sorting an edge's 64-bit key takes some eight passes over it,
-200 bytes or more; a table takes one mark and one look, two cache lines, most of them in the second-level cache, as programs go by
-in the order of minibatches and few minibatches' tables are in use at a time (5 V bytes each). Why bytes and not bits: marking a
-bit needs an atomic operation, a byte a plain store that many may do at once; looking through V bytes a hop and minibatch costs
-1 ms per 3 GB. Bulks whose tables would pass `TABLE_BYTES` are drawn in pieces, which changes no bit: a minibatch does not depend on
-its bulk.
+Why tables of k V entries, and not sorted keys (minibatch, node): sorting an edge's 64-bit key takes some eight passes
+over it, 200 bytes or more; a table takes one mark and one look, two cache lines, most of them in the second-level
+cache, as programs go by in the order of minibatches and few minibatches' tables are in use at a time (5 V bytes each).
+Why bytes and not bits: marking a bit needs an atomic operation, a byte a plain store that many may do at once; looking
+through V bytes a hop and minibatch costs 1 ms per 3 GB. Bulks whose tables would pass `TABLE_BYTES` are drawn in
+pieces, which changes no bit: a minibatch does not depend on its bulk.
 
-Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes written and read, a mark, a look into the table and
+Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes written and read, a mark, a look into the
+    table and
 4 bytes written: 80 to 150 bytes. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
 """
 
@@ -45,7 +47,14 @@ class DeviceSample:
 
 
 def expand(
-    graph: DeviceGraph, seeds: Tensor, counts: Counts, fanout: Sequence[int], draw_hop: Draw, *, again: bool, workspace: Workspace
+    graph: DeviceGraph,
+    seeds: Tensor,
+    counts: Counts,
+    fanout: Sequence[int],
+    draw_hop: Draw,
+    *,
+    again: bool,
+    workspace: Workspace,
 ) -> DeviceSample:
     """Hop after hop: draw, number what is new; after the last, translate.
 
@@ -86,7 +95,9 @@ def expand(
 def check_int32(edges: int) -> None:
     """Raises RunError if one minibatch cannot have so many edges."""
     if edges >= room.LIMIT:
-        raise RunError(f"a minibatch would hold {edges} edges; at most {room.LIMIT - 1} fit: use a smaller batch_size, fanout or sizes")
+        raise RunError(
+            f"a minibatch would hold {edges} edges; at most {room.LIMIT - 1} fit: use a smaller batch_size, fanout or sizes"
+        )
 
 
 def neighbor(

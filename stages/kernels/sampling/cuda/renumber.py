@@ -1,7 +1,9 @@
-"""New nodes of a bulk in ascending order, their numbers, and what a bulk's hops give when they are put together, on the device.
+"""New nodes of a bulk in ascending order, their numbers, and what a bulk's hops give when they are put together, on the
+device.
 
-A minibatch's table says of each of the V nodes whether it was found, in a byte, and which number it has, in four. Programs count
-what is found but has no number, and, once the host knows how many there are, write it out: the table's order is the ascending one.
+A minibatch's table says of each of the V nodes whether it was found, in a byte, and which number it has, in four.
+Programs count what is found but has no number, and, once the host knows how many there are, write it out: the table's
+order is the ascending one.
 """
 
 from dataclasses import dataclass
@@ -63,7 +65,9 @@ def _place(values, owner, shift, add, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _translate(sources, positions, bounds, shift, local, stride, indices, kept, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+def _translate(
+    sources, positions, bounds, shift, local, stride, indices, kept, KEEP: tl.constexpr, BLOCK: tl.constexpr
+):
     q = tl.program_id(1).to(tl.int64)
     e = tl.load(bounds + q) + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < tl.load(bounds + q + 1)
@@ -129,7 +133,14 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
     rows = Rows(nodes, torch.empty(len(nodes), dtype=torch.int32, device=device))
     if len(nodes):
         launch(_name, len(counts))(
-            tables.found, tables.local, offsets, moved(known, device), rows.nodes, rows.owner, tables.programs, BLOCK=SCAN
+            tables.found,
+            tables.local,
+            offsets,
+            moved(known, device),
+            rows.nodes,
+            rows.owner,
+            tables.programs,
+            BLOCK=SCAN,
         )
     return Group(rows, new), message[: len(beside)]
 
@@ -149,7 +160,9 @@ def _put(values: Tensor, group: Group, shift: Counts, add: Counts, out: Tensor) 
     """out[i + shift[q]] = values[i] + add[q] for row i of minibatch q."""
     n, device = len(group.rows.owner), out.device
     if n:
-        launch(_place, programs(n, BLOCK))(values, group.rows.owner, moved(shift, device), moved(add, device), out, n, BLOCK=BLOCK)
+        launch(_place, programs(n, BLOCK))(
+            values, group.rows.owner, moved(shift, device), moved(add, device), out, n, BLOCK=BLOCK
+        )
 
 
 def merged(groups: list[Group]) -> Group:

@@ -1,7 +1,9 @@
-"""P = Q (W o W) without forming it, on the device: darts at its terms, all darts of a bulk at once; and P itself where asked for.
+"""P = Q (W o W) without forming it, on the device: darts at its terms, all darts of a bulk at once; and P itself where
+asked for.
 
-What the weights are in fixed point is computed once per graph, on the host, by the very functions of `layered`: no device's arithmetic
-can show in it. A dart finds its row and then its term by bisection, so hubs cost a few steps more, not a walk as in `cpu.terms`.
+What the weights are in fixed point is computed once per graph, on the host, by the very functions of `layered`: no
+device's arithmetic can show in it. A dart finds its row and then its term by bisection, so hubs cost a few steps more,
+not a walk as in `cpu.terms`.
 """
 
 from dataclasses import dataclass
@@ -86,14 +88,17 @@ class Terms:
 
     @cached_property
     def everywhere(self) -> tuple[Tensor, Tensor]:
-        """P over all V rows, int64 [V], and its prefix sums, int64 [V+1]. Made at the first call; E int64 numbers or two on the way."""
+        """P over all V rows, int64 [V], and its prefix sums, int64 [V+1]. Made at the first call; E int64 numbers or
+        two on the way."""
         degree = self.graph.indptr.diff()
         term = torch.repeat_interleave(self.loop, degree) if self.sums is None else self.sums.diff()
         # Integers: the order in which a device adds them up does not show.
         importance = self.loop.clone().index_add_(0, self.graph.indices, term)
         return importance, cumulated(importance)
 
-    def throw(self, rows: Rows | None, first: Tensor, last: Tensor, prefix: Tensor, words: Tensor, limit: int) -> Tensor:
+    def throw(
+        self, rows: Rows | None, first: Tensor, last: Tensor, prefix: Tensor, words: Tensor, limit: int
+    ) -> Tensor:
         """int64 [k, limit]: the columns that the darts of each minibatch hit.
 
         Args:
@@ -116,7 +121,8 @@ class Terms:
         return hits
 
     def add_up(self, rows: Rows, stride: int) -> tuple[Tensor, Tensor]:
-        """P over the rows of some minibatches: int64 [m] ``minibatch * stride + column``, ascending, and int64 [m] its value, positive.
+        """P over the rows of some minibatches: int64 [m] ``minibatch * stride + column``, ascending, and int64 [m] its
+        value, positive.
 
         The host waits for m and for how many terms there are.
         """
@@ -136,7 +142,8 @@ _terms: WeakKeyDictionary[Graph, Terms] = WeakKeyDictionary()
 
 
 def terms(graph: Graph) -> Terms:
-    """The graph's `Terms`; made once, kept as long as the graph lives. With weights the host needs some E int64 numbers on the way.
+    """The graph's `Terms`; made once, kept as long as the graph lives. With weights the host needs some E int64 numbers
+    on the way.
 
     Raises:
         InputError: there is no GPU, or the topology is not in its memory.

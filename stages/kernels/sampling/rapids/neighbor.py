@@ -79,9 +79,11 @@ class _OnDevice:
 
 
 class AcrossGpus:
-    """`neighbor` by P processes with a GPU each, over which a graph's edges are spread: each draws its own minibatches from all of it.
+    """`neighbor` by P processes with a GPU each, over which a graph's edges are spread: each draws its own minibatches
+    from all of it.
 
-    All of them make one and call `neighbor` equally often, at the same time, with seeds or without: each call waits for the others.
+    All of them make one and call `neighbor` equally often, at the same time, with seeds or without: each call waits for
+    the others.
 
     Args:
         graph: V nodes, E edges; the same in every process. Only E / P edges go to this one's GPU.
@@ -133,7 +135,9 @@ class AcrossGpus:
         workspace: Any = None,
     ) -> list[NeighborSample]:
         """See `neighbor`; `graph` is the one that this was made of."""
-        return _draw(self._on, graph, seeds, keys, _Asked(fanout, replace, probability is not None, expand, keep_positions))
+        return _draw(
+            self._on, graph, seeds, keys, _Asked(fanout, replace, probability is not None, expand, keep_positions)
+        )
 
     def close(self) -> None:
         """Leave the other processes."""
@@ -185,9 +189,14 @@ def _draw(
         return []
     ends = drawn["label_hop_offsets"].get()
     if len(ends) != len(seeds) * hops + 1:
-        raise RunError(f'cuGraph returned {len(ends)} offsets for {len(seeds)} minibatches of {hops} hops; use kernel = "cpu"')
+        raise RunError(
+            f'cuGraph returned {len(ends)} offsets for {len(seeds)} minibatches of {hops} hops; use kernel = "cpu"'
+        )
     dst, src, place = (drawn[name].get() for name in ("majors", "minors", "edge_id"))
-    found = [(dst[a:b], src[a:b], place[a:b].astype(np.int64) if asked.keep_positions else None) for a, b in zip(ends, ends[1:])]
+    found = [
+        (dst[a:b], src[a:b], place[a:b].astype(np.int64) if asked.keep_positions else None)
+        for a, b in zip(ends, ends[1:])
+    ]
     of_each = [found[i * hops : (i + 1) * hops] for i in range(len(seeds))]
     return [_minibatch(s.astype(graph.indices.dtype), h, asked.expand) for s, h in zip(seeds, of_each)]
 
@@ -257,7 +266,8 @@ def _ids_of(graph: Graph) -> np.dtype:
 
 
 def _edges(graph: Graph, dtype: np.dtype, first: int, last: int) -> dict[str, Any]:
-    """Edges [first, last) on the device. cuGraph walks from row to source: transposed, that is from a node to its in-neighbours."""
+    """Edges [first, last) on the device. cuGraph walks from row to source: transposed, that is from a node to its
+    in-neighbours."""
     ends = np.clip(graph.indptr, first, last)
     arrays = {
         "row": np.repeat(np.arange(graph.num_nodes, dtype=dtype), np.diff(ends)),

@@ -1,7 +1,7 @@
 """LABOR-0 by the skeleton of `reference.skeleton`, in SciPy. Slow, obvious, the oracle of `cpu.labor`.
 
-Source: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2 with equal probabilities, and section A.3 (sequential
-Poisson) for rows of exact size.
+Source: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2 with equal probabilities, and section
+A.3 (sequential Poisson) for rows of exact size.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,16 @@ def labor(
     poisson: bool = False,
     workspace: object = None,
 ) -> list[NeighborSample]:
-    """Sample k minibatches node by node, with one random number per source node and minibatch. Only newly found nodes are expanded.
+    """Sample k minibatches node by node, with one random number per source node and minibatch. Only newly found nodes
+    are expanded.
 
     Args:
         graph: in-neighbour lists.
         seeds: k vectors of distinct node ids.
         keys: uint64 [k], the stream of each minibatch: all its hops share it.
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
-        poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout, degree) edges whose
-            sources have the smallest numbers (of parallel edges, the first).
+        poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout,
+            degree) edges whose sources have the smallest numbers (of parallel edges, the first).
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:
@@ -69,7 +70,9 @@ def _keep(words: npt.NDArray[np.uint64], s: int, poisson: bool) -> npt.NDArray[n
     return np.sort(np.argsort(words, kind="stable")[:s])
 
 
-def _extract(graph: Graph, nodes: npt.NDArray[np.int64], ends: list[int], rows: list[npt.NDArray[np.int64]]) -> NeighborSample:
+def _extract(
+    graph: Graph, nodes: npt.NDArray[np.int64], ends: list[int], rows: list[npt.NDArray[np.int64]]
+) -> NeighborSample:
     positions = np.concatenate([np.empty(0, np.int64), *rows])
     local = np.full(graph.num_nodes, -1, np.int32)
     local[nodes] = np.arange(len(nodes), dtype=np.int32)

@@ -1,4 +1,5 @@
-"""Layer-wise sampling (LADIES, FastGCN) by the skeleton of `reference.skeleton`, in SciPy. Slow, obvious, the oracle of `cpu.layerwise`.
+"""Layer-wise sampling (LADIES, FastGCN) by the skeleton of `reference.skeleton`, in SciPy. Slow, obvious, the oracle of
+`cpu.layerwise`.
 
 LADIES: Zou et al., NeurIPS 2019, algorithm 1. FastGCN: Chen, Ma, Xiao, ICLR 2018. In bulk: MLSys 2024.
 """
@@ -61,7 +62,8 @@ def ladies(
     debias: str = "ratio",
     workspace: object = None,
 ) -> list[LayerSample]:
-    """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows give them.
+    """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows
+    give them.
 
     Args:
         graph: in-neighbour lists.
@@ -86,7 +88,8 @@ def fastgcn(
     debias: str = "ratio",
     workspace: object = None,
 ) -> list[LayerSample]:
-    """As `ladies`, but columns are drawn in proportion to the squared weights that all V rows give them, whatever the minibatch."""
+    """As `ladies`, but columns are drawn in proportion to the squared weights that all V rows give them, whatever the
+    minibatch."""
     return _layers(graph, seeds, keys, sizes, debias, every_row=True)
 
 
@@ -103,7 +106,9 @@ def _layers(
     A, squared = edges_of(graph), SquaredWeights.of(graph)
     nodes = [np.asarray(s, np.int64) for s in seeds]
     ends = [[len(s)] for s in nodes]
-    blocks: list[list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32] | None]]] = [[] for _ in range(k)]
+    blocks: list[list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32] | None]]] = [
+        [] for _ in range(k)
+    ]
     for h, s in enumerate(sizes):
         rows = [np.arange(V)] * k if every_row else nodes
         Q = select(rows, V)
@@ -125,7 +130,9 @@ def _layers(
             tuple(ends[q]),
             tuple(b[0] for b in blocks[q]),
             tuple(b[1] for b in blocks[q]),
-            None if debias == "none" and graph.edge_weight is None else tuple(b[2] for b in blocks[q] if b[2] is not None),
+            None
+            if debias == "none" and graph.edge_weight is None
+            else tuple(b[2] for b in blocks[q] if b[2] is not None),
         )
         for q in range(k)
     ]

@@ -1,4 +1,5 @@
-"""Bulk sampling as the paper writes it: sparse matrix products in SciPy. Slow, obvious, the oracle of every other kernel.
+"""Bulk sampling as the paper writes it: sparse matrix products in SciPy. Slow, obvious, the oracle of every other
+kernel.
 
 The skeleton (Tripathy, Yelick, Buluc, MLSys 2024), for every hop of the whole bulk at once:
 
@@ -8,8 +9,8 @@ The skeleton (Tripathy, Yelick, Buluc, MLSys 2024), for every hop of the whole b
     sample      S   at most s distinct columns of each row of P
     extract     B   the sampled edges, columns renumbered within their minibatch
 
-A is taken edge by edge, V x E (row v has a one at each of its in-edges), so that parallel edges stay apart and an edge keeps its
-place; edge e's source is `graph.indices[e]`.
+A is taken edge by edge, V x E (row v has a one at each of its in-edges), so that parallel edges stay apart and an edge
+keeps its place; edge e's source is `graph.indices[e]`.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,11 @@ def _sample_uniform(degree: int, word: npt.NDArray[np.uint64], s: int) -> list[i
 
 
 def _sample_row(
-    columns: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None, word: npt.NDArray[np.uint64], s: int, replace: bool
+    columns: npt.NDArray[np.int64],
+    weight: npt.NDArray[np.int64] | None,
+    word: npt.NDArray[np.uint64],
+    s: int,
+    replace: bool,
 ) -> npt.NDArray[np.int64]:
     """Columns of one row of P, in the order of the draws."""
     degree = len(columns)
@@ -80,8 +85,8 @@ def neighbor(
         keys: uint64 [k, L], the stream of each minibatch and hop.
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
         replace: draw independently (an edge may come twice; rows without in-edges stay empty).
-        probability: int64 [E], exact weights (`exponential_race.quantised`): draw in proportion to them, and never an edge of weight 0;
-            None draws uniformly. Without replacement: successive sampling, in the order of the race.
+        probability: int64 [E], exact weights (`exponential_race.quantised`): draw in proportion to them, and never an
+            edge of weight 0; None draws uniformly. Without replacement: successive sampling, in the order of the race.
         expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
         keep_positions: also return where in the graph's edge arrays each edge lies.
         workspace: buffers to reuse (compiled kernels only).
@@ -100,7 +105,11 @@ def neighbor(
         Q = select([np.array([v]) for frontier in frontiers for v in frontier], graph.num_nodes)
         P = normalise(Q @ A)
         P.sort_indices()
-        words = np.concatenate([node_words(int(keys[q, h]), frontiers[q]) for q in range(k)]) if k else np.empty(0, np.uint64)
+        words = (
+            np.concatenate([node_words(int(keys[q, h]), frontiers[q]) for q in range(k)])
+            if k
+            else np.empty(0, np.uint64)
+        )
         S = [_sample_row(_columns(P, r), probability, words[r : r + 1], s, replace) for r in range(len(words))]
         at = 0
         for q in range(k):
@@ -125,7 +134,9 @@ def neighbor(
     return samples
 
 
-def _extract(graph: Graph, nodes: npt.NDArray[np.int64], rows: list[npt.NDArray[np.int64]], keep_positions: bool) -> EdgeList:
+def _extract(
+    graph: Graph, nodes: npt.NDArray[np.int64], rows: list[npt.NDArray[np.int64]], keep_positions: bool
+) -> EdgeList:
     positions = np.concatenate(rows) if rows else np.empty(0, np.int64)
     local = np.full(graph.num_nodes, -1, np.int32)
     local[nodes] = np.arange(len(nodes), dtype=np.int32)

@@ -21,7 +21,8 @@ NODES = 40
 
 
 def write(folder, seed=0, *, edges=300, gaps=False, weighted=True, files=3, ids="int64", **columns):
-    """Edges with loops and repeated ones, in several files and row groups, between nodes that may have gaps in their ids."""
+    """Edges with loops and repeated ones, in several files and row groups, between nodes that may have gaps in their
+    ids."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
     id_of = np.sort(rng.choice(1000, NODES, replace=False)) if gaps else np.arange(NODES)
@@ -74,7 +75,9 @@ def test_the_graph_is_the_processors(tmp_path, on_gpus, gpus, gaps, weighted):
         options = ReadOptions(direction=direction, duplicates=duplicates, self_loops=loops, missing_ids="compact")
         if n % 4 == gpus:
             options = replace(options, edge_weights="ignore")
-        assert_same(open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu")))
+        assert_same(
+            open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu"))
+        )
         assert len(used) == n + 1 and used[-1] is not None
         assert used[-1].repeated and used[-1].loops
 
@@ -85,7 +88,9 @@ def test_edges_that_are_clean_need_no_more_than_their_counts(tmp_path, on_gpus, 
     folder = write(tmp_path / "g", edges=0)
     ends = np.random.default_rng(1).permutation([(a, b) for a in range(NODES) for b in range(NODES) if a != b])[:500]
     pq.write_table(
-        pa.table({"src": ends[:, 0].astype("i4"), "dst": ends[:, 1].astype("u2")}), folder / "edges-9.parquet", row_group_size=64
+        pa.table({"src": ends[:, 0].astype("i4"), "dst": ends[:, 1].astype("u2")}),
+        folder / "edges-9.parquet",
+        row_group_size=64,
     )
     for i in range(3):
         (folder / f"edges-{i}.parquet").unlink()
@@ -150,10 +155,14 @@ def test_no_edges_and_weights_of_other_kinds(tmp_path, on_gpus):
         open_dataset(write(tmp_path / "none", edges=0, files=1)),
         open_dataset(tmp_path / "none", options=ReadOptions(edges_on="gpu")),
     )
-    for i, weight in enumerate((np.arange(300) % 2 == 0, np.arange(300, dtype="i8") + (1 << 40), np.arange(300, dtype="f4"))):
+    for i, weight in enumerate(
+        (np.arange(300) % 2 == 0, np.arange(300, dtype="i8") + (1 << 40), np.arange(300, dtype="f4"))
+    ):
         folder = write(tmp_path / f"w{i}", weighted=False, weight=weight)
         options = ReadOptions(direction="directed")
-        assert_same(open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu")))
+        assert_same(
+            open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu"))
+        )
     assert [u is None for u in used] == [True, True, False, False]
 
 

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.kernels.runtime.threads import get_num_threads, one_torch_thread, parallel, set_num_threads, stand_back
+from millrace.stages.kernels.runtime.threads import (
+    get_num_threads,
+    one_torch_thread,
+    parallel,
+    set_num_threads,
+    stand_back,
+)
 from millrace.storage.errors import InputError
 
 
@@ -68,7 +74,9 @@ def test_calls_inside_calls_and_from_many_threads_do_not_deadlock() -> None:
     def branch(caller: int, i: int) -> None:
         parallel(leaf, [(caller, i, j) for j in range(4)])
 
-    callers = [threading.Thread(target=parallel, args=(branch, [(c, i) for i in range(4)]), daemon=True) for c in range(6)]
+    callers = [
+        threading.Thread(target=parallel, args=(branch, [(c, i) for i in range(4)]), daemon=True) for c in range(6)
+    ]
     for thread in callers:
         thread.start()
     for thread in callers:

@@ -45,7 +45,9 @@ def test_same_bits_as_the_cpu(shape: tuple[int, ...], dtype: torch.dtype, key: i
 def test_rows_are_dropped_by_their_names(on_host: bool, rows: int, width: int, dtype: torch.dtype, key: int) -> None:
     x, names = random((rows, width), dtype), np.random.default_rng(rows).integers(0, 2**62, rows)
     given_names = names if on_host else torch.from_numpy(names).to(DEVICE)
-    assert torch.equal(CUDA.scale_kept(x.to(DEVICE), key, 0.4, given_names).cpu(), dropout_cpu.scale_kept(x, key, 0.4, names))
+    assert torch.equal(
+        CUDA.scale_kept(x.to(DEVICE), key, 0.4, given_names).cpu(), dropout_cpu.scale_kept(x, key, 0.4, names)
+    )
 
 
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])

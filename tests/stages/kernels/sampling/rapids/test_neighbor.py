@@ -24,7 +24,9 @@ from millrace.tests.contracts import rapids
 def graphs(draw: st.DrawFn) -> Graph:
     """Empty rows, isolated nodes, self loops, multi-edges; with and without weights, some of them 0."""
     n = draw(st.integers(1, 12))
-    edges = np.array(draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=50)), np.int64).reshape(-1, 2)
+    edges = np.array(
+        draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=50)), np.int64
+    ).reshape(-1, 2)
     weight = np.linspace(0.5, 2.0, len(edges)) * (np.arange(len(edges)) % 4 > 0) if draw(st.booleans()) else None
     return from_edges(edges[:, 0], edges[:, 1], n, edge_weight=weight)
 
@@ -49,9 +51,15 @@ def test_whole_neighbourhoods_are_those_of_the_cpu(graph, expand, hops):
         ):
             assert np.array_equal(a.nodes, b.nodes) and a.node_ends == b.node_ends and a.nodes.dtype == b.nodes.dtype
             for x, y in zip(a.lists, b.lists, strict=True):
-                assert np.array_equal(x.indptr, y.indptr) and x.indptr.dtype == y.indptr.dtype and x.indices.dtype == y.indices.dtype
+                assert (
+                    np.array_equal(x.indptr, y.indptr)
+                    and x.indptr.dtype == y.indptr.dtype
+                    and x.indices.dtype == y.indices.dtype
+                )
                 rows = np.repeat(np.arange(len(x.indptr) - 1), np.diff(x.indptr))
-                assert np.array_equal(x.positions[np.lexsort((x.positions, rows))], y.positions[np.lexsort((y.positions, rows))])
+                assert np.array_equal(
+                    x.positions[np.lexsort((x.positions, rows))], y.positions[np.lexsort((y.positions, rows))]
+                )
                 assert np.array_equal(b.nodes[y.indices], graph.indices[y.positions])
 
 
@@ -112,17 +120,26 @@ def test_a_process_that_calls_alone_is_not_answered(monkeypatch):
 
 
 @settings(max_examples=80, deadline=None)
-@given(graphs(), st.lists(st.sampled_from([-1, 1, 2, 3, 7]), min_size=1, max_size=3).map(tuple), st.integers(0, 2**32), st.data())
+@given(
+    graphs(),
+    st.lists(st.sampled_from([-1, 1, 2, 3, 7]), min_size=1, max_size=3).map(tuple),
+    st.integers(0, 2**32),
+    st.data(),
+)
 def test_minibatches_are_whole_and_rows_have_true_edges_in_the_right_number(graph, fanout, seed, data):
     weighted = graph.edge_weight is not None and data.draw(st.booleans())
-    sampler = NeighborSampler(fanout, data.draw(st.booleans()), weighted, data.draw(st.sampled_from(["new", "all"])), edge_ids=True)
+    sampler = NeighborSampler(
+        fanout, data.draw(st.booleans()), weighted, data.draw(st.sampled_from(["new", "all"])), edge_ids=True
+    )
     with pytest.MonkeyPatch.context() as m:
         rapids.install(m)
         asked = request(graph, seed)
         bulk = sampler.sample(graph, asked, sample_rapids).check()
         again = sampler.sample(graph, asked, sample_rapids)
     possible = (
-        graph.in_degree if not weighted else np.array([(graph.edge_weight[a:b] > 0).sum() for a, b in zip(graph.indptr, graph.indptr[1:])])
+        graph.in_degree
+        if not weighted
+        else np.array([(graph.edge_weight[a:b] > 0).sum() for a, b in zip(graph.indptr, graph.indptr[1:])])
     )
     for m, n, seeds in zip(bulk.minibatches, again.minibatches, asked.seeds, strict=True):
         assert np.array_equal(m.seeds, seeds)
@@ -131,14 +148,18 @@ def test_minibatches_are_whole_and_rows_have_true_edges_in_the_right_number(grap
             for row, v in enumerate(block.src[: block.num_dst]):
                 at = block.edge_id[block.indptr[row] : block.indptr[row + 1]]
                 assert ((at >= graph.indptr[v]) & (at < graph.indptr[v + 1])).all()
-                assert np.array_equal(block.src[block.indices[block.indptr[row] : block.indptr[row + 1]]], graph.indices[at])
+                assert np.array_equal(
+                    block.src[block.indices[block.indptr[row] : block.indptr[row + 1]]], graph.indices[at]
+                )
                 assert sampler.replace or len(set(at.tolist())) == len(at)
                 assert not weighted or (graph.edge_weight[at] > 0).all() or -1 in fanout
         outer = m.blocks[0]
         if len(fanout) == 1 and fanout[0] > 0:
             drawn = np.diff(outer.indptr)
             degree = possible[outer.src[: outer.num_dst]]
-            assert np.array_equal(drawn, np.where(degree > 0, fanout[0], 0) if sampler.replace else np.minimum(degree, fanout[0]))
+            assert np.array_equal(
+                drawn, np.where(degree > 0, fanout[0], 0) if sampler.replace else np.minimum(degree, fanout[0])
+            )
 
 
 def test_in_neighbours_are_drawn_alike(monkeypatch):
