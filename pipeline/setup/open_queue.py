@@ -104,14 +104,15 @@ def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None 
 
 
 def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
-    """The run's queue, without what an earlier life left and cannot be read: that is sampled again, and `tell` hears of
-    it.
+    """The run's queue without the damaged bulks that an earlier life left: they are sampled again.
 
-    On an object store, which keeps its own checksums, nothing is looked at beforehand.
+    Args:
+        prepared: the run.
+        out: its folder.
+        tell: called with a sentence about each damaged bulk.
+        options: see `ZarrQueue.create`.
     """
     where = location(prepared, out)
-    if is_url(where):
-        return shared_queue(prepared, where, **options)
     if prepared.job.queue.location is None and Path(where).exists():
         try:
             read_manifest(Path(where), KIND)

@@ -1,7 +1,6 @@
 """A queue that an earlier life left: what cannot be read is dropped, named, and sampled again."""
 
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,20 +9,24 @@ from millrace.stages.feed.queue_feed import sample_bulks
 from millrace.stages.kernels import sampling_backend
 from millrace.stages.sample.base import SeedPlan
 from millrace.storage.fingerprint import minibatch_digest
+from millrace.storage.queue.object_store import queue_at
 from millrace.storage.queue.zarr import ZarrQueue
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 from millrace.tests.fuzz.targets import SAMPLER, dataset
 
 
-@pytest.fixture
-def fill():
+@pytest.fixture(params=["folder", "object store"])
+def fill(request):
+    at = str if request.param == "folder" else "file://{}".format
     data = dataset()
     plan = SeedPlan(data.split.train, 4, 2, 0)
     meta = {"minibatches_per_epoch": plan.num_minibatches}
-    create = partial(ZarrQueue.create, fingerprint={"s": "1"}, bulk_size=2, max_bytes=1 << 30, keep="all", meta=meta)
+    options = {"fingerprint": {"s": "1"}, "bulk_size": 2, "max_bytes": 1 << 30, "keep": "all", "meta": meta}
 
-    def fill(path, **options):
-        queue = create(path, **options)
+    def fill(path, **more):
+        if at is not str:
+            path.mkdir(exist_ok=True)
+        queue = queue_at(at(path)).create(at(path), **options, **more)
         sample_bulks(data.graph, SAMPLER, plan, sampling_backend("cpu"), queue, first_epoch=0, last_epoch=2)
         queue.finish()
         return [minibatch_digest(m) for m in queue]
@@ -72,7 +75,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_bulk_is_sampled_again(tmp_path, fill, damage):
+def test_a_damaged_bulk_is_sampled_again(tmp_path, fill, damage, request):
+    if "object store" in request.node.name and damage in ("no manifest", "a file"):
+        pytest.skip("an object store has no folders: a bulk without a manifest was never written")
     clean = fill(tmp_path / "q")
     DAMAGE[damage](tmp_path / "q" / "epoch-0" / "bulk-1")
     told = []
