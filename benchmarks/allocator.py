@@ -34,6 +34,7 @@ from graphs import stored
 from peers.train_task import BATCH, CLASSES, FANOUT, FEATURES, HIDDEN, LR, memory, reset_peak, settle
 from torch import Tensor, nn
 
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.fetch.gather import Gather
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
@@ -41,7 +42,6 @@ from millrace.stages.messages import Placement
 from millrace.stages.models.base import Model
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
-from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
 from millrace.storage.dataset import Split

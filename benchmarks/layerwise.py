@@ -26,9 +26,10 @@ import numpy as np
 from graphs import RECIPES, load, stored
 from peers.layerwise_scipy import Layer, LayerwiseScipy
 
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.sample.base import Sampler, SeedPlan
+from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler

@@ -16,6 +16,7 @@ import torch
 
 import millrace as mr
 from millrace.benchmarks.partitioned_words import PLENTY, WORD, drawn_by_one, generated, placed, shared_out
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.collective_feed import UNBOUNDED, SampledByOwners
 from millrace.stages.feed.queue_feed import QueueFeed
 from millrace.stages.fetch.exchange import MOST_STEPS, PREFETCH_BYTES, ExchangeFetch
@@ -23,7 +24,6 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.placement.row_blocks import BlockRows, Grid
-from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph
 from millrace.storage.minibatch import Bulk, MiniBatch
@@ -46,12 +46,11 @@ def trained(
     before, phase = job.ledger.get("network", "features"), Phase(0, 0, epochs)
     fetcher = policy.fetcher(rows, job)
     ahead = fetcher.ahead(sample.feed(rows, phase, job, (0, 0)), sample, phase, (0, 0))
-    same, minibatches = True, sample.num_minibatches(rows, job)
+    same, steps = True, job.steps(sample.num_minibatches(rows, job))
     try:
         for epoch in range(epochs):
-            for first in range(0, minibatches, job.group.size):
-                last = min(first + job.group.size, minibatches)
-                for index in filter(job.is_mine, range(first, last)):
+            for step in range(len(steps)):
+                for index in filter(steps.is_mine, steps.minibatches_of(step)):
                     work = ahead.get(epoch, index)
                     got, place, _ = ahead.rows(work)
                     same = (
@@ -61,7 +60,7 @@ def trained(
                     )
                 # As the gradients' all-reduce does, so that no rank is further ahead than in a run.
                 job.group.any(False)
-                ahead.release(epoch, last - 1)
+                ahead.release(epoch, steps.minibatches_of(step).stop - 1)
     finally:
         ahead.close()
     return same, {**fetcher.hit_counts, "sent_bytes": job.ledger.get("network", "features") - before}
@@ -206,7 +205,7 @@ def hits(
     """One rank's part in fetching with hot rows: for each share and way to choose, what was asked for in the first
     epoch and the others."""
     rows, job = placed(group, 1, graph, train, features, batch, 8, "hot rows")
-    plan = SeedPlan(train, batch, job.bulk_size * group.size, job.seed, takes=job.is_mine)
+    plan = SeedPlan(train, batch, job.bulk_size * group.size, job.seed).of_rank(group.size, group.size, group.rank)
     steps = -(-plan.num_minibatches // group.size)
     bulks = tuple(sampler.sample(graph, plan.request(e, n), cpu) for e in range(epochs) for n in range(plan.num_bulks))
     named = {(b.epoch, m.index // group.size): m.nodes for b in bulks for m in b.minibatches}

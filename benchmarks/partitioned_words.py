@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from millrace.benchmarks.graphs import Recipe, make
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.placement.row_blocks import BlockRows, Blocks, Grid
-from millrace.stages.sample.base import Sampler, SeedPlan
+from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.sample.row_owners import Owners

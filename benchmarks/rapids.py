@@ -27,10 +27,10 @@ from millrace.pipeline.datasets import ReadOptions
 from millrace.pipeline.setup.open_queue import open_queue
 from millrace.pipeline.setup.prepare import configure
 from millrace.pipeline.telemetry.events import silent
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
 from millrace.stages.rapids import count_gpus
-from millrace.stages.sample.base import BulkRequest
 from millrace.storage.graph import from_edges
 
 SMALL = {

@@ -23,8 +23,8 @@ from peers.train_task import BATCH, CLASSES, FANOUT, FEATURES, HIDDEN, Task, rea
 from torch import Tensor
 
 import millrace as mr
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.sample.base import SeedPlan
 
 SQUARE, COPY_BYTES = 4096, 512 << 20
 REPEATS, SHORT_S = 5, 0.02

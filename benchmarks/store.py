@@ -37,9 +37,9 @@ import millrace as mr
 from millrace.pipeline.commands.sample import precompute
 from millrace.pipeline.setup.prepare import configure
 from millrace.pipeline.telemetry.events import Event, StageStarted, StepDone, silent
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.sample.base import SeedPlan
 from millrace.storage.queue.bulk_codec import pack_bulk, packed_words
 from millrace.storage.queue.zarr import ZarrQueue
 

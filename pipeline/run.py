@@ -272,7 +272,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         ranks=job.ranks,
         epochs=len(first.history),
         seed=job.seed,
-        minibatches_per_step=job.train.minibatches_per_step or job.ranks,
+        minibatches_per_step=job.train.per_step(job.ranks),
         train_loss=finite(first.history[-1]["train_loss"]) if first.history else None,
         val_accuracy=first.best_accuracy if first.best_epoch >= 0 else None,
         test_accuracy=first.test_accuracy,

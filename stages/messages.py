@@ -15,6 +15,7 @@ from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
 from ..storage.partition.edge_shards import EdgeShards
+from .assignment import Steps
 from .comm.base import Group
 from .neighbourhood.base import Neighbourhood
 
@@ -183,10 +184,9 @@ class RankJob:
     needs_all_rows: bool = False
     """Whether training depends on nodes that no seed's result does, as batch normalisation over all nodes makes it."""
 
-    def is_mine(self, index: int) -> bool:
-        """Whether this rank trains on minibatch `index` of an epoch: rank r takes every P-th of a step's, from the r-th
-        on."""
-        return index % self.minibatches_per_step % self.group.size == self.group.rank
+    def steps(self, minibatches: int) -> Steps:
+        """The steps of an epoch of so many minibatches (over all ranks), and this rank's part in them."""
+        return Steps(minibatches, self.minibatches_per_step, self.group.size, self.group.rank)
 
 
 @dataclass(frozen=True)

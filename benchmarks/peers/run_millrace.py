@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from serve import LATER, Engine, Hop, Job, serve
 
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import neighbor as sample_cpu
-from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph
 

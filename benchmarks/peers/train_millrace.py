@@ -27,12 +27,12 @@ from millrace.pipeline.config.aliases import merged
 from millrace.pipeline.config.load import parse_override
 from millrace.pipeline.setup.prepare import configure, make_system, prepare
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.comm.solo import Solo
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.messages import RankJob
-from millrace.stages.sample.base import SeedPlan
 from millrace.stages.train import forward_backward
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.ledger import Ledger

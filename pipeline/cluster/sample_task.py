@@ -69,9 +69,8 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     from ...stages.feed.queue_feed import Sampled
     from ...stages.kernels import sampling_backend
     from ...stages.kernels.runtime.threads import set_num_threads
-    from ...stages.sample.base import SeedPlan
     from ..config.load import Job
-    from ..setup.open_queue import shared_queue
+    from ..setup.open_queue import seed_plan, shared_queue
     from ..setup.prepare import prepare
     from ..setup.shared_dataset import open_shared
 
@@ -79,9 +78,9 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
     job = Job.model_validate_json(order.job)
     prepared = prepare(job, open_shared(Path(order.dataset), order.dataset_name, order.features))
     assert isinstance(prepared.system.sample, Sampled)
-    plan = SeedPlan(prepared.placement.seeds, job.train.batch_size, job.queue.bulk_size, job.seed)
     # The driver keeps account for all producers. This end remembers nothing of what it has put: what was dropped may be
     # asked for again.
     queue = shared_queue(prepared, order.queue, max_bytes=1 << 62, keep="all", sweep=False)
     queue.release(sys.maxsize, 0)
+    plan = seed_plan(job, prepared.dataset)
     return prepared.dataset.graph, prepared.system.sample.sampler, plan, sampling_backend(job.kernel), queue

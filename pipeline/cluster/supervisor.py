@@ -23,6 +23,7 @@ from distributed import Client, Event, Future
 from distributed.client import FutureCancelledError
 from torch import nn
 
+from ...stages.assignment import Steps
 from ...stages.comm.survivors import here
 from ...stages.partition.mend import remove_damaged
 from ...stages.partition.stage import partition_dataset
@@ -32,7 +33,7 @@ from ..dashboard.publisher import shown
 from ..interop.user_code import pickled
 from ..machine.gpus import VISIBLE, backend
 from ..machine.malloc import allocator
-from ..setup.open_queue import location, mended_queue, minibatches_per_epoch
+from ..setup.open_queue import location, mended_queue, seed_plan
 from ..setup.prepare import Prepared
 from ..setup.resume import Pace
 from ..setup.run_folder import CHECKPOINTS, PARTS
@@ -314,9 +315,10 @@ class _Generation:
             "sweep": self.number == 0,
         }
         queue_ = mended_queue(supervisor.prepared, supervisor.out, supervisor.note, **options)
-        minibatches = minibatches_per_epoch(supervisor.prepared)
-        per_step = job.train.minibatches_per_step or supervisor.ranks
-        pace = Pace.of(per_step, minibatches)
+        plan = seed_plan(job, supervisor.prepared.dataset)
+        minibatches = plan.num_minibatches
+        steps = Steps(minibatches, job.train.per_step(supervisor.ranks))
+        pace = Pace.of(steps)
         found = CheckpointStore(supervisor.out / CHECKPOINTS, supervisor.prepared.fingerprint, read_only=True).latest()
         taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
         epoch, step = divmod(taken, pace.steps_per_epoch)
@@ -334,12 +336,12 @@ class _Generation:
             queue_,
             run=supervisor.run_name,
             generation=self.number,
-            first=(epoch, step * per_step // job.queue.bulk_size),
+            first=(epoch, steps.minibatches_of(step).start // job.queue.bulk_size),
             last_epoch=job.epochs,
-            num_bulks=-(-minibatches // job.queue.bulk_size),
+            num_bulks=plan.num_bulks,
             producers=job.cluster.producers,
             workers=self.sampling,
-            minibatches_per_step=per_step,
+            minibatches_per_step=steps.per_step,
         )
 
     def _start(self, rank: int) -> Future:

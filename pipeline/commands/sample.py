@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...stages.assignment import SeedPlan
 from ...stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ...stages.kernels import OTHER_BITS, sampling_backend
-from ...stages.sample.base import SeedPlan
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ...storage.queue.object_store import queue_at
@@ -17,6 +17,7 @@ from ...storage.queue.zarr import ZarrQueue
 from ...storage.urls import is_url
 from ..config.load import Job
 from ..config.schema import Bulk
+from ..setup.open_queue import seed_plan
 from ..setup.prepare import make_system, open_data, sample_fingerprint
 from ..setup.run_folder import held
 from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
@@ -51,7 +52,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     system.sample.sampler.check(dataset.graph)
     if not len(dataset.split.train):
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
-    plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
+    plan = seed_plan(job, dataset)
     store: dict[str, Any] = {
         "fingerprint": sample_fingerprint(job, dataset, system),
         "bulk_size": job.queue.bulk_size,

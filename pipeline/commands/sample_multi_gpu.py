@@ -17,16 +17,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ...stages.assignment import BulkRequest, SeedPlan
 from ...stages.feed.queue_feed import Receipt
 from ...stages.kernels.sampling.rapids.neighbor import AcrossGpus, new_unique_id
 from ...stages.rapids import gpu_cluster
-from ...stages.sample.base import BulkRequest, Sampler, SeedPlan
+from ...stages.sample.base import Sampler
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import features_place, open_dataset_store
 from ...storage.errors import RunError
 from ...storage.queue.object_store import queue_at
 from ...storage.queue.zarr import ZarrQueue
 from ..config.load import Job
+from ..setup.open_queue import seed_plan
 from ..setup.shared_dataset import share
 
 LOOK_S = 5.0
@@ -75,7 +77,7 @@ def sample_across(
     Raises:
         RunError: a process failed or was lost.
     """
-    plan = SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
+    plan = seed_plan(job, dataset)
     lacking: list[tuple[int, int] | None] = []
     for epoch in range(job.epochs):
         present = queue.committed(epoch)

@@ -48,6 +48,10 @@ class Train(Section):
     patience: int | None = Field(default=None, ge=1)
     """Stop after so many validations without a new best."""
 
+    def per_step(self, ranks: int) -> int:
+        """Minibatches in an optimiser step of so many ranks."""
+        return self.minibatches_per_step or ranks
+
 
 BULK_ON_GPU = 64
 """Minibatches sampled together on a GPU, where nothing else is said."""

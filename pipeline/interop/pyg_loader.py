@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from ...stages.assignment import BulkRequest
 from ...stages.kernels.sampling.cpu import backend as cpu
 from ...stages.random import Purpose, permutation, stream
-from ...stages.sample.base import BulkRequest
 from ...storage.errors import InputError
 from . import pyg_arguments as arguments
 from .export import SampledGraph, require_pyg

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...stages.assignment import BulkRequest
 from ...stages.kernels.sampling.cpu import backend as cpu
 from ...stages.random import branches
-from ...stages.sample.base import BulkRequest
 from ...stages.sample.neighbor import NeighborSampler
 from ...storage.graph import Graph, edges_of_rows
 from .export import SampledGraph, sampled_graph

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ...stages.assignment import SeedPlan
 from ...stages.feed.collective_feed import SampledByOwners
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.minibatch import Bulk, Expected, MiniBatch
 from ...storage.plural import counted
@@ -17,6 +19,7 @@ from ...storage.queue.object_store import queue_at
 from ...storage.queue.zarr import KIND, ZarrQueue
 from ...storage.store import read_manifest, remove_tree
 from ...storage.urls import is_url
+from ..config.load import Job
 from .prepare import Prepared
 from .run_folder import held, is_held
 
@@ -48,9 +51,14 @@ def of_samples(prepared: Prepared) -> dict[str, str]:
     return {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
 
 
+def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
+    """The seeds of all ranks' minibatches."""
+    return SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
+
+
 def minibatches_per_epoch(prepared: Prepared) -> int:
-    """Over all ranks."""
-    return -(-len(prepared.dataset.split.train) // prepared.job.train.batch_size)
+    """Minibatches in an epoch, over all ranks."""
+    return seed_plan(prepared.job, prepared.dataset).num_minibatches
 
 
 def expected(prepared: Prepared) -> Expected:

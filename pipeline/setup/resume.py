@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...stages.assignment import Steps
 from ...storage.plural import counted
 from ..config.schema import Train
 
@@ -17,9 +18,9 @@ class Pace:
     steps_per_epoch: int
 
     @classmethod
-    def of(cls, minibatches_per_step: int, minibatches: int) -> "Pace":
-        """Of an epoch of so many minibatches."""
-        return cls(minibatches_per_step, -(-minibatches // minibatches_per_step))
+    def of(cls, steps: Steps) -> "Pace":
+        """The pace of an epoch of these steps."""
+        return cls(steps.per_step, len(steps))
 
     @classmethod
     def written(cls, state: Mapping[str, Any], train: Train, minibatches: int) -> "Pace":
@@ -27,7 +28,7 @@ class Pace:
         is one minibatch of each unless the configuration says otherwise."""
         if "pace" in state:
             return cls(**state["pace"])
-        return cls.of(train.minibatches_per_step or len(state["ledgers"]), minibatches)
+        return cls.of(Steps(minibatches, train.per_step(len(state["ledgers"]))))
 
     def position(self, steps: int, now: "Pace") -> tuple[int, int]:
         """Where a run stands that has taken `steps` steps and goes on at another pace.

@@ -192,12 +192,10 @@ class _PhaseLoop:
         self.optimizer = trainer.system.reduce.optimizer(self.parameters, self.rules)
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
-        self.per_step = trainer.job.minibatches_per_step
         self.placement = placement
-        self.minibatches = trainer.system.sample.num_minibatches(self.placement, trainer.job)
-        self.steps = -(-self.minibatches // self.per_step)
-        """Optimiser steps in an epoch."""
-        if self.steps == 0:
+        self.steps = trainer.job.steps(trainer.system.sample.num_minibatches(self.placement, trainer.job))
+        """Of an epoch."""
+        if not self.steps:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = trainer.system.fetch.fetcher(self.placement, trainer.job, self.module)
         self.statistics = trainer.system.reduce.statistics(self.module, trainer.job.group)
@@ -209,7 +207,7 @@ class _PhaseLoop:
             and isinstance(self.fetcher, RecordsSteps)
             and type(trainer.system.reduce) is SeedWeightedMean
         ):
-            alone = self.per_step == trainer.job.group.size
+            alone = self.steps.per_step == trainer.job.group.size
             self.replays = self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
         # What the compiler makes takes torch's threads.
         spared = getattr(self.compiled, "spares_torch", False)
@@ -227,13 +225,13 @@ class _PhaseLoop:
         stop."""
         self.lost: dict[int, dict[str, int]] = {}
         """Ranks that this phase goes on without, and their records in `Progress.lost`."""
-        self.pace = Pace(self.per_step, self.steps)
+        self.pace = Pace.of(self.steps)
         self.trained_before = 0
         """Minibatches of the next step that steps of another pace have trained on."""
 
     def keep_place(self, state: dict[str, Any]) -> None:
         """Go on after the minibatches that the ranks have trained on that wrote this checkpoint, at whatever pace."""
-        before, cursor = Pace.written(state, self.t.train, self.minibatches), self.progress.cursor
+        before, cursor = Pace.written(state, self.t.train, self.steps.minibatches), self.progress.cursor
         step, self.trained_before = before.position(cursor.step, self.pace)
         self.progress.cursor = Cursor(cursor.phase, step)
         if before != self.pace and cursor.step and self.t.job.group.rank == 0:
@@ -242,11 +240,11 @@ class _PhaseLoop:
     def run(self) -> None:
         if self.progress.unvalidated:
             self._validate_late()
-        epoch, step = divmod(self.progress.cursor.step, self.steps)
+        epoch, step = divmod(self.progress.cursor.step, len(self.steps))
         epoch += self.phase.first_epoch
         if epoch >= self.phase.last_epoch or self._enough():
             return
-        first = epoch, step * self.per_step
+        first = epoch, self.steps.minibatches_of(step).start
         self.feed: Feed = self.t.system.sample.feed(self.placement, self.phase, self.t.job, first)
         if isinstance(self.fetcher, FetchesAhead):
             self.feed = self.fetcher.ahead(self.feed, self.t.system.sample, self.phase, first)
@@ -263,7 +261,7 @@ class _PhaseLoop:
     def _epochs(self, epoch: int, step: int) -> None:
         """From this step on."""
         while epoch < self.phase.last_epoch and not self._enough():
-            for s in range(step, self.steps):
+            for s in range(step, len(self.steps)):
                 start = time.perf_counter()
                 # A step's tensors are followed once: the first tells what the others take.
                 others = (
@@ -275,13 +273,13 @@ class _PhaseLoop:
                     self._step(epoch, s, module)
                 self.arena.step()
                 # What a GPU's allocator counts takes as long to ask for as several launches.
-                if self.t.job.device is None or s + 1 == self.steps:
+                if self.t.job.device is None or s + 1 == len(self.steps):
                     self._account_memory(others)
                 with self.clock.measure("forward_backward"):
-                    self.losses.wait() if s + 1 == self.steps else self.losses.look()
+                    self.losses.wait() if s + 1 == len(self.steps) else self.losses.look()
                 self.progress.epoch_seconds += time.perf_counter() - start
                 self._account_losses(epoch, s)
-                if s + 1 < self.steps:
+                if s + 1 < len(self.steps):
                     self._checkpoint(self._due_by_steps(), self.flag)
             self._end_epoch(epoch)
             epoch, step = epoch + 1, 0
@@ -303,7 +301,7 @@ class _PhaseLoop:
                 else {}
             )
             progress.phases.append(
-                {**hit_counts, "name": self.phase.name, "epochs": progress.cursor.step // self.steps, **best}
+                {**hit_counts, "name": self.phase.name, "epochs": progress.cursor.step // len(self.steps), **best}
             )
         if last:
             return
@@ -332,11 +330,10 @@ class _PhaseLoop:
             p.grad = None
         loss_sum: float | Tensor = 0.0
         seeds, weight, edges = 0, 0.0, 0
-        first, last = step * self.per_step, min((step + 1) * self.per_step, self.minibatches)
-        begun, self.trained_before = first + self.trained_before, 0
-        # Every rank goes through as many rounds: fetching may be something that all of them do together.
-        for index in range(first + group.rank, last + -(last - first) % group.size + group.rank, group.size):
-            if not begun <= index < last:
+        span = self.steps.minibatches_of(step)
+        begun, self.trained_before = span.start + self.trained_before, 0
+        for index in self.steps.rounds(step):
+            if index is None or index < begun:
                 with clock.measure("fetch"):
                     self.fetcher.idle()
                 continue
@@ -353,7 +350,7 @@ class _PhaseLoop:
             if done is None:
                 with clock.measure("fetch"):
                     fetched = fetched or self.fetcher.fetch(work)
-                with clock.measure("forward_backward"), self.statistics.minibatch(index - begun, last - begun):
+                with clock.measure("forward_backward"), self.statistics.minibatch(index - begun, span.stop - begun):
                     done = t.system.reduce.contribute(module, fetched, self.rules)
             loss_sum += done.loss_sum
             seeds += done.seeds
@@ -362,15 +359,15 @@ class _PhaseLoop:
             edges += work.num_edges
         with clock.measure("reduce"):
             # The last step's is among the sums of the epoch.
-            flag = group.size > 1 and step + 1 < self.steps and self._wants()
+            flag = group.size > 1 and step + 1 < len(self.steps) and self._wants()
             total, self.flag = t.system.reduce.reduce(
-                self.parameters, weight, group, flag, lambda: self._begin(epoch, last + group.rank)
+                self.parameters, weight, group, flag, lambda: self._begin(epoch, step + 1)
             )
-            self.statistics.finish(last - begun)
+            self.statistics.finish(span.stop - begun)
         if total:
             with clock.measure("forward_backward"):
                 self.optimizer.step()
-        self.feed.release(epoch, last - 1)
+        self.feed.release(epoch, span.stop - 1)
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_seeds += seeds
         progress.sampled_edges += edges
@@ -378,14 +375,15 @@ class _PhaseLoop:
 
         def hit_counts(loss: float) -> None:
             progress.loss_sum += loss
-            t.emit(StepDone(epoch, step, self.steps, loss / max(seeds, 1), seeds, edges, hot))
+            t.emit(StepDone(epoch, step, len(self.steps), loss / max(seeds, 1), seeds, edges, hot))
 
         self.losses.add(loss_sum, hit_counts)
 
-    def _begin(self, epoch: int, index: int) -> None:
+    def _begin(self, epoch: int, step: int) -> None:
         """Begin this rank's next piece of work: a rank that is done sooner than another does what needs no parameters,
         and is then ahead by that when it is the later one."""
-        if index >= self.minibatches or self.t.job.device is not None or self.compiled is not self.module:
+        index = next(self.steps.rounds(step), None)
+        if index is None or self.t.job.device is not None or self.compiled is not self.module:
             return
         start = time.perf_counter()
         work = self.feed.peek(epoch, index) if isinstance(self.feed, PeeksAhead) else None
@@ -443,7 +441,7 @@ class _PhaseLoop:
             }
             progress.lost.append(self.lost[rank])
             if _is_leader(group):
-                where = f"epoch {epoch + 1}, step {step + 1} of {self.steps}"
+                where = f"epoch {epoch + 1}, step {step + 1} of {len(self.steps)}"
                 what = f"its {seeds:,} seeds, and validation, are left out until {self.phase.name} ends"
                 t.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
         for record in self.lost.values():
@@ -542,7 +540,7 @@ class _PhaseLoop:
             return
         stopping = group.any(self.stopping)
         self._save(self.optimizer.state_dict())
-        if stopping and self.progress.cursor.step < self.steps * self.phase.epochs:
+        if stopping and self.progress.cursor.step < len(self.steps) * self.phase.epochs:
             raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
 
     def _save(self, optimizer_state: dict[str, Any] | None) -> None:

@@ -132,7 +132,7 @@ def train_and_evaluate(
         ledger=ledger,
         queue=queue,
         produce=produce,
-        minibatches_per_step=job.train.minibatches_per_step or group.size,
+        minibatches_per_step=job.train.per_step(group.size),
         producer_alive=producer_alive,
         tell=lambda text: emit(Note(text)),
         num_layers=int(model.num_layers),  # pyright: ignore[reportArgumentType]

@@ -8,11 +8,12 @@ from typing import Any
 
 from ...storage.minibatch import MiniBatch
 from ...storage.queue.base import MemoryQueue
+from ..assignment import SeedPlan
 from ..comm.lockstep import Lockstep
 from ..memory.arena import give_back
 from ..messages import Phase, RankJob
 from ..placement.row_blocks import BlockRows
-from ..sample.base import Sampler, SeedPlan
+from ..sample.base import Sampler
 from ..sample.row_owners import Owners
 from .queue_feed import QueueFeed
 
@@ -38,9 +39,10 @@ class SampledByOwners:
         return self.sampler.record()
 
     def plan(self, placement: BlockRows, job: RankJob) -> SeedPlan:
-        """Which seeds make which minibatch; of each bulk of k P, this rank's."""
-        bulk = job.bulk_size * job.group.size
-        return SeedPlan(placement.seeds, job.batch_size, bulk, job.seed, takes=job.is_mine)
+        """The seeds of this rank's minibatches. A bulk holds those among k P consecutive ones."""
+        ranks = job.group.size
+        plan = SeedPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed)
+        return plan.of_rank(job.minibatches_per_step, ranks, job.group.rank)
 
     def num_minibatches(self, placement: BlockRows, job: RankJob) -> int:
         """See `SamplePolicy.num_minibatches`."""

@@ -10,10 +10,10 @@ import torch
 from ...storage.errors import InputError
 from ...storage.minibatch import Block, MiniBatch
 from ...storage.queue.base import MemoryQueue
+from ..assignment import isolated_plan
 from ..comm.survivors import Survivors
 from ..messages import Phase, Placement, RankJob
-from ..random import Purpose, stream
-from ..sample.base import Sampler, SeedPlan
+from ..sample.base import Sampler
 from .queue_feed import Producer, QueueFeed
 
 QUIET = ("features", "activations", "graph")
@@ -60,12 +60,8 @@ class Local:
 
     def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "LocalFeed":
         """See `SamplePolicy.feed`. All ranks call this at the same time."""
-        steps, ranks = self._steps(placement, job), job.group.size
-        # Local ids are the same numbers on every rank: chunks must not share their draws.
-        seed = stream(job.seed, Purpose.SAMPLE, job.group.rank) if job.group.rank else job.seed
-        own = -(-len(placement.seeds) // job.batch_size)
-        size = job.batch_size if own == steps else max(1, -(-len(placement.seeds) // max(1, steps)))
-        plan = SeedPlan(placement.seeds, size, job.bulk_size, seed)
+        steps = self._steps(placement, job)
+        plan = isolated_plan(placement.seeds, job.batch_size, job.bulk_size, job.seed, steps, job.group.rank)
         queue = MemoryQueue(
             bulk_size=job.bulk_size,
             max_bytes=self.max_bytes,
@@ -73,7 +69,7 @@ class Local:
             minibatches_per_epoch=max(1, plan.num_minibatches),
         )
         producer = None
-        step = first[1] // ranks
+        step = job.steps(steps * job.group.size).step_of(first[1])
         if plan.num_minibatches:
             # A short epoch may be over where others go on.
             late = step >= plan.num_minibatches

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...storage.errors import QueueTimeoutError, RunError
@@ -11,9 +11,10 @@ from ...storage.graph import Graph
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
 from ...storage.queue.base import MinibatchQueue
+from ..assignment import SeedPlan
 from ..kernels.runtime.threads import stand_back
 from ..messages import Phase, Placement, RankJob
-from ..sample.base import Sampler, SeedPlan
+from ..sample.base import Sampler
 
 WAIT_S = 1.0
 """A producer looks up this often while the queue is full."""
@@ -123,8 +124,12 @@ class Sampled:
         return self.sampler.record()
 
     def plan(self, placement: Placement, job: RankJob) -> SeedPlan:
-        """Which seeds make which minibatch."""
+        """The seeds of all ranks' minibatches."""
         return SeedPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed)
+
+    def _own_plan(self, placement: Placement, job: RankJob) -> SeedPlan:
+        """The seeds of this rank's minibatches."""
+        return self.plan(placement, job).of_rank(job.minibatches_per_step, job.group.size, job.group.rank)
 
     def num_minibatches(self, placement: Placement, job: RankJob) -> int:
         """See `SamplePolicy.num_minibatches`."""
@@ -132,7 +137,7 @@ class Sampled:
 
     def preview(self, placement: Placement, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
         """This rank's minibatches of an epoch, beside the feed."""
-        plan = replace(self.plan(placement, job), takes=job.is_mine)
+        plan = self._own_plan(placement, job)
         for number in range(plan.num_bulks):
             request = plan.request(epoch, number)
             if request.seeds:
@@ -140,14 +145,14 @@ class Sampled:
 
     def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "QueueFeed":
         """See `SamplePolicy.feed`."""
-        plan = self.plan(placement, job)
+        plan = self._own_plan(placement, job)
         producer = None
         if job.produce and plan.num_minibatches:
             producer = Producer(
                 job.queue,
                 graph=placement.graph,
                 sampler=_on_device(self.sampler, job),
-                plan=replace(plan, takes=job.is_mine) if job.group.size > 1 else plan,
+                plan=plan,
                 kernel=job.kernel,
                 first_epoch=first[0],
                 last_epoch=phase.last_epoch,

@@ -21,6 +21,7 @@ from ...storage.errors import RunError
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.minibatch import MiniBatch
 from ...storage.partition.book import RangeBook
+from ..assignment import Steps
 from ..comm.base import Group
 from ..comm.lockstep import Lockstep
 from ..feed.collective_feed import SampledByOwners
@@ -104,7 +105,7 @@ class Exchange(Gather):
                 choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed)
             )
         total = sample.num_minibatches(placement, job)  # pyright: ignore[reportArgumentType]
-        self._ahead = self._begun(feed, Plan(job, total, phase.last_epoch, first), policy.prefetch_bytes)
+        self._ahead = self._begun(feed, Plan(job.steps(total), phase.last_epoch, first), policy.prefetch_bytes)
         return self._ahead
 
     def _begun(self, feed: QueueFeed, plan: "Plan", prefetch_bytes: int) -> "Units[Any]":
@@ -147,24 +148,12 @@ class Unit:
 class Plan:
     """What is to be trained."""
 
-    job: RankJob
-    """Of this rank."""
-    minibatches: int
-    """Of an epoch, over all ranks."""
+    steps: Steps
+    """Of an epoch."""
     last_epoch: int
     """Exclusive."""
     first: tuple[int, int]
     """(epoch, index) to begin with."""
-
-    @property
-    def per_step(self) -> int:
-        """Minibatches."""
-        return self.job.minibatches_per_step
-
-    @property
-    def steps(self) -> int:
-        """Of an epoch."""
-        return -(-self.minibatches // self.per_step)
 
 
 U = TypeVar("U", bound=Unit)
@@ -187,7 +176,7 @@ class Units(ABC, Generic[U]):
         self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, prefetch_bytes
         self._units: list[U] = []
         """Those that are begun and not trained yet, in order."""
-        self._trained = plan.first[0] * plan.steps + plan.first[1] // plan.per_step
+        self._trained = plan.first[0] * len(plan.steps) + plan.steps.step_of(plan.first[1])
         """Steps that have been trained, over all epochs."""
         self._together = 0
         """Steps of a unit; 0: not known yet."""
@@ -197,18 +186,18 @@ class Units(ABC, Generic[U]):
         """All units in order."""
         plan = self._plan
         for epoch in range(plan.first[0], plan.last_epoch):
-            step = plan.first[1] // plan.per_step if epoch == plan.first[0] else 0
-            while step < plan.steps:
-                last = min(step + max(1, self._together), plan.steps)
+            step = plan.steps.step_of(plan.first[1]) if epoch == plan.first[0] else 0
+            while step < len(plan.steps):
+                last = min(step + max(1, self._together), len(plan.steps))
                 yield self._unit(epoch, step, last)
                 step = last
 
     def _work(self, unit: U) -> dict[int, MiniBatch]:
         """This rank's minibatches of a unit, once they are there."""
-        plan = self._plan
-        first, last = unit.first_step * plan.per_step, min(unit.last_step * plan.per_step, plan.minibatches)
-        self._feed.expect(unit.epoch, last - 1)
-        return {i: self._feed.get(unit.epoch, i) for i in range(first, last) if plan.job.is_mine(i)}
+        steps = self._plan.steps
+        span = steps.minibatches_of(unit.first_step, unit.last_step)
+        self._feed.expect(unit.epoch, span.stop - 1)
+        return {i: self._feed.get(unit.epoch, i) for i in filter(steps.is_mine, span)}
 
     def _agree(self, num_bytes: int) -> int:
         """Steps whose rows may wait for training, on the rank whose minibatches are largest; a unit is of as many,
@@ -224,8 +213,8 @@ class Units(ABC, Generic[U]):
 
     def _leave(self, epoch: int, index: int) -> None:
         """Let go of what is trained, up to and including that minibatch, the last of a step."""
-        steps = self._plan.steps
-        self._trained = epoch * steps + index // self._plan.per_step + 1
+        steps = len(self._plan.steps)
+        self._trained = epoch * steps + self._plan.steps.step_of(index) + 1
         self._units = [u for u in self._units if u.epoch * steps + u.last_step > self._trained]
 
     @property
@@ -284,7 +273,7 @@ class RowsAhead(Units[_Unit]):
 
     def _has_room(self, unit: _Unit) -> bool:
         with self._changed:
-            steps = self._plan.steps
+            steps = len(self._plan.steps)
             if self._trained >= unit.epoch * steps + unit.first_step:
                 return True
             waiting = sum(u.bytes for u in self._units if u.epoch * steps + u.first_step > self._trained)
@@ -332,7 +321,7 @@ class RowsAhead(Units[_Unit]):
 
     def _wait(self, epoch: int, index: int, ready: Callable[[_Unit], bool]) -> _Unit:
         """The unit of a minibatch, once it is ready."""
-        step = index // self._plan.per_step
+        step = self._plan.steps.step_of(index)
         with self._changed:
             while True:
                 if self._thread.error is not None:

@@ -1,8 +1,6 @@
 """What a sampler is, and the plan that says which seeds make which minibatch."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -11,41 +9,13 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
-from ..random import Purpose, permutation, stream
 
 if TYPE_CHECKING:
     from ..kernels.sampling.cpu.row_block import Drawn
     from ..kernels.sampling.samples import NeighborSample
     from ..placement.row_blocks import BlockRows
     from .row_owners import Owners
-
-
-@dataclass(frozen=True, eq=False)
-class BulkRequest:
-    """k minibatches to be sampled together."""
-
-    seed: int
-    epoch: int
-    number: int
-    """Position among the bulks of the epoch."""
-    first_index: int
-    """Index of the first minibatch in the epoch."""
-    seeds: tuple[npt.NDArray[np.int64], ...]
-    """k vectors of distinct node ids."""
-    indices: Sequence[int] = ()
-    """Of the k minibatches in the epoch, ascending; by default they follow `first_index` without gaps."""
-
-    def __post_init__(self) -> None:
-        if not self.indices:
-            object.__setattr__(self, "indices", range(self.first_index, self.first_index + len(self.seeds)))
-
-    def keys(self, hops: int) -> npt.NDArray[np.uint64]:
-        """uint64 [k, hops]: the random stream of each minibatch and hop. It knows nothing of bulks, ranks or
-        threads."""
-        return np.array(
-            [[stream(self.seed, Purpose.SAMPLE, self.epoch, index, h) for h in range(hops)] for index in self.indices],
-            np.uint64,
-        ).reshape(len(self.seeds), hops)
+from ..assignment import BulkRequest
 
 
 class Sampler(Protocol):
@@ -170,59 +140,6 @@ class NodeWise(Sampler, Protocol):
     ) -> MiniBatch:
         """Minibatch `i` of the request from its sample, with weights and places of the edges of each of its lists."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class SeedPlan:
-    """Which seeds make minibatch j of epoch e: a pure function, the same on every rank and producer.
-
-    Each epoch is a permutation of the seeds cut into minibatches; the last one may be smaller and is kept.
-    """
-
-    seeds: npt.NDArray[np.int64]
-    """[N] distinct node ids."""
-    batch_size: int
-    bulk_size: int
-    seed: int
-    shuffle: bool = True
-    takes: Callable[[int], bool] | None = None
-    """Which minibatches of an epoch are wanted, by index; by default all. The others are left out of their bulks."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "bulk_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; expected 1 or more")
-
-    @property
-    def num_minibatches(self) -> int:
-        """Minibatches in an epoch."""
-        return -(-len(self.seeds) // self.batch_size)
-
-    @property
-    def num_bulks(self) -> int:
-        """Bulks in an epoch."""
-        return -(-self.num_minibatches // self.bulk_size)
-
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The epoch's permutation of the seeds."""
-        if not self.shuffle:
-            return self.seeds
-        return _order(self, epoch)
-
-    def request(self, epoch: int, number: int) -> BulkRequest:
-        """Bulk `number` of `epoch`; it may be empty if not all minibatches are wanted."""
-        order = self.order(epoch)
-        first = number * self.bulk_size
-        last = min(first + self.bulk_size, self.num_minibatches)
-        assert 0 <= first < last
-        indices = tuple(j for j in range(first, last) if self.takes is None or self.takes(j))
-        cuts = tuple(order[j * self.batch_size : (j + 1) * self.batch_size] for j in indices)
-        return BulkRequest(self.seed, epoch, number, first, cuts, indices)
-
-
-@lru_cache(maxsize=2)
-def _order(plan: SeedPlan, epoch: int) -> npt.NDArray[np.int64]:
-    return permutation(stream(plan.seed, Purpose.SHUFFLE, epoch), plan.seeds)
 
 
 def per_layer(sampler: object, field: str, given: Any, second: Any) -> Any:

@@ -12,10 +12,11 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
+from ..assignment import BulkRequest
 from ..kernels.sampling.cpu.row_block import Drawn, draw_labor
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
-from .base import BulkRequest, per_layer
+from .base import per_layer
 from .neighbor import NeighborSampler
 from .remote_nodewise import draw_node_wise
 from .row_owners import Owners

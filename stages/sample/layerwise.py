@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
+from ..assignment import BulkRequest
 from ..kernels.sampling.layerwise import DEBIAS
-from .base import BulkRequest, per_layer
+from .base import per_layer
 from .remote_layerwise import draw_layer_wise
 from .row_owners import Owners
 

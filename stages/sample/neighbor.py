@@ -12,11 +12,12 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ..assignment import BulkRequest
 from ..kernels.sampling.cpu.row_block import Drawn, draw_rows
 from ..kernels.sampling.exponential_race import quantised
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
-from .base import BulkRequest, per_layer
+from .base import per_layer
 from .remote_nodewise import draw_node_wise
 from .row_owners import Owners
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ..assignment import BulkRequest
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.sampling.cuda.graph import moved, number_on_device
 from ..kernels.sampling.cuda.neighbor import DeviceSample
 from ..kernels.sampling.cuda.renumber import before
-from .base import BulkRequest, Sampler
+from .base import Sampler
 
 
 class ResidentMiniBatch(MiniBatch):

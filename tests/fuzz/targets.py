@@ -28,13 +28,13 @@ from millrace.pipeline.report.summary import summarise
 from millrace.pipeline.report.timeline import timeline
 from millrace.pipeline.setup.open_queue import open_queue
 from millrace.pipeline.setup.run_folder import local
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import sample_bulks
 from millrace.stages.kernels import sampling_backend
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.given import Given
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_neighbours, open_part, open_shards, partition_dataset
-from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.dataset import Dataset, Split

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import Producer
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.reference import backend as reference
-from millrace.stages.sample.base import Sampler, SeedPlan
+from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.stages import random
+from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.kernels.sampling import layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
@@ -20,7 +21,6 @@ from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
 from millrace.stages.kernels.sampling.cuda import graph as graph_cuda
 from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
-from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler

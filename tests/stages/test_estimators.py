@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch.isolated import CoverageFetch
 from millrace.stages.kernels.sampling.reference import backend as reference
@@ -18,7 +19,6 @@ from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.gcn import GCN
 from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.stages.reduce.corrected import CoverageCorrected
-from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
 from millrace.storage.graph import Graph, from_edges

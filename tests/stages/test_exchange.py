@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.comm import lockstep
 from millrace.stages.comm.gloo import Gloo, ring_bytes
 from millrace.stages.comm.solo import Solo
@@ -30,7 +31,7 @@ from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.messages import Phase, Placement, RankJob
 from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.policies import FetchesAhead
-from millrace.stages.sample.base import Sampler, SeedPlan
+from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 import millrace as mr
+from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import buffers as room
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.random import node_words
 from millrace.stages.sample import SAMPLERS
-from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, RunError

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 import millrace as mr
+from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling import layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
@@ -23,7 +24,6 @@ from millrace.stages.kernels.sampling.reference import layerwise as layerwise_re
 from millrace.stages.kernels.sampling.reference import skeleton as skeleton_reference
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.sample import SAMPLERS
-from millrace.stages.sample.base import BulkRequest, SeedPlan
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.storage.errors import InputError, RunError

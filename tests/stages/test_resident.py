@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import sample_bulks
 from millrace.stages.kernels import sampling_backend
-from millrace.stages.sample.base import SeedPlan
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.queue.object_store import queue_at
 from millrace.storage.queue.zarr import ZarrQueue

@@ -463,7 +463,7 @@ def test_pieces_that_were_begun_while_gradients_travelled_give_the_same_bits(mon
     def follow(loop: Any, epoch: int, index: int) -> Any:
         found = taken_up(loop, epoch, index)
         taken.append(found[0] is not None)
-        if index + case.parts < loop.minibatches:
+        if index + case.parts < loop.steps.minibatches:
             # Whether the next piece is there when it is asked for is not left to chance.
             loop.feed.get(epoch, index + case.parts)
         return found

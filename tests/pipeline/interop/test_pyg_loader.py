@@ -27,8 +27,8 @@ import millrace
 from millrace import NeighborLoader, to_dgl_blocks, to_pyg
 from millrace.pipeline.interop import pyg_loader
 from millrace.pipeline.interop.pyg_prefetch import THREAD
+from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.sample.base import SeedPlan
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.storage.features import MemoryFeatures

@@ -14,9 +14,9 @@ from torch_geometric.utils import trim_to_layer
 from millrace import NeighborLoader
 from millrace.pipeline.interop.export import SampledGraph, sampled_graph
 from millrace.pipeline.interop.pyg_subgraphs import sample_apart
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.random import Purpose, branches, stream
-from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import Graph, from_edges
 

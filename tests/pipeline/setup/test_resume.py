@@ -11,6 +11,7 @@ from millrace.pipeline.config.schema import Train
 from millrace.pipeline.setup.resume import Pace, dealt, without_executor
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
 from millrace.pipeline.telemetry.events import StepDone
+from millrace.stages.assignment import Steps
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.errors import RunError, StoreError
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
@@ -43,7 +44,7 @@ def total(reports, name: str) -> int:
 @pytest.mark.parametrize("minibatches", [1, 5, 8, 9])
 def test_no_minibatch_is_trained_twice_or_left_out(minibatches):
     for before, now in product(range(1, 6), repeat=2):
-        was, is_ = Pace.of(before, minibatches), Pace.of(now, minibatches)
+        was, is_ = Pace.of(Steps(minibatches, before)), Pace.of(Steps(minibatches, now))
         for steps in range(3 * was.steps_per_epoch + 1):
             epoch, step = divmod(steps, was.steps_per_epoch)
             trained = epoch * minibatches + min(step * before, minibatches)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch import cuda_graph
 from millrace.stages.fetch.gather_cuda import DeviceGather, DeviceGatherFetch, Uploaded
@@ -13,7 +14,6 @@ from millrace.stages.kernels.minibatch_cuda import frames as frames_cuda
 from millrace.stages.kernels.runtime.triton_rng import device
 from millrace.stages.messages import Placement, StepRules
 from millrace.stages.models import MODELS
-from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward

@@ -15,12 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.fetch.isolated import CoverageFetch, seed_weights, smoothed
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Phase, Placement
 from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.placement.chunks import Chunks, Isolated, load
-from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
 from millrace.storage.features import MemoryFeatures

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
@@ -33,7 +34,7 @@ from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.sample import remote_layerwise as layer_wise
 from millrace.stages.sample import remote_nodewise as node_wise
-from millrace.stages.sample.base import BulkRequest, Sampler
+from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler

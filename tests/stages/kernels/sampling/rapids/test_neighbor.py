@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
-from millrace.stages.sample.base import BulkRequest
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, MissingExtraError, RunError
 from millrace.storage.graph import Graph, from_edges
