@@ -1,7 +1,7 @@
-"""Writes reference pages from the code: every configuration key, command and result field. What has no docstring is a
-warning.
+"""Writes reference pages from the code: every configuration key, command, result field and event. A missing docstring is
+a warning.
 
-The text stands where a page has ``<!-- from the code: configuration -->``, or ``commands``, or ``result``.
+The text replaces ``<!-- from the code: configuration -->`` in a page; likewise ``commands``, ``result`` and ``events``.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from sphinx.util import logging
 from millrace.pipeline import cli
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.setup import result
+from millrace.pipeline.telemetry.events import Event
 from millrace.stages.models import MODELS
 from millrace.stages.sample import SAMPLERS
 from millrace.storage.ledger import KINDS
@@ -207,7 +208,28 @@ def result_fields() -> str:
     return code("\n\n".join(parts))
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration": configuration, "commands": commands, "result": result_fields}
+def events() -> str:
+    """Every event with its fields."""
+    parts: list[str] = []
+    for kind in get_args(Event):
+        rows = [
+            (
+                f"`{f.name}`",
+                f"`{inspect.formatannotation(f.type)}`".replace("typing.", ""),
+                meaning(kind, f.name),
+            )
+            for f in dataclasses.fields(kind)
+        ]
+        parts += [f"## `{kind.__name__}`", inspect.getdoc(kind) or "", table(("field", "Python type", "meaning"), rows)]
+    return code("\n\n".join(parts))
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration": configuration,
+    "commands": commands,
+    "result": result_fields,
+    "events": events,
+}
 
 
 def write(app: Sphinx, page: str, source: list[str]) -> None:

@@ -5,8 +5,8 @@
 All arguments go to `millrace run`. What to expect: what `on_a_laptop.sh` prints, by as many ranks as there are GPUs.
 Without a GPU one sentence says what is missing (exit code 2), such as
 
-    millrace: device is "cuda", but this torch (2.13.0+cpu) is built without CUDA; install one with it, or use device =
-        "cpu"
+    millrace: device is "cuda", but this torch (2.13.0+cpu) is built without CUDA; install one with it,
+    or use device = "cpu"
 
 `millrace doctor` says the rest. More than one GPU needs the extra `gpu`. `make test` runs this script without any.
 """

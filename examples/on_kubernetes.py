@@ -1,10 +1,11 @@
 """A run on Kubernetes: prints a DaskJob, which the Dask operator turns into a scheduler, workers and the driver, and
 ends with the run.
 
-    kubectl create secret generic millrace-tls --from-file=tls/         # ca.pem, cert.pem, key.pem: see
-    docs/operations.md python examples/on_kubernetes.py --image registry/millrace:0.1.0 --volume millrace-data --workers
-    4 --cores 8 --memory 32Gi \
-        --dataset /data/store --ranks 4 --out /data/runs/one | kubectl apply -f -
+    # ca.pem, cert.pem and key.pem: see docs/cluster.md
+    kubectl create secret generic millrace-tls --from-file=tls/
+    python examples/on_kubernetes.py --image registry/millrace:0.1.0 --volume millrace-data \
+        --workers 4 --cores 8 --memory 32Gi --dataset /data/store --ranks 4 --out /data/runs/one \
+        | kubectl apply -f -
     kubectl logs -f millrace-runner
 
 Before that: `helm install --repo https://helm.dask.org --generate-name dask-kubernetes-operator`; an image that has
@@ -12,7 +13,7 @@ Millrace; a volume claim that many pods may write (ReadWriteMany), mounted as /d
 folder. All other arguments go to `millrace run` in the driver's pod.
 
 What to expect: the log shows what `millrace run` prints once all workers are there; then the workers are gone, and
-`kubectl get daskjobs` says Successful or Failed. A killed pod is a lost rank (see docs/operations.md). To go on with a
+`kubectl get daskjobs` says Successful or Failed. A killed pod is a lost rank (see docs/cluster.md). To go on with a
 run that failed: `kubectl delete daskjob millrace`, then the same command with `--resume`. Traffic between ranks is not
 encrypted: keep the namespace's network to itself.
 

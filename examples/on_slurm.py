@@ -1,16 +1,15 @@
 """Ranks in jobs of a Slurm cluster: dask-jobqueue asks for the jobs, with TLS, for as long as one run takes.
 
-    python examples/on_slurm.py --tls tls --host 10.0.0.1 --workers 4 --cores 16 --memory 64GB --queue normal --walltime
-    02:00:00 \
-        --dataset store/ --ranks 4 --out runs/slurm
+    python examples/on_slurm.py --tls tls --host 10.0.0.1 --workers 4 --cores 16 --memory 64GB \
+        --queue normal --walltime 02:00:00 --dataset store/ --ranks 4 --out runs/slurm
 
 Runs on a login node, or in a small job of its own; `--host` is its address that the jobs reach. Every worker is a Slurm
-job of `--cores` cores, and holds a rank or a sampling task. The home of this Python, `tls` (see docs/operations.md),
+job of `--cores` cores, and holds a rank or a sampling task. The home of this Python, `tls` (see docs/cluster.md),
 the dataset and the run's folder are on a file system that all nodes share. All other arguments go to `millrace run`.
 With `--render` the job script is printed, and nothing is submitted.
 
 What to expect: nothing until Slurm has started all jobs, then what `millrace run` prints, and its exit code; the jobs
-end with it. A job that ends early is a lost rank (see docs/operations.md); a job that meets its time limit is not
+end with it. A job that ends early is a lost rank (see docs/cluster.md); a job that meets its time limit is not
 replaced, so ask for enough, and go on with `--resume`.
 
 Rendered only: `make test` has no Slurm. It checks the directives, that Dask and Millrace take the arguments, and that

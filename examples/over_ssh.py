@@ -1,12 +1,12 @@
 """Ranks on machines that are reached by SSH: Dask's SSHCluster with TLS, for as long as one run takes.
 
-    python examples/over_ssh.py --hosts 10.0.0.1,10.0.0.2 --tls tls --host 10.0.0.1 --dataset sbm:nodes=20000 --ranks 2
-    --out runs/ssh
+    python examples/over_ssh.py --hosts 10.0.0.1,10.0.0.2 --tls tls --host 10.0.0.1 \
+        --dataset sbm:nodes=20000 --ranks 2 --out runs/ssh
 
 The first host gets the scheduler, and every host its workers. All other arguments go to `millrace run`; `--host` is the
 address of *this* machine that the hosts reach. Every host has this Python, this folder and the run's folder under the
 same paths, and lets you in by a key (`~/.ssh/config` is read: user, port, key). `tls` holds `ca.pem`, `cert.pem` and
-`key.pem`, made as docs/operations.md says.
+`key.pem`, made as docs/cluster.md says.
 
 What to expect: what schedulers and workers say until all are there, then what `millrace run` prints, and its exit code.
 Ctrl-C writes a checkpoint, stops the workers and leaves 130; the same command with `--resume` goes on. `make test` runs

@@ -1,38 +1,28 @@
-"""README, ARCHITECTURE and notebooks say what the code does: their snippets run, their tables are the code's."""
+"""README, ARCHITECTURE, the site's pages and notebooks match the code: snippets run, names and paths exist."""
 
-import dataclasses
 import json
 import re
 import shlex
 import subprocess
 import sys
-import types
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import pytest
 import torch
 import typer
-from pydantic import BaseModel
 
 import millrace as mr
 from millrace.pipeline import cli
-from millrace.pipeline.config.load import Job
-from millrace.pipeline.setup.result import Result
 from millrace.pipeline.training.loop import Interrupted
-from millrace.stages.models import MODELS
-from millrace.stages.sample import SAMPLERS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SNIPPET = re.compile(r"<!-- runnable(?:: (\S+))? -->\n```(\w+)\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
+CALL = re.compile(r"`(millrace [^`\n]*)`|^(millrace .*(?:\\\n.*)*)", re.MULTILINE)
+"""A command in running text or in a block, with its continued lines."""
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def table(marker: str) -> list[list[str]]:
-    """The cells of the table below ``<!-- marker -->``, without its head."""
-    lines = README.split(f"<!-- {marker} -->\n")[1].split("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def shape(text: str) -> list[str]:
@@ -75,103 +65,47 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_snippets_run_and_print_what_the_readme_shows(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", [p for p in PAGES if SNIPPET.search(p.read_text())], ids=lambda p: p.stem)
+def test_snippets_run_and_print_what_the_page_shows(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    ran = []
-    for file, language, body, shown in SNIPPET.findall(README):
-        ran.append(language)
+    for file, language, body, shown in SNIPPET.findall(page.read_text()):
         if file:
             Path(file).write_text(body)
         elif language == "python":
-            exec(compile(body, "README.md", "exec"), names)
+            exec(compile(body, page.name, "exec"), names)
             capsys.readouterr()
         else:
             seen = shape(run_shell(body, capsys, monkeypatch))
             assert not [line for line in shape(shown) if line not in seen], body
-    assert ran.count("python") >= 3 and ran.count("sh") >= 5, "the snippets are still found"
-    digests = [
-        json.loads(Path("runs", run, "result.json").read_text())["parameters_sha256"]
-        for run in ("live", "sage", "parts", "gcn")
-    ]
-    assert len(set(digests[:3])) == 1, "sampled live, read from the store, and resumed"
-    assert digests[3] != digests[0]
 
 
-def as_toml(value: Any) -> str:
-    if value is None:
-        return "unset"
-    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
-
-
-def choices(annotation: Any) -> list[str]:
-    """The values of a Literal, also inside ``X | None``."""
-    if get_origin(annotation) in (types.UnionType, Union):
-        return [c for part in get_args(annotation) for c in choices(part)]
-    return [str(c) for c in get_args(annotation)] if get_origin(annotation) is Literal else []
-
-
-def configuration() -> dict[str, tuple[str, list[str]]]:
-    """Every configuration key with its default, as the README writes it, and its choices."""
-    rows: dict[str, tuple[str, list[str]]] = {}
-
-    def add(prefix: str, kind: Any) -> None:
-        fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
-        for name, f in fields.items():
-            inner = f.annotation if issubclass(kind, BaseModel) else f.type
-            if inner == dict[str, Any]:
-                continue
-            if isinstance(inner, type) and (issubclass(inner, BaseModel) or dataclasses.is_dataclass(inner)):
-                add(f"{prefix}{name}.", inner)
-            else:
-                rows.setdefault(f"{prefix}{name}", (as_toml(f.default), choices(inner)))
-
-    add("", Job)
-    for section, registry in (("model", MODELS), ("sampler", SAMPLERS)):
-        rows[f"{section}.name"] = (as_toml(next(iter(registry))), list(registry))
-        for kind in registry.values():
-            add(f"{section}.", kind)
-    return rows
-
-
-def test_the_configuration_table_is_the_configuration():
-    seen = {key.strip("`"): (default, values) for key, default, values in table("configuration")}
-    known = configuration()
-    assert len(known) > 40
-    assert {key: default for key, (default, _) in seen.items()} == {key: default for key, (default, _) in known.items()}
-    assert not [(key, c) for key, (_, cs) in known.items() for c in cs if f"`{c}`" not in seen[key][1] and len(cs) > 1]
-
-
-def test_the_result_table_is_the_result():
-    named = [name for keys, _ in table("result") for name in re.findall(r"`(\w+)`", keys)]
-    assert sorted(named) == sorted(f.name for f in dataclasses.fields(Result))
+def test_snippets_are_still_found():
+    languages = [language for page in PAGES for _, language, _, _ in SNIPPET.findall(page.read_text())]
+    assert languages.count("python") >= 8 and languages.count("sh") >= 5
+    assert len(SNIPPET.findall(README)) >= 3
 
 
 def test_the_exit_codes_are_those_of_the_errors():
-    codes = {int(code) for code, _ in table("exit codes")}
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     assert codes == {0, mr.InputError.exit_code, mr.RunError.exit_code, Interrupted.exit_code}
 
 
-def test_commands_flags_and_names_exist():
-    used = set(re.findall(r"millrace (\w+)", README.replace("import millrace as mr", "")))
-    named = {
-        "convert",
-        "doctor",
-        "evaluate",
-        "inspect",
-        "partition",
-        "plan",
-        "predict",
-        "report",
-        "run",
-        "sample",
-        "train",
-    }
-    assert named <= used <= set(COMMANDS)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_commands_flags_and_names_exist(page):
+    text = page.read_text()
+    ours = "\n".join(a or b for a, b in CALL.findall(text))
+    used = set(re.findall(r"^millrace ([a-z]\w*)", ours, re.MULTILINE))
+    assert used <= set(COMMANDS)
     flags = {opt for command in COMMANDS.values() for p in command.params for opt in p.opts}
-    ours = re.sub(r"^(dask |TLS=).*$", "", README, flags=re.MULTILINE)
-    assert not {flag for flag in re.findall(r"(?<=[\s`(])--[a-z-]+", ours)} - flags - {"--check", "--nbmake"}
-    assert not [name for name in re.findall(r"\bmr\.(\w+)", README) if name not in mr.__all__]
+    assert not {flag for flag in re.findall(r"(?<=[\s`(])--[a-z-]+", ours)} - flags - {"--help", "--install-completion"}
+    assert not [name for name in re.findall(r"\bmr\.(\w+)", text) if name not in mr.__all__]
+
+
+def test_every_command_has_a_page():
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert set(COMMANDS) <= set(re.findall(r"millrace (\w+)", text))
 
 
 def test_paths_in_the_documents_exist():

@@ -42,15 +42,12 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     too. A node that is a seed twice draws in-edges for each position of its own; edges out of it leave its first
     position. A thread samples ahead, in bulks; features are gathered and `transform` runs in the caller's thread. The
     thread ends with the iteration, also when it is left early. Each ``iter()`` is a new epoch: another order and other
-    samples. They are a function of the seed, the epoch and the order of
-    the seeds alone: bulks, threads and `num_workers` do not show. ``loader(index)`` samples the input nodes at these
-        positions at once.
+    samples. They depend only on the seed, the epoch and the order of the seeds, not on bulks, threads or `num_workers`.
+    ``loader(index)`` samples the input nodes at these positions at once.
 
-    The loader is a `torch.utils.data.DataLoader`, of which it uses no process and no iterator. What cannot be honoured
-    is refused by
-    name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`, `custom_cls`, `disjoint`
-        with "induced".
-    Source of the semantics: PyG 2.8, `loader.NodeLoader`.
+    The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Arguments that cannot be
+    honoured are refused by name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`,
+    `custom_cls`, `disjoint` with "induced". The semantics are those of PyG 2.8, `loader.NodeLoader`.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class LadiesSampler(LayerwiseSampler):
 
     All but ``with_replacement`` draw the same blocks; ``mean`` divides by the row's sum of coefficients and so is
     consistent, not unbiased. Must not be confused with FastGCN, whose p does not look at the minibatch.
-    Cost: one pass over the in-edges of the rows, per hop. Debiasing: MLSys 2024 leaves it out; the authors' code uses
-        ``ratio``.
+    It takes one pass over the in-edges of the rows, per hop. MLSys 2024 leaves debiasing out; the authors' code uses
+    ``ratio``.
     """
 
     name: ClassVar[str] = "ladies"

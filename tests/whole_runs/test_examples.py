@@ -77,9 +77,9 @@ def result(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory) -> Path:
-    """Certificates, made by the lines of docs/operations.md."""
+    """Certificates, made by the lines of docs/cluster.md."""
     folder = tmp_path_factory.mktemp("tls")
-    (block,) = re.findall(r"```sh\n(openssl req -x509.*?)```", (ROOT / "docs" / "operations.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```sh\n(openssl req -x509.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
     for line in block.splitlines():
         subprocess.run(shlex.split(line), cwd=folder, capture_output=True, check=True)
     return folder
