@@ -11,16 +11,9 @@ from typing import Any
 
 import torch
 
-from .errors import InputError, RunError, StoreError
-from .store import (
-    committed_folder,
-    first_line,
-    read_manifest,
-    remove_tree,
-    require_fingerprint,
-    sweep_leftovers,
-    write_manifest,
-)
+from .errors import InputError, RunError, StoreError, first_line
+from .store.committed_folder import committed_folder, remove_tree, sweep_leftovers
+from .store.manifest import read_manifest, require_fingerprint, write_manifest
 
 KIND = "checkpoint"
 STATE_FILE = "state.pt"

@@ -15,7 +15,10 @@ from .features import FeatureStore, MappedFeatures, MemoryFeatures, ZarrFeatures
 from .fingerprint import ArrayDigest, dataset_fingerprint, describe_features, features_fingerprint
 from .graph import Graph, TakenRows
 from .node_names import NodeNames
-from .store import Rows, Store, committed_folder, open_store, sweep_leftovers, write_arrays, write_manifest
+from .store.arrays import Rows, write_arrays
+from .store.committed_folder import committed_folder, sweep_leftovers
+from .store.manifest import write_manifest
+from .store.store import Store, open_store
 
 KIND = "dataset"
 FEATURES_FILE = "features.npy"
@@ -198,7 +201,7 @@ class StoredGraph:
 
 
 class StoredRows:
-    """An array of a store, of which slices of rows are read. See `storage.store.Rows`."""
+    """An array of a store, of which slices of rows are read. See `storage.store.arrays.Rows`."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name

@@ -58,3 +58,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'metis'?``, or the empty string where nothing is alike."""
     found = closest(name, known)
     return "" if found is None else f"; did you mean '{found}'?"
+
+
+def first_line(error: Exception) -> str:
+    """An error for use within a sentence: some libraries append a dump of their insides, or of the input."""
+    return str(error).partition("\n")[0][:300]

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from .errors import InputError, StoreError
+from .errors import InputError, StoreError, first_line
 from .ledger import Ledger
-from .store import Store, first_line, open_store, write_store
+from .store.store import Store, open_store, write_store
 
 FloatArray = npt.NDArray[np.floating]
 KIND = "features"

@@ -11,7 +11,7 @@ from .dataset import Dataset
 from .features import FeatureStore
 from .graph import Graph
 from .minibatch import Block, MiniBatch
-from .store import canonical_json
+from .store.manifest import canonical_json
 
 PIECE_BYTES = 4 << 20
 """Arrays are read about this many bytes at a time."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from .array_checks import proving, require
 from .errors import StoreError
-from .store import Rows, Store, open_store, write_store
+from .store.arrays import Rows
+from .store.store import Store, open_store, write_store
 
 KIND = "phase-rows"
 

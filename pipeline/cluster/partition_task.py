@@ -17,7 +17,7 @@ from ...storage.dataset_store import open_stored
 from ...storage.errors import RunError
 from ...storage.partition.book import Book, open_book
 from ...storage.partition.shuffle import ShuffledStore, begin, deal
-from ...storage.store import ASIDE, remove_tree
+from ...storage.store.committed_folder import ASIDE, remove_tree
 from ..config.load import Job
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, StageAdvanced

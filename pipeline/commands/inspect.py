@@ -10,9 +10,10 @@ from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, Dataset
-from ...storage.errors import InputError, StoreError
+from ...storage.errors import InputError, StoreError, first_line
 from ...storage.minibatch import MiniBatch
-from ...storage.store import MANIFEST, Store, first_line, open_store
+from ...storage.store.manifest import MANIFEST
+from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.load import Job
 from ..setup.open_queue import open_queue

@@ -7,7 +7,7 @@ from typing import Any
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesPlace, open_dataset_store
 from ...storage.errors import InputError, nearest
-from ...storage.store import MANIFEST
+from ...storage.store.manifest import MANIFEST
 from .cleaning.clean import clean
 from .cleaning.options import DEFAULT_OPTIONS, FREE, ReadOptions
 from .cleaning.splits import make_split

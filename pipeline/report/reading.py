@@ -11,7 +11,7 @@ from ...stages.partition.quality import PartitionQuality
 from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.errors import InputError, StoreError
-from ...storage.store import open_store
+from ...storage.store.store import open_store
 from ..config.load import Job, read_toml, resolve
 from ..setup.result import read_result
 from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_held

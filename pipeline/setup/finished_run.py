@@ -10,7 +10,7 @@ from torch import nn
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
-from ...storage.store import MANIFEST
+from ...storage.store.manifest import MANIFEST
 from ..config.load import Job, read_toml, resolve
 from ..datasets import GENERATED, ReadOptions
 from ..interop.model_argument import taken

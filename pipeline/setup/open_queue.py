@@ -16,8 +16,10 @@ from ...storage.plural import counted
 from ...storage.queue.base import MemoryQueue, MinibatchQueue
 from ...storage.queue.cycle import Cycled
 from ...storage.queue.object_store import queue_at
-from ...storage.queue.zarr import KIND, ZarrQueue
-from ...storage.store import read_manifest, remove_tree
+from ...storage.queue.place import KIND
+from ...storage.queue.zarr import ZarrQueue
+from ...storage.store.committed_folder import remove_tree
+from ...storage.store.manifest import read_manifest
 from ...storage.urls import is_url
 from ..config.load import Job
 from .prepare import Prepared

@@ -17,7 +17,8 @@ from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint, digest_arrays, graph_fingerprint
 from ...storage.node_names import NodeNames
-from ...storage.store import MANIFEST, Store, open_store
+from ...storage.store.manifest import MANIFEST
+from ...storage.store.store import Store, open_store
 from ..config.load import Job
 from ..datasets import ReadOptions
 from .prepare import features_digest

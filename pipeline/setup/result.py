@@ -12,9 +12,8 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from ...storage.errors import StoreError
+from ...storage.errors import StoreError, first_line
 from ...storage.plural import counted
-from ...storage.store import first_line
 from ..config.plain_values import shown
 from .run_folder import RESULT, write_whole
 

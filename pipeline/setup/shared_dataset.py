@@ -8,7 +8,8 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND, features_place, open_dataset_store, write_dataset
 from ...storage.errors import MillraceError, StoreError
 from ...storage.fingerprint import features_fingerprint
-from ...storage.store import open_store, remove_tree
+from ...storage.store.committed_folder import remove_tree
+from ...storage.store.store import open_store
 from ..config.load import Job
 
 FOLDER = "data"

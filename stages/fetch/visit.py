@@ -19,7 +19,7 @@ from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, View
 from ..neighbourhood.halo import Halo, HaloNeighbourhood
 from ..neighbourhood.ring import Ring
-from ..neighbourhood.sequential import SequentialNeighbourhood
+from ..neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from ..placement.sharded import Share
 from .step_memory import row_traffic, step_bytes
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...storage.minibatch import Block
+from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
-from ..kernels.aggregation.cpu.shards import add_rows, take_rows
 from ..kernels.aggregation.lists import InLists
 from ..memory.arena import empty
 from .base import Message, Reduce
@@ -184,7 +184,7 @@ class _Exchange(torch.autograd.Function):
         both = empty((len(x) + sum(halo.counts), *x.shape[1:]), x.dtype)
         both[: len(x)] = x
         lengths = [len(w) for w in halo.view.wanted]
-        parts = take_rows(x, np.concatenate(halo.view.wanted)).split(lengths)
+        parts = aggregation_on(x.device).take_rows(x, np.concatenate(halo.view.wanted)).split(lengths)
         ring.wait(
             lambda _: ring.group.all_to_all(list(parts), KIND, list(both[len(x) :].split(halo.counts))),
             "rows of all ranks",
@@ -205,5 +205,5 @@ class _Exchange(torch.autograd.Function):
         dx = grad[:n].clone()
         for ids, rows in zip(wanted, back):
             # One rank after the other: several may have read the same row.
-            add_rows(dx, ids, rows)
+            aggregation_on(dx.device).add_rows(dx, ids, rows)
         return dx, None, None

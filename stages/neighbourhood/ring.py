@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..comm.base import TAGS, Group, Swap
-from ..kernels.aggregation.cpu.shards import add_rows, take_rows
+from ..kernels import aggregation_on
 from ..memory.arena import empty
 from .full_batch import View
 
@@ -69,10 +69,12 @@ class Ring:
         """
         kind = _FETCH_AGAIN if again else _FETCH
 
+        kernels = aggregation_on(x.device)
+
         def start(r: int) -> tuple[Swap, Tensor]:
             to, source = self._peers(r)
             into = empty((view.shards[source].lists.num_src, *x.shape[1:]), x.dtype)
-            return self._start(take_rows(x, view.wanted[to], factor), to, into, source, call, kind, r), into
+            return self._start(kernels.take_rows(x, view.wanted[to], factor), to, into, source, call, kind, r), into
 
         row_bytes = x.shape[1:].numel() * x.itemsize
         rounds = self.rounds(view)
@@ -184,5 +186,5 @@ class Push:
         if self._factor is not None:
             scale = self._factor[torch.from_numpy(self._ids)]
             self._into.mul_(scale.view(-1, *[1] * (self._into.ndim - 1)))
-        add_rows(self._onto, self._ids, self._into)
+        aggregation_on(self._onto.device).add_rows(self._onto, self._ids, self._into)
         self._ring.wait(self._swap.sent, self._words)

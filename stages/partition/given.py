@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, first_line
 from ...storage.fingerprint import digest_arrays
 from ...storage.graph import Graph
 from ...storage.partition.book import TableBook
-from ...storage.store import first_line
 from .base import check_parts
 
 

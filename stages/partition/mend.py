@@ -10,7 +10,9 @@ from ...storage.partition.book import KIND as BOOK_KIND
 from ...storage.partition.book import open_book
 from ...storage.partition.edge_shards import open_edge_shards
 from ...storage.partition.partition import open_partition
-from ...storage.store import MANIFEST, open_store, remove_tree
+from ...storage.store.committed_folder import remove_tree
+from ...storage.store.manifest import MANIFEST
+from ...storage.store.store import open_store
 from .stage import KIND, ROWS_KIND, quality_of
 
 ROWS_AT_ONCE = 1 << 16

@@ -25,7 +25,9 @@ from ...storage.partition.edge_shards import KIND as SHARDS_KIND
 from ...storage.partition.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.partition.partition import KIND as GRAPH_KIND
 from ...storage.partition.partition import OwnRows, Partition, open_partition, partition_of, write_partition
-from ...storage.store import MANIFEST, Store, committed_folder, open_store, sweep_leftovers, write_manifest, write_store
+from ...storage.store.committed_folder import committed_folder, sweep_leftovers
+from ...storage.store.manifest import MANIFEST, write_manifest
+from ...storage.store.store import Store, open_store, write_store
 from .base import Partitioner, check_parts
 from .quality import PartCounts, PartitionQuality, count_part
 

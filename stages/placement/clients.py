@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ...storage.graph import Graph
 from ...storage.partition.book import TableBook
-from ...storage.store import open_store, write_store
+from ...storage.store.store import open_store, write_store
 
 KIND = "clients"
 FOLDER = "clients"

@@ -25,25 +25,20 @@ from ..kernels.runtime.threads import parallel
 from ..kernels.sampling import exponential_race
 from ..kernels.sampling.cpu.buffers import LIMIT
 from ..kernels.sampling.cpu.layerwise import add_up, weigh
-from ..kernels.sampling.cpu.row_block import Numbering, extract, in_order, partial_sums, resolve, summed
-from ..kernels.sampling.cpu.terms import Rates, throw
+from ..kernels.sampling.cpu.row_block import extract, in_order, partial_sums, resolve, summed
+from ..kernels.sampling.cpu.terms import Rates
 from ..kernels.sampling.layerwise import (
     Drawn,
     LayerSample,
-    budget,
-    clock,
-    complete,
-    dart_word,
     factors,
     fraction_bits,
     same_scale,
     squares,
-    with_replacement,
 )
 from ..random import draw, node_words
+from .darts import IdArray, LayerMinibatch, Throw
 from .row_owners import Ids, Letter, Owners, split_counts, splits_of
 
-IdArray = npt.NDArray[np.int64]
 Parts = Sequence[Sequence[npt.NDArray[Any]]]
 
 
@@ -57,8 +52,8 @@ def draw_layer_wise(
 ) -> list[LayerSample]:
     """See `reference.layerwise.ladies`, or with `every_row` `fastgcn`: the same arguments, the same bits. All ranks
     call this together."""
-    layers = _Layers(owners, debias, every_row)
-    minibatches = [_Minibatch(s, owners.dtype) for s in seeds]
+    layers = _RemoteLayers(owners, debias, every_row)
+    minibatches = [LayerMinibatch(s, owners.dtype) for s in seeds]
     layers.learn(minibatches, [m.nodes for m in minibatches], as_rows=True)
     for h, s in enumerate(sizes):
         drawn = layers.draw(minibatches, [int(k) for k in keys[:, h]], s)
@@ -71,38 +66,7 @@ def draw_layer_wise(
     return [m.sample(weighted) for m in minibatches]
 
 
-class _Minibatch:
-    """What is known of one minibatch between hops."""
-
-    def __init__(self, seeds: IdArray, dtype: npt.DTypeLike) -> None:
-        self.numbered = Numbering(seeds, dtype)
-        self.ends = [len(seeds)]
-        self.blocks: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
-        self.in_degree, self.degree, self.mass = (np.empty(0, np.int64) for _ in range(3))
-        self.sums = np.empty(0)
-        self.importance = np.empty(0, np.int64)
-        self.total = 0
-
-    @property
-    def nodes(self) -> Ids:
-        return self.numbered.nodes
-
-    @property
-    def rows(self) -> Ids:
-        """The nodes before the hop under way."""
-        return self.nodes[: self.ends[-2]]
-
-    def unite(self, drawn: Drawn) -> Ids:
-        new = self.numbered.add(drawn.nodes.astype(self.nodes.dtype))
-        self.ends.append(len(self.nodes))
-        return new
-
-    def sample(self, weighted: bool) -> LayerSample:
-        indptr, indices, weight = zip(*self.blocks)
-        return LayerSample(self.nodes, tuple(self.ends), indptr, indices, weight if weighted else None)
-
-
-class _Layers:
+class _RemoteLayers:
     """One bulk's conversation."""
 
     def __init__(self, owners: Owners, debias: str, every_row: bool) -> None:
@@ -114,7 +78,7 @@ class _Layers:
         if every_row:
             self.everywhere = _everywhere(owners, self.rates)
 
-    def learn(self, minibatches: Sequence[_Minibatch], new: Sequence[Ids], as_rows: bool) -> None:
+    def learn(self, minibatches: Sequence[LayerMinibatch], new: Sequence[Ids], as_rows: bool) -> None:
         """Ask the owners of new nodes for what draws and weights need of them: as rows, and with `every_row` as
         columns."""
         owners, splits = self.owners, splits_of(new)
@@ -163,16 +127,17 @@ class _Layers:
                 found += [r.degree[ids], r.mass[ids], r.sums[ids]]
         return found
 
-    def draw(self, minibatches: Sequence[_Minibatch], keys: Sequence[int], s: int) -> list[Drawn]:
+    def draw(self, minibatches: Sequence[LayerMinibatch], keys: Sequence[int], s: int) -> list[Drawn]:
         """SAMPLE for each minibatch."""
-        throws = [_Throw(m, key, s, self) for m, key in zip(minibatches, keys)]
+        book, blocks = self.owners.rows.book, self.everywhere[2] if self.every_row else None
+        throws = [Throw(m, key, s, self.debias, book, blocks) for m, key in zip(minibatches, keys)]
         while self.owners.group.any(any(t.wants_more for t in throws)):
             self._round(throws)
         if self.owners.group.any(any(t.ran_out for t in throws)):
             (self._race_everywhere if self.every_row else self._race)(throws)
         return [t.drawn() for t in throws]
 
-    def _round(self, throws: "Sequence[_Throw]") -> None:
+    def _round(self, throws: Sequence[Throw]) -> None:
         """More darts for those that want them."""
         owners = self.owners
         aimed = [t.aim() for t in throws]
@@ -204,7 +169,7 @@ class _Layers:
         place = np.searchsorted(self.everywhere[1], rests, side="right") - 1
         return (place + self.owners.rows.first).astype(self.owners.dtype)
 
-    def _race(self, throws: "Sequence[_Throw]") -> None:
+    def _race(self, throws: Sequence[Throw]) -> None:
         """Add up P of the minibatches whose darts ran out: partial sums by the owners of their rows."""
         owners = self.owners
         rows = [t.m.nodes if t.ran_out else t.m.nodes[:0] for t in throws]
@@ -239,7 +204,7 @@ class _Layers:
             if t.ran_out:
                 t.finish(*summed(*(np.concatenate([p[i] for p in parts]) for i in (0, 1))))
 
-    def _race_everywhere(self, throws: "Sequence[_Throw]") -> None:
+    def _race_everywhere(self, throws: Sequence[Throw]) -> None:
         """Let each owner's columns race; the first of all are among the first of each."""
         owners = self.owners
         header = [v for t in throws if t.ran_out for v in (t.key, t.need + 1, len(t.found))]
@@ -275,7 +240,7 @@ class _Layers:
         order = np.lexsort((ids, exponential_race.keys(draw(node_words(key, ids), 0), mass)))[:need]
         return ids[order], mass[order]
 
-    def extract(self, minibatches: Sequence[_Minibatch], drawn: Sequence[Drawn]) -> None:
+    def extract(self, minibatches: Sequence[LayerMinibatch], drawn: Sequence[Drawn]) -> None:
         """EXTRACT for each minibatch, and what its edges count."""
         owners, rows = self.owners, [m.rows for m in minibatches]
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
@@ -309,7 +274,7 @@ class _Layers:
 
         parallel(block, [(q,) for q in range(len(minibatches))])
 
-    def _known(self, minibatches: Sequence[_Minibatch], counts: IdArray) -> list[npt.NDArray[Any]]:
+    def _known(self, minibatches: Sequence[LayerMinibatch], counts: IdArray) -> list[npt.NDArray[Any]]:
         """For one owner: of each minibatch that has rows there, how many nodes and rows it has, and its nodes."""
         message = [m for m, n in zip(minibatches, counts) if n]
         if not message:
@@ -339,7 +304,7 @@ class _Layers:
 
     def _weighed(
         self,
-        m: _Minibatch,
+        m: LayerMinibatch,
         drawn: Drawn,
         row_ends: npt.NDArray[np.int32],
         indices: npt.NDArray[np.int32],
@@ -369,87 +334,6 @@ class _Layers:
         sums = m.sums if self.weighted else None
         weigh(indptr, sums, own, n, row_ends, indices, self.weighted, values, factor, same_scale(self.debias), out)
         return row_ends, indices, out
-
-
-class _Throw:
-    """The darts of one minibatch in one hop, thrown in order until enough distinct columns are hit."""
-
-    def __init__(self, m: _Minibatch, key: int, s: int, layers: _Layers) -> None:
-        self.m, self.key, self.s, self.layers = m, key, s, layers
-        self.repeats = layers.debias == "with_replacement"
-        self.want, self.limit = (s, s) if self.repeats else (s + (layers.debias == "bottom_k"), budget(s))
-        self.prefix = (
-            layers.everywhere[2] if layers.every_row else np.concatenate([[0], np.cumsum(m.mass[: len(m.nodes)])])
-        )
-        m.total = int(self.prefix[-1])
-        self.thrown = 0
-        """That travelled."""
-        self.darts = 0
-        """That counted."""
-        self.found: list[int] | IdArray = []
-        self._seen: set[int] = set()
-        self._raced: Drawn | None = None
-
-    @property
-    def wants_more(self) -> bool:
-        return bool(self.m.total) and len(self.found) < self.want and self.thrown < self.limit
-
-    @property
-    def ran_out(self) -> bool:
-        return bool(self.m.total) and not self.repeats and len(self.found) < self.want
-
-    @property
-    def need(self) -> int:
-        """Columns that the race must still find."""
-        return self.s - min(len(self.found), self.s)
-
-    def aim(self) -> tuple[IdArray, IdArray, IdArray]:
-        """The next darts: the owner of what each hits, the row there, and how far into the row's terms."""
-        none = np.empty(0, np.int64)
-        if not self.wants_more:
-            return none, none, none
-        missing = self.want - len(self.found)
-        # Some hit what was hit before; a round costs a journey, a dart a few bytes.
-        more = min(
-            self.limit - self.thrown,
-            missing if self.repeats else 2 * missing if self.thrown else missing + missing // 4 + 4,
-        )
-        x = throw(dart_word(self.key), self.thrown, more, self.m.total)
-        self.thrown += more
-        at = np.searchsorted(self.prefix, x, side="right") - 1
-        rest = x - self.prefix[at]
-        if self.layers.every_row:
-            return at, np.zeros_like(at), rest
-        nodes, book = self.m.nodes[at], self.layers.owners.rows.book
-        owner = book.part(nodes).astype(np.int64)
-        return owner, nodes - book.offsets[owner], rest
-
-    def hit(self, columns: Ids) -> None:
-        """What they have hit."""
-        assert isinstance(self.found, list)
-        for u in columns.tolist():
-            if len(self.found) == self.want:
-                return
-            self.darts += 1
-            if self.repeats or u not in self._seen:
-                self._seen.add(u)
-                self.found.append(u)
-
-    def finish(self, candidates: IdArray, mass: IdArray) -> None:
-        """Let the rest race."""
-        hit = np.array(self.found[: self.s], np.int64)
-        self._raced = complete(self.key, self.s, hit, self.darts, self.m.total, candidates, mass)
-
-    def drawn(self) -> Drawn:
-        """What SAMPLE gives."""
-        found = np.array(self.found, np.int64)
-        if not self.m.total:
-            return Drawn(found, None, np.inf)
-        if self._raced is not None:
-            return self._raced
-        if self.repeats:
-            return with_replacement(found)
-        return Drawn(found[: self.s], None, clock(self.key, self.darts) if self.want > self.s else np.nan)
 
 
 def _rates(owners: Owners) -> Rates:

@@ -14,7 +14,7 @@ from ..array_checks import proving, require, require_vector
 from ..errors import InputError, StoreError
 from ..fingerprint import digest_arrays
 from ..splitmix import node_words
-from ..store import Store, open_store, write_store
+from ..store.store import Store, open_store, write_store
 
 Ids = npt.NDArray[np.integer]
 IdArray = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..array_checks import AT_ONCE, proving, require, require_splits, require_vector, require_within
 from ..errors import InputError
 from ..graph import index_dtype
-from ..store import Store, open_store, write_store
+from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
 from .partition import Partition
 

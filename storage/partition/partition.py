@@ -12,7 +12,8 @@ from ..array_checks import proving, require, require_ascending, require_splits, 
 from ..dataset import Split
 from ..errors import InputError
 from ..graph import Graph, TakenRows
-from ..store import Rows, Store, open_store, write_store
+from ..store.arrays import Rows
+from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
 
 IdArray = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from ..dataset import SPLITS, Split
 from ..dataset_store import StoredDataset
 from ..errors import StoreError
 from ..graph import TakenRows, edges_of_rows
-from ..store import Store, open_store, write_store
+from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
 from .partition import OwnRows
 
@@ -210,7 +210,7 @@ class ShuffledStore:
 
 
 class DealtFeatures:
-    """Feature rows of a part, which are read as they are asked for. See `storage.store.Rows`."""
+    """Feature rows of a part, which are read as they are asked for. See `storage.store.arrays.Rows`."""
 
     def __init__(self, column: Column, stretches: Sequence[Stretch]) -> None:
         self._column, self._stretches = column, stretches

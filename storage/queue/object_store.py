@@ -21,10 +21,12 @@ import zarr
 from zarr.storage import MemoryStore, StorePath
 
 from ..errors import InputError, MissingExtraError, RunError, StoreError
-from ..store import MANIFEST, manifest_text, no_manifest, open_array, parse_manifest, write_arrays
+from ..store.arrays import open_array, write_arrays
+from ..store.manifest import MANIFEST, manifest_text, no_manifest, parse_manifest
 from ..urls import has_secrets, is_url
 from .bulk_codec import Words
-from .zarr import BULK_KIND, Place, ZarrQueue
+from .place import BULK_KIND, Place
+from .zarr import ZarrQueue
 
 if TYPE_CHECKING:
     from zarr.core.buffer import Buffer

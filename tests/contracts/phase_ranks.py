@@ -20,7 +20,7 @@ from millrace.stages.fetch import lazy, phase_store
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset import Dataset
 from millrace.storage.errors import PeerLostError
-from millrace.storage.store import write_store
+from millrace.storage.store.store import write_store
 from millrace.tests.contracts.gang import run_ranks
 
 Instant = tuple[str, int]

@@ -26,7 +26,7 @@ from millrace.stages.placement.boundary import BoundaryShare, Edges, WithBoundar
 from millrace.stages.reduce.federated import LocalSteps
 from millrace.stages.reduce.seed_weighted import AllSeedsMean
 from millrace.storage.phase_rows import KIND
-from millrace.storage.store import open_store
+from millrace.storage.store.store import open_store
 from millrace.tests.contracts.full_batch import C, Case, job
 from millrace.tests.contracts.threads import ThreadGroup, run_threads
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from millrace.storage.store import MANIFEST, Store, canonical_json, open_store, write_arrays
+from millrace.storage.store.arrays import write_arrays
+from millrace.storage.store.manifest import MANIFEST, canonical_json
+from millrace.storage.store.store import Store, open_store
 
 Arrays = dict[str, np.ndarray]
 

@@ -322,10 +322,10 @@ def test_what_others_want_of_a_part_is_there_without_its_edges(tmp_path, monkeyp
 
 def test_feature_rows_are_read_by_bounded_slices(tmp_path, monkeypatch):
     """Never all rows of a part at once, once a part is larger than what is handed to Zarr at a time."""
-    from millrace.storage import store
+    from millrace.storage.store import arrays
 
-    monkeypatch.setattr(store, "CHUNK_BYTES", 40)
-    monkeypatch.setattr(store, "CHUNKS_PER_WRITE", 2)
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 40)
+    monkeypatch.setattr(arrays, "CHUNKS_PER_WRITE", 2)
     dataset, largest = toy(), []
 
     class Watched(MemoryFeatures):

@@ -11,21 +11,21 @@ from millrace.stages.partition import stage
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part, open_shards, partition_dataset
-from millrace.storage import store
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import open_book
 from millrace.storage.partition.edge_shards import write_edge_shards
-from millrace.storage.store import write_manifest
+from millrace.storage.store import committed_folder
+from millrace.storage.store.manifest import write_manifest
 from tests.contracts.messages import graphs
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "fsync_tree", lambda path: None)
+        patch.setattr(committed_folder, "fsync_tree", lambda path: None)
         yield
 
 

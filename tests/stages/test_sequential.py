@@ -13,13 +13,13 @@ from torch import Tensor
 
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
-from millrace.stages.neighbourhood import sequential
 from millrace.stages.neighbourhood.base import Neighbourhood
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.neighbourhood.full_batch import FullBatch, View
 from millrace.stages.neighbourhood.halo import Halo, HaloNeighbourhood
 from millrace.stages.neighbourhood.ring import Ring
-from millrace.stages.neighbourhood.sequential import SequentialNeighbourhood
+from millrace.stages.neighbourhood.sequential import messages
+from millrace.stages.neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
@@ -102,7 +102,7 @@ def looked_at(seed: int) -> list[tuple[str, str]]:
 def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
     """What every call gives on this rank, in every mode."""
     ledger = getattr(group, "_ledger", None)
-    found, piece = {}, sequential.MESSAGE_BYTES
+    found, piece = {}, messages.MESSAGE_BYTES
 
     def sent() -> int:
         return 0 if ledger is None else ledger.get("network", "activations")
@@ -111,7 +111,7 @@ def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
         case = make_case(seed, size)
         shares = {prune: case.share(group, LAYERS, prune).graph for prune in (False, True)}
         # Messages of one or a few edges at a time.
-        sequential.MESSAGE_BYTES = piece if seed % 3 == 0 else 100
+        messages.MESSAGE_BYTES = piece if seed % 3 == 0 else 100
         for name, view in looked_at(seed):
             batch = shares[view != "whole"]
             names = torch.from_numpy(batch.names[: view_of(batch, view).num_src])
@@ -137,7 +137,7 @@ def aggregate(group: Group, size: int) -> dict[tuple[Any, ...], dict[str, Any]]:
                     "degree": neighbourhood.degree.numpy(),
                     "edges": neighbourhood.num_edges,
                 }
-    sequential.MESSAGE_BYTES = piece
+    messages.MESSAGE_BYTES = piece
     return found
 
 
@@ -200,7 +200,7 @@ def check_values(
 
 def draw(group: Group, mode: str) -> dict[str, Any]:
     """A message that multiplies its source by a random number, twice in one pass; column 0 names the node."""
-    sequential.MESSAGE_BYTES = 200
+    messages.MESSAGE_BYTES = 200
     case = make_case(7, group.size)
     batch = case.share(group, 1, False).graph
     neighbourhood = make_hood(batch, batch.whole, mode, Ring(group, 0))

@@ -14,7 +14,7 @@ from millrace.storage.errors import StoreError
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import open_book
-from millrace.storage.store import open_store, write_store
+from millrace.storage.store.store import open_store, write_store
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 
 V, E = 12, 40

@@ -15,7 +15,7 @@ from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import MappedFeatures, MemoryFeatures, ZarrFeatures
 from millrace.storage.fingerprint import dataset_fingerprint
 from millrace.storage.graph import from_edges
-from millrace.storage.store import open_store
+from millrace.storage.store.store import open_store
 from tests.contracts.messages import graphs
 
 READABLE = [("zarr", "memory"), ("zarr", "zarr"), ("npy", "memory"), ("npy", "mapped")]
@@ -46,7 +46,7 @@ def small():
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
     monkeypatch.setattr(module, "PIECE_BYTES", 64)
-    monkeypatch.setattr("millrace.storage.store.CHUNK_BYTES", 100)
+    monkeypatch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", 100)
 
 
 @settings(deadline=None, max_examples=12)
@@ -94,7 +94,7 @@ class OncePerRow:
 
 @pytest.mark.parametrize("written", ["zarr", "npy"])
 def test_rows_stream_through_once(tmp_path, written, monkeypatch):
-    monkeypatch.setattr("millrace.storage.store.CHUNKS_PER_WRITE", 1)
+    monkeypatch.setattr("millrace.storage.store.arrays.CHUNKS_PER_WRITE", 1)
     data = dataset(from_edges([], [], 50))
     features = OncePerRow(data.features.rows)
     write_dataset(tmp_path / "d", replace(data, features=features), features_format=written)

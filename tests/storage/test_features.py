@@ -5,7 +5,7 @@ import pytest
 
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import ConvertedFeatures, MappedFeatures, MemoryFeatures, ZarrFeatures, write_features
-from millrace.storage.store import write_store
+from millrace.storage.store.store import write_store
 from tests.contracts.features import FeatureStoreTests
 
 
@@ -23,7 +23,7 @@ class TestMappedFeatures(FeatureStoreTests):
 class TestZarrFeatures(FeatureStoreTests):
     @pytest.fixture(autouse=True)
     def _many_chunks(self, monkeypatch):
-        monkeypatch.setattr("millrace.storage.store.CHUNK_BYTES", 100)
+        monkeypatch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", 100)
 
     def make(self, rows, path):
         return write_features(path, rows)
@@ -61,7 +61,7 @@ def test_mapped_file_must_be_there_and_whole(tmp_path):
 
 
 def test_zarr_damage_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.storage.store.CHUNK_BYTES", 40)
+    monkeypatch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", 40)
     rows = np.random.default_rng(0).random((20, 2)).astype(np.float32)
     store = write_features(tmp_path / "f", rows, fingerprint={"graph": "g"})
     chunk = tmp_path / "f/arrays/rows/c/1/0"

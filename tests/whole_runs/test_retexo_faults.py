@@ -10,7 +10,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.telemetry.events import EpochDone, Note
-from millrace.storage.store import open_store
+from millrace.storage.store.store import open_store
 from millrace.tests.contracts.phase_ranks import train_phases
 
 DATASET = "sbm:nodes=300,classes=3,degree=6,features=5,train=0.3"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ....storage.errors import InputError
-from ....storage.store import first_line
+from ....storage.errors import InputError, first_line
 from ..cleaning.raw import AnyArray
 
 BOMB_RATIO, BOMB_BYTES = 200, 256 << 20

@@ -32,6 +32,7 @@ from millrace.stages.kernels.sampling.cpu.row_block import (
 from millrace.stages.kernels.sampling.cpu.terms import Rates
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.placement.row_blocks import BlockRows, Grid
+from millrace.stages.sample import darts
 from millrace.stages.sample import remote_layerwise as layer_wise
 from millrace.stages.sample import remote_nodewise as node_wise
 from millrace.stages.sample.base import Sampler
@@ -232,11 +233,11 @@ def watch_darts() -> dict[str, int]:
     choose."""
     seen, kind, under_way = (
         {"rounds": 0, "most rounds": 0, "ladies chose": 0, "fastgcn chose": 0},
-        layer_wise._Layers,
+        layer_wise._RemoteLayers,
         [""],
     )
     plain = {name: getattr(getattr(kind, name), "plain", getattr(kind, name)) for name in ("draw", "_round")}
-    complete = getattr(layer_wise.complete, "plain", layer_wise.complete)
+    complete = getattr(darts.complete, "plain", darts.complete)
 
     def draw(self: Any, *args: Any) -> Any:
         seen["rounds"], under_way[0] = 0, "fastgcn" if self.every_row else "ladies"
@@ -247,13 +248,13 @@ def watch_darts() -> dict[str, int]:
         seen["most rounds"] = max(seen["most rounds"], seen["rounds"])
         plain["_round"](self, throws)
 
-    def counted(key: int, s: int, found: Any, darts: int, total: int, candidates: Any, mass: Any) -> Any:
+    def counted(key: int, s: int, found: Any, count: int, total: int, candidates: Any, mass: Any) -> Any:
         chose = len(np.setdiff1d(candidates, found)) > s - len(found)
         seen[f"{under_way[0]} chose"] += int(chose)
-        return complete(key, s, found, darts, total, candidates, mass)
+        return complete(key, s, found, count, total, candidates, mass)
 
     draw.plain, one_round.plain, counted.plain = plain["draw"], plain["_round"], complete  # pyright: ignore[reportFunctionMemberAccess]
-    kind.draw, kind._round, layer_wise.complete = draw, one_round, counted  # pyright: ignore[reportAttributeAccessIssue]
+    kind.draw, kind._round, darts.complete = draw, one_round, counted  # pyright: ignore[reportAttributeAccessIssue]
     return seen
 
 
@@ -377,12 +378,14 @@ def test_a_dart_at_the_edge_of_a_row_is_the_rows(monkeypatch: pytest.MonkeyPatch
     for row in range(30):
         np.add.at(everywhere, *terms_of(graph, row))
     for every_row, masses in ((False, mass), (True, everywhere)):
-        layers, m = layer_wise._Layers(owners, "ratio", every_row), layer_wise._Minibatch(rows, np.int32)
+        layers, m = layer_wise._RemoteLayers(owners, "ratio", every_row), darts.LayerMinibatch(rows, np.int32)
         layers.learn([m], [m.nodes], as_rows=True)
         ends = np.cumsum(masses)
         aims = np.concatenate([ends - masses, ends - 1])
-        monkeypatch.setattr(layer_wise, "throw", lambda word, first, more, total, aims=aims: aims)
-        owner, row, rest = layer_wise._Throw(m, 1, 9, layers).aim()
+        monkeypatch.setattr(darts, "throw", lambda word, first, more, total, aims=aims: aims)
+        owner, row, rest = darts.Throw(
+            m, 1, 9, "ratio", owners.rows.book, layers.everywhere[2] if every_row else None
+        ).aim()
         assert not owner.any()
         place = np.tile(np.arange(len(masses)), 2)
         if every_row:
@@ -401,7 +404,7 @@ def test_masses_have_as_many_bits_as_in_the_whole_graph(nodes: int) -> None:
     few = from_edges([3, 1, 2], [0, 1, 1], 10)
     block = block_rows(few, RangeBook(np.array([0, 10])), 0, Solo())
     rows = BlockRows(**{**vars(block), "book": RangeBook(np.array([0, 10, nodes]))})
-    layers = layer_wise._Layers(Owners(rows, Solo()), "ratio", False)
+    layers = layer_wise._RemoteLayers(Owners(rows, Solo()), "ratio", False)
     assert layers.one_bits == layerwise.fraction_bits(nodes) == (40 if nodes == 30 else 37)
     assert layers.rates.one == 2.0**layers.one_bits
 
@@ -504,14 +507,14 @@ def measure(group: Gloo) -> dict[str, Any]:
 
 def watch_extraction(group: Gloo) -> dict[str, int]:
     """Counts the bytes of EXTRACT."""
-    seen, plain = {"extraction": 0}, layer_wise._Layers.extract
+    seen, plain = {"extraction": 0}, layer_wise._RemoteLayers.extract
 
     def counted(self: Any, minibatches: Any, drawn: Any) -> None:
         before = traffic(group)
         plain(self, minibatches, drawn)
         seen["extraction"] += delta(group, before)["graph"]
 
-    layer_wise._Layers.extract = counted  # pyright: ignore[reportAttributeAccessIssue]
+    layer_wise._RemoteLayers.extract = counted  # pyright: ignore[reportAttributeAccessIssue]
     return seen
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import own_rows
-from millrace.storage import store
 from millrace.storage.dataset import SPLITS, Dataset, Split
 from millrace.storage.dataset_store import open_stored, write_dataset
 from millrace.storage.errors import StoreError
@@ -20,14 +19,15 @@ from millrace.storage.graph import from_edges
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import TableBook
 from millrace.storage.partition.shuffle import ShuffledStore, begin, deal
-from millrace.storage.store import open_store
+from millrace.storage.store import committed_folder
+from millrace.storage.store.store import open_store
 from tests.contracts.messages import graphs
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _without_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "fsync_tree", lambda path: None)
+        patch.setattr(committed_folder, "fsync_tree", lambda path: None)
         yield
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from millrace.storage.errors import QueueTimeoutError, RunError, StoreError
-from millrace.storage.queue import zarr
+from millrace.storage.queue import place
 from millrace.storage.queue.zarr import ZarrQueue
 from tests.contracts.messages import make_bulk
 from tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
@@ -62,7 +62,7 @@ def test_a_bulk_is_one_shard_in_one_folder(filled):
 
 def test_a_resumed_producer_writes_only_what_is_missing(filled, monkeypatch):
     queue = make(filled)
-    monkeypatch.setattr(zarr, "pack_bulk", lambda bulk: pytest.fail("written again"))
+    monkeypatch.setattr("millrace.storage.queue.zarr.pack_bulk", lambda bulk: pytest.fail("written again"))
     queue.put(make_bulk(0, 1, K), LONG_S)
 
 
@@ -157,27 +157,27 @@ def test_refuses_what_is_no_queue(tmp_path):
 
 def test_two_processes_may_make_the_folder(tmp_path, monkeypatch):
     """The other one commits between this one's look and its rename."""
-    real = zarr.committed_folder
+    real = place.committed_folder
 
     def late(path, **options):
-        monkeypatch.setattr(zarr, "committed_folder", real)
+        monkeypatch.setattr(place, "committed_folder", real)
         make(path)
         return real(path, **options)
 
-    monkeypatch.setattr(zarr, "committed_folder", late)
+    monkeypatch.setattr(place, "committed_folder", late)
     assert make(tmp_path / "q").committed(0) == set()
 
 
 def test_two_producers_may_write_one_bulk(tmp_path, monkeypatch):
     first, second = make(tmp_path / "q"), make(tmp_path / "q", sweep=False)
-    real = zarr.write_arrays
+    real = place.write_arrays
 
     def late(*args, **options):
-        monkeypatch.setattr(zarr, "write_arrays", real)
+        monkeypatch.setattr(place, "write_arrays", real)
         second.put(make_bulk(0, 0, K), LONG_S)
         return real(*args, **options)
 
-    monkeypatch.setattr(zarr, "write_arrays", late)
+    monkeypatch.setattr(place, "write_arrays", late)
     first.put(make_bulk(0, 0, K), LONG_S)
     assert {p.name for p in (tmp_path / "q/epoch-0").iterdir()} == {"bulk-0"}
     assert same(first.get(0, 1, SHORT_S), make_bulk(0, 0, K).minibatches[1])
@@ -188,13 +188,13 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     queue = make(tmp_path / "q", max_bytes=1)
-    monkeypatch.setattr(zarr, "write_arrays", full)
+    monkeypatch.setattr(place, "write_arrays", full)
     with pytest.raises(RunError, match=r"cannot write bulk 0 of epoch 0 .*No space left"):
         queue.put(make_bulk(0, 0, K), LONG_S)
     assert list((tmp_path / "q/epoch-0").iterdir()) == []
     monkeypatch.undo()
     queue.put(make_bulk(0, 1, K), SHORT_S)
-    monkeypatch.setattr(zarr, "write_manifest", full)
+    monkeypatch.setattr(place, "write_manifest", full)
     with pytest.raises(RunError, match=r"cannot finish .*No space left"):
         queue.finish()
     assert not queue.complete
@@ -255,7 +255,7 @@ def test_a_bulk_in_the_wrong_place_is_refused(filled):
 
 
 def test_only_a_few_bulks_stay_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(zarr, "OPENED_BULKS", 2)
+    monkeypatch.setattr("millrace.storage.queue.zarr.OPENED_BULKS", 2)
     queue = make(tmp_path / "q")
     for n in range(4):
         queue.put(make_bulk(0, n, K), LONG_S)

@@ -16,17 +16,9 @@ from torch import Tensor
 
 from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import DeviceLists, InLists
-from .attention import (
-    dots,
-    edge_name,
-    gradients_by_src,
-    leaky,
-    log_denominators,
-    logit_gradient,
-    own_name,
-    survives,
-    whole_rows,
-)
+from .attention_backward import gradients_by_src, logit_gradient, whole_rows
+from .edge_dropout import edge_name, own_name, survives
+from .softmax import dots, leaky, log_denominators
 from .sums import TILE, UNROLL, add_lists, row_of, tile
 
 _HEADS, _HELD = 4, 8 * TILE

@@ -23,8 +23,10 @@ from torch import Tensor
 
 from ....memory.lazy_rows import LazyRows, device_base_and_ids
 from ..lists import DeviceLists, InLists, IntArray, on_device
-from .attention import add_outer, attend, attend_backward, attend_from, attend_into, dots, weighted_sum
+from .attention import attend, attend_into
+from .attention_backward import attend_backward, attend_from
 from .attention_shared import attend_shared, attend_shared_backward
+from .softmax import add_outer, dots, weighted_sum
 from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile
 
 __all__ = [

@@ -11,19 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from millrace.storage import store as store_module
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.store import (
-    MANIFEST,
-    committed_folder,
-    open_store,
-    read_manifest,
-    remove_tree,
-    sweep_leftovers,
-    write_arrays,
-    write_manifest,
-    write_store,
-)
+from millrace.storage.store.arrays import write_arrays
+from millrace.storage.store.committed_folder import committed_folder, remove_tree, sweep_leftovers
+from millrace.storage.store.manifest import MANIFEST, read_manifest, write_manifest
+from millrace.storage.store.store import open_store, write_store
 
 KINDS = [np.int16, np.int32, np.int64, np.float32, np.float64, np.uint8, np.bool_]
 
@@ -35,7 +27,7 @@ def write(path, arrays, **options):
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """A store of one array in five Zarr chunks."""
-    monkeypatch.setattr(store_module, "CHUNK_BYTES", 80)
+    monkeypatch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", 80)
     write(tmp_path / "s", {"x": np.arange(50)})
     return tmp_path / "s"
 
@@ -58,8 +50,8 @@ def names(folder):
 def test_round_trip(tmp_path_factory, arrays, chunk_bytes):
     path = tmp_path_factory.mktemp("store") / "deep" / "s"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(store_module, "CHUNKS_PER_WRITE", 2)
+        patch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", chunk_bytes)
+        patch.setattr("millrace.storage.store.arrays.CHUNKS_PER_WRITE", 2)
         write(path, arrays)
     store = open_store(path, "test", fingerprint={"a": "1", "b": "2"})
     assert (store.meta, set(store.entries)) == ({"n": 3}, set(arrays))
@@ -83,8 +75,8 @@ class Streamed:
 
 
 def test_rows_are_read_once_in_order_and_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "CHUNK_BYTES", 80)
-    monkeypatch.setattr(store_module, "CHUNKS_PER_WRITE", 2)
+    monkeypatch.setattr("millrace.storage.store.arrays.CHUNK_BYTES", 80)
+    monkeypatch.setattr("millrace.storage.store.arrays.CHUNKS_PER_WRITE", 2)
     rows = Streamed(np.arange(50))
     store = write(tmp_path / "s", {"x": rows})
     assert rows.asked == [(0, 20), (20, 40), (40, 50)]
@@ -157,7 +149,7 @@ def test_sweep_removes_leftovers_only(tmp_path):
 def test_a_writer_that_is_swept_commits_all_or_nothing(tmp_path, monkeypatch):
     """Sampling tasks of a generation that has ended may still write when the next one opens the queue. A file system
     without locks."""
-    monkeypatch.setattr(store_module, "_is_held", lambda folder: False)
+    monkeypatch.setattr("millrace.storage.store.committed_folder._is_held", lambda folder: False)
     remove = shutil.rmtree
     committed = []
 

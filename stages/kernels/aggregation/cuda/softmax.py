@@ -1,0 +1,132 @@
+"""Logits, inner products and softmax denominators in Triton. Same results as `cpu.softmax`."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..lists import DeviceLists
+from .sums import row_of, tile
+
+_LANES = tl.constexpr(32)
+
+
+@triton.jit
+def _dot_rows(x, y, out, n, H, D, x_row, x_head, y_row, y_head, BR: tl.constexpr, BD: tl.constexpr):
+    i = (tl.program_id(0) * BR + tl.arange(0, BR)).to(tl.int64)
+    inside, v, h = i < n, i // H, i % H
+    total = tl.zeros([BR], x.dtype.element_ty)
+    for first in range(0, D, BD):
+        k = first + tl.arange(0, BD)
+        both = inside[:, None] & (k < D)[None, :]
+        a = tl.load(x + (v * x_row + h * x_head)[:, None] + k[None, :], both, 0)
+        total += tl.sum(a * tl.load(y + (v * y_row + h * y_head)[:, None] + k[None, :], both, 0), 1)
+    tl.store(out + i, total, inside)
+
+
+def dots(x: Tensor, y: Tensor) -> Tensor:
+    """See `cpu.softmax.dots`."""
+    n, heads, width = x.shape
+    # The stride of a single column may be anything.
+    assert width < 2 or (x.stride(2) == 1 and y.stride(2) == 1)
+    out = x.new_zeros(n, heads)
+    if x.numel():
+        rows, columns = tile(width)
+        launched: Any = _dot_rows[(-(-n * heads // rows),)]
+        y_row = y.stride(0) if len(y) == n else 0
+        launched(x, y, out, n * heads, heads, width, *x.stride()[:2], y_row, y.stride(1), BR=rows, BD=columns)
+    return out
+
+
+def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
+    """See `cpu.attention.weighted_sum`."""
+    return torch.einsum("uh,uhd->hd", weight, z)
+
+
+def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
+    """See `cpu.attention.add_outer`."""
+    out[: len(weight)].addcmul_(weight[..., None], a[None])
+
+
+@triton.jit
+def leaky(x, SLOPE: tl.constexpr):
+    return tl.where(x > 0, x, x * SLOPE)
+
+
+@triton.jit
+def _raise(top, total, logit, here):
+    """The running maximum and sum of exponentials with one more logit each."""
+    new = tl.where(here, tl.maximum(top, logit), top)
+    # Before the first logit both are -inf, and their difference is nothing.
+    shift = tl.where(new == float("-inf"), 0.0, new)
+    return new, tl.where(here, total * tl.exp(top - shift) + tl.exp(logit - shift), total)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _log_sums(
+    begin, end, rows, indices, logit_src, logit_dst, log_sum, n, H,
+    LIMIT: tl.constexpr, SLOPE: tl.constexpr, TO_ROWS: tl.constexpr, INTO: tl.constexpr, OWN: tl.constexpr,
+    BR: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * BR + tl.arange(0, BR)
+    h = tl.arange(0, BH)
+    inside = i < n
+    both = inside[:, None] & (h < H)[None, :]
+    start = tl.load(begin + i, inside, 0)
+    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    v = row_of(rows, i, inside)
+    total = tl.zeros([BR, BH], log_sum.dtype.element_ty)
+    top = total - float("inf")
+    place = log_sum + (v if TO_ROWS else i.to(tl.int64))[:, None] * H + h[None, :]
+    if INTO:
+        top = tl.load(place, both, float("-inf"))
+        total = tl.where(top == float("-inf"), total, total + 1)
+    if logit_dst is not None:
+        mine = tl.load(logit_dst + v[:, None] * H + h[None, :], both, 0)
+    for j in range(tl.max(stop - start, 0).to(tl.int32)):
+        q = start + j
+        here = (q < stop)[:, None] & both
+        u = tl.load(indices + q, q < stop, 0).to(tl.int64)
+        x = tl.load(logit_src + u[:, None] * H + h[None, :], here, 0)
+        if logit_dst is not None:
+            x = leaky(x + mine, SLOPE)
+        top, total = _raise(top, total, x, here)
+    if OWN:
+        x = leaky(tl.load(logit_src + v[:, None] * H + h[None, :], both, 0) + mine, SLOPE)
+        top, total = _raise(top, total, x, both)
+    tl.store(place, top + tl.log(total), both)
+
+
+def log_denominators(
+    lists: DeviceLists,
+    rows: Tensor | None,
+    logit_src: Tensor,
+    logit_dst: Tensor | None,
+    slope: float,
+    log_sum: Tensor,
+    into: bool,
+    own: bool,
+) -> None:
+    """The logarithm of the sum of the exponentials of each list's logits, and of what `log_sum` holds if `into`, to
+    `log_sum`."""
+    heads = logit_src.shape[1]
+    lanes = triton.next_power_of_2(max(heads, 1))
+    rows_per = max(_LANES.value // lanes, 1)
+
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        if len(begin) and heads:
+            launched: Any = _log_sums[(-(-len(begin) // rows_per),)]
+            launched(
+                begin, end, rows, lists.indices, logit_src, logit_dst, result, len(begin), heads, LIMIT=lists.limit, SLOPE=slope,
+                TO_ROWS=whole, INTO=into and whole, OWN=own and whole, BR=rows_per, BH=lanes, num_warps=1,
+            )  # fmt: skip
+
+    launch(lists.begin, lists.end, rows, log_sum, True)
+    if (rest := lists.rest) is not None:
+        partial = log_sum.new_empty(len(rest.of), heads)
+        launch(rest.begin, rest.end, rest.of if rows is None else rows[rest.of], partial, False)
+        log_denominators(
+            rest.pieces, rest.long if rows is None else rows[rest.long], partial, None, slope, log_sum, True, False
+        )

@@ -1,0 +1,1 @@
+"""Aggregation over the neighbours of a layer on other ranks, visited one rank after the other (SAR)."""

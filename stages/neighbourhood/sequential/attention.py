@@ -1,0 +1,108 @@
+"""Softmax attention over ranks: an online softmax forward, rows fetched again (or kept) backward."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...kernels.aggregation.attention_args import AttentionRule
+from ...memory.arena import empty
+from ..full_batch import Shard
+from .layer import SequentialLayer, rebuild
+
+
+class Attend(torch.autograd.Function):
+    """``apply(z, a_src, dst, hood, rule, heads, both)``: keeps z of this rank, the result and two numbers per row and
+    head. With `heads` above 0 z is [num_src, F] and all heads sum its rows. `dst` is logit_dst, or with `both`
+    a_dst."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        a_src: Tensor,
+        dst: Tensor,
+        neighbourhood: SequentialLayer,
+        rule: AttentionRule,
+        heads: int,
+        both: bool,
+    ) -> Tensor:
+        kernels, call, here = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.own
+        spread = _Spread(heads)
+        logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
+        out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype).zero_()
+        log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype).fill_(-torch.inf)
+        kernels.attend_into(
+            here.lists, None, neighbourhood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True
+        )
+        kept = {}
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call, neighbourhood.layer):
+            shard = neighbourhood.view.shards[q]
+            kernels.attend_into(
+                shard.lists,
+                shard.rows,
+                neighbourhood.numbers(shard),
+                spread(rows),
+                a_src,
+                logit_dst,
+                rule,
+                out,
+                log_sum,
+                False,
+            )
+            if neighbourhood.keep:
+                kept[q] = rows
+            del rows
+        ctx.rest = neighbourhood, rule, spread, call, kept
+        ctx.save_for_backward(z, a_src, logit_dst, out, log_sum, dst if both else None)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        neighbourhood, rule, spread, call, kept = ctx.rest
+        kernels, here, view = neighbourhood.kernels, neighbourhood.own, neighbourhood.view
+        z, a_src, logit_dst, out, log_sum, a_dst = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        delta = kernels.dots(grad, out)
+        d_dst = empty(logit_dst.shape, z.dtype).zero_()
+        d_src = torch.zeros_like(a_src)
+
+        def of(shard: Shard, rows: Tensor, own: bool) -> Tensor:
+            numbers = neighbourhood.numbers(shard)
+            dz, da = kernels.attend_from(
+                shard.lists, shard.rows, numbers, spread(rows), a_src, logit_dst, rule, log_sum, grad, delta, d_dst, own
+            )
+            d_src.add_(da)
+            return spread.back(dz)
+
+        dz = of(here, z, True)
+        rebuild(
+            neighbourhood,
+            z,
+            call,
+            kept,
+            lambda q, rows: of(view.shards[q], rows, False),
+            dz if ctx.needs_input_grad[0] else None,
+        )
+        if a_dst is not None:
+            kernels.add_outer(dz, d_dst, a_dst)
+            d_dst = kernels.weighted_sum(d_dst, z[: neighbourhood.num_dst])
+        return dz if ctx.needs_input_grad[0] else None, d_src, d_dst, *[None] * 4
+
+
+class _Spread:
+    """Rows that all heads share, once for each head."""
+
+    def __init__(self, heads: int) -> None:
+        self._heads = heads
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if not self._heads:
+            return rows
+        return empty((len(rows), self._heads, rows.shape[1]), rows.dtype).copy_(rows[:, None])
+
+    def back(self, grad: Tensor) -> Tensor:
+        """The gradient of the rows themselves."""
+        return grad.sum(1) if self._heads else grad

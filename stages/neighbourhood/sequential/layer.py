@@ -1,0 +1,112 @@
+"""One layer of a full batch whose in-neighbours lie on several ranks."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...kernels import aggregation_on
+from ...kernels.aggregation.attention_args import EdgeNumbers
+from ...memory.arena import empty
+from ..full_batch import FullBatch, Shard, View
+from ..ring import Push, Ring
+
+
+class SequentialLayer:
+    """One layer of a full batch: this rank's shards, and the ring on which rows of other ranks travel."""
+
+    def __init__(
+        self, batch: FullBatch, view: View, layer: int, ring: Ring, dtype: torch.dtype, keep: bool = False
+    ) -> None:
+        """
+        Args:
+            batch: this rank's share of the graph.
+            view: what the layer needs of it.
+            layer: its number, for messages.
+            ring: the exchanges of this pass.
+            dtype: of the features.
+            keep: keep rows for the backward pass rather than fetching them again.
+        """
+        self.batch, self.view, self.layer, self.ring, self.keep = batch, view, layer, ring, keep
+        self._dtype = dtype
+        self.kernels = aggregation_on(batch.degree.device)
+
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        return self.view.num_dst
+
+    @property
+    def num_src(self) -> int:
+        """Rows of `h`: this rank's own."""
+        return self.view.num_src
+
+    @property
+    def num_edges(self) -> int:
+        """Edges present, from all ranks."""
+        return self.view.num_edges
+
+    @property
+    def spans_ranks(self) -> bool:
+        """See `Neighbourhood.spans_ranks`."""
+        return True
+
+    @property
+    def degree(self) -> Tensor:
+        """See `Neighbourhood.degree`."""
+        return self.batch.degree[: self.num_src].to(self._dtype)
+
+    @property
+    def names(self) -> npt.NDArray[np.int64]:
+        """See `Neighbourhood.names`."""
+        return self.batch.names[: self.num_src]
+
+    @property
+    def own(self) -> Shard:
+        """The edges between this rank's rows."""
+        return self.view.shards[self.batch.rank]
+
+    def mean_scale(self, dtype: torch.dtype) -> Tensor:
+        """What makes a row's sum its mean, [num_dst]."""
+        total = self.view.kept if self.view.weights is None else self.view.weights
+        return torch.from_numpy(np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)).to(dtype)
+
+    def numbers(self, shard: Shard) -> EdgeNumbers:
+        """What dropout keys the shard's edges by: their places in the whole graph."""
+        return EdgeNumbers(self.batch.numbers.first, self.batch.numbers.own, shard.edge)
+
+
+def rebuild(
+    neighbourhood: SequentialLayer,
+    x: Tensor,
+    call: int,
+    kept: dict[int, Tensor],
+    of: Callable[[int, Tensor], Tensor],
+    onto: Tensor | None,
+) -> None:
+    """The backward pass of a call that needs the rows of every other rank again, and hands gradients back unless there
+    is no `onto`."""
+    ring, view = neighbourhood.ring, neighbourhood.view
+    again = None if neighbourhood.keep else ring.rows(view, x, call, neighbourhood.layer, again=True)
+    before: Push | None = None
+    for r in ring.rounds(view):
+        q = ring.source(r)
+        rows = kept.pop(q, None) if again is None else next(again)[1]
+        part = of(q, rows) if rows is not None and len(rows) else empty((0, *x.shape[1:]), x.dtype)
+        del rows
+        if before is not None:
+            before.finish()
+            before = None
+        if onto is not None:
+            before = ring.push(view, r, part, onto, call, neighbourhood.layer)
+            if before.nbytes > ring.prefetch_bytes:
+                before.finish()
+                before = None
+        del part
+    if again is not None:
+        # The last round's rows may still be on their way out.
+        assert next(again, None) is None
+    if before is not None:
+        before.finish()

@@ -1,0 +1,225 @@
+"""A user's message function over ranks, computed for some edges at a time."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ....storage.errors import InputError
+from ...kernels.aggregation.lists import InLists
+from ...memory.arena import empty
+from ...random import Purpose, draw_word, node_words, stream, torch_seed
+from ..base import Message, Reduce
+from ..checks import (
+    as_matrix,
+)
+from ..full_batch import Shard
+from .layer import SequentialLayer, rebuild
+
+MESSAGE_BYTES = 64 << 20
+"""Messages of `apply` are computed for as many edges at a time as their inputs take this much."""
+
+
+class Apply(torch.autograd.Function):
+    """``apply(h, hood, message, scale, reduce, key, num_params, *params, *held)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        neighbourhood: SequentialLayer,
+        message: Message,
+        scale: Tensor | None,
+        reduce: Reduce,
+        key: int,
+        num_params: int,
+        *inputs: Tensor,
+    ) -> Tensor:
+        kernels, call, batch = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.batch
+        key = stream(key, Purpose.DROPOUT, call)
+        params = inputs[:num_params]
+        dst = h[: neighbourhood.num_dst]
+        out, arg, shape = None, None, None
+        kept = {}
+
+        def visit(q: int, rows: Tensor) -> None:
+            nonlocal out, arg, shape
+            shard = neighbourhood.view.shards[q]
+            for a, b in _pieces(shard, rows):
+                src, there, lists = _piece(shard, a, b)
+                coef = None if shard.weight is None else shard.weight[src.start : src.stop]
+                weight = None if coef is None else coef.to(h.dtype)
+                with _seeded(key, batch.rank, q, a):
+                    x = message(rows[src.indices], dst[there], weight, *params)
+                shape = tuple(x.shape[1:])
+                x = as_matrix(x, len(src.indices), "the message's result").detach()
+                if out is None:
+                    out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype).zero_()
+                    arg = empty(out.shape, torch.int64).fill_(-1) if reduce == "max" else None
+                of_rows = _rows_of(shard, a, b)
+                if reduce == "max":
+                    kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
+                else:
+                    kernels.spmm_into(lists, of_rows, x, out, coef, scale)
+
+        visit(batch.rank, h)
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, h, call, neighbourhood.layer):
+            if len(rows):
+                visit(q, rows)
+            if neighbourhood.keep:
+                kept[q] = rows
+            del rows
+        assert out is not None
+        ctx.rest = neighbourhood, message, scale, reduce, key, num_params, call, kept
+        ctx.save_for_backward(h, arg, *inputs)
+        return out.reshape(neighbourhood.num_dst, *(shape or ()))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        neighbourhood, message, scale, reduce, key, num_params, call, kept = ctx.rest
+        kernels, batch = neighbourhood.kernels, neighbourhood.batch
+        h, arg, *inputs = ctx.saved_tensors
+        grad = grads[0].reshape(neighbourhood.num_dst, grads[0].shape[1:].numel()).contiguous()
+        wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
+        d_inputs = {i: torch.zeros_like(inputs[i]) for i in wanted}
+        # Without its history: a parameter may have made the rows and be used by the messages too.
+        h = h.detach()
+        # Gradients of parameters that the function holds are with respect to those very tensors.
+        given = [_cut(t) for t in inputs[:num_params]] + inputs[num_params:]
+        dh = torch.zeros_like(h)
+
+        def of(q: int, rows: Tensor) -> Tensor:
+            shard = neighbourhood.view.shards[q]
+            d_rows = torch.zeros_like(rows)
+            for a, b in _pieces(shard, rows):
+                src, there, lists = _piece(shard, a, b)
+                coef = None if shard.weight is None else shard.weight[src.start : src.stop]
+                weight = None if coef is None else coef.to(h.dtype)
+                with torch.enable_grad(), _seeded(key, batch.rank, q, a):
+                    x_src, x_dst = (
+                        rows[src.indices].requires_grad_(),
+                        h[: neighbourhood.num_dst][there].requires_grad_(),
+                    )
+                    x = message(x_src, x_dst, weight, *given[:num_params])
+                of_rows = _rows_of(shard, a, b)
+                width = grad.shape[1]
+                if reduce == "max":
+                    dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
+                else:
+                    dx = kernels.spmm_from(lists, of_rows, grad, width, coef, scale)
+                if not x.requires_grad:
+                    continue
+                found = torch.autograd.grad(
+                    x, [x_src, x_dst, *(given[i] for i in wanted)], dx.reshape(x.shape), allow_unused=True
+                )
+                if found[0] is not None:
+                    d_rows.index_add_(0, src.indices, found[0])
+                if found[1] is not None:
+                    dh.index_add_(0, there, found[1])
+                for i, g in zip(wanted, found[2:]):
+                    if g is not None:
+                        d_inputs[i].add_(g)
+            return d_rows
+
+        dh.add_(of(batch.rank, h))
+        rebuild(neighbourhood, h, call, kept, of, dh if ctx.needs_input_grad[0] else None)
+        return dh if ctx.needs_input_grad[0] else None, *[None] * 6, *(d_inputs.get(i) for i in range(len(inputs)))
+
+
+def _cut(param: Tensor) -> Tensor:
+    """The tensor without its history; a parameter itself, so that a function may hold it besides."""
+    return param if param.is_leaf else param.detach().requires_grad_(param.requires_grad)
+
+
+class _Edges:
+    """Edges [start, stop) of a shard: the source of each."""
+
+    def __init__(self, start: int, stop: int, indices: npt.NDArray[np.integer]) -> None:
+        self.start, self.stop = start, stop
+        self.indices = torch.from_numpy(indices)
+
+
+def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
+    """Ranges of lists whose edges' inputs take `MESSAGE_BYTES` at most; one range at least, so that a message is
+    seen."""
+    per_edge = 2 * rows.itemsize * max(1, rows.shape[1:].numel())
+    most = max(1, MESSAGE_BYTES // per_edge)
+    indptr, n, a = shard.lists.indptr, shard.lists.num_dst, 0
+    while True:
+        b = max(a + 1, int(np.searchsorted(indptr, indptr[a] + most, side="right")) - 1) if a < n else n
+        b = min(b, n)
+        yield a, b
+        a = b
+        if a >= n:
+            return
+
+
+def _piece(shard: Shard, a: int, b: int) -> tuple[_Edges, Tensor, Any]:
+    """Lists [a, b): their edges, the destination row of each, and lists in which every edge is a source of its own."""
+    indptr = shard.lists.indptr[a : b + 1] - shard.lists.indptr[a]
+    start, stop = int(shard.lists.indptr[a]), int(shard.lists.indptr[b])
+    rows = np.arange(a, b) if shard.rows is None else shard.rows[a:b]
+    there = np.repeat(rows.astype(np.int64), np.diff(indptr))
+    own = InLists.of(indptr, np.arange(stop - start), stop - start)
+    return _Edges(start, stop, shard.lists.indices[start:stop]), torch.from_numpy(there), own
+
+
+def _rows_of(shard: Shard, a: int, b: int) -> npt.NDArray[np.int32]:
+    """The row of each of lists [a, b)."""
+    return np.arange(a, b, dtype=np.int32) if shard.rows is None else shard.rows[a:b]
+
+
+@contextmanager
+def _seeded(key: int, rank: int, source: int, piece: int) -> Iterator[None]:
+    """Torch's generator as it is for one piece of one shard, both times that its messages are computed; afterwards as
+    it was."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    seed = draw_word(node_words(key, np.array([rank << 32 | source])), piece)
+    generator.manual_seed(torch_seed(int(seed[0])))
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+def parameters_used(message: Message, h: Tensor, weight: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
+    """Parameters that a message function uses without having been handed them, found by calling it for no edge."""
+    if not torch.is_grad_enabled():
+        return []
+    known = {id(p) for p in params}
+    inputs = [h[:0].detach().requires_grad_() for _ in range(2)]
+    given = [_cut(p) for p in params]
+    known |= {id(p) for p in given} | {id(i) for i in inputs}
+    marker = torch.zeros((), requires_grad=True) * 1
+    assert marker.grad_fn is not None
+    first = marker.grad_fn._sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+    state = torch.default_generator.get_state()
+    x = message(*inputs, None if weight is None else weight[:0].to(h.dtype), *given)
+    torch.default_generator.set_state(state)
+    found: dict[int, Tensor] = {}
+    if isinstance(message, nn.Module):
+        found = {id(p): p for p in message.parameters() if p.requires_grad and id(p) not in known}
+    seen, todo = set(), [x.grad_fn] if isinstance(x, Tensor) and x.grad_fn is not None else []
+    while todo:
+        node: Any = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            if id(variable) not in known:
+                found[id(variable)] = variable
+        elif node._sequence_nr() < first:
+            raise InputError(
+                "the message function uses a tensor that was computed, with gradients, outside of it; expected only its arguments and "
+                "parameters: pass that tensor in `params`"
+            )
+        todo += [n for n, _ in node.next_functions if n is not None]
+    return list(found.values())

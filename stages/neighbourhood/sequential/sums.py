@@ -1,0 +1,103 @@
+"""Sum, mean and maximum over ranks, with their backward passes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...memory.arena import empty
+from ..full_batch import Shard
+from .layer import SequentialLayer
+
+
+class Sum(torch.autograd.Function):
+    """``apply(x, own, hood, factor, row_scale, beside)``: see `gradients.Spmm` and `gradients.SpmmBeside`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        own: Tensor | None,
+        neighbourhood: SequentialLayer,
+        factor: Tensor | None,
+        scale: Tensor | None,
+        beside: bool,
+    ) -> Tensor:
+        kernels, call = neighbourhood.kernels, neighbourhood.ring.call()
+        ctx.rest = neighbourhood, factor, scale, beside, call
+        ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
+        here = neighbourhood.own
+        coef = _coefficients(here, factor)
+        out = (
+            kernels.spmm_beside(here.lists, x, coef, scale) if beside else kernels.spmm(here.lists, x, coef, scale, own)
+        )
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer, factor):
+            shard = neighbourhood.view.shards[q]
+            kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight, scale)
+            del rows  # before the next rank's come
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        neighbourhood, factor, scale, beside, call = ctx.rest
+        kernels, here, grad = neighbourhood.kernels, neighbourhood.own, grads[0].contiguous()
+        own, x = ctx.saved_tensors
+        dx = None
+        if ctx.needs_input_grad[0]:
+            coef = _coefficients(here, factor)
+            back = kernels.spmm_beside_backward if beside else kernels.spmm_backward
+            dx = back(here.lists, grad, coef, scale) if beside else back(here.lists, grad, coef, scale, own)
+            width = grad.shape[1] // 2 if beside else grad.shape[1]
+
+            def of(q: int) -> Tensor:
+                shard = neighbourhood.view.shards[q]
+                return kernels.spmm_from(shard.lists, shard.rows, grad, width, shard.weight, scale)
+
+            neighbourhood.ring.push_all(neighbourhood.view, of, dx, call, neighbourhood.layer, factor)
+        down = kernels.dots(grad[:, None], x[: neighbourhood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None
+        return dx, down, None, None, None, None
+
+
+def _coefficients(shard: Shard, factor: Tensor | None) -> Tensor | None:
+    """What each edge between own rows counts, [e]."""
+    if factor is None:
+        return shard.weight
+    of_edge = factor[torch.from_numpy(shard.lists.indices)]
+    return of_edge if shard.weight is None else of_edge.mul_(shard.weight)
+
+
+class Maximum(torch.autograd.Function):
+    """``apply(x, hood)``: keeps the place of the winning edge of each element, so that no row is fetched again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, neighbourhood: SequentialLayer) -> Tensor:
+        kernels, call = neighbourhood.kernels, neighbourhood.ring.call()
+        out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype)
+        arg = empty(out.shape, torch.int64).fill_(-1)
+        here = neighbourhood.own
+        kernels.maximum_into(here.lists, None, here.edge, x, out, arg)
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer):
+            shard = neighbourhood.view.shards[q]
+            kernels.maximum_into(shard.lists, shard.rows, shard.edge, rows, out, arg)
+            del rows
+        out[torch.from_numpy(neighbourhood.view.kept == 0)] = 0
+        ctx.rest = neighbourhood, call
+        ctx.save_for_backward(arg)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        neighbourhood, call = ctx.rest
+        (arg,) = ctx.saved_tensors
+        grad = grads[0].contiguous()
+
+        def of(q: int) -> Tensor:
+            shard = neighbourhood.view.shards[q]
+            return neighbourhood.kernels.maximum_from(shard.lists, shard.rows, shard.edge, arg, grad)
+
+        dx = of(neighbourhood.batch.rank)
+        neighbourhood.ring.push_all(neighbourhood.view, of, dx, call, neighbourhood.layer)
+        return dx, None

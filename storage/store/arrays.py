@@ -1,0 +1,124 @@
+"""Zarr arrays of a store, and the check that each is as its manifest says."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.abc.store import Store as ZarrStore
+from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.storage import StorePath
+
+from ..errors import StoreError, first_line
+
+CHUNK_BYTES = 4 << 20
+"""Zarr chunks hold about this many bytes before compression."""
+CHUNKS_PER_WRITE = 16
+"""Rows are handed to Zarr so many chunks at a time: enough to compress in parallel, few enough to bound memory."""
+
+
+class Rows(Protocol):
+    """What can be written as an array: a NumPy array, or anything that gives its rows by slices, first to last, once
+    each."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """At least one dimension."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
+        """Rows ``[rows.start, rows.stop)``."""
+        ...
+
+
+def _chunk_rows(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    row_bytes = max(1, itemsize * int(np.prod(shape[1:], dtype=np.int64)))
+    return (max(1, min(max(shape[0], 1), CHUNK_BYTES // row_bytes)), *(max(1, s) for s in shape[1:]))
+
+
+def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_shard: bool = False) -> dict[str, Any]:
+    """Write arrays into ``folder/arrays`` and return the manifest's entries for them.
+
+    Args:
+        folder: what `committed_folder` gave; or a Zarr store, in place of ``folder/arrays``.
+        arrays: by name; read by ascending slices, so an array need never be in memory as a whole.
+        one_shard: write each array as one Zarr shard, in one write, with a Zarr chunk per row: a row is then read
+            alone.
+    """
+    group = zarr.open_group(str(folder / "arrays") if isinstance(folder, Path) else folder, mode="w")
+    entries = {}
+    for name, value in arrays.items():
+        shape, dtype = tuple(value.shape), np.dtype(value.dtype)
+        chunks = (1, *shape[1:]) if one_shard else _chunk_rows(shape, dtype.itemsize)
+        z = group.create_array(
+            name,
+            shape=shape,
+            dtype=dtype,
+            chunks=chunks,
+            shards=shape if one_shard else None,
+            compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
+            config={"write_empty_chunks": True},
+        )
+        if np.prod(shape, dtype=np.int64):
+            step = shape[0] if one_shard else chunks[0] * CHUNKS_PER_WRITE
+            for start in range(0, shape[0], step):
+                stop = min(start + step, shape[0])
+                z[start:stop] = value[start:stop]
+        entries[name] = {"shape": list(shape), "dtype": str(dtype), "chunks": _num_chunks(shape, chunks)}
+    return entries
+
+
+def _num_chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
+    return math.prod(-(-s // c) for s, c in zip(shape, chunks))
+
+
+def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path: Path | str) -> zarr.Array:
+    """The Zarr array at `at`, after proof that it is what the manifest of the store at `path` says of `name`.
+
+    Raises:
+        StoreError: absent or not as the manifest says.
+    """
+    entry = entries.get(name)
+    if entry is None:
+        raise StoreError(f"{path} has no array '{name}'; it holds {sorted(entries)}")
+    try:
+        z = zarr.open_array(at, mode="r", zarr_format=3)
+        # Chunks are counted last: how many there ought to be is known to be as the manifest says by then.
+        there = _num_chunks(z.shape, z.shards or z.chunks)
+        seen = (list(z.shape), str(z.dtype), _num_chunks(z.shape, z.chunks))
+        want = (entry["shape"], entry["dtype"], entry["chunks"])
+        if seen == want and (missing := there - _chunks_there(at, z, there)):
+            seen = (*seen[:2], f"{there - missing} of {there}")
+    except Exception as e:
+        raise StoreError(f"{path}: array '{name}' cannot be opened ({first_line(e)}); make the store again") from e
+    if seen != want:
+        raise StoreError(
+            f"{path}: array '{name}' has (shape, dtype, chunks) {seen}; the manifest says {want}: make the store again"
+        )
+    return z
+
+
+def _chunks_there(at: str | StorePath, z: zarr.Array, expected: int) -> int:
+    """How many of an array's `expected` stored chunks there are. Zarr's own count takes time that grows with the square
+    of it."""
+    if not isinstance(at, str):
+        return z.nchunks_initialized * expected // max(1, z.nchunks)
+    grid, root = [-(-n // c) for n, c in zip(z.shape, z.shards or z.chunks)], os.path.join(at, "c")
+    found = 0
+    for folder, _, names in os.walk(root):
+        above = os.path.relpath(folder, root).split(os.sep) if folder != root else []
+        for name in names:
+            key = [*above, name]
+            found += len(key) == len(grid) and all(
+                k.isdecimal() and int(k) < n and k == str(int(k)) for k, n in zip(key, grid)
+            )
+    return found

@@ -1,0 +1,132 @@
+"""Folders that appear whole or not at all: written aside, synced, renamed into place."""
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import InputError, StoreError
+
+ASIDE = ".writing-"
+"""What begins like this is on its way, or is left of a writer that was killed."""
+_REMOVED = ".removed-"
+
+
+def _set_aside(path: Path) -> Path:
+    aside = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
+    os.rename(path, aside)
+    return aside
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder, or a file that lies in its place, so that no reader sees half of it: it is renamed aside
+    first."""
+    if path.is_dir():
+        shutil.rmtree(_set_aside(path), ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sweep_leftovers(folder: Path, of: str = "") -> int:
+    """Remove what killed writers left directly in `folder`, and say how many folders that were.
+
+    A writer that lives holds its folder where the file system has locks, and is left alone. Elsewhere it loses its
+    work, or has committed
+    it whole: its folder is renamed before anything in it is removed.
+
+    Args:
+        folder: where stores are written.
+        of: only of a store with this name, of all by default.
+    """
+    removed = 0
+    for p in list(folder.glob(".*")):
+        meant = (
+            re.fullmatch(re.escape(f"{ASIDE}{of}-") + "[0-9a-f]{8}", p.name)
+            if of
+            else p.name.startswith((ASIDE, _REMOVED))
+        )
+        if meant and not _is_held(p):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(_set_aside(p), ignore_errors=True)
+                removed += 1
+    return removed
+
+
+def _hold(folder: Path) -> int:
+    """A descriptor that holds a folder until it is closed, or its process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def fsync_tree(path: Path) -> None:
+    """Make every file below `path` durable before it is renamed into place."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as f:
+                os.fsync(f.fileno())
+        _fsync_folder(folder)
+
+
+def _fsync_folder(folder: str | Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = True) -> Iterator[Path]:
+    """A folder to write into that appears at `path` when the block ends without an error, and never otherwise.
+
+    Raises:
+        StoreError: `path` exists and `overwrite` is false.
+        InputError: the parent cannot be written.
+    """
+    if path.exists() and not overwrite:
+        raise StoreError(f"{path} exists already; choose another path, or remove it first")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
+        aside.mkdir()
+        holding = _hold(aside)
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror or e}") from e
+    try:
+        yield aside
+        if durable:
+            fsync_tree(aside)
+        # The old store goes only once the new one stands: between the two renames there is no slow work.
+        old = _set_aside(path) if overwrite and path.exists() else None
+        os.rename(aside, path)
+        if durable:
+            _fsync_folder(path.parent)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    finally:
+        os.close(holding)

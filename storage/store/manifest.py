@@ -1,0 +1,127 @@
+"""Manifest of a store: kind, fingerprint, metadata and array shapes, under a checksum."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import StoreError, first_line
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
+"""Of an array."""
+
+
+def canonical_json(record: Any) -> bytes:
+    """The one byte string that stands for a record of plain values, whatever the order of its keys."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+
+
+def manifest_text(kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
+    """The manifest of a store, with its checksum."""
+    body = {
+        "format": f"millrace-{kind}",
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": dict(fingerprint),
+        "meta": dict(meta),
+        "arrays": dict(arrays),
+    }
+    body["checksum"] = hashlib.sha256(canonical_json(body)).hexdigest()
+    return json.dumps(body, indent=1, sort_keys=True)
+
+
+def write_manifest(
+    folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> None:
+    """Write the manifest of a store (last, as its commit record)."""
+    (folder / MANIFEST).write_text(manifest_text(kind, fingerprint, meta, arrays))
+
+
+def no_manifest(path: Path | str) -> StoreError:
+    """What to raise where a store was expected and no manifest lies."""
+    return StoreError(
+        f"{path} holds no {MANIFEST}: it is not a Millrace store, or it was never committed; make it again"
+    )
+
+
+def read_manifest(path: Path, kind: str) -> dict[str, Any]:
+    """Read and verify a manifest.
+
+    Raises:
+        StoreError: absent, damaged, of another kind, or of another schema version.
+    """
+    try:
+        text = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise no_manifest(path) from None
+    except NotADirectoryError:
+        raise StoreError(f"{path} is a file; expected the folder of a Millrace {kind} store") from None
+    except (OSError, ValueError) as e:
+        raise StoreError(f"{path}/{MANIFEST} cannot be read ({e}); make the store again") from None
+    return parse_manifest(text, path, kind)
+
+
+def parse_manifest(text: bytes, path: Path | str, kind: str) -> dict[str, Any]:
+    """Verify the text of the manifest of the store at `path`.
+
+    Raises:
+        StoreError: damaged, of another kind, or of another schema version.
+    """
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise StoreError(f"{path}/{MANIFEST} is damaged ({first_line(e)}); make the store again") from e
+    if not isinstance(body, dict) or body.get("format") != f"millrace-{kind}":
+        seen = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise StoreError(f"{path} holds '{str(seen)[:80]}'; expected 'millrace-{kind}'")
+    if body.get("schema_version") != SCHEMA_VERSION:
+        seen = str(body.get("schema_version"))[:80]
+        raise StoreError(
+            f"{path} has schema version {seen}; this Millrace reads version {SCHEMA_VERSION}: make the store again"
+        )
+    checksum = body.pop("checksum", None)
+    if checksum != hashlib.sha256(canonical_json(body)).hexdigest():
+        raise StoreError(f"{path}/{MANIFEST} does not match its checksum; the store is damaged: make it again")
+    if not _is_well_formed(body):
+        raise StoreError(
+            f"{path}/{MANIFEST} is not laid out as a manifest; expected fingerprint, meta and arrays: make the store again"
+        )
+    return body
+
+
+def _is_well_formed(body: Mapping[str, Any]) -> bool:
+    fingerprint, meta, arrays = (body.get(key) for key in ("fingerprint", "meta", "arrays"))
+    if not (isinstance(fingerprint, dict) and isinstance(meta, dict) and isinstance(arrays, dict)):
+        return False
+    return all(isinstance(v, str) for v in fingerprint.values()) and all(_is_entry(*item) for item in arrays.items())
+
+
+def _is_entry(name: str, entry: Any) -> bool:
+    """Whether `entry` says of an array what `write_arrays` says of one."""
+    if not (isinstance(entry, dict) and _NAME.fullmatch(name)):
+        return False
+    shape, dtype, chunks = (entry.get(key) for key in ("shape", "dtype", "chunks"))
+    try:
+        numeric = isinstance(dtype, str) and np.dtype(dtype).kind in "biuf"
+    except (TypeError, ValueError):
+        numeric = False
+    counts = [*shape, chunks] if isinstance(shape, list) and shape else [None]
+    return numeric and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
+
+
+def require_fingerprint(path: Path | str, seen: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Refuse a store that was made from something else.
+
+    Raises:
+        StoreError: lists the keys that differ.
+    """
+    differing = sorted(k for k in set(seen) | set(expected) if seen.get(k) != expected.get(k))
+    if differing:
+        pairs = [(k, seen.get(k, "absent")[:200], expected.get(k, "absent")[:200]) for k in differing[:8]]
+        rows = ", ".join(f"{k[:80]} (store {here}, wanted {wanted})" for k, here, wanted in pairs)
+        raise StoreError(f"{path} was made from something else; these differ: {rows}")

@@ -1,0 +1,99 @@
+"""Stores of small metadata and arrays."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from ..errors import StoreError, first_line
+from .arrays import Rows, open_array, write_arrays
+from .committed_folder import committed_folder
+from .manifest import read_manifest, require_fingerprint, write_manifest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened store. Arrays are verified when they are opened."""
+
+    path: Path
+    kind: str
+    fingerprint: Mapping[str, str]
+    meta: Mapping[str, Any]
+    entries: Mapping[str, Any]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def array(self, name: str) -> zarr.Array:
+        """The Zarr array `name`, after proof that its shape, dtype and number of chunks are those of the manifest.
+
+        Raises:
+            StoreError: absent or not as the manifest says.
+        """
+        return open_array(str(self.path / "arrays" / name), name, self.entries, self.path)
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """The whole array `name` in memory.
+
+        Raises:
+            StoreError: absent, incomplete, or a chunk fails its checksum.
+        """
+        return self.piece(name, slice(None))
+
+    def piece(self, name: str, rows: slice) -> npt.NDArray[Any]:
+        """Some rows of the array `name`; only the Zarr chunks that hold them are read. Raises StoreError like
+        `read`."""
+        z = self.array(name)
+        try:
+            return np.asarray(z[rows])
+        except Exception as e:
+            raise StoreError(f"{self.path}: array '{name}' is damaged ({first_line(e)}); make the store again") from e
+
+    def value(self, key: str, kind: type[T]) -> T:
+        """A value of `meta`. Raises StoreError: it is absent, or of another kind."""
+        found = self.meta.get(key)
+        if type(found) is not kind:
+            raise StoreError(
+                f"{self.path}: {key} is {str(found)[:80]!r}; expected {kind.__name__}: make the store again"
+            )
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(f.stat().st_size for f in self.path.rglob("*") if f.is_file())
+
+
+def write_store(
+    path: Path,
+    kind: str,
+    *,
+    fingerprint: Mapping[str, str],
+    meta: Mapping[str, Any],
+    arrays: Mapping[str, Rows],
+    overwrite: bool = False,
+) -> Store:
+    """Write a store of small metadata and arrays, whole or not at all."""
+    path = Path(path)
+    with committed_folder(path, overwrite=overwrite) as folder:
+        write_manifest(folder, kind, fingerprint, meta, write_arrays(folder, arrays))
+    return open_store(path, kind)
+
+
+def open_store(path: Path, kind: str, *, fingerprint: Mapping[str, str] | None = None) -> Store:
+    """Open a store of `kind`, and refuse it when `fingerprint` is given and differs.
+
+    Raises:
+        StoreError: see `read_manifest` and `require_fingerprint`.
+    """
+    path = Path(path)
+    body = read_manifest(path, kind)
+    if fingerprint is not None:
+        require_fingerprint(path, body["fingerprint"], fingerprint)
+    return Store(path, kind, body["fingerprint"], body["meta"], body["arrays"])
