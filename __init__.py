@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millrace.pipeline.commands.predict import predict
-    from millrace.pipeline.commands.predictions import Predictions
     from millrace.pipeline.config.load import Job
     from millrace.pipeline.config.systems import System, bulk, grappa, retexo, sar
     from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
+    from millrace.pipeline.inference.finished_run import TrainedRun, load
+    from millrace.pipeline.inference.predict import predict
+    from millrace.pipeline.inference.predictions import Predictions
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
     from millrace.pipeline.interop.pyg_loader import NeighborLoader
     from millrace.pipeline.interop.pyg_other_loaders import HGTLoader, LinkNeighborLoader
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from millrace.pipeline.planning.planner import plan
     from millrace.pipeline.report.write import Report, report
     from millrace.pipeline.run import run
-    from millrace.pipeline.setup.finished_run import TrainedRun, load
     from millrace.pipeline.setup.open_queue import open_queue
     from millrace.pipeline.setup.result import Result
     from millrace.stages.evaluate.layerwise import infer
@@ -60,8 +60,8 @@ _HOMES = {
     "Cluster": "pipeline.planning.inputs",
     "Numbers": "pipeline.planning.inputs",
     "Link": "pipeline.planning.network",
-    "predict": "pipeline.commands.predict",
-    "Predictions": "pipeline.commands.predictions",
+    "predict": "pipeline.inference.predict",
+    "Predictions": "pipeline.inference.predictions",
     "open_queue": "pipeline.setup.open_queue",
     "Report": "pipeline.report.write",
     "report": "pipeline.report.write",
@@ -72,8 +72,8 @@ _HOMES = {
     "grappa": "pipeline.config.systems",
     "retexo": "pipeline.config.systems",
     "sar": "pipeline.config.systems",
-    "TrainedRun": "pipeline.setup.finished_run",
-    "load": "pipeline.setup.finished_run",
+    "TrainedRun": "pipeline.inference.finished_run",
+    "load": "pipeline.inference.finished_run",
     "infer": "stages.evaluate.layerwise",
     "GAT": "stages.models",
     "GCN": "stages.models",

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from scipy.stats import chi2
 
 import millrace as mr
-from millrace.pipeline.commands.sample import precompute
 from millrace.pipeline.datasets import ReadOptions
+from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.open_queue import open_queue
 from millrace.pipeline.setup.prepare import configure
 from millrace.pipeline.telemetry.events import silent

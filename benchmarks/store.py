@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 import millrace as mr
-from millrace.pipeline.commands.sample import precompute
+from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.prepare import configure
 from millrace.pipeline.telemetry.events import Event, StageStarted, StepDone, silent
 from millrace.stages.assignment import SeedPlan

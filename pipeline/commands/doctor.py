@@ -1,8 +1,8 @@
-"""What is installed, what the machine offers, and what is missing for what."""
+"""`millrace doctor`: check what is installed, what this machine has, and what is missing."""
 
+import json
 import os
 import shutil
-import ssl
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...stages.rapids import NEEDED, NEEDED_BY_SEVERAL
-from ..machine.compilers import c_compiler, cxx_compiler, python_headers
-from ..machine.gpus import INSTALL
-from ..setup.result import versions
+from .flags import JsonFlag
+from .output import say
 
 EXTRAS = {
     "gpu": (*NEEDED, *NEEDED_BY_SEVERAL),
@@ -22,6 +21,7 @@ EXTRAS = {
     "report": ("matplotlib",),
 }
 
+INSTALL = "pip install 'millrace-gnn[gpu]'"
 FOR_GPUS = {
     "triton": ("triton", ("triton",), 'device = "cuda" and kernel = "cuda" need it: install torch with CUDA'),
     "dask-cuda": ("dask_cuda", ("dask-cuda",), f'device = "cuda" with executor = "dask" needs it: {INSTALL}'),
@@ -32,50 +32,70 @@ FOR_GPUS = {
         f'cluster.cuda.protocol = "ucx" needs it: {INSTALL}',
     ),
 }
-"""Name -> module, the distributions that may hold it, and what is missing without it."""
+"""For each package: its module, the distributions that may hold it, and what needs it."""
 SMI = ("nvidia-smi", "--query-gpu=driver_version,name,memory.total,memory.used", "--format=csv,noheader,nounits")
 SMI_S = 20.0
 
 
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say what is installed, what this machine has, what is missing."""
+    record = examine()
+    if as_json:
+        say(json.dumps(record))
+    else:
+        for section, entries in record.items():
+            say("\n".join([section, *(f"  {key:<18} {value}" for key, value in entries.items())]))
+
+
 def examine() -> dict[str, Any]:
-    """Versions, machine, threads, GPUs and what serves them, and which extras are complete."""
+    """Versions, machine, GPUs with their software, and optional extras; sections of printable values."""
+    from ..setup.result import versions
+
+    return {"versions": versions(), "machine": _machine(), "gpu": _gpus(), "extras": _extras()}
+
+
+def _machine() -> dict[str, Any]:
+    import ssl
+
     import torch
 
+    from ..machine.compilers import cxx_compiler, python_headers
     from ..setup.prepare import has_bfloat16
 
     memory = "unknown"
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
     disk = shutil.disk_usage(".")
-    extras = {}
-    for extra, modules in EXTRAS.items():
-        missing = [m for m in modules if find_spec(m) is None]
-        extras[extra] = (
-            "complete" if not missing else f"lacks {', '.join(missing)}: pip install 'millrace-gnn[{extra}]'"
-        )
     return {
-        "versions": versions(),
-        "machine": {
-            "platform": sys.platform,
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory": memory,
-            "free disk": f"{disk.free / 2**30:.1f} GiB",
-            "torch threads": torch.get_num_threads(),
-            "bfloat16 products": _yes(has_bfloat16()),
-            "gloo": _yes(torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-            "C++ compiler": cxx_compiler() or "not found: train.compile = true needs one, on CPUs",
-            "Python's headers": _yes(python_headers().exists()),
-            "tls": ssl.OPENSSL_VERSION,
-        },
-        "gpu": _gpus(),
-        "extras": extras,
+        "platform": sys.platform,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": memory,
+        "free disk": f"{disk.free / 2**30:.1f} GiB",
+        "torch threads": torch.get_num_threads(),
+        "bfloat16 products": _yes(has_bfloat16()),
+        "gloo": _yes(torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+        "C++ compiler": cxx_compiler() or "not found: train.compile = true needs one, on CPUs",
+        "Python's headers": _yes(python_headers().exists()),
+        "tls": ssl.OPENSSL_VERSION,
     }
 
 
+def _extras() -> dict[str, str]:
+    """For each extra: complete, or the modules that are missing and the command that installs them."""
+    extras = {}
+    for extra, modules in EXTRAS.items():
+        missing = [m for m in modules if find_spec(m) is None]
+        install = f"lacks {', '.join(missing)}: pip install 'millrace-gnn[{extra}]'"
+        extras[extra] = install if missing else "complete"
+    return extras
+
+
 def _gpus() -> dict[str, str]:
-    """The driver, the GPUs, and each piece of software that they need, or what is missing without it."""
+    """The driver, the GPUs, and the software that they need; where it is missing, what needs it."""
     import torch
     from torch.cuda import nccl
+
+    from ..machine.compilers import c_compiler
 
     seen = torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
     lines = dict(_driver())
@@ -96,7 +116,7 @@ def _gpus() -> dict[str, str]:
 
 
 def _driver() -> list[tuple[str, str]]:
-    """What `nvidia-smi` says of the driver and of each GPU."""
+    """Lines on the driver and on each GPU, by `nvidia-smi`."""
     lacking = 'device = "cuda" needs an NVIDIA GPU and its driver'
     try:
         message = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_S, check=False)
@@ -111,7 +131,7 @@ def _driver() -> list[tuple[str, str]]:
 
 
 def _card(name: str, total: str, used: str) -> str:
-    """Memory is told in MiB; or not at all, of GPUs that share the host's."""
+    """One GPU's line. `nvidia-smi` gives memory in MiB, and none for GPUs that share the host's memory."""
     if not (total.isdigit() and used.isdigit()):
         return name
     return f"{name}, {int(total) / 1024:.1f} GiB, {int(used) / 1024:.1f} GiB in use"

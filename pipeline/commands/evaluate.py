@@ -1,50 +1,33 @@
-"""Evaluate a finished run's model on every split."""
+"""`millrace evaluate`: evaluate a finished run's model on every split."""
 
-import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
-from torch import nn
+import typer
 
-from ...stages.evaluate.layerwise import evaluate
-from ...storage.errors import InputError
-from ..setup.finished_run import load
-from ..setup.prepare import TORCH_DTYPES
-from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
+from .flags import JsonFlag, OtherDatasetFlag, OwnModelFlag
+from .output import show
+from .paths import expanded
 
 
-def assess(run: Path, dataset: str | None, *, model: nn.Module | None = None, emit: Emit) -> dict[str, Any]:
-    """Accuracy of the run's best parameters on each split, over full neighbourhoods, layer by layer.
+def evaluate(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    dataset: OtherDatasetFlag = None,
+    model: OwnModelFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Evaluate a run's model on every split.
 
-    A run on GPUs is evaluated on one, or, on a machine without, on the CPU.
-
-    Args:
-        run: folder of a finished run.
-        dataset: evaluate on another dataset with the same features and classes; by default the run's own.
-        model: see `load`.
-        emit: called with every event.
-
-    Raises:
-        InputError: no finished run there, or the dataset cannot be opened.
-        StoreError: the model is damaged, or does not fit the dataset.
+    Layer by layer, over full neighbourhoods.
     """
-    trained = load(run, model=model)
-    result = trained.result
-    data = trained.open_dataset(dataset, emit=emit)
-    if (data.num_classes, data.task) != (result.num_classes, result.task):
-        seen, wanted = (f"{d.num_classes} classes ({d.task})" for d in (data, result))
-        raise InputError(
-            f"{data.name} has {seen}, but {result.model} of {run} tells {wanted} apart; give a dataset with the same"
-        )
-    start = time.perf_counter()
-    emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
+    from ..inference.evaluate import evaluate_run
+    from ..interop.user_module import own_module
+    from ..telemetry.console import Terminal
 
-    def advance(done: int, rows: int) -> None:
-        emit(StageAdvanced("evaluate", done, rows))
-
-    degree = torch.from_numpy(data.graph.degree).to(TORCH_DTYPES[trained.config.dtype])
-    scores = evaluate(trained.model, data, degree, scratch=run, on_progress=advance)
-    seconds = time.perf_counter() - start
-    emit(StageEnded("evaluate", seconds))
-    return {"run": str(run), "model": result.model, "dataset": data.name, "accuracy": scores, "seconds": seconds}
+    own = None if model is None else own_module(model)
+    with Terminal() as terminal:
+        report = evaluate_run(expanded(run_folder), dataset, model=own, emit=terminal)
+    lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
+    for name, value in report["accuracy"].items():
+        lines.append(f"  {name:<6} {'none' if value is None else f'{value:.4f}'}")
+    show("\n".join(lines), report, as_json)

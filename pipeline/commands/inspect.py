@@ -1,177 +1,30 @@
-"""Say in plain words what a folder, a file or a dataset holds."""
+"""`millrace inspect`: describe a folder, a file or a dataset."""
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
+import typer
 
-from ...stages.partition.stage import KIND as PARTITIONING
-from ...stages.partition.stage import quality_of
-from ...storage.checkpoint import CheckpointStore
-from ...storage.dataset import SPLITS, Dataset
-from ...storage.errors import InputError, StoreError, first_line
-from ...storage.minibatch import MiniBatch
-from ...storage.store.manifest import MANIFEST
-from ...storage.store.store import Store, open_store
-from ...storage.urls import is_url
-from ..config.load import Job
-from ..setup.open_queue import open_queue
-from ..setup.prepare import open_data
-from ..setup.result import read_result
-from ..setup.run_folder import CHECKPOINTS, JOB
-from ..telemetry.events import silent
-
-SHOWN_SEEDS = 3
-SHOWN_NAMES = 5
+from .flags import JsonFlag, SetFlag
+from .job_table import job_table
+from .output import say
 
 
-def inspect_path(path: str, minibatch: str | None, job: Job | None = None) -> dict[str, Any]:
-    """What `path` holds, as a flat record of printable values.
+def inspect(
+    path: Annotated[str, typer.Argument(help="A run, a store of samples, partitions or data, or any dataset.")],
+    minibatch: Annotated[
+        str | None, typer.Option(metavar="EPOCH,INDEX", help="Print one minibatch of a store of samples.")
+    ] = None,
+    overrides: SetFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Describe a folder, a file or a dataset."""
+    from ..config.load import resolve
+    from .describe import describe
 
-    Args:
-        path: a run's folder, a store of any kind, anything that `open_dataset` takes, or the URL of a store of samples.
-        minibatch: ``EPOCH,INDEX``: describe that minibatch of a store of samples.
-        job: a configuration that says how a dataset is read; None: the defaults.
-
-    Raises:
-        InputError: `minibatch` is malformed, `path` holds no samples, or `job` was given for what is no dataset.
-        StoreError: the store is damaged, or nothing is at the URL.
-        RunError: the object store does not answer.
-    """
-    folder = Path(path).expanduser()
-    format_ = "samples" if is_url(path) else _format(folder)
-    if job is not None and ((folder / JOB).is_file() or format_ not in (None, "dataset")):
-        raise InputError(f"--set says how a dataset is read, and {path} is none; leave it out")
-    if is_url(path):
-        return _samples(path, minibatch)
-    if minibatch is not None and format_ != "samples":
-        raise InputError(f"--minibatch needs a store of samples; {path} holds {format_ or 'none'}")
-    if (folder / JOB).is_file():
-        return _run(folder)
-    if format_ == "samples":
-        return _samples(folder, minibatch)
-    if format_ in (None, "dataset"):
-        return _dataset(open_data(job or Job(), path, silent))
-    store = open_store(folder, format_)
-    made = {f"made from {k}": v for k, v in store.fingerprint.items()}
-    if format_ == PARTITIONING:
-        return {**_partitions(store), **made}
-    return {"holds": f"a store of kind {format_}", **store.meta, **made}
-
-
-def _format(folder: Path) -> str | None:
-    try:
-        body = json.loads((folder / MANIFEST).read_bytes())
-        return str(body["format"]).removeprefix("millrace-")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
-        raise StoreError(f"{folder / MANIFEST} is damaged ({first_line(e)}); make the store again") from None
-
-
-def _run(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = {"holds": "a run", "job": str(folder / JOB)}
-    cursors = CheckpointStore(folder / CHECKPOINTS, {}, read_only=True).cursors()
-    at = f"phase {cursors[-1].phase}, step {cursors[-1].step}" if cursors else "none"
-    result = read_result(folder)
-    if result is None:
-        return {
-            **record,
-            "status": f"not finished: resume it with `millrace run --resume --out {folder}`",
-            "last checkpoint": at,
-        }
-    keys = (
-        "status", "system", "model", "dataset", "num_nodes", "num_edges", "epochs", "best_epoch", "train_loss", "val_accuracy",
-        "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",
-    )  # fmt: skip
-    seconds = {f"seconds, {k}": v for k, v in result.get("seconds", {}).items() if k != "per_epoch"}
-    return {**record, **{k: result.get(k) for k in keys}, "last checkpoint": at, **seconds}
-
-
-def _partitions(store: Store) -> dict[str, Any]:
-    quality = quality_of(store)
-    record = {
-        "holds": "partitions",
-        "parts": store.value("num_parts", int),
-        "partitioner": store.value("partitioner", str),
-        "seed": store.value("seed", int),
-        "edges cut": f"{quality.cut_share:.1%}",
-        "halo rows": f"{quality.halo_share:.1%} of owned rows",
-    }
-    for i, part in enumerate(quality.parts):
-        record[f"part {i}"] = (
-            f"{part.nodes:,} nodes, {part.train:,} train, {part.edges:,} edges ({part.cut_edges:,} cut), {part.halo:,} halo rows"
-        )
-    return record
-
-
-def _samples(at: str | Path, minibatch: str | None) -> dict[str, Any]:
-    queue = open_queue(at)
-    try:
-        if minibatch is not None:
-            try:
-                epoch, index = (int(part) for part in minibatch.split(","))
-            except ValueError:
-                raise InputError(f"--minibatch '{minibatch}' is not of the form EPOCH,INDEX such as 0,3") from None
-            per_epoch = queue.minibatches_per_epoch
-            if not 0 <= index < (per_epoch or index + 1) or index // queue.bulk_size not in queue.committed(epoch):
-                held = ", ".join(map(str, queue.epochs())) or "none"
-                raise InputError(
-                    f"{at} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each"
-                )
-            return _minibatch(queue.get(epoch, index, timeout_s=1.0))
-        return {
-            "holds": "sampled minibatches",
-            "complete": queue.complete,
-            **queue.meta,
-            "epochs": len(queue.epochs()),
-            "bulks": sum(len(queue.committed(e)) for e in queue.epochs()),
-            **(
-                {}
-                if is_url(at)
-                else {"bytes on disk": sum(f.stat().st_size for f in Path(at).rglob("*") if f.is_file())}
-            ),
-            **{f"made from {k}": v for k, v in queue.fingerprint.items()},
-        }
-    finally:
-        queue.close()
-
-
-def _minibatch(m: MiniBatch) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "minibatch": f"epoch {m.epoch}, index {m.index}",
-        "seeds": len(m.seeds),
-        "nodes": len(m.nodes),
-        "edges": m.num_edges,
-    }
-    for layer, b in enumerate(m.blocks):
-        record[f"layer {layer}"] = f"{b.num_src} sources -> {b.num_dst} destinations, {b.num_edges} edges"
-    last = m.blocks[-1]
-    for i in range(min(SHOWN_SEEDS, len(m.seeds))):
-        row = last.indices[last.indptr[i] : last.indptr[i + 1]]
-        record[f"seed {m.seeds[i]}"] = "in-neighbours " + ", ".join(map(str, last.src[row]))
-    return record
-
-
-def _dataset(dataset: Dataset) -> dict[str, Any]:
-    degree = dataset.graph.in_degree
-    record: dict[str, Any] = {
-        "dataset": dataset.name,
-        "nodes": dataset.num_nodes,
-        "edges": dataset.graph.num_edges,
-        "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
-        "without in-edges": int((degree == 0).sum()),
-        "edge weights": dataset.graph.edge_weight is not None,
-        "features": f"{dataset.features.num_features} of {dataset.features.dtype}",
-        "classes": f"{dataset.num_classes} ({dataset.task})",
-        "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
-    }
-    for what, names in (("names of nodes", dataset.node_names), ("names of classes", dataset.class_names)):
-        if names is not None:
-            record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (
-                ", ..." if len(names) > SHOWN_NAMES else ""
-            )
-    for i, note in enumerate(dataset.notes):
-        record[f"note {i + 1}"] = note
-    return record
+    record = describe(path, minibatch, resolve(job_table(None, {}, overrides)) if overrides else None)
+    if as_json:
+        say(json.dumps(record))
+    else:
+        width = max(map(len, record)) + 2
+        say("\n".join(f"{key:<{width}}{value}" for key, value in record.items()))

@@ -1,127 +1,51 @@
-"""Sample minibatches once, to train from them many times."""
+"""`millrace sample`: sample minibatches once, to train from them many times."""
 
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from ...stages.assignment import SeedPlan
-from ...stages.feed.queue_feed import Receipt, Sampled, sample_bulks
-from ...stages.kernels import OTHER_BITS, sampling_backend
-from ...storage.errors import InputError
+import typer
+
 from ...storage.plural import counted
-from ...storage.queue.object_store import queue_at
-from ...storage.queue.zarr import ZarrQueue
-from ...storage.urls import is_url
-from ..config.load import Job
-from ..config.schema import Bulk
-from ..setup.open_queue import seed_plan
-from ..setup.prepare import make_system, open_data, sample_fingerprint
-from ..setup.run_folder import held
-from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
-from ..training.loop import Interrupted
-from .sample_multi_gpu import sample_across
+from ..cluster.signals import heeded
+from ..telemetry.events import both
+from .flags import BatchSizeFlag, DatasetFlag, FanoutFlag, JobFile, JsonFlag, SeedFlag, SetFlag, SplitFlag
+from .job_table import job_table
+from .output import say_aside, show
+from .paths import expanded
 
 
-def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
-    """Fill a store with the minibatches of ``job.epochs`` epochs. Bulks that it holds already are kept.
+def sample(
+    job: JobFile = None,
+    out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")] = "samples",
+    epochs: Annotated[int | None, typer.Option(help="Epochs to sample.  [default: 30]")] = None,
+    dataset: DatasetFlag = None,
+    fanout: FanoutFlag = None,
+    batch_size: BatchSizeFlag = None,
+    seed: SeedFlag = None,
+    split: SplitFlag = None,
+    overrides: SetFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Sample minibatches once, to train from them many times. An interrupted run goes on where it stopped."""
+    from ..config.load import resolve
+    from ..precompute import precompute
+    from ..telemetry.console import Terminal
 
-    Args:
-        job: what to sample.
-        out: the store's folder, or its URL on an object store.
-        emit: called with every event.
-        stop: asked between bulks.
-
-    Returns:
-        A record: epochs, minibatches, edges (of the bulks sampled now), bytes on disk (None on an object store),
-            seconds.
-
-    Raises:
-        InputError: the job's system does not sample, or `out` was made from something else.
-        RunError: `out` cannot be written, or does not answer.
-        Interrupted: `stop` said so; what is committed stays and the same command goes on from there.
-    """
-    start = time.perf_counter()
-    dataset = open_data(job, None, emit)
-    # The minibatches are the same ones, whoever holds the graph.
-    system = make_system(job.model_copy(update={"bulk": Bulk()}))
-    if not isinstance(system.sample, Sampled):
-        raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
-    system.sample.sampler.check(dataset.graph)
-    if not len(dataset.split.train):
-        raise InputError("the train split is empty: there is nothing to sample; choose another split")
-    plan = seed_plan(job, dataset)
-    store: dict[str, Any] = {
-        "fingerprint": sample_fingerprint(job, dataset, system),
-        "bulk_size": job.queue.bulk_size,
-        "max_bytes": 1 << 62,
-        "keep": "all",
-        "meta": {"minibatches_per_epoch": plan.num_minibatches, "dataset": dataset.name},
+    flags = {
+        "epochs": epochs,
+        "dataset": dataset,
+        "fanout": fanout,
+        "batch_size": batch_size,
+        "seed": seed,
+        "split": split,
     }
-    create = partial(queue_at(out).create, out, **store)
-    kernel = sampling_backend(job.kernel)
-    # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is
-    # held.
-    create(sweep=False).close()
-    # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk
-    # is sampled again.
-    with nullcontext() if is_url(out) else held(Path(out)):
-        queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
-        if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
-            fill = partial(sample_across, job, dataset, system.sample.sampler, queue, str(out), store, gpus)
-        else:
-            fill = partial(
-                sample_bulks,
-                dataset.graph,
-                system.sample.sampler,
-                plan,
-                kernel,
-                queue,
-                first_epoch=0,
-                last_epoch=job.epochs,
-            )
-        edges = _fill(job, plan, queue, fill, emit, stop)
-    seconds = time.perf_counter() - start
-    emit(StageEnded("sample", seconds))
-    return {
-        "out": str(out),
-        "epochs": job.epochs,
-        "minibatches": job.epochs * plan.num_minibatches,
-        "edges": edges,
-        "bytes": None if is_url(out) else sum(f.stat().st_size for f in Path(out).rglob("*") if f.is_file()),
-        "seconds": seconds,
-    }
-
-
-def _fill(
-    job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]
-) -> int:
-    """Sample what the queue lacks, and give the edges of that."""
-    total = job.epochs * plan.num_bulks
-    done = sum(len(queue.committed(e)) for e in range(job.epochs))
-    edges = 0
-    emit(
-        StageStarted(
-            "sample",
-            f"sampling {counted(job.epochs, 'epoch')} of {counted(plan.num_minibatches, 'minibatch', 'minibatches')}",
-            total,
-        )
+    resolved, out = resolve(job_table(job, flags, overrides)), out if "://" in out else str(expanded(Path(out)))
+    with heeded(say_aside) as requests, Terminal() as terminal:
+        report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop)
+    minibatches = counted(report["minibatches"], "minibatch", "minibatches")
+    size = "" if report["bytes"] is None else f", {report['bytes'] / 2**20:,.2f} MiB"
+    text = (
+        f"{minibatches} of {counted(report['epochs'], 'epoch')}{size} in {out};"
+        f" sampled now: {report['edges']:,} edges ({report['seconds']:.1f} s)"
     )
-
-    def advance(receipt: Receipt) -> None:
-        nonlocal done, edges
-        done, edges = done + 1, edges + receipt.edges
-        emit(StageAdvanced("sample", done, total))
-
-    try:
-        fill(stop=stop, on_receipt=advance)
-        if stop():
-            raise Interrupted(
-                f"interrupted with {done} of {total} bulks committed; the same command goes on from there"
-            )
-        queue.finish()
-    finally:
-        queue.close()
-    return edges
+    show(text, report, as_json)

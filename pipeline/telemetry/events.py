@@ -118,3 +118,13 @@ Emit = Callable[[Event], None]
 
 def silent(event: Event) -> None:
     """Listen to nothing."""
+
+
+def both(*listeners: Emit) -> Emit:
+    """One listener that hands every event to each of these."""
+
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit

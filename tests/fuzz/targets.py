@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import tomli_w
 
 from millrace.pipeline.cluster import dask_cluster
-from millrace.pipeline.commands.inspect import inspect_path
+from millrace.pipeline.commands.describe import describe
 from millrace.pipeline.config.aliases import full_key, merged
 from millrace.pipeline.config.load import parse_override, read_toml, resolve
 from millrace.pipeline.datasets import open_dataset
@@ -391,7 +391,7 @@ def _dataset(bench: Bench, rng: random.Random) -> Callable[[], None]:
         bench.use(open_dataset_store(path, place))  # pyright: ignore[reportArgumentType]
         stored = open_stored(path)
         stored.graph.rows(0, stored.graph.num_nodes)
-        inspect_path(str(path), None)
+        describe(str(path), None)
 
     return read
 
@@ -411,7 +411,7 @@ def _parts(bench: Bench, rng: random.Random) -> Callable[[], None]:
             shards.check()
             rows.features.gather(np.arange(len(owned)))
             open_neighbours(path, part)
-        inspect_path(str(path), None)
+        describe(str(path), None)
         partition_dataset(bench.dataset, Hash() if name == "parts" else Contiguous(), 2 if name == "parts" else 3, path)
 
     return read
@@ -423,11 +423,11 @@ def _samples(bench: Bench, rng: random.Random) -> Callable[[], None]:
     is_seed[bench.dataset.split.train] = True
 
     def read() -> None:
-        inspect_path(str(path), None)
+        describe(str(path), None)
         for m in open_queue(path, expected=Expected(is_seed, 2)):
             for block in m.blocks:
                 assert block.indptr[-1] == block.num_edges
-        inspect_path(str(path), "0,1")
+        describe(str(path), "0,1")
         meta = {"minibatches_per_epoch": bench.plan.num_minibatches}
         queue = ZarrQueue.create(path, fingerprint={"s": "1"}, bulk_size=2, max_bytes=1 << 30, keep="none", meta=meta)
         queue.get(0, 0, 0.0)
@@ -471,7 +471,7 @@ def _run_folder(bench: Bench, rng: random.Random) -> Callable[[], None]:
             for rank in line.ranks:
                 line.shares(rank, 20)
         json.dumps(summarise(record, line).as_record(record))
-        inspect_path(str(path), None)
+        describe(str(path), None)
 
     return read
 

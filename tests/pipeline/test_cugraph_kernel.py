@@ -6,7 +6,7 @@ import pytest
 from distributed import Client, Event, LocalCluster
 
 import millrace as mr
-from millrace.pipeline.commands import sample_multi_gpu
+from millrace.pipeline.cluster import sample_multi_gpu
 from millrace.pipeline.setup.open_queue import open_queue
 from millrace.stages import kernels
 from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids

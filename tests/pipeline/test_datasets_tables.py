@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 
-from millrace.pipeline.commands.inspect import inspect_path
+from millrace.pipeline.commands.describe import describe
 from millrace.pipeline.config.load import parse_override, resolve
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_scipy, open_dataset
 from millrace.pipeline.setup.prepare import open_data
@@ -81,9 +81,9 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
     again = open_dataset(tmp_path / "store")
     assert_is_the_graph(again)
     assert again.notes == d.notes
-    record = inspect_path(str(tmp_path / "store"), None)
+    record = describe(str(tmp_path / "store"), None)
     with pytest.raises(InputError, match=r"set read\.direction=directed"):
-        inspect_path(str(folder), None)
+        describe(str(folder), None)
     code, out, err = command("inspect", folder, "--set", "read.direction=directed", "--json")
     assert code == 0, err
     assert json.loads(out)["names of nodes"] == record["names of nodes"]

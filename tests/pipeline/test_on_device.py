@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.commands.evaluate import assess
+from millrace.pipeline.inference.evaluate import evaluate_run
 from millrace.stages.kernels.runtime import triton_rng
 
 DATASET = "sbm:nodes=300,classes=3,train=0.2"
@@ -41,7 +41,7 @@ def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
     if not torch.cuda.is_available():
         # As on a machine where the interpreter is off.
         monkeypatch.setattr(triton_rng, "INTERPRETED", False)
-    seen = assess(tmp_path / "run", None, emit=lambda event: None)
+    seen = evaluate_run(tmp_path / "run", None, emit=lambda event: None)
     assert seen["accuracy"]["test"] == pytest.approx(ran.test_accuracy, abs=0.01)
     said, dataset = mr.predict(ran, nodes="test"), mr.open_dataset(DATASET)
     assert (said.classes == dataset.labels[said.nodes]).mean() == seen["accuracy"]["test"]

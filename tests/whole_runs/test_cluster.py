@@ -17,8 +17,8 @@ from distributed import Client
 
 import millrace as mr
 from millrace.pipeline.cluster import dask_cluster
-from millrace.pipeline.commands.sample import precompute
 from millrace.pipeline.config.load import resolve
+from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.prepare import configure
 from millrace.pipeline.telemetry.events import Note, Pulse, QueueLevel
 from millrace.stages.comm.gloo import ring_bytes

@@ -14,8 +14,8 @@ import scipy.sparse as sp
 import torch
 
 import millrace as mr
-from millrace.pipeline.commands.sample import precompute
 from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup import prepare
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.training import loop

@@ -4,6 +4,7 @@ sentence."""
 import pytest
 
 from millrace.pipeline import cli
+from millrace.pipeline.commands.job_table import job_table
 from millrace.pipeline.config.aliases import (
     FLAGS,
     KEYS,
@@ -36,8 +37,8 @@ def test_every_shorthand_works_in_python_in_a_job_file_and_by_set(tmp_path):
         ways = [
             configure(base, **{word: value}) if word != "model" else resolve({word: value}),
             resolve({**base, word: value}),
-            resolve(cli._table(path, {}, [])),
-            resolve(cli._table(None, {}, [*(["model.name=gat"] if base else []), f"{word}={text}"])),
+            resolve(job_table(path, {}, [])),
+            resolve(job_table(None, {}, [*(["model.name=gat"] if base else []), f"{word}={text}"])),
         ]
         assert all(job == ways[0] for job in ways), word
         section, key = SHORTHANDS.get(word, (word, "method" if word == "partition" else "name"))
@@ -48,10 +49,10 @@ def test_every_shorthand_works_in_python_in_a_job_file_and_by_set(tmp_path):
 def test_what_comes_later_wins_and_two_words_for_one_key_must_agree(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text('lr = 0.1\nmodel = "gcn"\n')
-    assert resolve(cli._table(path, {"lr": 0.2}, [])).train.lr == 0.2
-    assert resolve(cli._table(path, {"lr": 0.2}, ["train.lr=0.3"])).train.lr == 0.3
+    assert resolve(job_table(path, {"lr": 0.2}, [])).train.lr == 0.2
+    assert resolve(job_table(path, {"lr": 0.2}, ["train.lr=0.3"])).train.lr == 0.3
     assert (
-        resolve(cli._table(path, {"lr": 0.2}, ["train.lr=0.3", "lr=0.4", "hidden=8"])).model
+        resolve(job_table(path, {"lr": 0.2}, ["train.lr=0.3", "lr=0.4", "hidden=8"])).model
         == resolve({"model": "gcn", "hidden": 8}).model
     )
     assert configure({"train": {"lr": 0.1}}, train={"lr": 0.2, "batch_size": 3}, lr=0.3).train.lr == 0.3

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.commands.sample import precompute
+from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.prepare import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.neighbourhood.base import destinations

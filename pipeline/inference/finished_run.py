@@ -14,11 +14,11 @@ from ...storage.store.manifest import MANIFEST
 from ..config.load import Job, read_toml, resolve
 from ..datasets import GENERATED, ReadOptions
 from ..interop.model_argument import taken
+from ..setup.prepare import Outline, make_system, model_of, open_data, placed
+from ..setup.python_inputs import at_home, check_module_importable, check_same_data
+from ..setup.result import Result, read_result
+from ..setup.run_folder import JOB, MODEL, RESULT
 from ..telemetry.events import Emit, silent
-from .prepare import Outline, make_system, model_of, open_data, placed
-from .python_inputs import at_home, check_module_importable, check_same_data
-from .result import Result, read_result
-from .run_folder import JOB, MODEL, RESULT
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.commands.predictions import Predictions
+from millrace.pipeline.inference.predictions import Predictions
 from millrace.stages.evaluate.layerwise import accuracy
 from millrace.tests.contracts.command import command
 

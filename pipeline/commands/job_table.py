@@ -1,0 +1,74 @@
+"""The configuration table of a command, merged from its job file, its flags and its `--set` options."""
+
+from pathlib import Path
+from typing import Any
+
+from ...storage.errors import InputError
+from .paths import expanded
+
+OF_EVERY_MODEL = ("hidden", "layers", "dropout", "norm")
+
+
+def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
+    """Merge a job file, flags and `--set` options into one table; later ones win.
+
+    Args:
+        job: the TOML file; None: no file.
+        flags: value by name of the flag; None: not given.
+        overrides: ``KEY=VALUE`` texts.
+
+    Raises:
+        InputError: the file is not a job file, or an override is malformed.
+    """
+    from ..config.aliases import expanded as with_full_keys
+    from ..config.aliases import full_key, merged
+    from ..config.load import parse_override, read_toml
+
+    if job is not None:
+        _check_job_file(job)
+    table = _without_overridden(with_full_keys(read_toml(expanded(job))) if job is not None else {}, flags)
+    for name, value in flags.items():
+        if value is not None:
+            table = merged(table, full_key([name], value), value)
+    for text in overrides or []:
+        path, value = parse_override(text)
+        table = merged(table, full_key(path, value), value)
+    return table
+
+
+def _check_job_file(job: Path) -> None:
+    """Raises InputError for a dataset in the place of the job file."""
+    from ..datasets.open import TABLES
+    from ..setup.run_folder import JOB
+
+    path = expanded(job)
+    # A folder's name may hold a colon, as a dataset's does: a file that exists is not taken for a name.
+    if (
+        str(job) == "digits"
+        or job.name.lower().endswith((".npz", *TABLES))
+        or (":" in str(job) and not path.is_file())
+        or (path.is_dir() and not (path / JOB).is_file())
+    ):
+        raise InputError(f"{job} was read as a TOML job file; give a dataset as --dataset {job}")
+
+
+def _without_overridden(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The file's table without options that do not go with what the flags say.
+
+    Another model's options are dropped, but for those of every model. The number of layers and the fanout depend on
+    each other: a flag for one drops the other.
+    """
+    from ..config.load import MODELS, canonical
+
+    table = dict(table)
+    model, sampler = table.get("model"), table.get("sampler")
+    if isinstance(model, dict):
+        name = flags.get("model")
+        if name is not None and model.get("name") not in (None, canonical(MODELS, name)):
+            model = {k: v for k, v in model.items() if k in OF_EVERY_MODEL}
+        if flags.get("fanout") is not None and flags.get("layers") is None:
+            model = {k: v for k, v in model.items() if k != "layers"}
+        table["model"] = model
+    if isinstance(sampler, dict) and flags.get("layers") is not None and flags.get("fanout") is None:
+        table["sampler"] = {k: v for k, v in sampler.items() if k not in ("fanout", "sizes")}
+    return table

@@ -1,0 +1,31 @@
+"""Printing of results: text on standard output, or with `--json` a record there and the text on standard error."""
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a text and flush it.
+
+    A reader that has closed the pipe is no error: the work is done already.
+    """
+    stream = sys.stderr if err else sys.stdout
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # Python flushes again when it exits, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def say_aside(text: str) -> None:
+    """Print a text on standard error."""
+    say(text, err=True)
+
+
+def show(text: str, record: Any, as_json: bool) -> None:
+    """Print the text of a result, or with `as_json` its record, and then the text on standard error."""
+    say(text, err=as_json)
+    if as_json:
+        say(json.dumps(record))

@@ -1,0 +1,89 @@
+"""`millrace plan`: predict memory, bytes and time of each system, and choose one."""
+
+from typing import Annotated
+
+import typer
+
+from ...storage.errors import InputError
+from .flags import (
+    BatchSizeFlag,
+    DatasetFlag,
+    DropoutFlag,
+    DtypeFlag,
+    EpochsFlag,
+    FanoutFlag,
+    HiddenFlag,
+    JobFile,
+    JsonFlag,
+    LayersFlag,
+    ModelFlag,
+    RanksFlag,
+    SeedFlag,
+    SetFlag,
+    SplitFlag,
+)
+from .job_table import job_table
+from .output import show
+
+
+def plan(
+    job: JobFile = None,
+    dataset: DatasetFlag = None,
+    nodes: Annotated[int | None, typer.Option(help="In place of a dataset: its nodes.")] = None,
+    edges: Annotated[int | None, typer.Option(help="In place of a dataset: its edges, in both directions.")] = None,
+    num_features: Annotated[int, typer.Option(help="With --nodes: the width of a feature row.")] = 100,
+    classes: Annotated[int, typer.Option(help="With --nodes: classes.")] = 16,
+    train_share: Annotated[float, typer.Option(help="With --nodes: the share of them to train on.")] = 0.1,
+    hosts: Annotated[int, typer.Option(help="Machines like this one that share the ranks.")] = 1,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB for each rank; by default its share of this machine's.")
+    ] = None,
+    link: Annotated[str | None, typer.Option(help="Between ranks: data centre | wan | edge | proximity.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="Between ranks, Gb/s; with --latency in place of --link.")
+    ] = None,
+    latency: Annotated[float | None, typer.Option(help="Between ranks, milliseconds one way.")] = None,
+    model: ModelFlag = None,
+    hidden: HiddenFlag = None,
+    layers: LayersFlag = None,
+    fanout: FanoutFlag = None,
+    batch_size: BatchSizeFlag = None,
+    epochs: EpochsFlag = None,
+    dropout: DropoutFlag = None,
+    ranks: RanksFlag = None,
+    seed: SeedFlag = None,
+    dtype: DtypeFlag = None,
+    split: SplitFlag = None,
+    overrides: SetFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Predict each system's memory, bytes and time, and choose one."""
+    from ..planning.inputs import Cluster, Numbers
+    from ..planning.network import Link, link_named
+    from ..planning.planner import plan as make_plan
+    from ..planning.table import as_text
+    from ..telemetry.console import Terminal
+
+    flags = {
+        "dataset": dataset, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout,
+        "batch_size": batch_size, "epochs": epochs, "dropout": dropout, "ranks": ranks, "seed": seed, "dtype": dtype,
+        "split": split,
+    }  # fmt: skip
+    table = job_table(job, flags, overrides)
+    if (nodes is None) != (edges is None) or (nodes is not None and dataset is not None):
+        raise InputError("--nodes and --edges go together, in place of --dataset")
+    if (bandwidth is None) != (latency is None) or (bandwidth is not None and link is not None):
+        raise InputError("--bandwidth and --latency go together, in place of --link")
+    numbers, over = None, None
+    if nodes is not None and edges is not None:
+        numbers = Numbers(nodes, edges, num_features, classes, train_share)
+    if link is not None:
+        over = link_named(link)
+    elif bandwidth is not None and latency is not None:
+        over = Link(bandwidth * 1e9 / 8, latency / 1e3)
+    cluster = Cluster(hosts, None if memory is None else round(memory * 2**30), over)
+    with Terminal() as terminal:
+        made = make_plan(numbers=numbers, cluster=cluster, emit=terminal, config=table)
+    show(as_text(made), made.to_record(), as_json)
+    if made.recommended is None:
+        raise InputError(made.why)

@@ -1,0 +1,33 @@
+"""`millrace report`: write a page on where the time, bytes and memory of runs went."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import show
+from .paths import expanded, output_folder
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, finished or not; several are compared.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; by default `report` in the first run's folder.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Write a page on where a run's time, bytes and memory went."""
+    from ..report.write import report as write
+
+    written = write([expanded(run) for run in runs], output_folder(out) if out is not None else None)
+    lines = [line for record in written.runs for line in (record["headline"], *record["findings"])]
+    record = {
+        "page": str(written.path),
+        "pictures": [str(p) for p in written.pictures.values()],
+        "runs": written.runs,
+    }
+    show("\n".join([*lines, f"report in {written.path}"]), record, as_json)

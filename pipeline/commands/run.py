@@ -1,0 +1,169 @@
+"""`millrace run` and `millrace train`: train a model and evaluate it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...storage.errors import InputError
+from ..cluster.signals import heeded
+from ..telemetry.events import both
+from .flags import (
+    BatchSizeFlag,
+    DatasetFlag,
+    DropoutFlag,
+    DtypeFlag,
+    EpochsFlag,
+    FanoutFlag,
+    HiddenFlag,
+    JobFile,
+    JsonFlag,
+    LayersFlag,
+    OutFlag,
+    RanksFlag,
+    RunModelFlag,
+    SeedFlag,
+    SetFlag,
+    SplitFlag,
+)
+from .job_table import job_table
+from .output import say_aside, show
+from .paths import expanded, output_folder
+
+if TYPE_CHECKING:
+    from ..setup.result import Result
+
+
+def run(
+    job: JobFile = None,
+    dataset: DatasetFlag = None,
+    system: Annotated[str | None, typer.Option(help="bulk | grappa | retexo | sar  [default: bulk]")] = None,
+    model: RunModelFlag = None,
+    hidden: HiddenFlag = None,
+    layers: LayersFlag = None,
+    fanout: FanoutFlag = None,
+    batch_size: BatchSizeFlag = None,
+    epochs: EpochsFlag = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: 0.003]")] = None,
+    dropout: DropoutFlag = None,
+    ranks: RanksFlag = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]"),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu | cuda  [default: cpu]")] = None,
+    seed: SeedFlag = None,
+    dtype: DtypeFlag = None,
+    split: SplitFlag = None,
+    overrides: SetFlag = None,
+    out: OutFlag = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler; by default a cluster is started here.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="An address of this machine that workers and ranks can reach.  [default: 127.0.0.1]"),
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")
+    ] = None,
+    reuse: Annotated[
+        str | None,
+        typer.Option(help="once | cycle: reuse --samples of fewer epochs from the start.  [default: once]"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train and evaluate: partition, sample, fetch, train, evaluate."""
+    flags = {
+        "dataset": dataset, "system": system, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout,
+        "batch_size": batch_size, "epochs": epochs, "lr": lr, "dropout": dropout, "ranks": ranks, "executor": executor,
+        "device": device, "seed": seed, "dtype": dtype, "split": split, "scheduler": scheduler, "host": host,
+        "reuse": reuse,
+    }  # fmt: skip
+    result = _train(job, flags, overrides, out, resume, samples)
+    show(summary(result), result.to_record(), as_json)
+
+
+def _train(
+    job: Path | None,
+    flags: dict[str, Any],
+    overrides: list[str] | None,
+    out: Path | None,
+    resume: bool,
+    samples: str | None,
+) -> "Result":
+    from ..config.load import resolve
+    from ..interop.user_module import from_flags
+    from ..run import run as run_job
+    from ..setup.result import STOPPED
+    from ..setup.resume import without_executor
+    from ..telemetry.console import Terminal
+    from ..training.dynamo import leave_compiler_out
+    from ..training.loop import Interrupted
+
+    out = output_folder(out) if out is not None else None
+    if samples is not None and "://" not in samples:
+        samples = str(expanded(Path(samples)))
+    if resume:
+        job = _job_to_resume(job, out)
+    module, flags = from_flags(flags, resume)
+    table = job_table(job, flags, overrides)
+    if resume and flags["executor"] is None and not any(text.startswith("executor=") for text in overrides or []):
+        table = without_executor(table)
+    resolved = resolve(table)
+    leave_compiler_out()
+    with heeded(say_aside) as requests, Terminal() as terminal:
+        result = run_job(
+            out=out,
+            resume=resume,
+            samples=samples,
+            emit=both(requests, terminal),
+            stop=requests.stop,
+            save=requests.save,
+            config=resolved,
+            model=module,
+        )
+    if result.status == STOPPED:
+        raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
+    return result
+
+
+def _job_to_resume(job: Path | None, out: Path | None) -> Path:
+    """The job file given, or else the one in the run's folder. Raises InputError: there is no run to resume."""
+    from ..setup.run_folder import JOB, check_run_folder
+
+    if out is None:
+        raise InputError("--resume needs --out, the folder of the run to go on with")
+    check_run_folder(out, resume=True)
+    return job if job is not None else out / JOB
+
+
+def summary(result: "Result") -> str:
+    """The lines that are printed at the end of a run."""
+    seconds = result.seconds
+    best = f" (best: {result.best_epoch + 1})" if result.best_epoch >= 0 else ""
+    loss = "not finite: the run diverged" if result.train_loss is None else f"{result.train_loss:.4f}"
+    size = f"{result.num_nodes:,} nodes, {result.num_edges:,} edges"
+    lines = [
+        f"{result.model} on {result.dataset} ({size}), system {result.system}",
+        f"  epochs              {result.epochs}{best}",
+        f"  train loss          {loss}",
+    ]
+    if result.val_accuracy is not None:
+        lines.append(f"  validation accuracy {result.val_accuracy:.4f}")
+    if result.test_accuracy is not None:
+        lines.append(f"  test accuracy       {result.test_accuracy:.4f}")
+    lines.append(f"  seconds             {seconds['total']:.2f}")
+    for label, stages in (("  by stage", ("sample", "queue_wait", "fetch")), ("", ("forward_backward", "evaluate"))):
+        lines.append(f"  {label:<20}" + ", ".join(f"{stage} {seconds[stage]:.2f}" for stage in stages))
+    step = max(m.get("step", 0) for m in result.memory_bytes) / 2**20
+    peak = max(result.peak_rss_bytes) / 2**20
+    return "\n".join(
+        [
+            *lines,
+            f"  trained on          {result.minibatches:,} minibatches, {result.sampled_edges:,} edges",
+            f"  peak memory         {peak:,.0f} MiB (a step's buffers: {step:,.0f})",
+            f"  run folder          {result.out}",
+        ]
+    )

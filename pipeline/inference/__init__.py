@@ -1,0 +1,1 @@
+"""Models of finished runs: opening them, evaluating them, and predicting with them."""

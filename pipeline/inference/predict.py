@@ -1,0 +1,138 @@
+"""From a trained model to predictions: `mr.predict`, and the command."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...stages.evaluate.layerwise import outputs
+from ...stages.models.base import as_model
+from ...stages.nodes import node_ids
+from ...storage.dataset import SPLITS, Dataset
+from ...storage.errors import InputError
+from ...storage.node_names import NodeNames
+from ..datasets import open_dataset
+from ..setup.result import Result
+from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from .finished_run import TrainedRun, load
+from .predictions import Predictions, writer
+
+
+def predict(
+    run: TrainedRun | Result | str | Path | nn.Module,
+    dataset: Any = None,
+    nodes: Any = None,
+    *,
+    model: Any = None,
+    emit: Emit = silent,
+) -> Predictions:
+    """What a model says of nodes, each over all of its in-edges in every layer, as `infer` does it.
+
+    Args:
+        run: a finished run (its folder, what `millrace.run` returned, or what `load` opened), or a model.
+        dataset: whatever `open_dataset` takes; by default the run's own. Another graph needs features of the same
+            width; its labels and classes do not matter.
+        nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by
+            default all.
+        model: for a run of a module of your own: see `load`.
+        emit: called with every event.
+
+    Raises:
+        InputError: something does not fit, or no finished run is there.
+        StoreError: something in the run's folder is damaged.
+    """
+    if model is not None and isinstance(run, nn.Module | TrainedRun):
+        raise InputError(
+            f"model was given beside a {type(run).__name__}, which has one; it goes with the folder of a run"
+        )
+    if isinstance(run, nn.Module):
+        if dataset is None:
+            raise InputError(
+                "dataset is missing; expected predict(model, dataset), or the folder of a run, which has its own"
+            )
+        net, scratch, name = as_model(run), None, type(run).__name__
+        data = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        task, classes = data.task, data.class_names
+    else:
+        trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+        net, scratch, name = trained.model, trained.folder, trained.result.model
+        task, classes = trained.result.task, trained.result.class_names
+        data = trained.open_dataset(dataset, emit=emit)
+    ids = node_ids(nodes, data.num_nodes, data)
+    start = time.perf_counter()
+    emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {name}"))
+    degree = torch.from_numpy(data.graph.degree)
+    logits = outputs(
+        net,
+        data.graph,
+        data.features,
+        degree,
+        ids,
+        scratch=scratch,
+        on_progress=lambda done, rows: emit(StageAdvanced("predict", done, rows)),
+    )
+    emit(StageEnded("predict", time.perf_counter() - start))
+    # A module of the user's own may tell other classes apart.
+    classes = classes if classes is not None and len(classes) == logits.shape[1] else None
+    names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
+    return Predictions(ids, logits.cpu().numpy(), task, names, classes)  # pyright: ignore[reportArgumentType]
+
+
+def predict_to_file(
+    run: Path,
+    out: Path,
+    dataset: str | None,
+    nodes: str | None,
+    all_probabilities: bool,
+    model: nn.Module | None,
+    emit: Emit,
+) -> dict[str, Any]:
+    """What `millrace predict` does.
+
+    Args:
+        run: folder of a finished run.
+        out: the file, .parquet or .csv.
+        dataset: see `predict`.
+        nodes: ids or names between commas, or a split; None: all.
+        all_probabilities: see `Predictions.to_parquet`.
+        model: see `load`.
+        emit: called with every event.
+
+    Returns:
+        What was done, as plain values.
+
+    Raises:
+        InputError: the file is there or cannot be written; or see `predict`.
+    """
+    write = writer(out)
+    if out.exists():
+        raise InputError(f"{out} exists already; choose another --out")
+    if not out.parent.is_dir():
+        raise InputError(f"{out.parent} is no folder; choose another --out")
+    start = time.perf_counter()
+    trained = load(run, model=model)
+    data = trained.open_dataset(dataset, emit=emit)
+    message = predict(trained, data, _parsed(nodes, data), emit=emit)
+    write(message, out, all_probabilities=all_probabilities)
+    seconds = time.perf_counter() - start
+    return {
+        "run": str(run),
+        "model": trained.result.model,
+        "dataset": data.name,
+        "nodes": len(message),
+        "out": str(out),
+        "seconds": seconds,
+    }
+
+
+def _parsed(nodes: str | None, data: Dataset) -> Any:
+    if nodes is None or nodes in SPLITS:
+        return nodes
+    parts = [part.strip() for part in nodes.split(",")]
+    # A node may be called 7 and be another than the seventh: where nodes have names, those are what a file of
+    # predictions has.
+    if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):
+        return [int(part) for part in parts]
+    return parts
