@@ -243,7 +243,6 @@ class SchedulePolicy(Protocol):
         """The run's phases, where the configuration says so many epochs."""
         ...
 
-    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
-        """The module that this phase trains; `resumed`: the model holds what an earlier life of the run had reached in
-        it."""
+    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
+        """The module that this phase trains: the model, or a part of it that shares its parameters."""
         ...

@@ -42,7 +42,7 @@ class Purpose(IntEnum):
     SPLIT = 5
     PARTITION = 6
     DATA = 7
-    FOLD = 8
+    # 8 was used by an earlier version.
     DEAL = 9
     HALO = 10
 

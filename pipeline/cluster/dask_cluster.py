@@ -176,7 +176,7 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
         if job.device == "cuda":
             # A protocol only where it is asked for: what asks for UCX otherwise, such as `enable_nvlink`, is refused
             # beside another one.
-            options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda.model_dump(exclude_none=True)}
+            options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda}
             if security is not None:
                 # Over TCP: nothing else that dask-cuda knows has TLS.
                 options["protocol"] = "tls"

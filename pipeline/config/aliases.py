@@ -92,6 +92,16 @@ RENAMED: dict[str, str] = {
 }
 """Keys that had another name in an earlier version, each with its name today."""
 
+REMOVED: dict[str, str] = {
+    "grappa.hops": "no correction did better than none in 720 runs",
+    "grappa.kappa": "no correction did better than none in 720 runs",
+    "grappa.strength": "no correction did better than none in 720 runs, with shrinking or without",
+    "retexo.folds": "it raised no accuracy",
+    "retexo.residual": "it raised no accuracy",
+    "retexo.select_by": "retexo.mode says what the best epoch of a layer is chosen by",
+}
+"""Keys of an earlier version that are gone, each with the reason."""
+
 LR_IS_CONSTANT = "the learning rate is constant (train.lr)"
 
 SENTENCES: dict[str, tuple[str, ...]] = {

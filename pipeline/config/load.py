@@ -17,7 +17,7 @@ from ...stages.sample import SAMPLERS
 from ...storage.errors import InputError, closest, nearest
 from ...storage.urls import has_secrets
 from ..datasets import ReadOptions
-from .aliases import RENAMED, advice, expanded
+from .aliases import REMOVED, RENAMED, advice, expanded
 from .plain_values import MOST_DEPTH, SHOWN, parse_toml, require_sound, shown
 from .schema import (
     BULK_ON_GPU,
@@ -142,6 +142,8 @@ def _hint(key: str) -> str:
     """Suggests what an unknown key was meant to be, as the end of an error."""
     if key in RENAMED:
         return f"; it is called '{RENAMED[key]}' now"
+    if key in REMOVED:
+        return f"; it was removed: {REMOVED[key]}; leave it out"
     section, _, last = key.rpartition(".")
     known = _known(Job)
     for name, registry in (("model", MODELS), ("sampler", SAMPLERS)):

@@ -151,20 +151,10 @@ class Grappa(Section):
     ahead: bool = True
     """Whether what the next super-epoch sees is read and put together before its time; in memory it is then there
     twice."""
-    correction: Literal["none", "batch", "node", "hops", "edge", "edge-hajek"] = "batch"
-    """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage, or that of its
-    tree), for each message (the inverse of how often its source is there, as it is or scaled to the node's degree), or
-    none."""
-    hops: int = Field(default=2, ge=1)
-    """How far correction ``hops`` looks."""
-    kappa: float = Field(default=0.0, ge=0)
-    """In-edges of mean coverage that are added to each node's when its coverage is measured."""
-    shrink: Literal["none", "constant", "empirical", "james-stein", "ess"] = "none"
-    """How a minibatch's weight is drawn towards the mean one: by `strength`, by its noise, by James-Stein, or so far
-    that the effective sample size is at least `strength` of the seeds."""
-    strength: float = Field(default=0.5, gt=0, le=1)
-    """How far ``constant`` draws a weight, or the share of the seeds that the effective sample size of ``ess`` is to
-    keep."""
+    correction: Literal["none", "batch", "node"] = "batch"
+    """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage), or none."""
+    shrink: Literal["none", "empirical"] = "none"
+    """How a minibatch's weight is drawn towards the mean one: not at all, or by its noise (empirical Bayes)."""
 
 
 class Retexo(Section):
@@ -179,10 +169,6 @@ class Retexo(Section):
     """What a finished layer hands on to the next."""
     head: Literal["normed", "linear", "none"] | None = None
     """What a layer is trained with: layer norm and product, product, or nothing (the layer gives logits itself)."""
-    residual: bool = False
-    """Add what a layer reads of a node to what it hands on, where widths agree."""
-    select_by: Literal["val_accuracy", "val_loss"] | None = None
-    """What the best epoch of a layer is chosen by."""
     local_steps: int | None = Field(default=None, ge=1)
     """Steps that each client takes by itself before parameters are averaged (FedAvg); by default gradients are summed
     in every step."""
@@ -190,9 +176,6 @@ class Retexo(Section):
     """How rows are rounded before they are handed on."""
     inductive: bool = False
     """Train without validation and test nodes in the graph, and validate without test nodes."""
-    folds: int = Field(default=0, ge=0, le=100)
-    """Where logits are handed on: train each layer so many times more, without one fold of the train nodes each, and
-    hand on of every train node what a training without its label has found. 0: not so."""
     distill: float = Field(default=0.0, ge=0, lt=1)
     """Share of the loss of every layer after the first that is cross entropy with what the layer before says of each
     node, labelled or not. 0: labels only."""
@@ -205,51 +188,6 @@ class Retexo(Section):
         if clients not in ("ranks", "nodes") and (type(clients) is not int or clients < 1):
             raise PydanticCustomError("clients", "expected a whole number, at least 1, or ranks, or nodes")
         return clients
-
-
-class Cuda(Section):
-    """What dask-cuda gives the workers that it starts on this machine's GPUs: its own options, as it has them where
-    they are left out."""
-
-    protocol: Literal["tcp", "ucx"] | None = None
-    """What Dask's own messages travel by (``ucx`` knows no TLS: see `insecure`); what ranks send each other goes by
-    ``cluster.backend``."""
-    enable_tcp_over_ucx: bool | None = None
-    """UCX over TCP; by default UCX chooses its ways."""
-    enable_nvlink: bool | None = None
-    """UCX over NVLink."""
-    enable_infiniband: bool | None = None
-    """UCX over InfiniBand."""
-    enable_rdmacm: bool | None = None
-    """UCX's connections by RDMA; with InfiniBand."""
-    rmm_pool_size: int | float | str | None = None
-    """What RMM takes of each GPU for the worker's own tasks, such as RAPIDS': bytes, a share such as 0.25, or
-    ``"4GB"``. Ranks are processes of their own with torch's allocator, and have the rest."""
-    rmm_maximum_pool_size: int | float | str | None = None
-    """How far that pool may grow."""
-    rmm_managed_memory: bool = False
-    """RMM takes memory that moves between GPU and host."""
-    rmm_async: bool = False
-    """RMM takes CUDA's own pool, which grows and shrinks; in place of `rmm_pool_size`."""
-    rmm_release_threshold: int | float | str | None = None
-    """What CUDA's own pool keeps when it shrinks."""
-
-    @field_validator("rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold")
-    @classmethod
-    def _size(cls, size: int | float | str | None) -> int | float | str | None:
-        in_bytes: float = size if isinstance(size, int) else 1
-        if isinstance(size, str):
-            from dask.utils import parse_bytes
-
-            try:
-                in_bytes = parse_bytes(size)
-            except ValueError:
-                in_bytes = 0
-        if in_bytes < 1 or (isinstance(size, float) and not 0 < size <= 1):
-            raise PydanticCustomError(
-                "size", 'expected bytes, a share of the GPU\'s memory such as 0.25, or a size such as "4GB"'
-            )
-        return size
 
 
 class Cluster(Section):
@@ -289,8 +227,10 @@ class Cluster(Section):
     backend: Literal["nccl", "gloo"] | None = None
     """What ranks talk over: ``nccl`` wants a GPU for each rank; ``gloo`` goes by way of the host, and ranks may share a
     GPU. By default nccl where ranks are on GPUs, unless they are to go on when one is lost, and else gloo."""
-    cuda: Cuda = Cuda()
-    """Of a cluster that is started here with ``device = "cuda"``."""
+    cuda: dict[str, Any] = Field(default_factory=dict)
+    """Options of the ``dask_cuda.LocalCUDACluster`` that is started here with ``device = "cuda"``, handed on as they are:
+    UCX (`protocol`, `enable_nvlink`, ...; it knows no TLS, see `insecure`) and RMM (`rmm_pool_size`, ...). They concern
+    Dask's own messages and tasks; what ranks send each other goes by `backend`, and ranks have torch's allocator."""
 
     @field_validator("scheduler")
     @classmethod

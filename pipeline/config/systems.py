@@ -158,10 +158,7 @@ def grappa(
     halo: float = 1,
     ahead: bool = True,
     correction: Correction = "batch",
-    hops: int = 2,
-    kappa: float = 0.0,
     shrink: Shrink = "none",
-    strength: float = 0.5,
 ) -> System:
     """Isolated ranks that send each other gradients only (Grappa; Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872).
 
@@ -175,17 +172,14 @@ def grappa(
         halo: the share of nodes one hop outside that are seen too.
         ahead: read what the next super-epoch sees while the one before it trains, and hold both.
         correction: how missing neighbours are made up for.
-        hops: how far ``hops`` looks.
-        kappa: how many in-edges a node's coverage is smoothed by.
         shrink: how the weight of a rank's minibatch is drawn towards that of all.
-        strength: see `stages.reduce.corrected.CoverageCorrected`.
     """
     return System(
         "grappa",
         Chunks(partitioner or MetisWork(), rotation, halo, chunks, reshuffle_fraction, ahead),
         Local(sampler or NeighborSampler()),
-        CoverageFetch(correction, hops, kappa),
-        CoverageCorrected(correction == "batch", shrink, strength),
+        CoverageFetch(correction),
+        CoverageCorrected(correction == "batch", shrink),
         SuperEpochs(repartition_every),
         {
             "chunks": chunks,
@@ -195,10 +189,7 @@ def grappa(
             "halo": halo,
             "ahead": ahead,
             "correction": correction,
-            "hops": hops,
-            "kappa": kappa,
             "shrink": shrink,
-            "strength": strength,
         },
     )
 
@@ -210,12 +201,9 @@ def retexo(
     base: Literal["none", "mlp"] | None = None,
     propagate: Literal["hidden", "logits"] | None = None,
     head: Literal["normed", "linear", "none"] | None = None,
-    residual: bool = False,
-    select_by: Literal["val_accuracy", "val_loss"] | None = None,
     local_steps: int | None = None,
     rounding: Payload = "full",
     inductive: bool = False,
-    folds: int = 0,
     distill: float = 0.0,
     clients: Clients = "ranks",
 ) -> System:
@@ -226,58 +214,47 @@ def retexo(
 
     Args:
         mode: ``v3`` hands on hidden rows and trains each layer with a layer norm and a head; ``v1`` trains an MLP first
-            and hands on logits, so that no raw feature leaves its owner.
+            and hands on logits, so that no raw feature leaves its owner. The best epoch of a layer has most validation
+            accuracy under ``v3``, least validation loss under ``v1``.
         partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
         base: ``mlp`` trains an MLP on the features before the first layer.
         propagate: what a finished layer hands on.
         head: what a layer is trained with.
-        residual: see `stages.models.lazy.Phases`.
-        select_by: what the best epoch of a layer is chosen by.
         local_steps: steps that each client takes by itself before parameters are averaged; None: gradients are summed
             in every step.
         rounding: of rows that are handed on.
         inductive: train without validation and test nodes in the graph.
-        folds: hand on, of each train node, logits from a training without its fold of the labels.
         distill: share of a layer's loss that is cross entropy with what the layer before says of every node, labelled
             or not, in [0, 1).
         clients: who trains and is counted: the ranks, so many simulated clients, or each node.
 
     Raises:
-        InputError: hidden rows cannot be handed on where the layer gives logits, or with folds; there is only one fold;
-            or distillation does not go with `local_steps`, or takes all of the loss.
+        InputError: hidden rows cannot be handed on where the layer gives logits, or distillation does not go with
+            `local_steps`, or takes all of the loss.
     """
     preset = V1 if mode == "v1" else Phases()
-    cut = Phases(
-        base or preset.base, propagate or preset.propagate, head or preset.head, residual, rounding, folds, distill
-    )
+    cut = Phases(base or preset.base, propagate or preset.propagate, head or preset.head, rounding, distill)
     if cut.head == "none" and cut.propagate == "hidden":
         raise InputError(
             'retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.propagate = "logits" with it'
-        )
-    if folds and cut.propagate == "hidden":
-        message = f"retexo.folds is {folds}, but hidden rows of different trainings have nothing in common"
-        raise InputError(f'{message}; use retexo.propagate = "logits" with it')
-    if folds == 1:
-        raise InputError(
-            "retexo.folds is 1, so its one training has no train nodes left; use at least 2, or 0 for none"
         )
     if not 0 <= distill < 1:
         raise InputError(f"retexo.distill is {distill}; expected a share of the loss, at least 0 and below 1")
     if distill and local_steps is not None:
         message = f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
         raise InputError(f"{message} together; leave one of them out")
-    chosen = select_by or ("val_loss" if mode == "v1" else "val_accuracy")
     return System(
         "retexo",
         WithBoundary(partitioner or MetisWork(), inductive=inductive),
         FullBatchWork(),
-        LazyFetch(chosen, clients=clients != "ranks" and local_steps is not None),
+        LazyFetch(
+            "val_loss" if mode == "v1" else "val_accuracy", clients=clients != "ranks" and local_steps is not None
+        ),
         AllSeedsMean() if local_steps is None else LocalSteps(local_steps),
         LayerByLayer(cut),
         {
             **asdict(cut),
             "mode": mode,
-            "select_by": chosen,
             "local_steps": local_steps,
             "inductive": inductive,
             "clients": clients,

@@ -7,19 +7,23 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from itertools import takewhile
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from ...storage.errors import InputError, MissingExtraError
+from ...storage.errors import InputError, MissingExtraError, nearest
 from ..config.load import Job
-from ..config.schema import Cuda
 
 if TYPE_CHECKING:
     import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 INSTALL = "pip install 'millrace-gnn[gpu]'"
+BY_UCX = ("enable_tcp_over_ucx", "enable_nvlink", "enable_infiniband", "enable_rdmacm")
+"""Options of dask-cuda with which it chooses UCX."""
+SET_HERE = ("CUDA_VISIBLE_DEVICES", "n_workers", "threads_per_worker", "memory_limit", "local_directory")
+"""Options of dask-cuda that follow from the job."""
 
 
 def backend(job: Job) -> Literal["nccl", "gloo"]:
@@ -103,7 +107,7 @@ def check_cluster(job: Job) -> None:
         InputError: they do not, or there are fewer GPUs here than ranks that want one each.
         MissingExtraError: RMM or UCX is asked for and not installed.
     """
-    c, options = job.cluster, job.cluster.cuda.model_dump(exclude_defaults=True)
+    c, options = job.cluster, job.cluster.cuda
     given = ", ".join(f"cluster.cuda.{name}" for name in options)
     if c.backend == "nccl" and job.device != "cuda":
         raise InputError(
@@ -122,17 +126,8 @@ def check_cluster(job: Job) -> None:
         )
     if job.device != "cuda" or c.scheduler is not None:
         return
-    wants_ucx = uses_ucx(c.cuda)
-    if c.cuda.rmm_maximum_pool_size is not None and c.cuda.rmm_pool_size is None and not c.cuda.rmm_async:
-        # dask-cuda would start workers without any pool.
-        raise InputError(
-            "cluster.cuda.rmm_maximum_pool_size is given without a pool that it could bound (rmm_pool_size, or rmm_async); add "
-            "cluster.cuda.rmm_pool_size, or leave it out"
-        )
-    if wants_ucx and c.cuda.protocol == "tcp":
-        raise InputError(
-            f'{given} is given, but cluster.cuda.protocol is "tcp", and the others are ways of UCX; leave protocol out'
-        )
+    _check_names(options)
+    wants_ucx = uses_ucx(options)
     if wants_ucx and c.tls_ca is not None:
         raise InputError(
             "cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one of them out"
@@ -142,7 +137,8 @@ def check_cluster(job: Job) -> None:
             "cluster.cuda asks for UCX, which knows no TLS: every user of this machine could run code as you; leave it out, or set "
             "cluster.insecure = true where you trust them all"
         )
-    for asked, module, what in ((wants_ucx, "distributed_ucxx", "UCX"), (_uses_rmm(c.cuda), "rmm", "RMM")):
+    wants_rmm = any(value for name, value in options.items() if name.startswith("rmm_"))
+    for asked, module, what in ((wants_ucx, "distributed_ucxx", "UCX"), (wants_rmm, "rmm", "RMM")):
         if asked and find_spec(module) is None:
             raise MissingExtraError(f"{given} needs {what}, but {module} is not installed; {INSTALL}, or leave it out")
     gpus = len(visible())
@@ -152,15 +148,24 @@ def check_cluster(job: Job) -> None:
         raise InputError(_too_many(job.ranks, gpus, "this machine"))
 
 
-def uses_ucx(options: Cuda) -> bool:
-    """Whether Dask's own messages are to travel by UCX."""
-    return options.protocol == "ucx" or bool(
-        options.enable_tcp_over_ucx or options.enable_nvlink or options.enable_infiniband or options.enable_rdmacm
-    )
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Refuse options that dask-cuda does not have, where it is installed, and those that follow from the job."""
+    try:
+        from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return
+    of_dask_cuda = signature(LocalCUDACluster).parameters.values()
+    known = [p.name for p in of_dask_cuda if p.kind is not Parameter.VAR_KEYWORD and p.name not in SET_HERE]
+    if unknown := next((name for name in options if name not in known), None):
+        raise InputError(
+            f"cluster.cuda.{unknown} is given, but is no option of dask-cuda that can be set{nearest(unknown, known)}; expected "
+            f"{', '.join(known)}"
+        )
 
 
-def _uses_rmm(options: Cuda) -> bool:
-    return options.rmm_managed_memory or options.rmm_async or options.rmm_pool_size is not None
+def uses_ucx(options: Mapping[str, Any]) -> bool:
+    """True where Dask's own messages are to travel by UCX."""
+    return str(options.get("protocol")).startswith("ucx") or any(options.get(name) for name in BY_UCX)
 
 
 def _too_many(ranks: int, gpus: int, where: str) -> str:

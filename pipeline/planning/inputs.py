@@ -119,7 +119,6 @@ def _check_known(table: Mapping[str, Any]) -> None:
     known |= {
         ("retexo", "local_steps"): None,
         ("retexo", "inductive"): False,
-        ("retexo", "folds"): 0,
         ("retexo", "distill"): 0.0,
     }
     for (section, key), usual in known.items():

@@ -65,7 +65,7 @@ def gradients(moved: Moved, system: System, model: nn.Module, steps: float, size
         return
     kind = "gradients"
     for phase in phases:
-        module = system.schedule.begin(phase, model, resumed=True)
+        module = system.schedule.begin(phase, model)
         parameters = [p for p in module.parameters() if p.requires_grad]
         numel, itemsize = sum(p.numel() for p in parameters) + TOLD, parameters[0].element_size()
         sent = [ring_bytes(numel, itemsize, r, size) for r in range(size)]

@@ -17,13 +17,12 @@ from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.feed.local_feed import Local
 from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import ExchangeFetch
-from ...stages.fetch.isolated import CoverageFetch
 from ...stages.fetch.visit import VisitFetch
 from ...stages.kernels import OTHER_BITS, sampling_backend
 from ...stages.messages import Part, Placement
 from ...stages.models import MODELS
 from ...stages.models.base import as_model
-from ...stages.models.pyg import PyGModel, takes_weights
+from ...stages.models.pyg import PyGModel
 from ...stages.partition.base import Partitioner
 from ...stages.partition.contiguous import Contiguous
 from ...stages.partition.given import Given
@@ -252,8 +251,6 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
             raise InputError(
                 f'sar.mode is "{min(one)}", but a PyG convolution reads the rows of all ranks in one block; use "halo", or "auto"'
             )
-    if isinstance(system.fetch, CoverageFetch) and isinstance(model, PyGModel):
-        _check_weights(system.fetch.correction, model)
     normed = any(isinstance(m, _BatchNorm) for m in make().modules())
     if isinstance(system.sample, Local) and normed and job.ranks > 1:
         raise InputError(
@@ -318,15 +315,6 @@ def _check_parts(job: Job, system: System, num_nodes: int) -> None:
         )
         raise InputError(
             f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node"
-        )
-
-
-def _check_weights(correction: str, model: PyGModel) -> None:
-    """Raises InputError for a correction of messages that convolutions would not hear of."""
-    deaf = next((type(c).__name__ for c in model.convs if not takes_weights(c)), None)
-    if correction in ("edge", "edge-hajek") and deaf is not None:
-        raise InputError(
-            f'grappa.correction is "{correction}", a weight for each edge, which {deaf} does not sum by; use "batch"'
         )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...stages.models.lazy import Lazy
 from ...storage.errors import InputError
 from ..config.load import Job, read_toml, resolve
 from .run_folder import JOB, MODEL
@@ -44,8 +43,6 @@ def begun(model: nn.Module, job: Job) -> nn.Module:
             f"start_from: {path} is of another model: {message}; give this run the same model options{hint}"
         )
     model.load_state_dict({k: given[k] for k in own})
-    if isinstance(model, Lazy):
-        model.begin_here()
     return model
 
 
@@ -55,7 +52,3 @@ def _check_same_options(before: Job, now: Job) -> None:
             raise InputError(
                 f"start_from: that run has model.{key} = {before.model[key]!r}, this one {now.model[key]!r}; give both the same"
             )
-    if before.system == "retexo" and before.retexo.residual and now.system != "retexo":
-        raise InputError(
-            f"start_from: that run adds what layers read to what they hand on (retexo.residual); '{now.system}' knows no such layers"
-        )

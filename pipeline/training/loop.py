@@ -186,7 +186,7 @@ class _PhaseLoop:
     ) -> None:
         """`epochs` of the whole run; `placement` is that of this phase."""
         self.t, self.phase, self.epochs, self.progress, self.clock = trainer, phase, epochs, progress, clock
-        self.module = trainer.system.schedule.begin(phase, trainer.model, progress.cursor.step > 0)
+        self.module = trainer.system.schedule.begin(phase, trainer.model)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.rules = trainer.rules
         self.optimizer = trainer.system.reduce.optimizer(self.parameters, self.rules)

@@ -27,7 +27,6 @@ from ..models.lazy import FrozenInputs, Phase
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.boundary import ABSENT, BoundaryShare
 from ..placement.clients import open_clients
-from ..random import Purpose, node_words, stream
 from ..train import summed_loss
 from .phase_store import PhaseStore, kind
 
@@ -85,7 +84,6 @@ class LazyRows:
         self.exchange_s = 0.0
         """See `Fetcher.exchange_s`."""
         self._rounding: Payload = module.model.phases.rounding
-        self._folds = module.model.phases.folds
         self._store = PhaseStore(job, self._edges.names)
         self._rows = self._opened(module)
         self._taught = self._count_taught() if module.is_taught else (0, 0)
@@ -130,17 +128,13 @@ class LazyRows:
             group.all_reduce(remote, "control")
             message["remote_rows"] = int(remote)
             message["row_bytes"] = row_bytes(message["width"], self._rounding, self._job.dtype)
-        if module.fold is not None:
-            self._keep_fold(module)
-            return {**message, "remote_rows": 0, "row_bytes": 0, "fold": module.fold}
         if module.last:
             return message
         after = model.phase(module.number + 1)
         if self._store.stand(after, replaceable=True):
             return message
         with evaluating(module):
-            found = {name: self._handed_on(module, name) for name in self._edges.graphs}
-            unrounded = {name: self._out_of_fold(module, name, rows) for name, rows in found.items()}
+            unrounded = {name: self._handed_on(module, name) for name in self._edges.graphs}
             own = {name: rounded(rows, self._rounding) for name, rows in unrounded.items()}
             arrays = {SAID: module.said(unrounded[self._graph("train")]).numpy()} if after.is_taught else {}
         for name, rows in own.items():
@@ -156,8 +150,7 @@ class LazyRows:
     @cached_property
     def _seeds(self) -> IdArray:
         """Rows whose labels are learnt."""
-        seeds = np.arange(self._share.graph.num_seeds)
-        return seeds if self._module.fold is None else seeds[self._fold_of(seeds) != self._module.fold]
+        return np.arange(self._share.graph.num_seeds)
 
     @cached_property
     def _work(self) -> Fetched:
@@ -222,27 +215,6 @@ class LazyRows:
         n = self._share.graph.whole.num_dst
         pieces = [module.hand_on(self._still(graph, rows)) for rows in _pieces(n)]
         return torch.cat(pieces) if pieces else module.hand_on(self._still(graph, np.arange(0)))
-
-    def _fold_of(self, rows: IdArray) -> IdArray:
-        """The fold of each of these rows: a function of the node, wherever it lies."""
-        words = node_words(stream(self._job.seed, Purpose.FOLD), self._share.graph.names[rows])
-        return ((words >> np.uint64(32)) % np.uint64(max(1, self._folds))).astype(np.int64)
-
-    def _keep_fold(self, module: Phase) -> None:
-        """Write down what the left-out train nodes are handed on as."""
-        seeds = np.arange(self._share.graph.num_seeds)
-        seeds = seeds[self._fold_of(seeds) == module.fold]
-        with evaluating(module):
-            arrays = {name: module.hand_on(self._still(name, seeds)).numpy() for name in self._edges.graphs}
-        self._store.write(module, arrays, module.fold)
-
-    def _out_of_fold(self, module: Phase, graph: str, own: Tensor) -> Tensor:
-        """What a phase hands on, with the rows of train nodes from where their labels were not seen."""
-        seeds = np.arange(self._share.graph.num_seeds)
-        for fold in range(self._folds):
-            found = torch.from_numpy(self._store.read(module, fold).read(graph))
-            own[torch.from_numpy(seeds[self._fold_of(seeds) == fold])] = found
-        return own
 
     def _exchanged(self, own: Tensor, phase: Phase) -> Tensor:
         """Rows of other ranks, for `phase`: [N, D] -> [B, D]."""

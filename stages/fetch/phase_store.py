@@ -31,18 +31,18 @@ class PhaseStore:
             raise InputError("training layer after layer writes rows down; expected the folder of a run")
         self._job, self._folder, self._rows = job, job.folder / PHASES, digest_arrays(rows=rows)
 
-    def read(self, phase: Phase, fold: int | None = None) -> Store:
-        """The rows that a phase reads, or what one of its folds has found.
+    def read(self, phase: Phase) -> Store:
+        """The rows that a phase reads.
 
         Raises:
             StoreError: they are lacking, damaged, or of something else, which it names.
         """
-        return open_phase_rows(self._path(phase, fold), self._fingerprint(phase, fold))
+        return open_phase_rows(self._path(phase), self._fingerprint(phase))
 
-    def write(self, phase: Phase, arrays: dict[str, npt.NDArray[Any]], fold: int | None = None) -> None:
+    def write(self, phase: Phase, arrays: dict[str, npt.NDArray[Any]]) -> None:
         """Write them down, in place of any that are there. All ranks call this at the same time."""
         sent = self._job.ledger.get("network", kind(phase))
-        write_phase_rows(self._path(phase, fold), self._fingerprint(phase, fold), self._job.generation, arrays, sent)
+        write_phase_rows(self._path(phase), self._fingerprint(phase), self._job.generation, arrays, sent)
         # Nobody goes on before all rows stand: a run that ends now is resumed from them, or from before all of them.
         self._job.group.any(False)
 
@@ -59,7 +59,7 @@ class PhaseStore:
             StoreError: see `read`.
         """
         found = None
-        if self._path(phase, None).exists():
+        if self._path(phase).exists():
             try:
                 found = self.read(phase)
             except StoreError:
@@ -75,15 +75,13 @@ class PhaseStore:
             ledger.add("network", kind(phase), missed, 1)
         return True
 
-    def _path(self, phase: Phase, fold: int | None) -> Path:
-        name = "" if fold is None else f"fold-{fold}-"
-        return self._folder / f"phase-{phase.number}" / f"{name}rank-{self._job.group.rank:04d}"
+    def _path(self, phase: Phase) -> Path:
+        return self._folder / f"phase-{phase.number}" / f"rank-{self._job.group.rank:04d}"
 
-    def _fingerprint(self, phase: Phase, fold: int | None) -> dict[str, str]:
+    def _fingerprint(self, phase: Phase) -> dict[str, str]:
         return {
             "run": self._job.fingerprint,
             "phase": str(phase.number),
-            "fold": "none" if fold is None else str(fold),
             "parameters": phase.digest_before(),
             "rows": self._rows,
             "rounding": phase.model.phases.rounding,

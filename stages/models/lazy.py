@@ -2,8 +2,7 @@
 
 A *phase* trains one convolution with a head of its own on the labels, on rows that the finished phases gave and that no
 longer change. What a phase hands on, in evaluation mode and from its best parameters, is what the next one aggregates.
-All phases together are an
-ordinary `Model`: evaluated, saved and fine-tuned like any other.
+All phases together are an ordinary `Model`: evaluated, saved and fine-tuned like any other.
 """
 
 from collections.abc import Sequence
@@ -34,14 +33,8 @@ class Phases:
     """What a phase adds to its convolution to reach the classes: a layer norm and a product; a product; or nothing,
     where the convolution gives the logits itself. Where hidden rows are handed on, the last convolution gives the
     logits in any case."""
-    residual: bool = False
-    """Add what a phase reads of a node to what it hands on, wherever the widths agree; the last phase adds nothing."""
     rounding: Payload = "full"
     """How rows are rounded before anyone reads them."""
-    folds: int = 0
-    """K: train each phase K times more, each time without one fold of the train nodes, whose logits are then handed on
-    from there: what a phase hands on of a train node has not seen its label (stacking: Wolpert, Neural Networks 1992).
-    0: not so."""
     distill: float = 0.0
     """Share of the loss of every phase but the first that is the cross entropy with what the phase before says of each
     node, labelled or not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531), sharpened. 0: phases learn from
@@ -57,7 +50,7 @@ class FrozenInputs:
 
     neighbourhood: Neighbourhood
     h: Tensor
-    """[num_src, D]; fewer, or none, where the aggregate has all that is needed of them."""
+    """[num_src, D]; none where the aggregate has all that is needed of them."""
     aggregated: Tensor | None = None
     """[num_dst, A], where the convolution can aggregate first. Clean: dropout comes after it."""
 
@@ -90,26 +83,14 @@ class Lazy(Stack):
         self.phases = phases
         self.phase_widths = [*([num_features] if base else []), *widths]
         """What each phase reads of a node."""
-        self.begin_here()
-
-    def begin_here(self) -> None:
-        """Let every fold of a phase begin where the phase itself does: at the parameters of now."""
-        self._initial = {k: v.clone() for k, v in self.state_dict().items()} if self.phases.folds else {}
 
     def __len__(self) -> int:
         """Phases."""
         return len(self.phase_widths)
 
-    def phase(self, number: int, fold: int | None = None) -> "Phase":
-        """What phase `number` trains, without one fold or with all; it shares its parameters with this model."""
-        return Phase(self, number, fold)
-
-    @property
-    def rounds(self) -> list[tuple[int, int | None]]:
-        """Every (phase, fold left out or None) in the order of training. The last phase hands nothing on and has no
-        folds."""
-        folds = range(self.phases.folds)
-        return [(k, fold) for k in range(len(self)) for fold in (*(folds if k < len(self) - 1 else ()), None)]
+    def phase(self, number: int) -> "Phase":
+        """What phase `number` trains; it shares its parameters with this model."""
+        return Phase(self, number)
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`: what the phase of this convolution hands on, or the logits of the last."""
@@ -129,13 +110,11 @@ class Lazy(Stack):
 class Phase(nn.Module):
     """One phase of a `Lazy` model: `logits` is trained, `hand_on` is what is left to the next."""
 
-    def __init__(self, model: Lazy, number: int, fold: int | None = None) -> None:
+    def __init__(self, model: Lazy, number: int) -> None:
         super().__init__()
-        self.fold = fold
         self._all = (model,)  # in a tuple, so that its parameters are not this module's
         self.number = number
         i = number - (len(model) - model.num_layers)
-        self._place = i
         self.last = number == len(model) - 1
         self.conv: nn.Module | None = model.convs[i] if i >= 0 else None
         self.norm = model.norms[i] if i >= 0 else nn.Identity()
@@ -158,26 +137,14 @@ class Phase(nn.Module):
         """Whether it reads neighbours."""
         return self.conv is not None
 
-    def begin_again(self) -> None:
-        """Forget what an earlier fold has learnt."""
-        prefix = (
-            "base."
-            if self.inner is not None
-            else tuple(f"{part}.{self._place}." for part in ("convs", "norms", "heads"))
-        )
-        own = {k: v for k, v in self.model._initial.items() if k.startswith(prefix)}  # pyright: ignore[reportPrivateUsage]
-        self.model.load_state_dict({**self.model.state_dict(), **own})
-
     def still(self, neighbourhood: Neighbourhood, h: Tensor) -> FrozenInputs:
         """What can be computed once for the whole phase, from rows [num_src, D]."""
         if not isinstance(self.conv, AggregateFirst):
             return FrozenInputs(neighbourhood, h)
         with torch.no_grad():
             aggregated = self.conv.aggregate(neighbourhood, h)
-        # Of the rows themselves those of the destinations may be added; of the others nothing is needed any more.
-        return FrozenInputs(
-            neighbourhood, h[: neighbourhood.num_dst if self.model.phases.residual else 0].clone(), aggregated
-        )
+        # Of the rows themselves nothing is needed any more.
+        return FrozenInputs(neighbourhood, h[:0].clone(), aggregated)
 
     def forward(self, stills: Sequence[FrozenInputs], h: Tensor) -> Tensor:
         """Logits [num_dst, C] of the one element of `stills`."""
@@ -186,10 +153,8 @@ class Phase(nn.Module):
     def logits(self, still: FrozenInputs) -> Tensor:
         """[num_dst, C]."""
         if isinstance(self.head, nn.Identity):
-            z = self._convolved(still, "none")
-            return z if self.last else self._residual(z, still)
-        logits = linear(self._hidden(still), self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
-        return logits if self.last or self.model.phases.propagate == "hidden" else self._residual(logits, still)
+            return self._convolved(still, "none")
+        return linear(self._hidden(still), self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
 
     def hand_on(self, still: FrozenInputs) -> Tensor:
         """[num_dst, hidden] or [num_dst, C], not yet rounded."""
@@ -223,10 +188,8 @@ class Phase(nn.Module):
         if self.inner is not None:
             return self._from_inner(destinations(still.neighbourhood, still.h), still.neighbourhood)
         if isinstance(self.norm, nn.Identity):
-            hidden = self._convolved(still, activation)
-        else:
-            hidden = ACTIVATIONS[activation](self.norm(self._convolved(still, "none")))
-        return hidden if self.model.phases.propagate == "logits" else self._residual(hidden, still)
+            return self._convolved(still, activation)
+        return ACTIVATIONS[activation](self.norm(self._convolved(still, "none")))
 
     def _from_inner(self, h: Tensor, neighbourhood: Neighbourhood | None) -> Tensor:
         names = None if neighbourhood is None or neighbourhood.names is None else neighbourhood.names[: len(h)]
@@ -243,8 +206,3 @@ class Phase(nn.Module):
             )
             return self.conv.combine(kept, activation)  # pyright: ignore[reportCallIssue]
         return self.conv(still.neighbourhood, dropout(still.h, p, self.training, names), activation)
-
-    def _residual(self, z: Tensor, still: FrozenInputs) -> Tensor:
-        if not self.model.phases.residual or self.inner is not None or still.h.shape[1] != z.shape[1]:
-            return z
-        return z + destinations(still.neighbourhood, still.h)

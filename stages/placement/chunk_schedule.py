@@ -73,19 +73,3 @@ class ChunkSchedule:
         """The chunks that are seen beside the base chunks: m, or none."""
         other = self.beside(rank, super_epoch)
         return () if other is None else self.base(other, super_epoch)
-
-    @property
-    def inclusion(self) -> float:
-        """The chance that chunk c is seen where chunk d is, for different chunks that can be seen together.
-
-        Where chunks move, the chunks that a rank sees are a uniform subset of all: s - 1 of the Q - 1 others are seen
-        beside d, with s = 2 m, or m without variable chunks. Where they do not, it is that of the variable chunks given
-        the base chunks, over a sweep.
-        """
-        if self.ranks == 1:
-            return 1.0
-        if self.reshuffle_fraction:
-            seen = self.per_rank if self.rotation == "none" else 2 * self.per_rank
-            # A rank that sees one chunk has no edges between chunks.
-            return (seen - 1) / (self.num_chunks - 1) if seen > 1 else 1.0
-        return 1 / (self.ranks - 1) if self.rotation == "sweep" else 1.0

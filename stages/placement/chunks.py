@@ -59,17 +59,9 @@ class Isolated(Placement):
     num_base: int = 0
     num_visible: int = 0
     """Nodes of all its chunks."""
-    in_edges: Tensor | None = None
-    """float64 [V], each node's in-edges in the whole graph; self loops do not count, and those of a halo node count as
-    one. None: all are here."""
     coverage: Tensor = field(default_factory=lambda: torch.empty(0))
-    """float64 [V], the share of these that is here; a node without any is covered."""
-    comes_with: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """int64 [V], nodes of one number are here together or not at all; those of number 0 always are."""
-    inclusion: float = 1.0
-    """The chance to see a node with another number than 0, where one with yet another number is here."""
-    halo_inclusion: float = 1.0
-    """The chance to see a halo node, where a chunk is here that it has an edge into."""
+    """float64 [V], the share of each node's in-edges in the whole graph that is here; self loops do not count, those of
+    a halo node count as one, and a node without any is covered."""
     base: tuple[int, ...] = ()
     variable: tuple[int, ...] = ()
     """Numbers of the chunks."""
@@ -107,7 +99,6 @@ class Chunks:
                 num_base=v,
                 num_visible=v,
                 coverage=torch.ones(v, dtype=torch.float64),
-                comes_with=np.zeros(v, np.int64),
             )
         rank, t = job.group.rank, phase.number
         deal = ChunkSchedule(job.seed, job.group.size, self.per_rank, self.reshuffle_fraction, self.rotation)
@@ -131,14 +122,13 @@ class Chunks:
         kept = held.kept if held is not None else {}
         chunks = {c: kept[c] if c in kept else load(_part(data, c), job) for c in (*base, *variable)}
         halo_key = stream(job.seed, Purpose.HALO, t, job.group.rank)
-        return self._joined(chunks, base, variable, deal.inclusion, halo_key, data, job)
+        return self._joined(chunks, base, variable, halo_key, data, job)
 
     def _joined(
         self,
         chunks: dict[int, Chunk],
         base: tuple[int, ...],
         variable: tuple[int, ...],
-        inclusion: float,
         halo_key: int,
         data: Part,
         job: RankJob,
@@ -196,12 +186,6 @@ class Chunks:
         present, all_in = present - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
         of_base = [chunks[c] for c in base]
-        # Where chunks come and go, a node is seen with its chunk, or without it as one of the halo; else in one of
-        # these ways only.
-        either = inclusion + (1 - inclusion) * self.halo
-        # Without moves, a rank's base chunks never leave it, and the variable ones come and go as one.
-        number = {c: c + 1 if self.reshuffle_fraction else int(c in variable) for c in chunks}
-        comes_with = np.repeat([*number.values(), 0], [*(c.num_nodes for c in chunks.values()), len(halo)])
         return Isolated(
             graph,
             MemoryFeatures(features),
@@ -210,11 +194,7 @@ class Chunks:
             Split(*(np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in SPLITS)),
             num_base=sum(c.num_nodes for c in of_base),
             num_visible=visible,
-            in_edges=torch.from_numpy(all_in).double(),
             coverage=torch.from_numpy(coverage),
-            comes_with=comes_with,
-            inclusion=either,
-            halo_inclusion=1.0 if not self.halo else either if inclusion < 1 else float(self.halo),
             base=base,
             variable=variable,
             kept={

@@ -1,10 +1,8 @@
 """Gradients of isolated ranks, weighed by how much of its neighbourhoods each rank sees.
 
-Grappa-style (arXiv 2602.01872; the estimators beyond the mean coverage of a batch, self-normalising and shrinking are
-this project's).
+Grappa-style (arXiv 2602.01872; the weight for each seed, self-normalising and shrinking are this project's).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +14,7 @@ from ..messages import Fetched, StepRules, WorkDone
 from ..train import forward_backward
 from .seed_weighted import SeedWeightedMean
 
-Shrink = Literal["none", "constant", "empirical", "james-stein", "ess"]
+Shrink = Literal["none", "empirical"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,8 @@ class CoverageCorrected(SeedWeightedMean):
     by_batch: bool = True
     """One weight for a minibatch; else one for each seed."""
     shrink: Shrink = "none"
-    """How a minibatch's weight is drawn towards that of all ranks: not at all; by `strength`; by what is noise in it
-    (empirical Bayes); by positive-part James-Stein; or as far as leaves an effective sample size of `strength` of the
-    seeds."""
-    strength: float = 0.5
+    """How a minibatch's weight is drawn towards that of all ranks: not at all, or by what is noise in it (empirical
+    Bayes)."""
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
         """See `ReducePolicy.contribute`. All ranks call this at the same time."""
@@ -46,7 +42,7 @@ class CoverageCorrected(SeedWeightedMean):
         n = len(weight)
         mean = float(weight.mean()) if n else 0.0
         if self.shrink != "none":
-            mean = shrunk(mean, float(weight.var()) if n > 1 else 0.0, n, self, rules.group)
+            mean = shrunk(mean, float(weight.var()) if n > 1 else 0.0, n, rules.group)
         return self._learn(module, fetched, rules, weight.new_full((n,), mean), n * mean)
 
     def _learn(
@@ -58,8 +54,9 @@ class CoverageCorrected(SeedWeightedMean):
         return WorkDone(done.loss_sum, done.seeds, count)
 
 
-def shrunk(mean: float, variance: float, n: int, policy: CoverageCorrected, group: Group) -> float:
-    """This rank's weight, drawn towards that of all: ``1 + (1 - lambda) (u - 1)`` with u the weight over the mean one.
+def shrunk(mean: float, variance: float, n: int, group: Group) -> float:
+    """This rank's weight, drawn towards that of all by empirical Bayes: ``1 + (1 - lambda) (u - 1)``, with u the weight
+    over the mean one and lambda the share of noise in the variance between ranks.
 
     One all-reduce of seven numbers, under ``control``.
 
@@ -67,30 +64,18 @@ def shrunk(mean: float, variance: float, n: int, policy: CoverageCorrected, grou
         mean: of the weights of this rank's seeds.
         variance: of the same.
         n: seeds; a rank without any takes part.
-        policy: how.
         group: the ranks.
     """
     noise = variance / n if n else 0.0
     here = float(n > 0)
-    sums = torch.tensor(
-        [here, here * mean, here * mean**2, here * noise, n, n * mean, n * mean**2], dtype=torch.float64
-    )
+    # The last number is not used: a ring adds up tensors of another length in another order, to other bits.
+    sums = torch.tensor([here, here * mean, here * mean**2, here * noise, n, n * mean, 0.0], dtype=torch.float64)
     group.all_reduce(sums, "control")
-    ranks, total, squares, noises, seeds, weighed, weighed_squares = sums.tolist()
+    ranks, total, squares, noises, seeds, weighed, _ = sums.tolist()
     centre = weighed / seeds if seeds else 0.0
     if not n or centre <= 0:
         return mean
     between = max(0.0, squares / ranks - (total / ranks) ** 2)
-    match policy.shrink:
-        case "constant":
-            towards = policy.strength
-        case "empirical":
-            signal = max(0.0, between - noises / ranks)
-            towards = noise / (noise + signal) if noise + signal > 0 else 0.0
-        case "james-stein":
-            spread = ranks * between
-            towards = min(1.0, max(0.0, (ranks - 3) * noises / ranks / spread)) if spread > 0 else 0.0
-        case _:
-            relative = max(0.0, weighed_squares / seeds / centre**2 - 1)
-            towards = max(0.0, 1 - math.sqrt((1 / policy.strength - 1) / relative)) if relative > 0 else 0.0
+    signal = max(0.0, between - noises / ranks)
+    towards = noise / (noise + signal) if noise + signal > 0 else 0.0
     return 1 + (1 - towards) * (mean / centre - 1)

@@ -26,7 +26,7 @@ class Epochs:
         """See `SchedulePolicy.phases`."""
         return (Phase(0, 0, epochs),)
 
-    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
         """See `SchedulePolicy.begin`."""
         return model
 
@@ -54,7 +54,7 @@ class SuperEpochs:
             for t, first in enumerate(firsts)
         )
 
-    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
         """See `SchedulePolicy.begin`."""
         return model
 
@@ -81,18 +81,9 @@ class LayerByLayer:
             *(["an MLP on the features"] if self.cut.base == "mlp" else []),
             *(f"layer {i + 1}" for i in range(model.num_layers)),
         ]
-        message = [
-            names[k] if fold is None else f"{names[k]}, without fold {fold + 1} of {self.cut.folds}"
-            for k, fold in model.rounds
-        ]
-        return tuple(
-            Phase(k, k * epochs, (k + 1) * epochs, name, fresh_optimizer=True) for k, name in enumerate(message)
-        )
+        return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, fresh_optimizer=True) for k, name in enumerate(names))
 
-    def begin(self, phase: Phase, model: nn.Module, resumed: bool) -> nn.Module:
+    def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
         """See `SchedulePolicy.begin`."""
         assert isinstance(model, Lazy)
-        module = model.phase(*model.rounds[phase.number])
-        if self.cut.folds and not resumed:
-            module.begin_again()
-        return module
+        return model.phase(phase.number)

@@ -89,12 +89,10 @@ class Cut:
     base: bool
     propagate: str
     head: str
-    residual: bool
     rounding: str
     activation: str
     norm: str = "none"
     """``batch`` in place of the layer norm."""
-    folds: int = 0
     distill: float = 0.0
 
 
@@ -140,16 +138,10 @@ class Dense:
             return hidden @ p["base.1.weight"].T + p["base.1.bias"], hidden
         prefix = f"convs.{name}."
         z = convolve(c.kind, {n.removeprefix(prefix): v for n, v in p.items() if n.startswith(prefix)}, g, x)
-
-        def plus(y: Tensor) -> Tensor:
-            return y + x if c.residual and not last and y.shape == x.shape else y
-
         if c.head == "none" or (c.propagate == "hidden" and last):
-            return plus(z), None
+            return z, None
         hidden = act(self.normed(name, z, rows)) if c.head == "normed" else act(z)
-        hidden = plus(hidden) if c.propagate == "hidden" else hidden
-        logits = hidden @ p[f"heads.{name}.weight"].T + p[f"heads.{name}.bias"]
-        return (plus(logits) if c.propagate == "logits" else logits), hidden
+        return hidden @ p[f"heads.{name}.weight"].T + p[f"heads.{name}.bias"], hidden
 
     def normed(self, name: str, z: Tensor, rows: Tensor | None) -> Tensor:
         weight, bias = self.p[f"norms.{name}.weight"], self.p[f"norms.{name}.bias"]
@@ -261,7 +253,6 @@ def train(
     epochs: int,
     begin: Callable[[list[Tensor]], Step],
     select_by: str,
-    fold_of: Tensor | None = None,
     present: Tensor | None = None,
 ) -> Outcome:
     """Phase after phase.
@@ -275,7 +266,6 @@ def train(
         epochs: of each training.
         begin: makes what takes steps, anew for each training.
         select_by: val_accuracy or val_loss.
-        fold_of: [V], where there are folds.
         present: ids of those that are there in training, if not all.
     """
     done, start, last = Outcome(), dict(dense.p), len(dense.phases) - 1
@@ -284,35 +274,10 @@ def train(
     for k in range(last + 1):
         done.rows.append(rows)
         teacher = None if said is None else (said, torch.arange(len(x)) if present is None else present)
-        kept: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in graphs}
-        for fold in [*range(dense.cut.folds if k < last else 0), None]:
-            dense.p = {
-                n: start[n].detach().clone() if n.startswith(dense.prefixes(k)) else v for n, v in dense.p.items()
-            }
-            ids = split["train"]
-            left_out = ids[:0] if fold is None or fold_of is None else ids[fold_of[ids] == fold]
-            _train_once(
-                dense,
-                k,
-                graphs,
-                rows,
-                y,
-                ids[~torch.isin(ids, left_out)],
-                split["val"],
-                epochs,
-                begin,
-                select_by,
-                done,
-                teacher,
-            )
-            if fold is not None:
-                for name, g in graphs.items():
-                    kept[name].append((left_out, dense.unrounded(k, g, rows[name])[left_out]))
+        dense.p = {n: start[n].detach().clone() if n.startswith(dense.prefixes(k)) else v for n, v in dense.p.items()}
+        _train_once(dense, k, graphs, rows, y, split["train"], split["val"], epochs, begin, select_by, done, teacher)
         if k < last:
             found = {name: dense.unrounded(k, g, rows[name]) for name, g in graphs.items()}
-            for name, pieces in kept.items():
-                for at, instead in pieces:
-                    found[name][at] = instead
             said = dense.said(k, found["train"]) if dense.cut.distill else None
             rows = {name: as_sent(h, dense.cut.rounding) for name, h in found.items()}
     with torch.no_grad():
@@ -347,7 +312,7 @@ def _train_once(
         said, present, share = *teacher, dense.cut.distill
         logits = dense.outputs(k, graphs["train"], rows["train"], at)[0]
         from_teacher = divergence(logits, probabilities(said, y), y)[present].mean()
-        if not len(ids):  # all labels are in the fold that is left out
+        if not len(ids):
             return len(at) * from_teacher
         return len(at) * ((1 - share) * loss_of(logits[ids], y[ids]) / len(ids) + share * from_teacher)
 

@@ -104,7 +104,6 @@ def initial(config: ModelConfig, system: System, num_features: int, seed: int = 
     assert isinstance(model, Lazy)
     for p in model.parameters():
         nn.init.normal_(p, std=0.5)
-    model.begin_here()
     return model
 
 

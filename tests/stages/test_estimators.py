@@ -90,8 +90,7 @@ def local_means(case: Case, t: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_coverage_does_not_make_up_for_a_base_chunk_that_stays() -> None:
     """Neighbours in the base chunk are there in every super-epoch, the others in one: where features tell chunks apart,
-    a mean over a whole sweep is another one, with weights of seeds too (those of messages are exact, see
-    `test_chunks`)."""
+    a mean over a whole sweep is another one, with weights of seeds too."""
     rng, n, parts = np.random.default_rng(3), 32, 4
     graph = from_edges(*np.nonzero((rng.random((n, n)) < 0.4) & ~np.eye(n, dtype=bool)), n)
     case = case_of(graph, rng.integers(0, parts, n), parts)

@@ -22,14 +22,13 @@ from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.partition.metis import MetisWork
 from millrace.stages.placement.boundary import ABSENT
-from millrace.stages.random import Purpose, node_words, stream
 from millrace.stages.train import forward_backward
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.graph import from_edges
 from millrace.tests.contracts.dense_phases import Cut, Dense, Matrices, Outcome, together, train
 from millrace.tests.contracts.full_batch import C, Case, F, make_case
-from millrace.tests.contracts.phases import RUN_SEED, Trained, initial, train_ranks
+from millrace.tests.contracts.phases import Trained, initial, train_ranks
 
 F64 = torch.float64
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8]), st.booleans())
@@ -41,16 +40,14 @@ CONFIGS: dict[str, ModelConfig] = {
 }
 CUTS: dict[str, dict[str, Any]] = {
     "v3": {},
-    "v3 after an MLP": {"base": "mlp", "residual": True},
-    "v3 without norm": {"head": "linear", "residual": True, "select_by": "val_loss"},
+    "v3 after an MLP": {"base": "mlp"},
+    "v3 without norm": {"head": "linear"},
     "v1": {"mode": "v1"},
-    "v1, residual": {"mode": "v1", "residual": True},
-    "v1, folds": {"mode": "v1", "folds": 2},
     "v3, distilled": {"distill": 0.5},
-    "v1, folds, distilled": {"mode": "v1", "folds": 2, "distill": 0.25},
-    "v3 without norm, distilled": {"head": "linear", "base": "mlp", "residual": True, "distill": 0.875},
-    "logits of a normed head": {"propagate": "logits", "residual": True},
-    "logits of the layer": {"propagate": "logits", "head": "none", "residual": True},
+    "v1, distilled": {"mode": "v1", "distill": 0.25},
+    "v3 without norm, distilled": {"head": "linear", "base": "mlp", "distill": 0.875},
+    "logits of a normed head": {"propagate": "logits"},
+    "logits of the layer": {"propagate": "logits", "head": "none"},
     "logits of the layer, from an MLP": {"mode": "v1", "head": "none"},
 }
 EPOCHS = 3
@@ -90,10 +87,6 @@ class Trial:
         if CUTS[self.cut].get("mode") == "v1":
             options = {"base": "mlp", "propagate": "logits", "head": "linear"}
         options |= {k: v for k, v in CUTS[self.cut].items() if k in options}
-        rest = {
-            "residual": CUTS[self.cut].get("residual", False),
-            **{key: CUTS[self.cut].get(key, 0) for key in ("folds", "distill")},
-        }
         base = options.pop("base") == "mlp"
         return Dense(
             Cut(
@@ -101,7 +94,7 @@ class Trial:
                 self.layers,
                 base,
                 **options,
-                **rest,
+                distill=CUTS[self.cut].get("distill", 0.0),
                 rounding=self.rounding,
                 activation=self.config.activation,
                 norm=norm,
@@ -111,8 +104,7 @@ class Trial:
 
     @property
     def select_by(self) -> str:
-        cut = CUTS[self.cut]
-        return cut.get("select_by", "val_loss" if cut.get("mode") == "v1" else "val_accuracy")
+        return "val_loss" if CUTS[self.cut].get("mode") == "v1" else "val_accuracy"
 
 
 TRIALS = st.builds(
@@ -139,11 +131,6 @@ def optimizer_of(name: str) -> Any:
     return lambda leaves: kind(leaves, lr=rules.lr, weight_decay=rules.weight_decay)
 
 
-def folds_of(case: Case, folds: int) -> Tensor:
-    words = node_words(stream(RUN_SEED, Purpose.FOLD), np.arange(case.graph.num_nodes))
-    return torch.from_numpy(((words >> np.uint64(32)) % np.uint64(max(1, folds))).astype(np.int64))
-
-
 def wanted(case: Case, trial: Trial, dense: Dense) -> Outcome:
     if trial.inductive:
         graphs = {"train": matrices(case, ("val", "test")), "val": matrices(case, ("test",))}
@@ -156,8 +143,7 @@ def wanted(case: Case, trial: Trial, dense: Dense) -> Outcome:
         if trial.inductive
         else np.arange(len(x))
     )
-    folds = folds_of(case, dense.cut.folds)
-    return train(dense, graphs, x, case.labels, ids, EPOCHS, begin, trial.select_by, folds, torch.from_numpy(there))
+    return train(dense, graphs, x, case.labels, ids, EPOCHS, begin, trial.select_by, torch.from_numpy(there))
 
 
 def close(got: Any, want: Any, what: str) -> None:
@@ -196,12 +182,11 @@ def check(case: Case, trial: Trial, dense: Dense, ranks: list[dict[str, Any]]) -
 
 
 def seen(t: Trained) -> dict[str, Any]:
-    phases = [p for p in t.progress.phases if "fold" not in p]
     graphs = list(t.share.boundary.graphs)
     return {
         "losses": [h["train_loss"] for h in t.progress.history],
         "best_epochs": [p.get("best_epoch", -1) for p in t.progress.phases],
-        "phases": phases,
+        "phases": t.progress.phases,
         "model": t.model,
         "names": t.share.boundary.names,
         "owned": len(t.share.graph.names),
@@ -220,10 +205,10 @@ def seen(t: Trained) -> dict[str, Any]:
 @given(case=CASES, trial=TRIALS)
 @example(case=make_case(1, 8), trial=Trial("", 2, "v3"))
 @example(case=make_case(2, 4), trial=Trial("", 2, "v3 after an MLP", "int8"))
-@example(case=make_case(5, 4), trial=Trial("", 3, "v1, residual", "fp16"))
-@example(case=make_case(11, 2), trial=Trial("", 2, "v1, folds", "int8", "adam"))
+@example(case=make_case(5, 4), trial=Trial("", 3, "v1", "fp16"))
+@example(case=make_case(11, 2), trial=Trial("", 2, "v1", "int8", "adam"))
 @example(case=make_case(1, 8), trial=Trial("", 3, "v3, distilled", "int8", "adam"))
-@example(case=make_case(11, 4), trial=Trial("", 2, "v1, folds, distilled", "fp16"))
+@example(case=make_case(11, 4), trial=Trial("", 2, "v1, distilled", "fp16"))
 @example(case=make_case(5, 2), trial=Trial("", 2, "v3 without norm, distilled"))
 @settings(deadline=None, max_examples=4)
 def test_ranks_learn_what_dense_matrices_learn(kind: str, case: Case, trial: Trial) -> None:
@@ -238,7 +223,7 @@ def test_ranks_learn_what_dense_matrices_learn(kind: str, case: Case, trial: Tri
     assert [p["parameters"] for p in ranks[0]["phases"]] == parameters
 
 
-@pytest.mark.parametrize("cut", ["v3", "v1, folds", "v3, distilled", "v1, folds, distilled"])
+@pytest.mark.parametrize("cut", ["v3", "v1", "v3, distilled", "v1, distilled"])
 @given(seed=st.integers(0, 10**6), parts=st.sampled_from([1, 2, 4]))
 @example(seed=4, parts=4)
 @settings(deadline=None, max_examples=2)
@@ -256,9 +241,9 @@ def test_ranks_learn_several_classes_of_a_node(cut: str, seed: int, parts: int) 
 
 @given(case=CASES, trial=TRIALS, kind=st.sampled_from(list(CONFIGS)))
 @example(case=make_case(8, 4), trial=Trial("", 2, "v3", "int8"), kind="gcn")
-@example(case=make_case(11, 2), trial=Trial("", 2, "v1, folds"), kind="sage")
+@example(case=make_case(11, 2), trial=Trial("", 2, "v1"), kind="sage")
 @example(case=make_case(8, 4), trial=Trial("", 2, "v3, distilled"), kind="gcn")
-@example(case=make_case(3, 2), trial=Trial("", 2, "v1, folds, distilled"), kind="gat")
+@example(case=make_case(3, 2), trial=Trial("", 2, "v1, distilled"), kind="gat")
 @settings(deadline=None, max_examples=4)
 def test_inductive_training_is_training_on_the_induced_subgraphs(case: Case, trial: Trial, kind: str) -> None:
     """Validation and test nodes are not there in training, test nodes not in validation: neither as neighbours nor in
@@ -299,7 +284,7 @@ DROPPING: dict[str, ModelConfig] = {
         ("sage", "v1"),
         ("sage-max", "v3 after an MLP"),
         ("gat", "v3"),
-        ("gat", "v1, folds"),
+        ("gat", "v1"),
         ("sage", "v3, distilled"),
     ],
 )
@@ -372,7 +357,7 @@ def test_one_exchange_for_each_layer_takes_the_rows_of_the_boundary_and_no_more(
 
 
 @pytest.mark.parametrize("rounding", ["full", "fp16", "int8"])
-@pytest.mark.parametrize(("kind", "cut"), [("gcn", "v3"), ("sage", "v1, residual"), ("gat", "v3 after an MLP")])
+@pytest.mark.parametrize(("kind", "cut"), [("gcn", "v3"), ("sage", "v1"), ("gat", "v3 after an MLP")])
 def test_layers_over_the_whole_graph_give_what_phases_have_handed_on(kind: str, cut: str, rounding: str) -> None:
     """Evaluation and inference know of no phases; rows on disk and logits of training are theirs, rounded or not."""
     trial = Trial(kind, 3, cut, rounding)

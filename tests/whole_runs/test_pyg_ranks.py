@@ -66,11 +66,6 @@ def batch_normed():
             'reads the rows of all ranks in one block; use "halo"',
         ),
         ({"system": "sar", "ranks": 2, "sar": {"mode": ["halo", "keep"]}}, convs, 'sar.mode is "keep"'),
-        (
-            {"system": "grappa", "grappa": {"correction": "edge"}, "fanout": [2, 2]},
-            convs,
-            "which SAGEConv does not sum by",
-        ),
         ({"system": "grappa", "ranks": 2, "fanout": [2]}, batch_normed, "the model normalises batches"),
         ({"train": {"compile": True}, "fanout": [2, 2]}, convs, "the model is a PyGModel"),
     ],
@@ -86,6 +81,6 @@ def test_what_a_mode_or_correction_changes_nothing_for_is_taken(sbm):
     for given in (
         {"system": "sar", "sar": {"mode": "keep"}},
         {"system": "sar", "ranks": 2, "sar": {"mode": "halo"}},
-        {"system": "grappa", "grappa": {"correction": "edge"}, "fanout": [2]},
+        {"system": "grappa", "grappa": {"correction": "node"}, "fanout": [2]},
     ):
         prepare(configure(given, model=summing), sbm, model=summing)

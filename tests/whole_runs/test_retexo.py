@@ -36,7 +36,6 @@ JOB = {
     "dtype": "float64",
     "threads": 1,
 }
-V1_FOLDS = {"mode": "v1", "folds": 2}
 
 
 def sbm(nodes=NODES):
@@ -251,7 +250,7 @@ SPELT = {
         (4, "sage", "float32", {"rounding": "fp16"}),
         (2, "sage", "float64", {"rounding": "int8", "inductive": True}),
         (4, "gcn", "float64", {"mode": "v1", "local_steps": 3}),
-        (2, "sage", "float32", V1_FOLDS),
+        (2, "sage", "float32", {"mode": "v1"}),
         (2, "gcn", "float64", {"distill": 0.5}),
     ],
 )
@@ -291,12 +290,11 @@ def test_the_ledger_is_the_formula(dataset, tmp_path, ranks, model, dtype, retex
         )
     assert (waits["features"], waits["activations"]) == (features, graphs * activations), "rounds"
     assert [p["epochs"] for p in phases] == [EPOCHS] * len(phases)
-    assert len(phases) == (layers + 1) + layers * 2 if "folds" in retexo else layers + v1
+    assert len(phases) == layers + v1
     assert network["gradients"] == sum(2 * (ranks - 1) * item * (p["parameters"] + 2) * EPOCHS for p in phases)
     assert sent["store"]["features"] == NODES * F * item, "each row is read once, by its owner"
-    by_folds = {p["phase"]: p["parameters"] for p in phases}
     trained = sum(v.numel() for v in mr_model(reports, model, retexo).values())
-    assert sum(by_folds.values()) == trained
+    assert sum(p["parameters"] for p in phases) == trained
 
 
 def mr_model(reports, model, retexo):
@@ -419,8 +417,7 @@ GOES_ON = {
     "v3": ({"layers": 3}, {}),
     "v1": ({}, {"mode": "v1"}),
     "clients": ({}, {"clients": 7, "local_steps": 2}),
-    "inductive": ({}, {"inductive": True, "select_by": "val_loss", "rounding": "fp16"}),
-    "folds": ({}, V1_FOLDS),
+    "inductive": ({}, {"inductive": True, "rounding": "fp16"}),
     "distilled": ({}, {"distill": 0.5}),
     "patience": ({"epochs": 8, "train": {"patience": 1, "lr": 0.3}}, {}),
 }
@@ -432,7 +429,7 @@ def test_a_run_goes_on_bit_for_bit(dataset, tmp_path, name):
     options, retexo = GOES_ON[name]
     options = {**JOB, "checkpoint": {"every_steps": 1}, "system": mr.retexo(partitioner=Hash(), **retexo), **options}
     whole = mr.run(dataset, out=tmp_path / "whole", **options)
-    assert len(whole.phases) == {"v3": 3, "v1": 3, "folds": 7}.get(name, 2)
+    assert len(whole.phases) == {"v3": 3, "v1": 3}.get(name, 2)
     if name == "patience":
         assert whole.phases[0]["epochs"] < 8
     trained, lives, kept = 0, 0, {}
@@ -571,7 +568,7 @@ def saved(path, owners):
     ("options", "phrase"),
     [
         (lambda p: {"retexo": {"head": "none"}}, 'use retexo.propagate = "logits" with it'),
-        (lambda p: {"retexo": {"folds": 3}}, 'use retexo.propagate = "logits" with it'),
+        (lambda p: {"retexo": {"folds": 3}}, "unknown configuration key 'retexo.folds'; it was removed: it raised no accuracy"),
         (lambda p: {"model": Own()}, "Own, and system 'retexo' must give each layer a head"),
         (lambda p: {"retexo": {"clients": 0}}, "'retexo.clients' is 0: expected a whole number, at least 1, or ranks, or nodes"),
         (lambda p: {"retexo": {"clients": True}}, "'retexo.clients' is True"),
@@ -621,10 +618,10 @@ def test_the_command_says_it_in_few_lines(store, tmp_path):
 
 def test_records_become_the_configuration():
     system = mr.retexo(
-        "v1", partitioner=Hash(), base="none", head="none", residual=True, select_by="val_accuracy", local_steps=3, rounding="int8",
-        inductive=True, folds=2, clients=5,
+        "v1", partitioner=Hash(), base="none", head="none", local_steps=3, rounding="int8", inductive=True,
+        clients=5,
     )  # fmt: skip
-    for distilled in (mr.retexo(distill=0.25), mr.retexo("v1", folds=2, distill=0.5)):
+    for distilled in (mr.retexo(distill=0.25), mr.retexo("v1", distill=0.5)):
         assert make_system(configure({}, system=distilled)) == distilled
     with pytest.raises(mr.InputError, match=r"retexo.distill is 1; expected a share of the loss"):
         mr.retexo(distill=1)

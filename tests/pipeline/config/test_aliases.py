@@ -8,6 +8,7 @@ from millrace.pipeline.commands.job_table import job_table
 from millrace.pipeline.config.aliases import (
     FLAGS,
     KEYS,
+    REMOVED,
     RENAMED,
     SENTENCES,
     SHORTHANDS,
@@ -127,3 +128,11 @@ def test_a_renamed_key_is_refused_with_its_name_today(old, new):
     with pytest.raises(InputError, match=rf"unknown configuration key '{old}'; it is called '{new}' now"):
         resolve({section: {key: 1}})
     assert new in _known(Job)
+
+
+@pytest.mark.parametrize(("old", "reason"), REMOVED.items())
+def test_a_removed_key_is_refused_with_the_reason(old, reason):
+    section, key = old.split(".")
+    with pytest.raises(InputError, match=rf"unknown configuration key '{old}'; it was removed: {reason}; leave it out"):
+        resolve({section: {key: 1}})
+    assert old not in _known(Job)
