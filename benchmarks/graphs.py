@@ -34,7 +34,7 @@ class Recipe:
 
 
 RECIPES = {
-    "matmul_precision": Recipe(
+    "products": Recipe(
         2_449_029,
         61_920_000,
         {"edges": 123_718_280, "mean": 50.5, "median": 14, "p95": 200, "p99": 557, "max": 26_159, "isolated": 141_000},

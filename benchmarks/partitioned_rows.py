@@ -29,7 +29,7 @@ from millrace.storage.graph import Graph
 from millrace.storage.minibatch import Bulk, MiniBatch
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.queue.base import MemoryQueue
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 HOT_RANKS = 4
 WAYS = ("samples", "degree")

@@ -27,7 +27,7 @@ from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 FEATURES, CLASSES = 100, 47
 """As ogbn-products has."""

@@ -31,7 +31,7 @@ from millrace.storage.minibatch import MiniBatch
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.partition.edge_shards import shard_edges
 from millrace.storage.partition.partition import extract_partition
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 WORD = 4
 """Bytes of an id."""

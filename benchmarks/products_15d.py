@@ -55,7 +55,7 @@ from millrace.benchmarks.graphs import Recipe, make
 from millrace.stages.comm.base import Group, Swap
 from millrace.storage.errors import InputError
 from millrace.storage.graph import index_dtype
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 VARIANTS = ("aware", "oblivious")
 COUNT, IDS, LENGTHS, COLUMNS, VALUES = TAGS = range(5)
@@ -493,7 +493,7 @@ def arguments() -> argparse.Namespace:
         if getattr(args, name) < least:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least {least}")
     if min(args.ranks) < 1:
-        parser.error(f"--ranks has {min(args.ranks)}; a gang has at least 1")
+        parser.error(f"--ranks has {min(args.ranks)}; expected at least 1 rank")
     return args
 
 
@@ -513,7 +513,7 @@ def main() -> int:
         show([r for r in rows if r["product"] == product.name])
     if args.json:
         told = {key: value for key, value in vars(args).items() if key != "json"}
-        args.json.write_text(json.dumps({"options": told, "matmul_precision": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"options": told, "products": rows}, indent=1) + "\n")
     wrong = [f"{r['product']}: {text}" for r in rows for text in r["wrong"]]
     for text in wrong:
         print(f"PROBLEM: P is not SciPy's: {text}")

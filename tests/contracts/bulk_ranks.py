@@ -18,7 +18,7 @@ from millrace.pipeline.training import trainer
 from millrace.pipeline.training.loop import Interrupted
 from millrace.stages.comm.solo import Solo
 from millrace.storage.ledger import Ledger
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 
 def train_bulk(

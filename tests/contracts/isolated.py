@@ -26,8 +26,8 @@ from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.storage.dataset import Dataset
 from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts.full_batch import Case, job
-from millrace.tests.contracts.gang import run_ranks
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 EPOCHS = 100
 """Of a run whose phases take one epoch each."""

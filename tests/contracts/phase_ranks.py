@@ -21,7 +21,7 @@ from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset import Dataset
 from millrace.storage.errors import PeerLostError
 from millrace.storage.store.store import write_store
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 Instant = tuple[str, int]
 """``("epoch", n)``: in the n-th piece of work; ``("rows", n)`` and ``("after rows", n)``: while it writes down the n-th

@@ -28,7 +28,7 @@ from millrace.stages.reduce.seed_weighted import AllSeedsMean
 from millrace.storage.phase_rows import KIND
 from millrace.storage.store.store import open_store
 from millrace.tests.contracts.full_batch import C, Case, job
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 MEMORY = Path("/dev/shm")
 """Where files do not wait for a disk, on systems that have it."""

@@ -1,4 +1,4 @@
-"""What the server of `gang` loads once, so that no rank has to: modules, and what numba sets up at the first call of a
+"""What the fork server of `process_ranks` loads once, so that no rank has to: modules, and what numba sets up at the first call of a
 kernel."""
 
 import gc

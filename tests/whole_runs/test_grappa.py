@@ -50,7 +50,7 @@ from millrace.storage.minibatch import Block
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.isolated import as_job, names, placed, train_processes, train_threads
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 NODES, EPOCHS, EVERY, BATCH = 120, 5, 2, 8
 """Three super-epochs, the last one cut short."""

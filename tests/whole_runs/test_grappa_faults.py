@@ -37,10 +37,10 @@ from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
+from millrace.tests.contracts.failing_ranks import DeadError, ThreadedRanks
 from millrace.tests.contracts.full_batch import C, F, job, make_case
-from millrace.tests.contracts.gang import run_ranks
 from millrace.tests.contracts.isolated import CasePeers, placed
-from millrace.tests.contracts.mortal import DeadError, Gang
+from millrace.tests.contracts.process_ranks import run_ranks
 
 RANKS, EVERY, EPOCHS, LONG = 3, 2, 4, 80
 TABLE: dict[str, Any] = {
@@ -98,7 +98,7 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
                 Survivors.all_reduce(group, flat, kind, overlap)
 
             group.all_reduce = die
-        of = replace(job(group, 2), epochs=1, batch_size=1000, kernel=reference, ledger=gang.ledgers[group.rank])
+        of = replace(job(group, 2), epochs=1, batch_size=1000, kernel=reference, ledger=ranks.ledgers[group.rank])
 
         def tell(event: Any) -> None:
             if isinstance(event, Note):
@@ -122,8 +122,8 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
             train_rank(trainer, Clock())
         ends[group.rank] = flat(mine)
 
-    gang = Gang(RANKS)
-    gang.run(rank)
+    ranks = ThreadedRanks(RANKS)
+    ranks.run(rank)
     a, b = ends.values()
     assert torch.equal(a, b)
     np.testing.assert_allclose(((flat(model) - a) / lr).numpy(), total / count, rtol=1e-8, atol=1e-10)

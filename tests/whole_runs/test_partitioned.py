@@ -28,7 +28,7 @@ from millrace.stages.sample.labor import LaborSampler
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.command import command
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 NODES, ROW_BYTES = 600, 5 * 8
@@ -55,7 +55,7 @@ def with_(table: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 class Rehearsal:
-    """Runs that the ranks of one gang go through, one after the other."""
+    """Runs that the ranks of one group go through, one after the other."""
 
     def __init__(self, dataset: Any, folder: Path, ranks: int) -> None:
         self.dataset, self.folder, self.ranks = dataset, folder, ranks

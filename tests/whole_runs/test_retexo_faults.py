@@ -90,7 +90,7 @@ class Reaper:
             self.killed.append((ranks[-1].pid, time.monotonic()))
 
 
-def test_a_gang_starts_again_in_every_phase(scheduler, tmp_path):
+def test_ranks_start_again_in_every_phase(scheduler, tmp_path):
     undisturbed = train_phases(mr.open_dataset(DATASET, seed=JOB["seed"]), tmp_path / "undisturbed", JOB)
     out = tmp_path / "run"
     reaper = Reaper(out)

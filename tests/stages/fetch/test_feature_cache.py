@@ -25,7 +25,7 @@ from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import RangeBook
 from millrace.tests.contracts.isolated import Seat
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 
 def book_of(*sizes: int) -> RangeBook:

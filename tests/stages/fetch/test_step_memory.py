@@ -21,7 +21,7 @@ from millrace.storage.dataset import Split
 from millrace.storage.graph import from_edges
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.full_batch import Case
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 V, DEGREE, FEATURES, CLASSES = 12_000, 12, 24, 5
 

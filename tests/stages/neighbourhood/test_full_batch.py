@@ -34,8 +34,8 @@ from millrace.storage.dataset import SPLITS, Dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
-from millrace.tests.contracts.gang import run_ranks
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 F64 = torch.float64
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4, 8]))

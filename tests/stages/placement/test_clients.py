@@ -13,7 +13,7 @@ from millrace.stages.placement.boundary import WithBoundary
 from millrace.stages.placement.clients import client_traffic, open_clients, packed, read_traffic, write_clients
 from millrace.storage.errors import StoreError
 from millrace.tests.contracts.full_batch import Case, job, make_case
-from millrace.tests.contracts.threads import run_threads
+from millrace.tests.contracts.thread_ranks import run_threads
 
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 5, 8]))
 

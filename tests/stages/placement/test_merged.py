@@ -20,7 +20,7 @@ from millrace.storage.dataset import Dataset
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.partition.edge_shards import EdgeShards
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 
 def cut(seed: int, ranks: int, m: int, ordered: bool) -> Case:

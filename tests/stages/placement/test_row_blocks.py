@@ -26,7 +26,7 @@ from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.partition.edge_shards import shard_edges
 from millrace.storage.partition.partition import extract_partition
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 PHASE = Phase(0, 0, 1)
 

@@ -47,7 +47,7 @@ from millrace.storage.features import MemoryFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Bulk, MiniBatch
 from millrace.storage.partition.book import RangeBook
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 LAYERED = (LadiesSampler, FastGCNSampler)
 FIELDS = ("src", "indptr", "indices", "weight", "edge_id")

@@ -232,7 +232,7 @@ def test_a_rank_that_raises_ends_the_others_at_once(by_value, scheduler, tmp_pat
     own = {key: value for key, value in JOB.items() if key not in ("hidden", "dropout")}
     job = {**own, "model": Raises(), "cluster": {"restarts": 3}}
     with pytest.raises(
-        mr.RunError, match=r"^rank 1 failed: ValueError: the fifth is one too many \(.*test_gang_faults.*in layer"
+        mr.RunError, match=r"^rank 1 failed: ValueError: the fifth is one too many \(.*test_rank_faults.*in layer"
     ) as raised:
         mr.run(DATASET, out=tmp_path / "run", scheduler=scheduler, emit=listen, **job)
     ended = time.time()

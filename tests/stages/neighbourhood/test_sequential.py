@@ -25,9 +25,9 @@ from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.aggregations import CALLS
 from millrace.tests.contracts.full_batch import Case, make_case
-from millrace.tests.contracts.gang import run_ranks
 from millrace.tests.contracts.neighbourhood import Call, NeighbourhoodTests, Tensors, assert_close
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 F64 = torch.float64
 MODES = ("rematerialize", "keep", "halo")

@@ -15,7 +15,7 @@ import millrace
 
 pytest.importorskip("triton")
 pytest.importorskip("torch_geometric")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--device", "cpu", "--scale", "60,150", "--batch", "4", "--minibatches", "2")
 
 

@@ -13,7 +13,7 @@ from millrace.stages.comm import lockstep
 from millrace.stages.comm.lockstep import Lockstep
 from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import InputError, MillraceError, PeerLostError, QueueTimeoutError, RunError, StoreError
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 SOON_S = 0.5
 """Well below `lockstep.LOOK_S`: nobody waited for a thread to look up by itself."""

@@ -22,7 +22,7 @@ from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts.full_batch import C, F, make_case
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.neighbourhood import assert_close
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 pyg = pytest.importorskip("torch_geometric.nn")
 F64 = torch.float64

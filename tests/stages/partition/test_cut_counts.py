@@ -7,7 +7,7 @@ import pytest
 from millrace.pipeline.planning.traffic import Moved, arrange, shard_bytes
 from millrace.stages.partition.cut_counts import count_cut, halo_nodes
 from millrace.tests.contracts.full_batch import Case, make_case
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 LAYERS = 2
 

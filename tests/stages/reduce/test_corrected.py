@@ -14,7 +14,7 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.reduce.corrected import CoverageCorrected, shrunk
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
-from millrace.tests.contracts.threads import ThreadGroup, run_threads
+from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 F, C = 4, 3
 SHRINKS = ("none", "empirical")

@@ -12,7 +12,7 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.reduce.batch_norm import RunningStatistics
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 from millrace.storage.errors import InputError
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 STEPS = (4, 4, 3, 1, 4)
 """Minibatches of each step."""

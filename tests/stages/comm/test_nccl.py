@@ -1,6 +1,6 @@
 """Groups of ranks on GPUs. Without a GPU gloo stands in for NCCL; what needs one is skipped there.
 
-``pytest tests/stages/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over gloo
+``pytest tests/stages/comm/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over gloo
 that share the GPU.
 """
 
@@ -21,7 +21,7 @@ from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
 from millrace.storage.partition.book import RangeBook
 from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 HERE = {"host": "127.0.0.1", "timeout_s": 60.0}

@@ -10,7 +10,7 @@ from millrace.tests.contracts import dask_cuda
 from millrace.tests.contracts.rapids import FAKES
 from millrace.tests.contracts.rapids_signatures import WHERE, plain, read
 
-READ = json.loads((Path(__file__).parents[1] / "contracts" / "rapids_signatures.json").read_text())
+READ = json.loads(Path(__file__).with_name("rapids_signatures.json").read_text())
 
 
 def taken(fake) -> str:

@@ -41,7 +41,7 @@ class Line(Gloo):
             raise PeerLostError("the result was lost")
 
 
-class Gang:
+class ThreadedRanks:
     """Ranks that are threads, and whoever says who is left."""
 
     def __init__(self, size: int) -> None:

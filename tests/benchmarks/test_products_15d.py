@@ -11,7 +11,7 @@ from millrace.benchmarks.products_15d import VARIANTS, Grid, Lines, aware, formu
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import InputError
-from millrace.tests.contracts.gang import RankFailedError, run_ranks
+from millrace.tests.contracts.process_ranks import RankFailedError, run_ranks
 
 GANGS = {1: (1,), 2: (1, 2), 4: (1, 2, 4), 6: (2, 3), 8: (2,)}
 """By p: every c."""
@@ -83,7 +83,7 @@ def multiply(group: Gloo, copies: tuple[int, ...]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module", params=list(GANGS))
-def gang(request: pytest.FixtureRequest) -> tuple[int, list[list[dict[str, Any]]]]:
+def run(request: pytest.FixtureRequest) -> tuple[int, list[list[dict[str, Any]]]]:
     return request.param, run_ranks(multiply, request.param, GANGS[request.param])
 
 
@@ -105,8 +105,8 @@ def test_the_cases_have_what_they_are_for():
     }  # fmt: skip
 
 
-def test_products_are_those_of_scipy(gang):
-    p, ranks = gang
+def test_products_are_those_of_scipy(run):
+    p, ranks = run
     for kind, c, variant, records in by_product(p, ranks):
         A, Q, _, cuts, _ = case(kind, p, c)
         want = sp.csr_array(Q @ A)
@@ -118,17 +118,17 @@ def test_products_are_those_of_scipy(gang):
             assert np.array_equal(P.data, own.data), what
 
 
-def test_stages_are_shared_evenly_among_process_columns(gang):
-    p, ranks = gang
+def test_stages_are_shared_evenly_among_process_columns(run):
+    p, ranks = run
     for _, c, _, records in by_product(p, ranks):
         assert max(r["stages"] for r in records) == -(-p // c // c)
         assert sum(r["stages"] for r in records[:c]) == p // c
         assert all(r["stages"] == records[rank % c]["stages"] for rank, r in enumerate(records))
 
 
-def test_words_are_the_rows_that_were_needed_each_once(gang):
+def test_words_are_the_rows_that_were_needed_each_once(run):
     """Counted again from the whole matrices, pair by pair of process rows."""
-    p, ranks = gang
+    p, ranks = run
     for kind, c, variant, records in by_product(p, ranks):
         A, Q, offsets, cuts, _ = case(kind, p, c)
         blocks, degree = p // c, np.diff(A.indptr)
@@ -152,8 +152,8 @@ def test_words_are_the_rows_that_were_needed_each_once(gang):
             assert r["asked_rows"] == (sum(rows[i, s] for s in remote) if asks else 0)
 
 
-def test_the_reduction_moves_every_partial_product_to_the_other_ranks_of_its_process_row(gang):
-    p, ranks = gang
+def test_the_reduction_moves_every_partial_product_to_the_other_ranks_of_its_process_row(run):
+    p, ranks = run
     for kind, c, _, records in by_product(p, ranks):
         A, Q, offsets, cuts, _ = case(kind, p, c)
         for rank, r in enumerate(records):
@@ -163,9 +163,9 @@ def test_the_reduction_moves_every_partial_product_to_the_other_ranks_of_its_pro
             assert r["reduced_words"] == sum((Q_i[:, low:high] @ A[low:high]).nnz for low, high in spans)
 
 
-def test_bytes_of_the_ledger_are_words_ids_and_lengths(gang):
+def test_bytes_of_the_ledger_are_words_ids_and_lengths(run):
     """All that ranks send is received: sums over ranks of what was counted apart."""
-    p, ranks = gang
+    p, ranks = run
     for kind, c, variant, records in by_product(p, ranks):
         _, Q, offsets, cuts, values = case(kind, p, c)
         word = 4 + (8 if values else 0)
@@ -186,9 +186,9 @@ def test_bytes_of_the_ledger_are_words_ids_and_lengths(gang):
         assert sum(n for r in records for n in r["sent"].values()) == graph + control
 
 
-def test_messages_are_two_for_a_question_and_two_or_three_for_an_answer(gang):
+def test_messages_are_two_for_a_question_and_two_or_three_for_an_answer(run):
     """Fewer where there is nothing to say."""
-    p, ranks = gang
+    p, ranks = run
     for kind, c, variant, records in by_product(p, ranks):
         A, Q, offsets, cuts, values = case(kind, p, c)
         degree, blocks = np.diff(A.indptr), p // c

@@ -13,7 +13,7 @@ import torch
 from millrace.stages.comm import survivors
 from millrace.stages.comm.survivors import Survivors, here
 from millrace.storage.errors import PeerLostError
-from millrace.tests.contracts.mortal import DeadError, Gang
+from millrace.tests.contracts.failing_ranks import DeadError, ThreadedRanks
 
 SUMS = 6
 
@@ -28,7 +28,7 @@ def vector(rank: int, number: int) -> torch.Tensor:
 def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: str) -> None:
     """Rank 0 takes part in sum 2 and is gone before sum 3. Those that are deaf lose what sum 2 came to: they get it
     from one that has it, which is a sum further on by then, or, where nobody has, it is taken again, without rank 0."""
-    gang = Gang(size)
+    threaded = ThreadedRanks(size)
     silent = {"none": [], "one": [size - 1], "all": list(range(1, size))}[deaf]
     handed_on = len(silent) < size - 1
     whole, rest = tuple(range(size)), tuple(range(1, size))
@@ -38,7 +38,7 @@ def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: st
         for n in range(SUMS):
             if n == 3 and group.rank == 0:
                 raise DeadError
-            gang.lines[group.rank].deaf = n == 2 and group.rank in silent
+            threaded.lines[group.rank].deaf = n == 2 and group.rank in silent
             if flags:
                 # Only rank 0 raises the flag in sum 2.
                 seen.append(group.any(n == 0 or (n == 2 and group.rank == 0)))
@@ -52,7 +52,7 @@ def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: st
         assert group.size == size
         return seen
 
-    first, *left = gang.run(rank)
+    first, *left = threaded.run(rank)
     assert first is None
     if flags:
         assert left == [[True, False, handed_on, False, False, False]] * (size - 1)
@@ -61,12 +61,12 @@ def test_those_that_are_left_agree_on_every_sum(size: int, flags: bool, deaf: st
         assert all(torch.equal(seen[n], left[0][n]) for seen in left), f"sum {n} differs"
         of = whole if n < 2 or (n == 2 and handed_on) else rest
         np.testing.assert_allclose(left[0][n], sum(vector(r, n).double() for r in of), rtol=1e-6)
-    for ledger in gang.ledgers[1:]:
+    for ledger in threaded.ledgers[1:]:
         assert sum(ledger.get("network", kind) for kind in ("graph", "features", "activations")) == 0
 
 
 def test_ranks_die_one_after_the_other_until_one_is_left() -> None:
-    gang = Gang(4)
+    threaded = ThreadedRanks(4)
 
     def rank(group: Survivors) -> list[float]:
         seen = []
@@ -79,18 +79,18 @@ def test_ranks_die_one_after_the_other_until_one_is_left() -> None:
         assert group.present == (3,)
         return seen
 
-    assert gang.run(rank)[3] == [1111.0, 1110.0, 1100.0, 1000.0, 1000.0, 1000.0]
+    assert threaded.run(rank)[3] == [1111.0, 1110.0, 1100.0, 1000.0, 1000.0, 1000.0]
 
 
 def test_a_rank_may_die_on_the_way_to_the_others() -> None:
     """Rank 0 dies in sum 1; rank 1, when all are to meet without it. Ranks 2 and 3 meet by the second order."""
-    gang = Gang(4)
+    threaded = ThreadedRanks(4)
 
     def at_meeting(rank: int, size: int) -> None:
         if rank == 1 and size == 3:
             raise DeadError
 
-    gang.at_meeting = at_meeting
+    threaded.at_meeting = at_meeting
 
     def rank(group: Survivors) -> list[float]:
         seen = []
@@ -102,24 +102,24 @@ def test_a_rank_may_die_on_the_way_to_the_others() -> None:
             seen.append(float(flat))
         return seen
 
-    assert gang.run(rank)[2:] == [[1111.0, 1100.0, 1100.0]] * 2
+    assert threaded.run(rank)[2:] == [[1111.0, 1100.0, 1100.0]] * 2
 
 
 def test_a_slow_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than for an order: who computes has not been lost."""
     monkeypatch.setattr(survivors, "ORDER_S", 0.1)
-    gang = Gang(3)
+    threaded = ThreadedRanks(3)
 
     def rank(group: Survivors) -> bool:
         if group.rank == 0:
             raise DeadError
         if group.rank == 1:
-            gang.store.wait(["here/1/2"], timedelta(seconds=20))
+            threaded.store.wait(["here/1/2"], timedelta(seconds=20))
             time.sleep(0.4)
-            assert not gang.store.check(here(1, (1, 2)))
+            assert not threaded.store.check(here(1, (1, 2)))
         return group.any(group.rank == 1)
 
-    assert gang.run(rank) == [None, True, True]
+    assert threaded.run(rank) == [None, True, True]
 
 
 CALLS: dict[str, Callable[[Survivors], object]] = {
@@ -141,7 +141,7 @@ CALLS["evaluation"] = evaluate
 
 @pytest.mark.parametrize("what", CALLS)
 def test_what_needs_all_ranks_raises_the_loss(what: str) -> None:
-    gang = Gang(2)
+    threaded = ThreadedRanks(2)
 
     def rank(group: Survivors) -> None:
         if group.rank == 0:
@@ -152,7 +152,7 @@ def test_what_needs_all_ranks_raises_the_loss(what: str) -> None:
         assert group.bears is (what not in ("all_reduce", "any"))
         assert group.present == (0, 1)
 
-    gang.run(rank)
+    threaded.run(rank)
 
 
 def test_what_needs_all_ranks_is_not_begun_without_them() -> None:
@@ -166,25 +166,25 @@ def test_what_needs_all_ranks_is_not_begun_without_them() -> None:
         with pytest.raises(AssertionError, match="this needs all"):
             group.sub("x", (1,))
 
-    Gang(2).run(rank)
+    ThreadedRanks(2).run(rank)
 
 
 @pytest.mark.parametrize("order", [None, [0]])
 def test_without_an_order_that_names_it_a_rank_does_not_go_on(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survivors, "ORDER_S", 0.3)
-    gang = Gang(2)
+    threaded = ThreadedRanks(2)
 
     def rank(group: Survivors) -> None:
         if group.rank == 0:
-            gang.lines[0].close()
+            threaded.lines[0].close()
         else:
             if order is not None:
-                gang.store.set("members/1", json.dumps(order))
+                threaded.store.set("members/1", json.dumps(order))
             with pytest.raises(PeerLostError, match="could not finish all_reduce"):
                 group.all_reduce(torch.ones(1), "gradients")
             group.close()
 
-    gang.run(rank)
+    threaded.run(rank)
 
 
 def test_while_all_are_there_it_is_the_group_itself() -> None:
@@ -195,4 +195,6 @@ def test_while_all_are_there_it_is_the_group_itself() -> None:
         own = group.sub("pair", (0, 2)) if group.rank != 1 else None
         return flat.tolist(), [int(p) for p in parts], own and own.size, group.any(False), group.present
 
-    assert Gang(3).run(rank) == [([2.0, 2.0], [0, 1, 2], None if r == 1 else 2, False, (0, 1, 2)) for r in range(3)]
+    assert ThreadedRanks(3).run(rank) == [
+        ([2.0, 2.0], [0, 1, 2], None if r == 1 else 2, False, (0, 1, 2)) for r in range(3)
+    ]

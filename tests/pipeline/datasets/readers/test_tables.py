@@ -262,7 +262,7 @@ def test_files_of_other_programs_are_told_how(tmp_path):
 
 def test_the_example_of_the_documentation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "data.md").read_text()
     files = re.findall(r"cat > (people/\S+) <<END\n(.*?)END\n", text, re.DOTALL)
     (tmp_path / "people").mkdir()
     for path, content in files:

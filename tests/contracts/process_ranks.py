@@ -1,7 +1,7 @@
 """Run a function on P ranks: processes of this machine that talk through gloo, under a store that the test's process
 holds.
 
-Processes are forked from a server that has imported torch once, so that a gang costs a fraction of a second, not
+Processes are forked from a server that has imported torch once, so that starting ranks costs a fraction of a second, not
 seconds a rank.
 """
 
@@ -96,7 +96,9 @@ def _rank(pipe: Any, work: tuple[str, str, bytes], rank: int, size: int, port: i
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        group = Gloo(dist.PrefixStore("gang", store), rank, size, Ledger(), timeout_s=group_timeout_s, host="127.0.0.1")
+        group = Gloo(
+            dist.PrefixStore("ranks", store), rank, size, Ledger(), timeout_s=group_timeout_s, host="127.0.0.1"
+        )
         file, name, args = work
         value = getattr(_load(Path(file)), name)(group, *pickle.loads(args))
     except BaseException:
@@ -107,7 +109,7 @@ def _rank(pipe: Any, work: tuple[str, str, bytes], rank: int, size: int, port: i
 
 
 def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"gang_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"ranks_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

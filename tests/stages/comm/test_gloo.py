@@ -22,7 +22,7 @@ from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
-from millrace.tests.contracts.gang import RankFailedError, run_ranks
+from millrace.tests.contracts.process_ranks import RankFailedError, run_ranks
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -28,7 +28,7 @@ from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
-from millrace.tests.stages import test_layerwise
+from millrace.tests.stages.sample import test_layerwise
 
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

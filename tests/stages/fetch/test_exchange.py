@@ -50,8 +50,8 @@ from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import MiniBatch
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.queue.base import MemoryQueue
-from millrace.tests.contracts.gang import run_ranks
 from millrace.tests.contracts.isolated import Seat
+from millrace.tests.contracts.process_ranks import run_ranks
 
 # --- rows that ranks hold between them ---
 
@@ -620,7 +620,7 @@ def left_over() -> list[str]:
 
 
 def fresh(group: Any, name: str) -> Any:
-    """A group and a ledger of their own for each case of a gang."""
+    """A group and a ledger of their own for each case that the ranks go through."""
     own = group.sub(name, range(group.size))
     if isinstance(own, Gloo):
         own._ledger = Ledger()

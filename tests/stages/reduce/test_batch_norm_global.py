@@ -11,7 +11,7 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.reduce import batch_norm
 from millrace.stages.reduce.batch_norm import GlobalBatchNorm
 from millrace.storage.errors import InputError
-from millrace.tests.contracts.gang import run_ranks
+from millrace.tests.contracts.process_ranks import run_ranks
 
 STEPS = 3
 SIZES = (7, 0, 5, 1)
