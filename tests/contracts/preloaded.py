@@ -1,17 +1,27 @@
-"""What the fork server of `process_ranks` loads once, so that no rank has to: modules, and what numba sets up at the first call of a
-kernel."""
+"""Imports what ranks need, once, in the fork server of `process_ranks`; sets up what numba does at a kernel's first call.
+
+The fork server ignores an import that fails, and every rank is then seconds slower: `test_process_ranks.py` looks.
+"""
 
 import gc
 import importlib
 
 from numba.core.registry import cpu_target
 
-for name in ("one_rank", "clients"):
-    importlib.import_module(f"millrace.pipeline.{name}")
-for name in ("comm.gloo", "partition.stage", "kernels.cpu"):
-    importlib.import_module(f"millrace.stages.{name}")
-# The first optimiser imports dynamo, which takes as long as torch itself.
-for name in ("pytest", "hypothesis", "torch._dynamo"):
+MODULES = (
+    "millrace.pipeline.training.trainer",
+    "millrace.pipeline.setup.prepare",
+    "millrace.stages.comm.gloo",
+    "millrace.stages.partition.stage",
+    "millrace.stages.kernels.aggregation.cpu.backend",
+    "millrace.stages.kernels.sampling.cpu.backend",
+    # The first optimiser imports dynamo, which takes as long as torch itself.
+    "torch._dynamo",
+    "pytest",
+    "hypothesis",
+)
+
+for name in MODULES:
     importlib.import_module(name)
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()
