@@ -1,9 +1,6 @@
-"""What several test files need."""
+"""Fixtures and settings that several test files need."""
 
-import atexit
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from millrace.tests.contracts import interpreter
+from millrace.tests.contracts import interpreter, kernel_cache
 
-# Compiled kernels are kept beside the source. Numba lets two processes that keep two versions of one kernel at the same
-# moment mix them up, so of the processes that run tests side by side only the first keeps its kernels there.
-if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-    os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="millrace-kernels-")
-    atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
+# Compiled kernels are kept beside the source, for all processes that run tests.
+kernel_cache.share()
 
 # Read when Triton is first imported, by whichever test comes first.
 if not torch.cuda.is_available():
@@ -33,7 +27,7 @@ settings.load_profile("millrace")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What is too long for every run."""
+    """Adds the option that runs what is too long for every run."""
     parser.addoption(
         "--signal-cells", choices=["few", "all"], default="few", help="of tests/whole_runs/test_signals.py"
     )
