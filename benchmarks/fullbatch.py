@@ -163,12 +163,12 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
         for r in rows
         if "failed" in r
     ]
-    for r in rows:
+    said += [
+        f"{r['model']} {r['name']} {r['threads']}T {r['allocator']}: the loss did not fall: {r['losses']}"
+        for r in rows
         # NaN compares as false.
-        if "failed" not in r and not r["losses"][-1] < r["losses"][0]:
-            said.append(
-                f"{r['model']} {r['name']} {r['threads']}T {r['allocator']}: the loss did not fall: {r['losses']}"
-            )
+        if "failed" not in r and not r["losses"][-1] < r["losses"][0]
+    ]
     return said
 
 

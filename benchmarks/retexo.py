@@ -90,7 +90,7 @@ def linear(runs: Sequence[dict[str, Any]]) -> bool:
     """Whether the bytes of every rank, channel and kind in three runs lie on a line."""
     a, b, c = runs
     guess = extrapolated(a, b, c["epochs"])
-    return guess["bytes"] == {k: v for k, v in c["bytes"].items()} and guess["waits"] == c["waits"]
+    return guess["bytes"] == dict(c["bytes"]) and guess["waits"] == c["waits"]
 
 
 def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:

@@ -64,11 +64,10 @@ class Config:
 
 def configurations(t: int, peers: list[str]) -> list[Config]:
     """What is measured on t threads, in the order of a round."""
-    found = []
-    for expand in ("new", "all"):
-        found.append(
-            Config(f"millrace {expand}", "run_millrace.py", t, expand, {"expand": expand, "bulk_size": BULK}, False, 0)
-        )
+    found = [
+        Config(f"millrace {expand}", "run_millrace.py", t, expand, {"expand": expand, "bulk_size": BULK}, False, 0)
+        for expand in ("new", "all")
+    ]
     if "graphbolt" in peers:
         found.append(Config("graphbolt", "run_graphbolt.py", t, "all", {}, True, 0))
         if t > 1:

@@ -1,6 +1,6 @@
 """Run a job, in this process or on a cluster: train, evaluate, and leave a folder that tells all about it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ from .training.trainer import RankReport, train_and_evaluate
 
 
 @contextmanager
-def _threads(count: int | None):
+def _threads(count: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -89,7 +89,7 @@ def ended_by_signals() -> Iterator[None]:
     """Let every signal of `STOPPING` end what runs here as Ctrl-C does; but for SIGHUP where it is ignored, as under
     ``nohup``."""
     _interrupted.clear()
-    with _handled({s: end_on_the_spot for s in STOPPING}):
+    with _handled(dict.fromkeys(STOPPING, end_on_the_spot)):
         yield
 
 
@@ -116,7 +116,7 @@ def heeded(say: Callable[[str], None]) -> Iterator[Requests]:
             else "a checkpoint is written once the first step is done"
         )
 
-    with _handled({**{s: stop for s in STOPPING}, **({SAVING: save} if SAVING is not None else {})}):
+    with _handled({**dict.fromkeys(STOPPING, stop), **({SAVING: save} if SAVING is not None else {})}):
         yield requests
 
 

@@ -97,7 +97,7 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
             "a report draws with matplotlib, which is not installed; install the extra: pip install 'millrace-gnn[report]'"
         ) from None
     settings: Any = {
-        **{key: INK for key in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")},
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
         "axes.titlesize": "medium",
         "axes.titlelocation": "left",
         "grid.color": FAINT,

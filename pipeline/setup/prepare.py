@@ -490,7 +490,7 @@ def configure(
         if isinstance(system.sample, Sampled | Local | SampledByOwners):
             table["sampler"] = {
                 "name": system.sample.sampler.name,
-                **{k: v for k, v in vars(system.sample.sampler).items()},
+                **vars(system.sample.sampler),
             }
         if system.partition.partitioner is not None and not isinstance(system.partition.partitioner, Given):
             table["partition"] = {"method": system.partition.partitioner.name}

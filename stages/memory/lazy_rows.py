@@ -33,7 +33,9 @@ class LazyRows(Tensor):
     """[n] rows of `base`; beside it."""
 
     @staticmethod
-    def __new__(cls, base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor) -> "LazyRows":
+    def __new__(
+        cls: type["LazyRows"], base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor
+    ) -> "LazyRows":
         """`ids` must be in range."""
         make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
         there = (

@@ -246,9 +246,7 @@ class _RemoteLayers:
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
         counts = split_counts(splits_of(rows), order, owned)
         letters = owners.exchange([self._known(minibatches, n) for n in counts])
-        mine: list[list[npt.NDArray[Any]]] = []
-        for letter in letters:
-            mine.append(self._edges(letter))
+        mine: list[list[npt.NDArray[Any]]] = [self._edges(letter) for letter in letters]
         answers = owners.exchange(mine)
         kept = [a.take(len(ids), np.int32) for a, ids in zip(answers, owned)]
         edges = [int(n.sum()) for n in kept]

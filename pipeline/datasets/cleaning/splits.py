@@ -165,9 +165,7 @@ def clean_split(
             ids[name] = _labelled(name, ids[name], labels, options, notes)
     split = Split(*(ids[name] for name in SPLITS))
     _require_train(split)
-    for name in SPLITS[1:]:
-        if not len(ids[name]):
-            notes.append(f"The stored split has no {name} nodes.")
+    notes += [f"The stored split has no {name} nodes." for name in SPLITS[1:] if not len(ids[name])]
     return split
 
 

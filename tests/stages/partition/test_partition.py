@@ -264,7 +264,7 @@ def test_an_interrupted_stage_is_visibly_incomplete_and_a_rerun_completes(tmp_pa
         open_part(out, 0)
     (out / ".writing-part-0002-dead").mkdir()
     assert partition_dataset(dataset, Metis(), 3, out).parts_written == 2
-    assert not [p for p in out.rglob(".*")], "leftovers"
+    assert not list(out.rglob(".*")), "leftovers"
     same_parts(dataset, out, 3)
 
 

@@ -39,13 +39,10 @@ def edges_of(shards, book):
         sources = shards.sources[shards.source_splits[q] : shards.source_splits[q + 1]]
         lo, found = shards.edge_splits[q], []
         for r in range(shards.row_splits[q], shards.row_splits[q + 1]):
-            for at in shards.indices[lo : lo + shards.counts[r]]:
-                found.append(
-                    (
-                        int(book.global_ids(q, np.array([at if q == shards.part else sources[at]]))[0]),
-                        int(shards.rows[r]),
-                    )
-                )
+            found += [
+                (int(book.global_ids(q, np.array([at if q == shards.part else sources[at]]))[0]), int(shards.rows[r]))
+                for at in shards.indices[lo : lo + shards.counts[r]]
+            ]
             lo += shards.counts[r]
         assert lo == shards.edge_splits[q + 1]
         yield found
