@@ -67,9 +67,12 @@ book.sizes()
 ranges, deal_s, deal_bytes = watched(dealing)
 # Nodes of every block of the book, as the nodes outside a part are.
 _, book_s, _ = watched(lambda: book.local(np.arange(0, book.num_nodes, 1000)))
-counts, part_s, part_bytes = watched(lambda: [write_part(out, ShuffledStore(folder).part(part), book, part, {}) for part in range(parts)])
+counts, part_s, part_bytes = watched(
+    lambda: [write_part(out, ShuffledStore(folder).part(part), book, part, {}) for part in range(parts)]
+)
 halo = max(c.halo for c in counts)
-told = {"ranges": ranges, "deal_s": deal_s, "deal_bytes": deal_bytes, "part_s": part_s, "part_bytes": part_bytes, "book_s": book_s}
+told = {"ranges": ranges, "deal_s": deal_s, "deal_bytes": deal_bytes, "book_s": book_s}
+told |= {"part_s": part_s, "part_bytes": part_bytes}
 print(json.dumps({**told, "halo": halo}))
 """
 
@@ -86,7 +89,8 @@ def measure(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Cut three graphs, and print."""
     print(f"{'':>53}{'dealing':>16}{'writing parts':>16}")
     print(
-        f"{'nodes':>10}{'edges':>13}{'parts':>7}{'store MiB':>11}{'halo':>12}{'s':>9}{'MiB':>7}{'s':>9}{'MiB':>7}{'edges/s':>11}"
+        f"{'nodes':>10}{'edges':>13}{'parts':>7}{'store MiB':>11}{'halo':>12}{'s':>9}"
+        f"{'MiB':>7}{'s':>9}{'MiB':>7}{'edges/s':>11}"
     )
     report["scale"] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -102,7 +106,8 @@ def measure(args: argparse.Namespace, report: dict[str, Any]) -> None:
             report["scale"].append(line)
             print(
                 f"{nodes:>10,}{edges:>13,}{parts:>7}{size / 2**20:>11,.0f}{line['halo']:>12,}"
-                f"{line['deal_s']:>9.1f}{line['deal_bytes'] / 2**20:>7,.0f}{line['part_s']:>9.1f}{line['part_bytes'] / 2**20:>7,.0f}"
+                f"{line['deal_s']:>9.1f}{line['deal_bytes'] / 2**20:>7,.0f}"
+                f"{line['part_s']:>9.1f}{line['part_bytes'] / 2**20:>7,.0f}"
                 f"{edges / (line['deal_s'] + line['part_s']):>11,.0f}",
                 flush=True,
             )
@@ -110,7 +115,8 @@ def measure(args: argparse.Namespace, report: dict[str, Any]) -> None:
     edges, parts, book = last["edges"], last["parts"], last["book_s"] / last["nodes"]
     dealt, written = last["deal_s"] / edges, (last["part_s"] - parts * last["book_s"]) / edges
     print(
-        f"An edge, with its share of a row: {1e9 * dealt:.0f} ns to deal, {1e9 * written:.0f} ns to write, in parts of this size."
+        f"An edge, with its share of a row: {1e9 * dealt:.0f} ns to deal, "
+        f"{1e9 * written:.0f} ns to write, in parts of this size."
     )
     print(f"To know where others' nodes lie, a part goes through all nodes: {1e9 * book:.0f} ns each.")
     for size in (1e8, 1e9):
@@ -118,7 +124,8 @@ def measure(args: argparse.Namespace, report: dict[str, Any]) -> None:
         hours = (1e12 * (dealt + written) + 1e12 / size * nodes * book) / 3600
         memory = f"{last['part_bytes'] * parts / edges * size / 2**30:,.0f} GiB"
         print(
-            f"10^12 edges in parts of {size:.0e}, {memory} each: {hours:,.0f} hours of one process, {hours / 256:,.1f} of 256"
+            f"10^12 edges in parts of {size:.0e}, {memory} each: {hours:,.0f} hours of "
+            f"one process, {hours / 256:,.1f} of 256"
         )
     if max(last["part_bytes"], last["deal_bytes"]) > 2 * max(first["part_bytes"], first["deal_bytes"]):
         report["problems"].append("memory grows with the graph, though parts stay as large")

@@ -171,7 +171,8 @@ def measure(
             busy = f", {r['cpu_ms']:.1f} ms of processors" if r.get("cpu_ms") else ""
             said = r.get("failed") or f"{r['ms']:.1f} ms a minibatch{busy}"
             print(
-                f"  {e.model} {e.label}: {said} (process {time.perf_counter() - start:.0f} s, load before {before:.1f})",
+                f"  {e.model} {e.label}: {said} (process "
+                f"{time.perf_counter() - start:.0f} s, load before {before:.1f})",
                 flush=True,
             )
     return [_summary(e, runs[n]) for n, e in enumerate(found)]
@@ -354,11 +355,13 @@ def main() -> int:
     training_data(folder, num_nodes)
     minibatches = min(args.minibatches, num_nodes // BATCH)
     print(
-        f"graph {args.graph}: {num_nodes} nodes; epochs of {minibatches} minibatches; peers warm up with {WARM_UP}; cache {args.cache}"
+        f"graph {args.graph}: {num_nodes} nodes; epochs of {minibatches} minibatches; "
+        f"peers warm up with {WARM_UP}; cache {args.cache}"
     )
     if os.getloadavg()[0] > 0.5:
         print(
-            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all threads that wait for each other"
+            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, "
+            f"most of all threads that wait for each other"
         )
     lab = Lab(folder, args, minibatches)
     report: dict[str, Any] = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {

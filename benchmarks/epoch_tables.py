@@ -11,7 +11,8 @@ ROW = "{:28} {:>2} {:>8} {:>8} {:>17} {:>9} {:>9} {:>8} {:>8} {:>6}  {}"
 def show_rows(title: str, rows: list[dict[str, Any]]) -> None:
     """One table."""
     print(
-        f"\n{title}: ms a minibatch of {BATCH} seeds, median of the rounds; memory in MiB; thousands of edges a minibatch"
+        f"\n{title}: ms a minibatch of {BATCH} seeds, median of the rounds; memory "
+        f"in MiB; thousands of edges a minibatch"
     )
     print(
         ROW.format(
@@ -38,7 +39,8 @@ def show_ratios(found: list[dict[str, Any]]) -> None:
     for m in found:
         low, high = m["range"]
         print(
-            f"{m['name']} {m['allocator']} {m['threads']}T over {m['over']}: {m['ratio']:.2f}x ({low:.2f} - {high:.2f}), "
+            f"{m['name']} {m['allocator']} {m['threads']}T over {m['over']}: "
+            f"{m['ratio']:.2f}x ({low:.2f} - {high:.2f}), "
             f"{m['peak_memory']:.2f} of its peak memory"
         )
 
@@ -54,7 +56,8 @@ def show_roofline(bounds: list[dict[str, Any]], threads: int, rows: list[dict[st
         f"\nbound {threads}T: {middle['realistic_ms']:.1f} ms = {first['gflop']:.1f} GFLOP in {middle['gemm_ms']:.1f} "
         f"+ {first['moved_bytes'] / 1e6:.0f} MB in {middle['move_ms']:.1f}; "
         f"ideal {middle['ideal_ms']:.1f} ms (medians of {len(bounds)} rounds)\n"
-        f"  first round, GFLOP/s: {rates}; GB/s: gathering rows {first['gather_gb_per_s']:.1f}, copying {first['copy_gb_per_s']:.1f}"
+        f"  first round, GFLOP/s: {rates}; GB/s: gathering rows "
+        f"{first['gather_gb_per_s']:.1f}, copying {first['copy_gb_per_s']:.1f}"
     )
     for r in rows:
         if r["ours"] and r["threads"] == threads and "failed" not in r:
@@ -64,7 +67,8 @@ def show_roofline(bounds: list[dict[str, Any]], threads: int, rows: list[dict[st
             }
             of, ideal = shares["realistic_ms"], statistics.median(shares["ideal_ms"])
             print(
-                f"  {r['name']} {r['allocator']}: {statistics.median(of):.0f} % of its round's bound ({min(of):.0f} - {max(of):.0f}), "
+                f"  {r['name']} {r['allocator']}: {statistics.median(of):.0f} % of its "
+                f"round's bound ({min(of):.0f} - {max(of):.0f}), "
                 f"{ideal:.0f} % of the ideal one"
             )
 
@@ -76,7 +80,8 @@ def show_overhead(model: str, threads: int, r: dict[str, Any]) -> None:
     bare, run = (statistics.median(p[name] for p in r["pairs"]) for name in ("bare", "run"))
     parts = ", ".join(f"{name} {ms:.1f}" for name, ms in r["bare_parts_ms"].items())
     print(
-        f"{model} {threads}T: millrace.run takes {r['ratio']:.3f} times the bare stages, 95 % interval {r['low']:.3f} - {r['high']:.3f} "
+        f"{model} {threads}T: millrace.run takes {r['ratio']:.3f} times the bare stages, 95 "
+        f"% interval {r['low']:.3f} - {r['high']:.3f} "
         f"({len(r['pairs'])} pairs; medians {run:.1f} and {bare:.1f} ms; bare: {parts})"
     )
 
@@ -88,7 +93,8 @@ def show_halves(r: dict[str, Any]) -> None:
     halves, whole = (statistics.median(p[name] for p in r["pairs"]) for name in ("halves", "whole"))
     print(
         f"one thread: two minibatches of {BATCH // 2} seeds take {r['ratio']:.3f} times one of {BATCH}, "
-        f"95 % interval {r['low']:.3f} - {r['high']:.3f} ({len(r['pairs'])} pairs; medians {halves:.1f} and {whole:.1f} ms)"
+        f"95 % interval {r['low']:.3f} - {r['high']:.3f} ({len(r['pairs'])} pairs; "
+        f"medians {halves:.1f} and {whole:.1f} ms)"
     )
     edges, rows = (100 * (r["sizes"]["halves"][of] / r["sizes"]["whole"][of] - 1) for of in ("aggregated", "rows"))
     print(f"their layers read {edges:.1f} % more edges and compute {rows:.1f} % more rows")

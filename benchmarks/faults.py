@@ -27,7 +27,8 @@ import psutil
 WHAT = ("rank", "worker", "producer", "driver")
 JOB = (
     "--dataset", "sbm:nodes=20000,classes=8", "--ranks", "2", "--epochs", "12", "--batch-size", "256", "--hidden", "16",
-    "--fanout", "5,5", "--set", "model.norm=batch", "--set", "threads=1", "--set", "queue.kind=zarr", "--set", "queue.bulk_size=4",
+    "--fanout", "5,5", "--set", "model.norm=batch", "--set", "threads=1", "--set", "queue.kind=zarr", "--set",
+    "queue.bulk_size=4",
     "--set", "checkpoint.every_steps=3", "--set", "cluster.dashboard_port=0", "--json",
 )  # fmt: skip
 TOLD_S, GONE_S, RUN_S = 5.0, 5.0, 300.0

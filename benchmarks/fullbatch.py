@@ -142,7 +142,8 @@ def _summary(e: Engine, runs: list[dict[str, Any]]) -> dict[str, Any]:
 def show_rows(model: str, rows: list[dict[str, Any]]) -> None:
     """One table."""
     print(
-        f"\n{model.upper()}: s an epoch, median of all epochs of all rounds; memory in GiB; loss before the first and the last epoch"
+        f"\n{model.upper()}: s an epoch, median of all epochs of all rounds; memory in "
+        f"GiB; loss before the first and the last epoch"
     )
     print(ROW.format("engine", "T", "malloc", "s", "min - max", "peak", "loaded", "peak-loaded", "loss"))
     for r in rows:
@@ -259,7 +260,8 @@ def main() -> int:
     del graph
     if os.getloadavg()[0] > 0.5:
         print(
-            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all threads that wait for each other"
+            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, "
+            f"most of all threads that wait for each other"
         )
     report: dict[str, Any] = {k: v if not isinstance(v, Path) else str(v) for k, v in vars(args).items()} | {
         "tuned": TUNED,

@@ -233,7 +233,8 @@ def problems(rows: list[dict[str, Any]]) -> list[str]:
         first = next(other for other in rows if (other["graph"], other["model"]) == (r["graph"], r["model"]))
         if not np.isclose(r["train_loss"], first["train_loss"], rtol=1e-4):
             said.append(
-                f"{label}: the loss is {r['train_loss']}, and {first['train_loss']} by {first['mode']}, {first['ranks']} ranks"
+                f"{label}: the loss is {r['train_loss']}, and {first['train_loss']} by "
+                f"{first['mode']}, {first['ranks']} ranks"
             )
     return said
 

@@ -8,10 +8,10 @@ minibatches of 1024 seeds, fanout 15, 10, 5, three layers of width 256 (GAT: 4 h
 one after the other, print as they go, and a part that fails is reported and leaves the others alone:
 
     machine    rates measured here, which the floors of all others are made of
-    sampling   edges a second of each sampler, in bulks of 16, 64 and 192 minibatches, and which kernels they spend their time in
+    sampling   edges a second of each sampler, in bulks of 16, 64 and 192 minibatches, and the time of each kernel
     gather     features of a bulk's nodes, from the device's memory and from pinned memory of the host
     layers     aggregation and attention of a block, forward and backward, beside PyG's
-    training   steps and whole epochs, in float32 and with products in bfloat16, beside PyG's convolutions on our minibatches
+    training   steps and whole epochs, in float32 and with products in bfloat16, beside PyG on the same minibatches
     bits       samples beside those of the compiled kernels of the CPU
 
 Times of kernels are medians over events, each on a cache that was flushed; those of epochs are the host's clock, with
@@ -63,7 +63,8 @@ def arguments() -> argparse.Namespace:
         parser.error("--batch and --minibatches must be at least 2")
     if args.scale and args.batch * args.minibatches > args.scale[0]:
         parser.error(
-            f"an epoch has {args.batch * args.minibatches} seeds and the graph {args.scale[0]} nodes; take fewer minibatches"
+            f"an epoch has {args.batch * args.minibatches} seeds and the graph "
+            f"{args.scale[0]} nodes; take fewer minibatches"
         )
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; --device cpu runs all parts in Triton's interpreter")

@@ -93,7 +93,8 @@ def sample_all(lab: Lab) -> None:
     found["requests_ms"] = 1000 * lab.seconds(lambda: lab.bulks(min(64, lab.minibatches), lab.batch))
     found["absent"] = [name for name in ("pyg_lib", "torch_sparse") if importlib.util.find_spec(name) is None]
     lab.say(
-        f"  requests of an epoch: {found['requests_ms']:.1f} ms of the host; not installed: {', '.join(found['absent']) or 'none'}"
+        f"  requests of an epoch: {found['requests_ms']:.1f} ms of the host; not "
+        f"installed: {', '.join(found['absent']) or 'none'}"
     )
     peer = None
     with lab.attempt("sampling: plain torch"):

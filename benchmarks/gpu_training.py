@@ -262,7 +262,8 @@ def train_all(lab: Lab) -> None:
                         raise AssertionError(f"the loss is {s['loss']}; near {math.log(CLASSES):.2f} is expected")
                     sides[side] = s
                     lab.say(
-                        f"  {name}, {side}: epochs {', '.join(f'{t:.3f}' for t in s['epoch_s'])} s, loss {s['loss']:.3f}, "
+                        f"  {name}, {side}: epochs "
+                        f"{', '.join(f'{t:.3f}' for t in s['epoch_s'])} s, loss {s['loss']:.3f}, "
                         f"at most {s['peak_bytes'] / 2**30:.2f} GiB"
                     )
                 lab.clear()
@@ -270,7 +271,8 @@ def train_all(lab: Lab) -> None:
                 with lab.attempt(f"training: {name}, PyG fed from the host"):
                     parts = found[f"{name}, PyG fed from the host"] = host_fed(lab)
                     lab.say(
-                        f"  {name}, PyG fed from the host: ms a minibatch { ({k: round(v, 2) for k, v in parts.items()}) }"
+                        f"  {name}, PyG fed from the host: ms a minibatch "
+                        f"{ ({k: round(v, 2) for k, v in parts.items()}) }"
                     )
                     lab.add(f"step of {name}, PyG fed from the host, all parts", sum(parts.values()), "ms")
             if sides:

@@ -20,9 +20,9 @@ this one, a thread
             each, over links of 10 Gb/s, 1 Gb/s and 100 Mb/s without delay: a prediction of `millrace.plan` from
             rehearsals of at most 4 ranks, and not a measurement. A graph of `--model-nodes`, as many seeds.
 ``bytes``   bytes that each rank sends in a step, beside 2 (P-1)/P 4 parameters, for depths 2 to 6 and 2 to 16 parts;
-and what a step's
-            gradients would take over typical links, by the model of `millrace.pipeline.planning.network`.
-``memory``  what the largest rank sees and holds, in parts of 2 to 16, without a halo and with it, beside the whole graph.
+            and what a step's gradients would take over typical links, by the model of
+            `millrace.pipeline.planning.network`.
+``memory``  what the largest rank sees and holds, in 2 to 16 parts, with and without a halo, beside the whole graph.
 ``switch``  seconds at a switch where what comes next is read and joined then, and where that was done ahead.
 
 The graph is R-MAT: it has hubs and no clusters, so parts are random (``hash``), and METIS would not make them better.
@@ -120,12 +120,15 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
         }
     report.setdefault("speed", {})[link] = told
     print(
-        f"\nSPEED: {args.nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, {FEATURES} features, {len(addresses)} ranks,",
-        f"SAGE {args.hidden}x{len(FANOUT)},\nbatch {args.batch_size} a rank, fanout {','.join(map(str, FANOUT))}; medians of",
+        f"\nSPEED: {args.nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, "
+        f"{FEATURES} features, {len(addresses)} ranks,",
+        f"SAGE {args.hidden}x{len(FANOUT)},\nbatch {args.batch_size} a rank, fanout "
+        f"{','.join(map(str, FANOUT))}; medians of",
         f"{args.rounds} rounds of {args.epochs} epochs, in turns; MB are those of the rank that sends most",
     )
     print(
-        f"{'link':<12}{'system':<8}{'epoch s':>9}{'bulk / it':>11}{'waited s':>10}{'reduce s':>10}{'MB a step':>11}{'MB an epoch':>13}",
+        f"{'link':<12}{'system':<8}{'epoch s':>9}{'bulk / it':>11}{'waited s':>10}"
+        f"{'reduce s':>10}{'MB a step':>11}{'MB an epoch':>13}",
         f"{'edges an epoch':>15}{'RSS MiB':>9}",
     )
     for known, speeds in sorted(report["speed"].items(), key=lambda item: -(item[1]["bandwidth_mbit"] or 1e12)):
@@ -134,7 +137,8 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
             ratio = f"{middle['bulk'] / middle[name]:.2f}x" if "bulk" in middle else ""
             print(
                 f"{known:<12}{name:<8}{middle[name]:>9.2f}{ratio:>11}{way['waited_s']:>10.2f}{way['reduce_s']:>10.2f}",
-                f"{way['sent_a_step'] / 1e6:>10.2f}{way['sent_an_epoch'] / 1e6:>13.1f}{way['edges']:>16,.0f}{way['rss'] / 2**20:>9,.0f}",
+                f"{way['sent_a_step'] / 1e6:>10.2f}{way['sent_an_epoch'] / 1e6:>13.1f}"
+                f"{way['edges']:>16,.0f}{way['rss'] / 2**20:>9,.0f}",
                 flush=True,
             )
         goal = GOALS.get(speeds["bandwidth_mbit"] or 0)
@@ -194,10 +198,12 @@ def measure_model(args: argparse.Namespace, report: dict[str, Any]) -> None:
     seeds, known = round(args.nodes * args.seeds), Link(1e9 / 8, 0.0)
     store = store_of(args, args.model_nodes, seeds)
     print(
-        f"\nMODEL: predicted, not measured. {args.model_nodes:,} nodes, mean degree {args.degree}, {seeds:,} seeds, SAGE of {args.hidden};"
+        f"\nMODEL: predicted, not measured. {args.model_nodes:,} nodes, mean degree "
+        f"{args.degree}, {seeds:,} seeds, SAGE of {args.hidden};"
     )
     print(
-        "seconds of an epoch: without messages, and over a link; MB that a rank sends; how many times sooner grappa is than bulk"
+        "seconds of an epoch: without messages, and over a link; MB that a rank sends; "
+        "how many times sooner grappa is than bulk"
     )
     print(
         f"{'layers':>6}{'parts':>6}  {'system':<8}{'compute':>9}{'MB':>9}"
@@ -243,7 +249,8 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Section ``bytes``."""
     store, hidden, epochs = store_of(args, 4_000), 64, 2
     print(
-        f"\nBYTES: 4,000 nodes, SAGE of {hidden}, {epochs} epochs; a rank and step, and the ring's 2 (P-1)/P 4 parameters"
+        f"\nBYTES: 4,000 nodes, SAGE of {hidden}, {epochs} epochs; a rank and "
+        f"step, and the ring's 2 (P-1)/P 4 parameters"
     )
     print(
         f"{'layers':>7}{'parts':>6}{'parameters':>12}{'gradients':>11}{'formula':>10}{'control':>9}{'rows':>6}", end=""
@@ -297,7 +304,8 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
     row = FEATURES * dataset.features.dtype.itemsize
     whole = dataset.graph.nbytes + V * row
     print(
-        f"\nMEMORY: {V:,} nodes, {E:,} edges: {whole / 2**20:,.0f} MiB of structure and rows; of the rank that sees most"
+        f"\nMEMORY: {V:,} nodes, {E:,} edges: {whole / 2**20:,.0f} MiB of "
+        f"structure and rows; of the rank that sees most"
     )
     print(f"{'parts':>6}{'halo':>5}{'nodes':>11}{'of all':>8}{'edges':>13}{'of all':>8}{'MiB':>8}{'of all':>8}")
     report["memory"] = []
@@ -317,7 +325,8 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
                 }
                 report["memory"].append(line)
                 print(
-                    f"{parts:>6}{halo:>5}{line['nodes']:>11,}{line['nodes'] / V:>8.1%}{line['edges']:>13,}{line['edges'] / E:>8.1%}"
+                    f"{parts:>6}{halo:>5}{line['nodes']:>11,}{line['nodes'] / V:>8.1%}"
+                    f"{line['edges']:>13,}{line['edges'] / E:>8.1%}"
                     f"{nbytes / 2**20:>8,.0f}{nbytes / whole:>8.1%}",
                     flush=True,
                 )
@@ -345,7 +354,8 @@ def measure_switch(args: argparse.Namespace, report: dict[str, Any]) -> None:
     store, parts = store_of(args), args.ranks
     dataset = mr.open_dataset(store, features="mapped")
     print(
-        f"\nSWITCH: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {parts} parts; seconds, medians of {args.rounds}"
+        f"\nSWITCH: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, "
+        f"{parts} parts; seconds, medians of {args.rounds}"
     )
     print(f"{'halo':>5}{'chunk MiB':>11}{'seen MiB':>10}{'read then':>11}{'read ahead':>12}{'hidden':>8}")
     report["switch"] = []

@@ -195,7 +195,8 @@ def table(found: Mapping[str, Mapping[int, float]], graph: str, args: argparse.N
     """Print the cells of a graph that have been run with two seeds at least."""
     print(f"\n{graph}: {len(args.seeds)} seeds at most, {GRAPHS[graph]}")
     print(
-        f"{'layers':>6}{'parts':>16}  {'way':<28}{'n':>3}{'test':>7}{'std':>6}{'gap':>8}{'95 %':>6}{'gap to more steps':>20}{'95 %':>6}"
+        f"{'layers':>6}{'parts':>16}  "
+        f"{'way':<28}{'n':>3}{'test':>7}{'std':>6}{'gap':>8}{'95 %':>6}{'gap to more steps':>20}{'95 %':>6}"
     )
     told = []
     for cell in dict.fromkeys(cells(graph, args.axes)):
@@ -210,7 +211,8 @@ def table(found: Mapping[str, Mapping[int, float]], graph: str, args: argparse.N
             beside += f"{line[name]['mean']:>+{wide}.1f}{line[name]['half']:>6.1f}" if line[name] else " " * (wide + 6)
         parts = "" if cell.way in ONE else f"{cell.parts} {cell.method}"
         print(
-            f"{cell.layers:>6}{parts:>16}  {cell.way:<28}{len(tests):>3}{line['test']:>7.1f}{line['std']:>6.1f}{beside}",
+            f"{cell.layers:>6}{parts:>16}  "
+            f"{cell.way:<28}{len(tests):>3}{line['test']:>7.1f}{line['std']:>6.1f}{beside}",
             flush=True,
         )
         told.append(line)

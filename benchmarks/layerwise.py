@@ -226,7 +226,8 @@ def main() -> None:
     rows = layerwise(graph, args.minibatches, args.rounds) + nodewise(graph, args.minibatches, args.rounds)
     found = multiples(rows)
     print(
-        f"\n{'method':20}{'engine':16}{'ms/minibatch':>13}{'min - max':>18}{'k edges':>9}{'k nodes':>9}{'M edges/s':>11}"
+        f"\n{'method':20}{'engine':16}{'ms/minibatch':>13}{'min - max':>18}"
+        f"{'k edges':>9}{'k nodes':>9}{'M edges/s':>11}"
     )
     for r in rows:
         spread = f"{r['ms_min']:.2f} - {r['ms_max']:.2f}"
@@ -237,7 +238,8 @@ def main() -> None:
     print()
     for m in found:
         print(
-            f"{m['method']:9} millrace over {m['peer']:14} {m['multiple']:6.2f}x  ({m['range'][0]:.2f} - {m['range'][1]:.2f})"
+            f"{m['method']:9} millrace over {m['peer']:14} {m['multiple']:6.2f}x  "
+            f"({m['range'][0]:.2f} - {m['range'][1]:.2f})"
         )
     if args.json:
         machine = {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()}

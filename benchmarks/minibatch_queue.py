@@ -48,7 +48,8 @@ def clocks(run: Path) -> list[dict[str, float]]:
 def waiting(dataset: mr.Dataset, folder: Path, kind: str, batch: int) -> dict[str, Any]:
     """Of one run: the share of waiting after the first bulk, and seconds an epoch."""
     result = mr.run(
-        dataset, out=folder / f"wait-{kind}", epochs=EPOCHS, fanout=(15, 10, 5), batch_size=batch, hidden=64, train={"evaluate_every": 0},
+        dataset, out=folder / f"wait-{kind}", epochs=EPOCHS, fanout=(15, 10, 5), batch_size=batch, hidden=64,
+        train={"evaluate_every": 0},
         queue={"kind": kind, "bulk_size": BULK}, checkpoint={"every_steps": BULK // 2, "keep": 10000}, **BASE,
     )  # fmt: skip
     first, *_, last = clocks(folder / f"wait-{kind}")
@@ -70,7 +71,8 @@ def load(dataset: mr.Dataset, folder: Path, kind: str, bulks: int) -> dict[str, 
     batch = max(1, len(dataset.split.train) // (bulks // 2))
     cpu, wall = sum(process.cpu_times()[:2]), time.perf_counter()
     result = mr.run(
-        dataset, out=folder / f"load-{kind}", epochs=2, fanout=(3, 3), batch_size=batch, hidden=8, train={"evaluate_every": 0},
+        dataset, out=folder / f"load-{kind}", epochs=2, fanout=(3, 3), batch_size=batch, hidden=8,
+        train={"evaluate_every": 0},
         queue={"kind": kind, "bulk_size": 1}, **BASE,
     )  # fmt: skip
     return {

@@ -18,11 +18,11 @@ bytes) that a rank sends
              of all hops, beside the rows that its P would take (d with the loop).
              Features: kB beside (1 - c/p) n F 4, n the distinct rows that a rank's units name, in units of one step and
              of 8. Minibatches must be those of the whole graph, and rows those of the nodes.
-``hot``      hot rows on the ogbn-arxiv graph, beside the best choice of as many that one who knew the epochs could make.
-``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over the link between
-             them, which are network namespaces that exist, each with the address given; and always on loopback, for the
-             processor time. ``waited`` is `fetch` + `queue_wait`; of it the network's is what is beyond the same run
-             with all rows local (c = p). In units of several steps fewer rows travel, which is part of what is saved.
+``hot``      hot rows on the ogbn-arxiv graph, beside the best choice of as many that knows the epochs.
+``overlap``  2 ranks, fetching ahead (`bulk.prefetch_bytes` at its default) and in turns (0). With ``--namespaces`` over
+             the link between them, which are network namespaces that exist, each with the address given; and always on
+             loopback, for the processor time. ``waited`` is `fetch` + `queue_wait`; of it the network's is what is
+             beyond the same run with all rows local (c = p). In units of several steps fewer rows travel, which is part of what is saved.
              The goal is to hide 70 % at 1 Gb/s, for 3 % more processor time at most.
 ``memory``   resident size of a rank on the graph of ogbn-products' size, beside a prediction: see
 ``partitioned_memory.py``. A --scale
@@ -132,7 +132,8 @@ def arguments() -> argparse.Namespace:
     seeds = max(args.minibatches * args.batch, max(args.ranks) * args.steps * (args.batch // 4))
     if "words" in args.only and seeds > args.graph_nodes:
         parser.error(
-            f"{seeds} seeds are wanted, but --graph-nodes is {args.graph_nodes}; use more, or fewer --steps or --minibatches"
+            f"{seeds} seeds are wanted, but --graph-nodes is {args.graph_nodes}; use "
+            f"more, or fewer --steps or --minibatches"
         )
     if args.memory_hidden < FEATURES:
         parser.error(f"--memory-hidden must be at least {FEATURES}: the prediction is for layers that aggregate first")
@@ -140,7 +141,8 @@ def arguments() -> argparse.Namespace:
         parser.error("--namespaces needs two, and two --addresses")
     if "hot" in args.only and not (args.data / "ogbn_arxiv.npz").exists():
         parser.error(
-            f"{args.data} has no ogbn_arxiv.npz; name the folder with --data or MILLRACE_DATA, or leave out section 'hot'"
+            f"{args.data} has no ogbn_arxiv.npz; name the folder with --data or "
+            f"MILLRACE_DATA, or leave out section 'hot'"
         )
     return args
 

@@ -3,15 +3,15 @@
 What a rank holds of N rows, e edges into them, R pairs of a row and a block that it reads, and S rows that it reads of
 other blocks:
 
-==========  ==========================================================================================================================
-held        edge shards 8 e + 8 R + 4 S; block rows 4 e + 8 N; 28 N for ids, labels, degrees and first edges; 16 for each train node
+==========  ============================================================================================================
+held        edge shards 8 e + 8 R + 4 S; block rows 4 e + 8 N; 28 N for ids, labels, degrees and first edges; 16 for
+            each train node
 training    own rows 4 F N
-evaluation  the shards in its own order, 8 e + 12 R + 8 N, and 52 N for ids, counts, degrees and scales; rows, 4 F N; and of the layer
-            that takes most its input (where that is not the rows), rows beside their neighbours' mean, and its output:
-            4 N times 2 F + d, or 4 d; rows of other ranks, coming in and going out, of one rank at a time: 4 F, or 4 d,
-            times both (as many ranks' as fit into `visit.PREFETCH_BYTES`, at least one's)
-==========
-==========================================================================================================================
+evaluation  the shards in its own order, 8 e + 12 R + 8 N, and 52 N for ids, counts, degrees and scales; rows, 4 F N;
+            and of the layer that takes most its input (where that is not the rows), rows beside their neighbours' mean,
+            and its output: 4 N times 2 F + d, or 4 d; rows of other ranks, coming in and going out, of one rank at a
+            time: 4 F, or 4 d, times both (as many ranks' as fit into `visit.PREFETCH_BYTES`, at least one's)
+==========  ============================================================================================================
 
 c1/p is held with the larger of training and evaluation. Beside them c0: a rank over a graph of 500 nodes, measured; and
 in training what does not grow with the graph: the tensors of a step (as the run tells them), rows that lie ready,
@@ -128,13 +128,16 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
     dataset = mr.open_dataset(store, features="mapped")
     graph, seeds = dataset.graph, len(dataset.split.train)
     print(
-        f"\nMEMORY: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {FEATURES} features, SAGE {args.memory_hidden}, {LAYERS} layers,"
+        f"\nMEMORY: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {FEATURES} "
+        f"features, SAGE {args.memory_hidden}, {LAYERS} layers,"
     )
     print(
-        f"batch {args.batch_size}, {seeds:,} seeds, one epoch, c = 1; MiB of the largest rank. 'none returned': training's memory stays"
+        f"batch {args.batch_size}, {seeds:,} seeds, one epoch, c = 1; MiB of the largest "
+        f"rank. 'none returned': training's memory stays"
     )
     print(
-        f"{'p':>3}{'rows':>10}{'edges':>13}{'c0':>7}{'held':>7}{'own rows':>10}{'evaluation':>12}{'c1/p':>8}{'step, ahead':>13}",
+        f"{'p':>3}{'rows':>10}{'edges':>13}{'c0':>7}{'held':>7}{'own rows':>10}"
+        f"{'evaluation':>12}{'c1/p':>8}{'step, ahead':>13}",
         end="",
     )
     print(
@@ -156,7 +159,8 @@ def measure_memory(args: argparse.Namespace, report: dict[str, Any]) -> None:
             told = f"  not run: {p} ranks may take {most / 2**30:.0f} GiB, and --limit-gib is {args.limit_gib:g}"
             why = told if p in args.memory_ranks else ""
             print(
-                f"{p:>3}{law['rows']:>10,}{law['edges']:>13,}{'':>7}{cells[0]:>7}{cells[1]:>10}{cells[2]:>12}{c1 / 2**20:>8,.0f}{why}",
+                f"{p:>3}{law['rows']:>10,}{law['edges']:>13,}{'':>7}{cells[0]:>7}"
+                f"{cells[1]:>10}{cells[2]:>12}{c1 / 2**20:>8,.0f}{why}",
                 flush=True,
             )
             report["memory"].append(row)

@@ -134,10 +134,12 @@ def measure_units(args: argparse.Namespace, report: dict[str, Any]) -> None:
     order = np.random.default_rng(0).permutation(graph.num_nodes)
     found: list[dict[str, Any]] = []
     print(
-        f"\nROWS: F = {args.features}, {args.steps} steps of a minibatch of {batch} on each rank; rows and kB sent, means over ranks"
+        f"\nROWS: F = {args.features}, {args.steps} steps of a minibatch of {batch} on "
+        f"each rank; rows and kB sent, means over ranks"
     )
     print(
-        f"{'p':>3}{'c':>4}{'steps of a unit':>17}{'named':>10}{'distinct n':>12}{'kB':>10}{'(1-c/p) n F 4':>15}{'ratio':>7}{'exact':>7}"
+        f"{'p':>3}{'c':>4}{'steps of a unit':>17}{'named':>10}{'distinct n':>12}{'kB':>10}"
+        f"{'(1-c/p) n F 4':>15}{'ratio':>7}{'exact':>7}"
     )
     for p in args.ranks:
         copies, start = [c for c in range(1, p + 1) if p % c == 0], time.perf_counter()
@@ -162,8 +164,10 @@ def measure_units(args: argparse.Namespace, report: dict[str, Any]) -> None:
                 # With c = p nothing travels, which has been checked.
                 if c < p:
                     print(
-                        f"{p:>3}{c:>4}{together:>17}{r['named']:>10,.0f}{r['distinct']:>12,.0f}{r['bytes'] / 1e3:>10,.0f}"
-                        f"{r['formula'] / 1e3:>15,.0f}{r['bytes'] / r['formula']:>7.2f}{'yes' if r['exact'] else 'NO':>7}",
+                        f"{p:>3}{c:>4}{together:>17}{r['named']:>10,.0f}"
+                        f"{r['distinct']:>12,.0f}{r['bytes'] / 1e3:>10,.0f}"
+                        f"{r['formula'] / 1e3:>15,.0f}{r['bytes'] / r['formula']:>7.2f}"
+                        f"{'yes' if r['exact'] else 'NO':>7}",
                         flush=True,
                     )
         print(f"  {p} ranks: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
@@ -267,16 +271,20 @@ def measure_hot(args: argparse.Namespace, report: dict[str, Any]) -> None:
     )  # fmt: skip
     print(f"  hot: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     print(
-        f"\nHOT: ogbn-arxiv, {graph.num_edges:,} edges, {P} ranks, c = 1, batch {batch}, fanout {','.join(map(str, fanout))}, {E} epochs;"
+        f"\nHOT: ogbn-arxiv, {graph.num_edges:,} edges, {P} ranks, c = 1, batch {batch}, "
+        f"fanout {','.join(map(str, fanout))}, {E} epochs;"
     )
     print(
-        f"F = {args.hot_features}; units of {ranks[0][0]['together']} steps. Share of the rows of others that were hot, and the most"
+        f"F = {args.hot_features}; units of {ranks[0][0]['together']} steps. Share of the "
+        f"rows of others that were hot, and the most"
     )
     print(
-        "that any choice of as many rows could have had; MB of rows that a rank gets in an epoch, mean, hot rows themselves included"
+        "that any choice of as many rows could have had; MB of rows that a rank gets in "
+        "an epoch, mean, hot rows themselves included"
     )
     print(
-        f"{'':<16}{'rows kept':>10}{'EPOCH 0: hits':>16}{'best':>7}{'ratio':>7}{'FOLLOWING: hits':>18}{'best':>7}{'ratio':>7}",
+        f"{'':<16}{'rows kept':>10}{'EPOCH 0: hits':>16}{'best':>7}{'ratio':>7}"
+        f"{'FOLLOWING: hits':>18}{'best':>7}{'ratio':>7}",
         end="",
     )
     print(f"{'MB without':>12}{'with':>8}{'saved':>7}")

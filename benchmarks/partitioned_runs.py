@@ -170,14 +170,17 @@ def measure_overlap(args: argparse.Namespace, report: dict[str, Any]) -> None:
     ways = ["loopback", *(["link"] if args.namespaces else [])]
     fanout = ",".join(map(str, args.overlap_fanout))
     print(
-        f"\nOVERLAP: {recipe.num_nodes:,} nodes, {seeds:,} seeds, {FEATURES} features, topology {args.overlap_topology}, {P} ranks,"
+        f"\nOVERLAP: {recipe.num_nodes:,} nodes, {seeds:,} seeds, {FEATURES} features, "
+        f"topology {args.overlap_topology}, {P} ranks,"
     )
     print(
-        f"SAGE {args.hidden}, batch {args.batch_size}, fanout {fanout}, {args.epochs} epochs; medians of {args.rounds} rounds, in turns;"
+        f"SAGE {args.hidden}, batch {args.batch_size}, fanout {fanout}, {args.epochs} "
+        f"epochs; medians of {args.rounds} rounds, in turns;"
     )
     print("seconds an epoch; waited: for minibatches and rows; of the network: beyond the run with all rows local")
     print(
-        f"{'':<10}{'rows':<16}{'epoch s':>9}{'waited':>9}{'of network':>12}{'hidden':>8}{'CPU s':>8}{'beside in turns':>17}",
+        f"{'':<10}{'rows':<16}{'epoch s':>9}{'waited':>9}{'of network':>12}"
+        f"{'hidden':>8}{'CPU s':>8}{'beside in turns':>17}",
         flush=True,
     )
     report["overlap"] = {}
@@ -222,7 +225,8 @@ def told_of_overlap(
         rows, wire = first["bytes"]["features"] / len(args.namespaces), first["wire_bytes"]
         took = rows / (args.bandwidth_mbit * 1e6 / 8) / args.epochs
         print(
-            f"  {rows / 1e6:,.0f} MB of rows from each rank in turns, {wire / 1e6:,.0f} MB of all on the wire; {took:.2f} s an epoch"
+            f"  {rows / 1e6:,.0f} MB of rows from each rank in turns, {wire / 1e6:,.0f} MB "
+            f"of all on the wire; {took:.2f} s an epoch"
         )
     if len({r["sha256"] for records in runs.values() for r in records}) > 1:
         report["problems"].append(
@@ -257,13 +261,16 @@ def measure_times(args: argparse.Namespace, report: dict[str, Any]) -> None:
                     run = here(store, Path(scratch), ranks, epochs, train, fanout, hidden=args.hidden, bulk=bulk)
                     found.setdefault((ranks, name), []).append(run)
     print(
-        f"\nTIMES: graph 'small', {V:,} nodes, {V // 2:,} seeds, batch {batch}, fanout {','.join(map(str, fanout))}, 4 minibatches a step,"
+        f"\nTIMES: graph 'small', {V:,} nodes, {V // 2:,} seeds, batch {batch}, fanout "
+        f"{','.join(map(str, fanout))}, 4 minibatches a step,"
     )
     print(
-        f"SAGE {args.hidden}, a thread a rank; of {args.rounds} rounds the soonest; seconds an epoch, CPU over all ranks"
+        f"SAGE {args.hidden}, a thread a rank; of {args.rounds} rounds the "
+        f"soonest; seconds an epoch, CPU over all ranks"
     )
     print(
-        f"{'ranks':>6}  {'topology':<20}{'epoch s':>9}{'beside replicated':>19}{'sampling s':>12}{'waited s':>10}{'CPU s':>8}"
+        f"{'ranks':>6}  "
+        f"{'topology':<20}{'epoch s':>9}{'beside replicated':>19}{'sampling s':>12}{'waited s':>10}{'CPU s':>8}"
     )
     told = []
     for (ranks, name), runs in found.items():

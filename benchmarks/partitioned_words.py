@@ -308,7 +308,8 @@ def measure_words(args: argparse.Namespace, report: dict[str, Any]) -> None:
 def show(args: argparse.Namespace, graph: Graph, hops: list[dict[str, Any]], ladies: list[dict[str, Any]]) -> None:
     """Two tables. Grids with c = p are left out of them: nothing travels there, which is checked."""
     print(
-        f"\nWORDS: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; {args.minibatches} minibatches of {args.batch} in one bulk,"
+        f"\nWORDS: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; "
+        f"{args.minibatches} minibatches of {args.batch} in one bulk,"
     )
     print(
         f"fanout {','.join(map(str, args.fanout))}; words of {WORD} bytes sent by a rank: mean, and the busiest rank's"

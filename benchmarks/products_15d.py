@@ -22,14 +22,15 @@ A *word* is one nonzero of A or of a partial P: its column id (4 bytes), and its
 which they do not where all are known to be 1. Ids and lengths of rows (4 bytes each) are no words; they count as
 ``control``. Formulas, for a rank, with d the mean number of nonzeros of the R selected rows, repeats counted:
 
-==================  ==================  ===========================================================================================
+==================  ==================  ================================================================================
 stages              ceil((p/c) / c)     of the busiest process column
-answers             m times the same    messages that a rank gets in those stages, at most; m = 2: lengths and columns, 3 with values
-needed, received    R d / p             mean; ``needed`` counts own rows too; rows that a rank selects twice are read once
+answers             m times the same    messages that a rank gets in those stages, at most; m = 2: lengths and columns,
+                                        3 with values
+needed, received    R d / p             mean; ``needed`` counts own rows too; a row that is selected twice is read once
 sent                c R d / p           by the busiest owner; the mean owner's where nothing is selected twice
 reduced             (c-1) R d / p       mean received in the reduction; less where rows of the partial products overlap
 oblivious           nnz(A) / c          mean received; this rank's own block does not travel
-==================  ==================  ===========================================================================================
+==================  ==================  ================================================================================
 
 Own rows do not travel: they are about c/p of all, by which received, sent and oblivious fall short of their formulas.
 kB are the ledger's, payload by who sends it, over all ranks, reduction and control included. Every product is compared

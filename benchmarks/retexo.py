@@ -9,15 +9,15 @@ Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053. Standard training is ``sar``
 convolutions, end to end; parts are random (``hash``). Bytes are those of the ledger: payload, counted by who sends it,
 over all ranks.
 
-``bytes``   the ogbn-arxiv graph, undirected, 128 random features, 2 layers of 256, 4 parts. Training is cut short and
-scaled: bytes of
-            every kind are linear in epochs, which three lengths show. ``--whole`` trains RETEXO for all of them.
+``bytes``   the ogbn-arxiv graph, undirected, 128 random features, 2 layers of 256, 4 parts. Training is cut short
+            and scaled: bytes of every kind are linear in epochs, which three lengths show. ``--whole`` trains RETEXO
+            for all of them.
 ``exact``   rows that RETEXO moves against the formula, B counted from the graph alone, in 2, 4 and 8 parts.
 ``sync``    gradient synchronisation and rounding: bytes saved, accuracy lost. 4 clients on one rank.
 ``nodes``   a client for each node.
-``links``   predicted time over typical links; with ``--namespaces``, prediction and measurement over the link between them. They are
-            network namespaces that exist, each with the address given, and the driver, the scheduler and the first
-            worker share the first.
+``links``   predicted time over typical links; with ``--namespaces``, prediction and measurement over the link between
+            them. They are network namespaces that exist, each with the address given, and the driver, the scheduler
+            and the first worker share the first.
 
 The formulas, with B rows received over all ranks, F features, d the hidden width, R rounds, b bytes a number: standard
 training b B (F + 2 R d (L-1)), where rows of the input are kept; RETEXO b B (F + d (L-1)).
@@ -100,7 +100,8 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
     common: dict[str, Any] = {"ranks": ranks, "threads": 1, "model": mr.GraphSAGE(hidden=hidden, layers=2)}
     B, F, b = boundary_rows(dataset, ranks), dataset.features.num_features, FLOAT_BYTES
     print(
-        f"\nBYTES: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, F = {F}, 2 layers of {hidden}, {ranks} random parts,"
+        f"\nBYTES: {dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, F = {F}, "
+        f"2 layers of {hidden}, {ranks} random parts,"
     )
     print(f"{rounds} rounds (RETEXO: for each layer); {B:,} boundary rows over all parts", flush=True)
 
@@ -266,10 +267,12 @@ def measure_sync(args: argparse.Namespace, report: dict[str, Any]) -> None:
     steps, clients = args.steps, 4
     for name in ["quick"] if args.quick else args.tasks:
         print(
-            f"\nSYNC: {name}, SAGE, 2 layers of 64, v3, {clients} clients in random parts, {args.seeds} seeds; bytes over all clients"
+            f"\nSYNC: {name}, SAGE, 2 layers of 64, v3, {clients} clients in random parts, "
+            f"{args.seeds} seeds; bytes over all clients"
         )
         print(
-            f"{'':<42}{'rounds':>7}{'rows MB':>9}{'less':>6}{'parameters MB':>15}{'less':>6}{'test':>7}{'std':>5}{'change':>8}"
+            f"{'':<42}{'rounds':>7}{'rows MB':>9}{'less':>6}{'parameters MB':>15}"
+            f"{'less':>6}{'test':>7}{'std':>5}{'change':>8}"
         )
         first: dict[str, Any] = {}
         settings: list[tuple[str, int, dict[str, Any]]] = [("gradients in every step", steps, {})]
@@ -286,7 +289,8 @@ def measure_sync(args: argparse.Namespace, report: dict[str, Any]) -> None:
             rows, parameters = (r["clients"][key]["total"] / 1e6 for key in ("rows_bytes_in", "parameter_bytes"))
             first = first or {"rows": rows, "parameters": parameters, "mean": r["mean"]}
             print(
-                f"{label:<42}{rounds:>7}{rows:>9.2f}{first['rows'] / rows:>6.1f}{parameters:>15.1f}{first['parameters'] / parameters:>6.1f}"
+                f"{label:<42}{rounds:>7}{rows:>9.2f}{first['rows'] / rows:>6.1f}"
+                f"{parameters:>15.1f}{first['parameters'] / parameters:>6.1f}"
                 f"{r['mean']:>7.1f}{r['std']:>5.1f}{r['mean'] - first['mean']:>+8.1f}",
                 flush=True,
             )

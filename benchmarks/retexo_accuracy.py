@@ -224,7 +224,8 @@ def train_all(cells: Sequence[Cell], runs: Runs, args: argparse.Namespace) -> No
                 work = under_way.pop(done)
                 runs[work.key] = done.result()
                 print(
-                    f"{work.key} val {runs[work.key]['val']:.1f} test {runs[work.key]['test']:.1f} {runs[work.key]['cpu_s']:.1f} s",
+                    f"{work.key} val {runs[work.key]['val']:.1f} test "
+                    f"{runs[work.key]['test']:.1f} {runs[work.key]['cpu_s']:.1f} s",
                     flush=True,
                 )
                 save(args, runs)
@@ -294,7 +295,8 @@ def save(args: argparse.Namespace, runs: Runs, summaries: Sequence[dict[str, Any
 def table(summaries: list[dict[str, Any]]) -> str:
     """Everything but the runs."""
     lines = [
-        f"{'dataset':<18}{'model':<6}{'variant':<11}{'lr':>6}{'drop':>5}{'test':>7}{'std':>5}{'- e2e':>7}{'- best':>7}{'met':>5}"
+        f"{'dataset':<18}{'model':<6}{'variant':<11}{'lr':>6}{'drop':>5}{'test':>7}"
+        f"{'std':>5}{'- e2e':>7}{'- best':>7}{'met':>5}"
         f"{'':>2}{'val':>6}{'auc':>6}{'epoch':>6}{'cpu s':>7}  validation by phase"
     ]
     for s in summaries:
@@ -351,7 +353,8 @@ def main() -> int:
     ]
     if not cells or args.seeds < 1 or not set(args.variants) <= set(VARIANTS):
         parser.error(
-            f"nothing to do; datasets are {', '.join(DATASETS)}, models {', '.join(MODELS)}, variants {', '.join(VARIANTS)}"
+            f"nothing to do; datasets are {', '.join(DATASETS)}, models "
+            f"{', '.join(MODELS)}, variants {', '.join(VARIANTS)}"
         )
     absent = sorted({f"{dataset}.npz" for dataset, _, _ in cells if not (args.data / f"{dataset}.npz").exists()})
     if absent:

@@ -80,17 +80,20 @@ def over_namespaces(args: argparse.Namespace) -> list[dict[str, Any]]:
     link = Link(args.bandwidth_mbit * 1e6 / 8, args.latency_ms / 1e3)
     here = ["127.0.0.1"] * len(args.namespaces)
     print(
-        f"\nLINKS, measured: {args.link_dataset}, 2 layers of 64, {len(here)} ranks, {args.link_epochs} epochs (RETEXO: of each layer);"
+        f"\nLINKS, measured: {args.link_dataset}, 2 layers of 64, {len(here)} ranks, "
+        f"{args.link_epochs} epochs (RETEXO: of each layer);"
     )
     print(
         f"{args.bandwidth_mbit:g} Mb/s, {args.latency_ms:g} ms; {args.repeats} runs each, of which the soonest counts;"
     )
     print(
-        "seconds of training and evaluation; of network: predicted, and measured beyond the run on loopback; MB sent by the rank that sends"
+        "seconds of training and evaluation; of network: predicted, and measured beyond the "
+        "run on loopback; MB sent by the rank that sends"
     )
     print("most: by the ledger, and on the wire with headers and Dask's own")
     print(
-        f"{'':<22}{'loopback s':>11}{'over link s':>12}{'predicted s':>12}{'network: pred.':>16}{'meas.':>8}{'ledger MB':>11}{'wire MB':>9}"
+        f"{'':<22}{'loopback s':>11}{'over link s':>12}{'predicted s':>12}"
+        f"{'network: pred.':>16}{'meas.':>8}{'ledger MB':>11}{'wire MB':>9}"
     )
     told = []
     for name, system in SYSTEMS.items():

@@ -260,7 +260,8 @@ def show(report: dict[str, Any]) -> None:
     for r in report["engines"]:
         spread = f"{r['seconds_min']:.2f} - {r['seconds_max']:.2f}"
         print(
-            f"{r['name']:26} {r['threads']:2} {r['expand']:>7} {r['seconds_median']:8.2f} {spread:>15} {r['minibatches_per_s']:9.1f} "
+            f"{r['name']:26} {r['threads']:2} {r['expand']:>7} {r['seconds_median']:8.2f} "
+            f"{spread:>15} {r['minibatches_per_s']:9.1f} "
             f"{r['edges_per_s'] / 1e6:9.2f} {r['edges_per_minibatch'] / 1e3:8.1f} {r['cpu_ms_per_minibatch']:7.1f}"
             + ("" if r["minibatches"] == report["minibatches"] else f"  ({r['minibatches']} minibatch)")
         )
@@ -275,7 +276,8 @@ def show(report: dict[str, Any]) -> None:
     for m in report["memory"]:
         mega = {name: m[name] / 1e6 for name in ("peak_growth_bytes", "workspace_bytes", "bulk_bytes")}
         print(
-            f"k = {m['k']:3}: peak growth {mega['peak_growth_bytes']:8.1f}, buffers held {mega['workspace_bytes']:8.1f}, "
+            f"k = {m['k']:3}: peak growth {mega['peak_growth_bytes']:8.1f}, buffers "
+            f"held {mega['workspace_bytes']:8.1f}, "
             f"of which the bulk itself {mega['bulk_bytes']:8.1f}"
         )
     for threads, stages in report["profile_ms_per_minibatch"].items():
@@ -314,7 +316,8 @@ def main() -> None:
         print(f"  {minibatches} minibatches of {BATCH} seeds are a whole epoch here")
     if os.getloadavg()[0] > 0.5:
         print(
-            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of all peers whose threads wait for each other"
+            f"  the load average is {os.getloadavg()[0]:.1f}: other work distorts this, most of "
+            f"all peers whose threads wait for each other"
         )
     started = time.time()
     report: dict[str, Any] = {

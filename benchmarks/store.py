@@ -297,12 +297,14 @@ def show(report: dict[str, Any]) -> None:
     io, training = report["input_output"], report["reuse"]
     print(
         f"\na minibatch: {io['nodes_per_minibatch']:.0f} nodes, {io['edges_per_minibatch']:.0f} edges; "
-        f"structure {io['structure_bytes_per_minibatch'] / 1e6:.3f} MB, packed {io['packed_bytes_per_minibatch'] / 1e6:.3f} MB, "
+        f"structure {io['structure_bytes_per_minibatch'] / 1e6:.3f} MB, packed "
+        f"{io['packed_bytes_per_minibatch'] / 1e6:.3f} MB, "
         f"on disk {io['disk_bytes_per_minibatch'] / 1e6:.3f} MB "
         f"({100 * io['disk_bytes_per_minibatch'] / io['structure_bytes_per_minibatch']:.0f} % of the structure)"
     )
     print(
-        f"\n{'MB of packed rows a second':28}{'store':>8}{'min - max':>16}{'plain':>8}{'min - max':>16}{'store/plain':>13}"
+        f"\n{'MB of packed rows a second':28}{'store':>8}{'min - max':>16}"
+        f"{'plain':>8}{'min - max':>16}{'store/plain':>13}"
     )
     for what, r in io["rates"].items():
         spread = {who: f"{r[who + '_range'][0]:.0f} - {r[who + '_range'][1]:.0f}" for who in ("store", "plain")}
@@ -319,7 +321,8 @@ def show(report: dict[str, Any]) -> None:
         saved = training[p]["saved"]
         print(f"{p + ', saved':28}{100 * saved['seconds']:>8.1f}%{'':16}{100 * saved['cpu_seconds']:>7.1f}%")
     print(
-        f"filling the store once, {training['epochs']} epochs, with opening the data: {training['precompute_s'][-1]:.2f} s"
+        f"filling the store once, {training['epochs']} epochs, with opening the "
+        f"data: {training['precompute_s'][-1]:.2f} s"
     )
 
 

@@ -129,7 +129,8 @@ def run(kind: str, dataset: mr.Dataset, epochs: int, queue: str) -> tuple[list[f
     with tempfile.TemporaryDirectory() as folder, switched(kind, browser) as hear:
         try:
             result = mr.run(
-                dataset, out=Path(folder) / "run", emit=hear, epochs=epochs, ranks=2, threads=1, batch_size=512, fanout=(10, 5), hidden=128,
+                dataset, out=Path(folder) / "run", emit=hear, epochs=epochs, ranks=2, threads=1, batch_size=512,
+                fanout=(10, 5), hidden=128,
                 features="owned", executor="dask", train={"evaluate_every": 0}, queue={"kind": queue, "bulk_size": 8},
                 cluster={"dashboard_port": 0},
             )  # fmt: skip
@@ -199,7 +200,8 @@ def main() -> None:
     )
     found = summary(pairs)
     print(
-        f"{len(pairs)} pairs of {a.paired}, {time.perf_counter() - start:.0f} s; without telemetry an epoch takes {found['epoch_s']:.3f} s"
+        f"{len(pairs)} pairs of {a.paired}, {time.perf_counter() - start:.0f} s; without "
+        f"telemetry an epoch takes {found['epoch_s']:.3f} s"
     )
     print(f"with it {found['share']:+.2%}, 95 % interval {found['from']:+.2%} to {found['to']:+.2%}; told: {seen}")
     print(f"load of the machine before and after: {load[0]:.1f}, {os.getloadavg()[0]:.1f}")

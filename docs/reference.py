@@ -202,7 +202,10 @@ def result_fields() -> str:
         + ", ".join(f"`{s}`" for s in result.SECONDS)
         + ", and `per_epoch`.",
         "## `bytes` and `waits`",
-        "Payload, counted by who sends it (`store`: by who reads it), by channel and kind; `bytes` has `per_rank` beside the sums.",
+        (
+            "Payload, counted by who sends it (`store`: by who reads it), by channel and "
+            "kind; `bytes` has `per_rank` beside the sums."
+        ),
         table(("channel", "kinds"), kinds),
     ]
     return code("\n\n".join(parts))

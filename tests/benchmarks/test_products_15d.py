@@ -101,7 +101,8 @@ def test_the_cases_have_what_they_are_for():
     empty = {key: ((np.diff(at) == 0).any(), (np.diff(cuts) == 0).any()) for key, (_, _, at, cuts, _) in shapes.items()}
     assert all(empty["repeats", p, c] == (True, True) for kind, p, c in shapes if kind == "repeats")
     assert {kind: len(np.unique(shapes[kind, 4, 1][1].indices)) < shapes[kind, 4, 1][1].nnz for kind in CASES} == {
-        "seeds": False, "repeats": True, "scaled": False, "weights": True, "layerwise": True, "floats": True, "nothing": False
+        "seeds": False, "repeats": True, "scaled": False, "weights": True, "layerwise": True, "floats": True,
+        "nothing": False
     }  # fmt: skip
 
 

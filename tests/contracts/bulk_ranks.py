@@ -61,8 +61,10 @@ def _rank(
     try:
         report = asdict(
             trainer.train_and_evaluate(
-                prepared, out, queue, group=group, ledger=ledger, produce=samples is None, producer_alive=alive, emit=told.append,
-                stop=lambda: steps is not None and group.rank == 0 and sum(isinstance(e, StepDone) for e in told) >= steps, clock=Clock(),
+                prepared, out, queue, group=group, ledger=ledger, produce=samples is None, producer_alive=alive,
+                emit=told.append,
+                stop=lambda: steps is not None and group.rank == 0 and sum(isinstance(e,
+                StepDone) for e in told) >= steps, clock=Clock(),
             )
         )  # fmt: skip
     except Interrupted:

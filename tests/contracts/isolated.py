@@ -152,7 +152,8 @@ def _rank(
     asked = iter(range(1, 1 << 30))
     try:
         report = train_and_evaluate(
-            prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True, emit=silent,
+            prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True,
+            emit=silent,
             stop=lambda: next(asked) == stop_after, clock=Clock(),
         )  # fmt: skip
     except Interrupted:

@@ -1,8 +1,8 @@
 """Run a function on P ranks: processes of this machine that talk through gloo, under a store that the test's process
 holds.
 
-Processes are forked from a server that has imported torch once, so that starting ranks costs a fraction of a second, not
-seconds a rank.
+Processes are forked from a server that has imported torch once, so that starting ranks costs a fraction of a second,
+not seconds a rank.
 """
 
 import importlib.util

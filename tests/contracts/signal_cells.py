@@ -23,7 +23,8 @@ SYSTEMS = ("bulk", "grappa", "retexo", "sar")
 LIMIT_S = 10.0
 """An interrupted command has ended within this time, on a machine that does nothing else."""
 FLAGS = (
-    "--dataset", "sbm:nodes=1500,classes=3,degree=8,features=5,train=0.5", "--hidden", "8", "--seed", "3", "--dtype", "float64",
+    "--dataset", "sbm:nodes=1500,classes=3,degree=8,features=5,train=0.5", "--hidden", "8", "--seed", "3", "--dtype",
+    "float64",
     "--set=threads=1", "--set=cluster.dashboard_port=0", "--set=checkpoint.every_s=1000",
 )  # fmt: skip
 MINIBATCHES = ("--batch-size", "25", "--fanout", "4,3")

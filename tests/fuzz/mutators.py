@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 ODD: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31 - 1, 2**31, 2**62, 2**63, 2**70, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "", "\0",
+    None, True, False, 0, -1, 1, 2**31 - 1, 2**31, 2**62, 2**63, 2**70, 10**400, 0.5, -0.0, 1e308, float("inf"),
+    float("nan"), "", "\0",
     "a" * 3000,
     "../../x", "s3://b/c", "\ud800", "é", [], {}, [[]], [None], {"a": {"b": [1]}}, "2026-01-01", "1", "inf",
 ]  # fmt: skip

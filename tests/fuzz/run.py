@@ -39,7 +39,10 @@ def main() -> int:
                 judge(tally, name, seed, one(bench, name, seed))
             if not args.json:
                 told = f"accepted {tally.accepted}, refused {sum(tally.refused.values())}, broken {len(tally.broken)}"
-                slow = f"slowest {tally.seconds:.2f} s, most memory {tally.peak_bytes >> 20} MiB, {time.perf_counter() - start:.1f} s in all"
+                slow = (
+                    f"slowest {tally.seconds:.2f} s, most memory {tally.peak_bytes >> 20} MiB, "
+                    f"{time.perf_counter() - start:.1f} s in all"
+                )
                 print(f"{name:<9} {tally.inputs:>6} inputs: {told}; {slow}", flush=True)
     broken = [line for tally in tallies.values() for line in tally.broken]
     print(json.dumps({name: vars(tally) for name, tally in tallies.items()}) if args.json else "\n".join(broken))

@@ -113,7 +113,8 @@ class Bench:
     def _tables(self) -> None:
         rng, ids = np.random.default_rng(1), np.arange(V)
         self.arrays = {
-            "edge_index": rng.integers(0, V, (2, E)), "y": ids % 3, "x": rng.random((V, 4)), "train_idx": ids[:15], "val_mask": ids >= 25,
+            "edge_index": rng.integers(0, V, (2, E)), "y": ids % 3, "x": rng.random((V, 4)), "train_idx": ids[:15],
+            "val_mask": ids >= 25,
             "edge_weight": rng.random(E), "meta": np.array(json.dumps({"direction": "directed"})),
         }  # fmt: skip
         sparse = {"x_indptr": np.arange(V + 1), "x_indices": ids % 5, "x_data": np.ones(V), "x_shape": np.array([V, 5])}
@@ -164,12 +165,18 @@ class Bench:
         shutil.copytree(self.good / "checkpoints", run / "checkpoints")
         per_rank = [{"network": {"features": 3}}] * 2
         result = {
-            "schema_version": 1, "status": "done", "system": "bulk", "model": "sage", "dataset": "digits", "num_nodes": V, "num_edges": E,
-            "device": "cpu", "dtype": "float32", "ranks": 2, "epochs": 1, "seed": 0, "minibatches_per_step": 2, "train_loss": 0.5,
-            "val_accuracy": 0.6, "test_accuracy": 0.5, "best_epoch": 0, "seconds": {"total": 2.0, "fetch": 0.5, "per_epoch": [1.0]},
-            "bytes": {"network": {"features": 6}, "per_rank": per_rank}, "waits": {"network": {"features": 1}}, "peak_rss_bytes": [9, 9],
-            "memory_bytes": [{"step": 3}] * 2, "hot_rows": None, "peak_device_bytes": [0, 0], "minibatches": 4, "sampled_edges": 50,
-            "phases": [], "lost": [{"rank": 1, "phase": 0, "epoch": 0, "step": 1, "seeds": 3, "epochs": 1}], "clients": None,
+            "schema_version": 1, "status": "done", "system": "bulk", "model": "sage", "dataset": "digits",
+            "num_nodes": V, "num_edges": E,
+            "device": "cpu", "dtype": "float32", "ranks": 2, "epochs": 1, "seed": 0, "minibatches_per_step": 2,
+            "train_loss": 0.5,
+            "val_accuracy": 0.6, "test_accuracy": 0.5, "best_epoch": 0,
+            "seconds": {"total": 2.0, "fetch": 0.5, "per_epoch": [1.0]},
+            "bytes": {"network": {"features": 6}, "per_rank": per_rank}, "waits": {"network": {"features": 1}},
+            "peak_rss_bytes": [9, 9],
+            "memory_bytes": [{"step": 3}] * 2, "hot_rows": None, "peak_device_bytes": [0, 0], "minibatches": 4,
+            "sampled_edges": 50,
+            "phases": [], "lost": [{"rank": 1, "phase": 0, "epoch": 0, "step": 1, "seeds": 3, "epochs": 1}],
+            "clients": None,
             "fingerprint": {"graph": "g"}, "parameters_sha256": "0", "out": "run", "versions": {"numpy": "2"},
         }  # fmt: skip
         (run / "result.json").write_text(json.dumps(result))
@@ -247,10 +254,18 @@ def _toml(bench: Bench, rng: random.Random) -> Callable[[], None]:
     else:
         text = rng.choice(
             [
-                b"a." * 50_000 + b"b = 1", b"x = " + b"[" * 5000, b"x = " + b"[" * 400 + b"]" * 400, b"seed = " + b"9" * 5000,
-                b"seed = 0x" + b"f" * 20_000, b"x = {" + b"a." * 30_000 + b"b = 1}", b"[" + b"a." * 20_000 + b"b]", b"seed = true",
-                b'model = ""', b"model = 3", b"sampler = []", b"lr = nan", b"a = 1\n" * 100_000, b'"a"' + b'."a"' * 5000 + b" = 1",
-                b"x = {a = " * 500 + b"1" + b"}" * 500, b"[[x]]\n" * 3000, b"train = 1", b"threads = inf", b"[model]\nlayers = true",
+                b"a." * 50_000 + b"b = 1", b"x = " + b"[" * 5000, b"x = " + b"[" * 400 + b"]" * 400, (b"seed "
+                    b"= ") + b"9" * 5000,
+                b"seed = 0x" + b"f" * 20_000, b"x = {" + b"a." * 30_000 + (b"b = "
+                    b"1}"), b"[" + b"a." * 20_000 + b"b]", (b"seed "
+                    b"= "
+                    b"true"),
+                b'model = ""', b"model = 3", b"sampler = []", (b"lr = "
+                    b"nan"), b"a = 1\n" * 100_000, b'"a"' + b'."a"' * 5000 + b" = 1",
+                b"x = {a = " * 500 + b"1" + b"}" * 500, b"[[x]]\n" * 3000, b"train = 1", (b"threads = "
+                    b"inf"), (b"[model]\nlayers "
+                    b"= "
+                    b"true"),
                 b"[sampler]\nfanout = [true, 1]", b"dataset = \"a\\u0000b\"",
             ]
         )  # fmt: skip
@@ -344,8 +359,10 @@ def _parquet(bench: Bench, rng: random.Random) -> Callable[[], None]:
             if new.ndim == 1 and len(new) == len(table) and new.dtype.kind in "biufmMU":
                 return table.set_column(at, name, pa.array(new if new.dtype.kind != "U" else new.tolist()))
         values = [
-            [None] * len(table), ["a"] * len(table), [[1], *[[1, 2]] * (len(table) - 1)], [{"a": 1}] * len(table), [b"\xff"] * len(table),
-            [[[1.0]]] * len(table), [None, *[1] * (len(table) - 1)], [[None, 1.0]] * len(table), [[]] * len(table), [2**62] * len(table),
+            [None] * len(table), ["a"] * len(table), [[1], *[[1, 2]] * (len(table) - 1)], [{"a": 1}] * len(table),
+            [b"\xff"] * len(table),
+            [[[1.0]]] * len(table), [None, *[1] * (len(table) - 1)], [[None, 1.0]] * len(table), [[]] * len(table),
+            [2**62] * len(table),
             [None, *[[1.0, 2.0]] * (len(table) - 1)], ["train"] * len(table), [1.5] * len(table), [True] * len(table),
         ]  # fmt: skip
         return table.set_column(at, name, pa.array(rng.choice(values)))
@@ -486,7 +503,8 @@ def _owners(bench: Bench, rng: random.Random) -> Callable[[], None]:
 ADDRESSES = [
     "tcp://127.0.0.1:1", "tcp://[::1", "tls://", "tcp://" + "a" * 300 + ":1", "tcp://a..b:1", "tcp://127.0.0.1:99999", "tcp://\u2100:1",
     "::",
-    "tcp://\0:1", "tcp://[v1.x]:1", "inproc://x", "tcp://user@localhost:1", "", " ", "tcp://localhost:abc", "localhost:1", "http://[", "tcp://[::1]:1",
+    "tcp://\0:1", "tcp://[v1.x]:1", "inproc://x", "tcp://user@localhost:1", "", " ", "tcp://localhost:abc",
+    "localhost:1", "http://[", "tcp://[::1]:1",
     "127.0.0.1", "localhost",
 ]  # fmt: skip
 
@@ -531,7 +549,8 @@ def _spec(bench: Bench, rng: random.Random) -> Callable[[], None]:
 
 Make = Callable[[Bench, random.Random], Callable[[], None]]
 TARGETS: dict[str, tuple[Make, float]] = {
-    "toml": (_toml, 0.12), "override": (_override, 0.1), "npz": (_npz, 0.15), "parquet": (_parquet, 0.1), "csv": (_csv, 0.07),
+    "toml": (_toml, 0.12), "override": (_override, 0.1), "npz": (_npz, 0.15), "parquet": (_parquet, 0.1),
+    "csv": (_csv, 0.07),
     "dataset": (_dataset, 0.08), "parts": (_parts, 0.04), "samples": (_samples, 0.06), "stores": (_small_stores, 0.06),
     "run": (_run_folder, 0.05), "owners": (_owners, 0.05), "address": (_address, 0.05), "spec": (_spec, 0.02),
 }  # fmt: skip

@@ -16,7 +16,8 @@ SECRET = [
     ("HTTPS://u:SECRET@[::1]:8/x?sig=SECRET", "HTTPS://***@[::1]:8/x?***"),
 ]
 PLAIN = [
-    "s3://bucket/p@v2", "https://host:8080/a@b", "tls://[fe80::1]:8786", "http://[::1]:80/x@y", "gs://b/x?", "/a/b:c@d", "user@host",
+    "s3://bucket/p@v2", "https://host:8080/a@b", "tls://[fe80::1]:8786", "http://[::1]:80/x@y", "gs://b/x?", "/a/b:c@d",
+    "user@host",
     "sbm:nodes=3", "/data/x:/y@z?",
 ]  # fmt: skip
 

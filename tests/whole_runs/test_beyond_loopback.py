@@ -19,7 +19,8 @@ from millrace.pipeline import cli
 HERE, THERE = "10.213.7.1", "10.213.7.2"
 SCHEDULER = f"tls://{HERE}:8786"
 JOB = (
-    "--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32", "--ranks", "2", "--dtype", "float64",
+    "--dataset", "digits", "--epochs", "2", "--fanout", "5,5", "--hidden", "16", "--batch-size", "32", "--ranks", "2",
+    "--dtype", "float64",
     "--set", "queue.kind=zarr", "--set", "threads=1", "--set", "cluster.dashboard_port=0",
 )  # fmt: skip
 START_S, RUN_S = 60.0, 120.0
@@ -185,13 +186,15 @@ def keys(tls: dict[str, Path]) -> list[str]:
 @pytest.mark.slow
 def test_ranks_on_two_hosts_train_the_parameters_of_one_host(cluster, tls, tmp_path):
     alone = subprocess.Popen(
-        [sys.executable, "-m", "millrace.pipeline", "run", *JOB, "--executor", "dask", "--out", str(tmp_path / "alone")],
+        [sys.executable, "-m", "millrace.pipeline", "run", *JOB, "--executor", "dask", "--out",
+        str(tmp_path / "alone")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert alone.wait(RUN_S) == 0, alone.stdout.read()
     before = {address: cluster.received_bytes(address) for address in (HERE, THERE)}
     run = cluster.start(
-        HERE, tmp_path / "run.log", "-m", "millrace.pipeline", "run", *JOB, "--scheduler", SCHEDULER, "--host", HERE, *keys(tls),
+        HERE, tmp_path / "run.log", "-m", "millrace.pipeline", "run", *JOB, "--scheduler", SCHEDULER, "--host", HERE,
+        *keys(tls),
         "--out", tmp_path / "apart",
     )  # fmt: skip
     ranks: dict[str, set[str]] = {HERE: set(), THERE: set()}

@@ -27,7 +27,8 @@ DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 STEP, BATCH, EPOCHS, NODES, FEATURES = 4, 16, 2, 600, 5
 """M minibatches a step; 300 train nodes are 19 minibatches, so the last step of an epoch leaves ranks without work."""
 JOB = {
-    "epochs": EPOCHS, "batch_size": BATCH, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2, "dtype": "float64", "seed": 3,
+    "epochs": EPOCHS, "batch_size": BATCH, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2,
+    "dtype": "float64", "seed": 3,
     "threads": 1, "minibatches_per_step": STEP, "model": {"name": "sage", "norm": "batch"},
 }  # fmt: skip
 COLUMNS = ("src", "indptr", "indices", "weight", "edge_id")

@@ -26,7 +26,8 @@ from millrace.pipeline.telemetry.heartbeat import FIRST_S, STEADY_BEATS
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, STEPS = 4, 4
 JOB = {
-    "epochs": EPOCHS, "batch_size": 40, "fanout": [4, 3], "hidden": 8, "seed": 3, "threads": 1, "ranks": 2, "minibatches_per_step": 2,
+    "epochs": EPOCHS, "batch_size": 40, "fanout": [4, 3], "hidden": 8, "seed": 3, "threads": 1, "ranks": 2,
+    "minibatches_per_step": 2,
 }  # fmt: skip
 WAIT_S = 240.0
 """For a machine that does much else."""

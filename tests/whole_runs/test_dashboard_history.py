@@ -42,7 +42,8 @@ class Cluster:
 
     def pulse(self, rank, run="a", generation=0, ended="", **fields):
         pulse = {
-            "rank": rank, "stage": "reduce", "epoch": 0, "step": 0, "loss": 0.5, "steps": 0, "edges": 0, "seconds": {"total": self.at},
+            "rank": rank, "stage": "reduce", "epoch": 0, "step": 0, "loss": 0.5, "steps": 0, "edges": 0,
+            "seconds": {"total": self.at},
             "bytes": {}, "sent_to": {}, "rss_bytes": 1 << 20, "queue": {}, "hot": {}, **fields,
         }  # fmt: skip
         record = {

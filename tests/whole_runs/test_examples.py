@@ -44,7 +44,8 @@ SMALL = (
     "threads=1",
 )
 SBATCH = {
-    "-J": r"[\w-]+", "-e": r"\S+", "-o": r"\S+", "-p": r"\w+", "-A": r"\w+", "-n": r"\d+", "-t": r"(\d+-)?\d+(:\d+){0,2}",
+    "-J": r"[\w-]+", "-e": r"\S+", "-o": r"\S+", "-p": r"\w+", "-A": r"\w+", "-n": r"\d+",
+    "-t": r"(\d+-)?\d+(:\d+){0,2}",
     "--cpus-per-task": r"\d+", "--mem": r"\d+[KMGT]?", "--nodes": r"\d+(-\d+)?", "--ntasks": r"\d+",
 }  # fmt: skip
 """Options that `sbatch` documents, and the form of their values."""

@@ -55,7 +55,8 @@ from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 NODES, EPOCHS, EVERY, BATCH = 120, 5, 2, 8
 """Three super-epochs, the last one cut short."""
 JOB: dict[str, Any] = {
-    "epochs": EPOCHS, "layers": 2, "hidden": 6, "dropout": 0.3, "lr": 0.05, "seed": 3, "threads": 1, "fanout": [4, 3], "batch_size": BATCH,
+    "epochs": EPOCHS, "layers": 2, "hidden": 6, "dropout": 0.3, "lr": 0.05, "seed": 3, "threads": 1, "fanout": [4, 3],
+    "batch_size": BATCH,
 }  # fmt: skip
 TABLE: dict[str, Any] = {
     "epochs": EPOCHS, "seed": 3, "ranks": 2, "check": True, "model": {"hidden": 6, "layers": 2, "dropout": 0.3},
@@ -695,9 +696,11 @@ def clustered(store, scheduler, tmp_path_factory):
     """Two ranks, from the command line."""
     out = tmp_path_factory.mktemp("clustered") / "run"
     code, said, err = command(
-        "run", "--system", "grappa", "--dataset", store, "--epochs", EPOCHS, "--layers", 2, "--hidden", 6, "--dropout", 0.3, "--lr", 0.05,
+        "run", "--system", "grappa", "--dataset", store, "--epochs", EPOCHS, "--layers", 2, "--hidden", 6, "--dropout",
+        0.3, "--lr", 0.05,
         "--seed", 3, "--fanout", "4,3", "--batch-size", BATCH, "--set", "threads=1", "--set", "partition.method=hash",
-        "--set", f"grappa.repartition_every={EVERY}", "--set", "check=true", "--ranks", 2, "--scheduler", scheduler, "--out", out, "--json",
+        "--set", f"grappa.repartition_every={EVERY}", "--set", "check=true", "--ranks", 2, "--scheduler", scheduler,
+        "--out", out, "--json",
     )  # fmt: skip
     assert code == 0, err
     return SimpleNamespace(out=out, record=json.loads(said), err=err)

@@ -44,7 +44,8 @@ from millrace.tests.contracts.process_ranks import run_ranks
 
 RANKS, EVERY, EPOCHS, LONG = 3, 2, 4, 80
 TABLE: dict[str, Any] = {
-    "system": "grappa", "epochs": EPOCHS, "seed": 3, "ranks": RANKS, "threads": 1, "model": {"hidden": 6, "layers": 2, "dropout": 0.3},
+    "system": "grappa", "epochs": EPOCHS, "seed": 3, "ranks": RANKS, "threads": 1,
+    "model": {"hidden": 6, "layers": 2, "dropout": 0.3},
     "sampler": {"fanout": [4, 3]}, "train": {"lr": 0.05, "batch_size": 8}, "partition": {"method": "hash"},
     "grappa": {"repartition_every": EVERY},
     "cluster": {"on_rank_loss": "continue"},
@@ -129,7 +130,10 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
     np.testing.assert_allclose(((flat(model) - a) / lr).numpy(), total / count, rtol=1e-8, atol=1e-10)
     seeds = int(np.isin(case.split.train, np.flatnonzero(case.part_of == victim)).sum())
     assert told == [
-        f"rank {victim} is missing from epoch 1, step 1 of 1 on: its {seeds} seeds, and validation, are left out until super-epoch 1 ends"
+        (
+            f"rank {victim} is missing from epoch 1, step 1 of 1 on: its {seeds} seeds, and "
+            f"validation, are left out until super-epoch 1 ends"
+        )
     ]
 
 
@@ -279,7 +283,8 @@ class Reaper:
 
 
 CLUSTERED = {
-    **TABLE, "epochs": 2 * LONG, "grappa": {"repartition_every": LONG}, "train": {"lr": 0.02, "batch_size": 8, "evaluate_every": 10},
+    **TABLE, "epochs": 2 * LONG, "grappa": {"repartition_every": LONG},
+    "train": {"lr": 0.02, "batch_size": 8, "evaluate_every": 10},
     "model": {"hidden": 8, "layers": 2}, "checkpoint": {"every_s": 1000.0},
 }  # fmt: skip
 DATASET = f"sbm:nodes=400,classes=3,degree=6,features={F},train=0.4"
@@ -319,7 +324,10 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
         left_out = (
             f"its {record['seeds']} seeds, and validation, are left out until super-epoch {record['phase'] + 1} ends"
         )
-        where = rf"rank {record['rank']} is missing from epoch {record['epoch'] + 1}, step {record['step'] + 1} of \d+ on: {left_out}"
+        where = (
+            rf"rank {record['rank']} is missing from epoch {record['epoch'] + 1}, step "
+            rf"{record['step'] + 1} of \d+ on: {left_out}"
+        )
         assert [n for n in reaper.notes if re.fullmatch(where, n)]
     assert json.loads((out / "result.json").read_text())["lost"] == result.lost
     assert (result.status, result.epochs) == ("done", 2 * LONG)

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 WAIT_S = 240.0
 """For a machine that does much else."""
 JOB = [
-    "--dataset", "sbm:nodes=300,classes=3,degree=4,features=4,train=0.5", "--epochs", "1000000", "--batch-size", "50", "--fanout", "3,3",
+    "--dataset", "sbm:nodes=300,classes=3,degree=4,features=4,train=0.5", "--epochs", "1000000", "--batch-size", "50",
+    "--fanout", "3,3",
     "--hidden", "4", "--ranks", "2", "--set=threads=1", "--set=cluster.dashboard_port=0",
 ]  # fmt: skip
 ATTACK = """
@@ -85,7 +86,8 @@ async def reached():
     found = await within(10, {**asked, **{(port, "store"): is_a_store(port) for port in ports}})
     dask, stores = [x for x in found if x[1] != "store"], [port for port, kind in found if kind == "store"]
     folders_, pages_ = [f for f in folders if opens(f)], [p for p in pages if shows(p)]
-    print(json.dumps({"uid": os.getuid(), "dask": dict(dask), "stores": stores, "folders": folders_, "pages": pages_}), flush=True)
+    report = {"uid": os.getuid(), "dask": dict(dask), "stores": stores, "folders": folders_, "pages": pages_}
+    print(json.dumps(report), flush=True)
     os._exit(0)
 
 asyncio.run(reached())

@@ -107,7 +107,8 @@ def train_one(
     asked = iter(range(1, 1 << 30))
     try:
         report = train_and_evaluate(
-            prepared, out, queue, group=group, ledger=group._ledger, produce=True, producer_alive=lambda: True, emit=silent,
+            prepared, out, queue, group=group, ledger=group._ledger, produce=True, producer_alive=lambda: True,
+            emit=silent,
             stop=lambda: next(asked) == stop_after, clock=Clock(),
         )  # fmt: skip
     except Interrupted:
@@ -132,10 +133,12 @@ def only_own(out: Path, rank: int, block: int) -> Path:
 SAME = {
     "partitioned": {"bulk": PARTITIONED},
     "two columns": {"bulk": {**PARTITIONED, "replication": 2, "cache_fraction": 0.1}},
-    "two columns, hot by degree": {"bulk": {**PARTITIONED, "replication": 2, "cache_fraction": 0.1, "hot_by": "degree"}},
+    "two columns, hot by degree": {"bulk": {**PARTITIONED, "replication": 2, "cache_fraction": 0.1,
+    "hot_by": "degree"}},
     "everything everywhere": {"bulk": {**PARTITIONED, "replication": 4, "cache_fraction": 0.1}},
     "nothing ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 0}, "queue": {"bulk_size": 1, "max_bytes": 1}},
-    "a little ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 9000, "cache_fraction": 0.05}, "queue": {"bulk_size": 5}},
+    "a little ahead": {"bulk": {**PARTITIONED, "prefetch_bytes": 9000, "cache_fraction": 0.05},
+    "queue": {"bulk_size": 5}},
     "owned": {"features": "owned"},
     "owned in two columns": {"features": "owned", "bulk": {"replication": 2, "cache_fraction": 0.1}},
 }  # fmt: skip
@@ -494,7 +497,8 @@ REFUSED = {
     ),
     "c where all have all": (
         ["--ranks", 4, "--set", "bulk.replication=2"],
-        'bulk.replication is 2, but every rank has all features; use features = "owned" or bulk.topology = "partitioned" with it',
+        "bulk.replication is 2, but every rank has all features; use features = "
+        '"owned" or bulk.topology = "partitioned" with it',
     ),
     "hot where all have all": (
         ["--ranks", 4, "--set", "bulk.cache_fraction=0.1"],

@@ -20,15 +20,18 @@ from millrace.stages.neighbourhood.base import destinations
 DATASET = "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, TOLD_S, GONE_S = 6, 5.0, 5.0
 JOB = {
-    "epochs": EPOCHS, "batch_size": 10, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2, "seed": 3, "threads": 1, "ranks": 2,
+    "epochs": EPOCHS, "batch_size": 10, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2, "seed": 3,
+    "threads": 1, "ranks": 2,
     "model": {"name": "sage", "norm": "batch"}, "queue": {"kind": "zarr", "bulk_size": 4, "max_bytes": 60_000},
     "checkpoint": {"every_steps": 15},
 }  # fmt: skip
 FLAGS = [
-    "--dataset", DATASET, "--epochs", str(EPOCHS), "--batch-size", "10", "--fanout", "4,3", "--hidden", "8", "--lr", "0.02",
+    "--dataset", DATASET, "--epochs", str(EPOCHS), "--batch-size", "10", "--fanout", "4,3", "--hidden", "8", "--lr",
+    "0.02",
     "--dropout", "0.2", "--seed", "3", "--ranks", "2",
     *(f"--set={x}" for x in (
-        "threads=1", "model.norm=batch", "queue.kind=zarr", "queue.bulk_size=4", "queue.max_bytes=60000", "checkpoint.every_steps=15",
+        "threads=1", "model.norm=batch", "queue.kind=zarr", "queue.bulk_size=4", "queue.max_bytes=60000",
+        "checkpoint.every_steps=15",
         "cluster.dashboard_port=0",
     )),
 ]  # fmt: skip

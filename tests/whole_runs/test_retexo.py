@@ -105,7 +105,8 @@ def digits(tmp_path_factory):
     """One rank, from the command line."""
     out = tmp_path_factory.mktemp("digits") / "run"
     code, said, err = command(
-        "run", "--system", "retexo", "--dataset", "digits", "--epochs", 3, "--layers", 2, "--hidden", 16, "--dropout", 0.2, "--seed", 3,
+        "run", "--system", "retexo", "--dataset", "digits", "--epochs", 3, "--layers", 2, "--hidden", 16, "--dropout",
+        0.2, "--seed", 3,
         "--set", "threads=1", "--out", out, "--json",
     )  # fmt: skip
     assert code == 0, err
@@ -184,7 +185,8 @@ def two(store, scheduler, tmp_path_factory):
     """Two ranks, from the command line."""
     out = tmp_path_factory.mktemp("two") / "run"
     code, said, err = command(
-        "run", "--system", "retexo", "--dataset", store, "--epochs", EPOCHS, "--layers", 2, "--hidden", HIDDEN, "--dropout", 0.3,
+        "run", "--system", "retexo", "--dataset", store, "--epochs", EPOCHS, "--layers", 2, "--hidden", HIDDEN,
+        "--dropout", 0.3,
         "--lr", 0.05, "--seed", 3, "--dtype", "float64", "--set", "threads=1", "--set", "check=true", "--ranks", 2,
         "--scheduler", scheduler, "--out", out, "--json",
     )  # fmt: skip
@@ -500,7 +502,8 @@ def replaced(run, phase, other):
 @pytest.mark.parametrize(
     ("spoil", "phrase"),
     [
-        (lambda run, by: replaced(run, 1, rows(by / "seed-4", 1)), "was made from something else; these differ: parameters (store"),
+        (lambda run, by: replaced(run, 1, rows(by / "seed-4", 1)), "was made from something else; these "
+            "differ: parameters (store"),
         (lambda run, by: replaced(run, 1, rows(by / "whole-3", 2)), "wanted 1)"),
         (lambda run, by: shutil.rmtree(rows(run, 1)), "is missing"),
         (lambda run, by: (rows(run, 1) / "manifest.json").write_text("{}"), "stale or damaged rows"),
@@ -568,27 +571,41 @@ def saved(path, owners):
     ("options", "phrase"),
     [
         (lambda p: {"retexo": {"head": "none"}}, 'use retexo.propagate = "logits" with it'),
-        (lambda p: {"retexo": {"folds": 3}}, "unknown configuration key 'retexo.folds'; it was removed: it raised no accuracy"),
+        (lambda p: {"retexo": {"folds": 3}}, "unknown configuration key 'retexo.folds'; it was "
+            "removed: it raised no accuracy"),
         (lambda p: {"model": Own()}, "Own, and system 'retexo' must give each layer a head"),
-        (lambda p: {"retexo": {"clients": 0}}, "'retexo.clients' is 0: expected a whole number, at least 1, or ranks, or nodes"),
+        (lambda p: {"retexo": {"clients": 0}}, "'retexo.clients' is 0: expected a whole number, at "
+            "least 1, or ranks, or nodes"),
         (lambda p: {"retexo": {"clients": True}}, "'retexo.clients' is True"),
         (lambda p: {"retexo": {"clients": "node"}}, "'retexo.clients' is 'node'"),
         (lambda p: {"retexo": {"clients": NODES + 1}}, f"retexo.clients is {NODES + 1}, but there are {NODES} nodes"),
         (lambda p: {"system": mr.retexo(clients=NODES + 1)}, f"retexo.clients is {NODES + 1}"),
         (lambda p: {"retexo": {"local_steps": 0}}, "'retexo.local_steps' is 0"),
-        (lambda p: {"retexo": {"local_steps": 2, "distill": 0.5}}, "retexo.distill is 0.5, and retexo.local_steps is 2, .*leave one"),
+        (lambda p: {"retexo": {"local_steps": 2, "distill": 0.5}}, "retexo.distill is 0.5, and "
+            "retexo.local_steps is 2, .*leave one"),
         (lambda p: {"retexo": {"distill": 1.0}}, "'retexo.distill' is 1.0"),
         (lambda p: {"retexo": {"local_steps": 2}, "model": mr.GCN(norm="batch")}, "share no batch normalisation"),
         (lambda p: {"retexo": {"mode": "v2"}}, "'retexo.mode' is 'v2'"),
         (lambda p: {"retexo": {"rouding": "int8"}}, "rouding"),
         (lambda p: {"partition": {"owners": str(p / "none.npy")}}, "none.npy cannot be read"),
-        (lambda p: {"partition": saved(p / "a.npy", np.zeros(NODES))}, r"owners are float64\[200\]; expected a vector of whole numbers"),
+        (lambda p: {"partition": saved(p / "a.npy", np.zeros(NODES))}, r"owners are float64\[200\]; expected a "
+            r"vector of whole numbers"),
         (lambda p: {"partition": saved(p / "a.npy", np.zeros((NODES, 1), int))}, r"owners are int64\[200, 1\]"),
-        (lambda p: {"partition": saved(p / "a.npy", np.zeros(NODES - 1, int))}, f"{NODES - 1} owners are given for {NODES} nodes"),
-        (lambda p: {"partition": saved(p / "a.npy", np.full(NODES, 2)), "ranks": 2}, r"owners lie in \[2, 2\], but there are 2 parts"),
+        (lambda p: {"partition": saved(p / "a.npy", np.zeros(NODES - 1, int))}, f"{NODES - 1} owners are given for "
+            f"{NODES} nodes"),
+        (lambda p: {"partition": saved(p / "a.npy", np.full(NODES, 2)), "ranks": 2}, r"owners lie in \[2, 2\], but "
+            r"there "
+            r"are 2 parts"),
         (lambda p: {"partition": saved(p / "a.npy", np.full(NODES, -1))}, r"owners lie in \[-1, -1\]"),
-        (lambda p: {"system": mr.retexo(clients=3, partitioner=Given(np.arange(NODES) % 4))}, r"owners lie in \[0, 3\], but there are 3"),
-        (lambda p: {"partition": saved(p / "a.npy", np.zeros(NODES, int)), "retexo": {"clients": "nodes"}}, "leave one of them out"),
+        (lambda p: {"system": mr.retexo(clients=3, partitioner=Given(np.arange(NODES) % 4))}, r"owners lie in \[0, "
+            r"3\], "
+            r"but "
+            r"there "
+            r"are 3"),
+        (lambda p: {"partition": saved(p / "a.npy", np.zeros(NODES, int)), "retexo": {"clients": "nodes"}}, "leave one "
+            "of "
+            "them "
+            "out"),
         (lambda p: {"partition": {"method": "metiss"}}, "did you mean 'metis'"),
         (lambda p: {"fanout": [3, 2]}, "system 'retexo' samples nothing"),
         (lambda p: {"queue": {"bulk_size": 3}}, "no minibatches to queue"),

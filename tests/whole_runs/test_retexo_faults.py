@@ -22,7 +22,8 @@ def test_a_rank_may_be_killed_at_any_instant(tmp_path, retexo):
     """One run that is killed before its first checkpoint, between two, while rows are written and once they are, and in
     the next phase."""
     table = {
-        "ranks": 2, "epochs": 5, "seed": 3, "dtype": "float64", "model": {"name": "sage", "layers": 2, "hidden": 8, "dropout": 0.3},
+        "ranks": 2, "epochs": 5, "seed": 3, "dtype": "float64",
+        "model": {"name": "sage", "layers": 2, "hidden": 8, "dropout": 0.3},
         "retexo": retexo, "partition": {"method": "hash"}, "checkpoint": {"every_steps": 2},
     }  # fmt: skip
     dataset = mr.open_dataset(DATASET)
@@ -43,7 +44,8 @@ def test_a_rank_may_be_killed_at_any_instant(tmp_path, retexo):
 
 EPOCHS = 150
 JOB = {
-    "epochs": EPOCHS, "model": {"name": "sage", "hidden": 8, "layers": 2, "dropout": 0.3}, "train": {"lr": 0.02}, "seed": 3, "threads": 1,
+    "epochs": EPOCHS, "model": {"name": "sage", "hidden": 8, "layers": 2, "dropout": 0.3}, "train": {"lr": 0.02},
+    "seed": 3, "threads": 1,
     "dtype": "float64", "ranks": 2, "checkpoint": {"every_steps": 10},
 }  # fmt: skip
 

@@ -51,13 +51,16 @@ def test_result_follows_the_contract(sbm, tmp_path):
         and len(repr(result)) < 400
     )
     assert set(record) >= {
-        "schema_version", "status", "system", "model", "dataset", "num_nodes", "num_edges", "device", "dtype", "ranks", "epochs",
+        "schema_version", "status", "system", "model", "dataset", "num_nodes", "num_edges", "device", "dtype", "ranks",
+        "epochs",
         "seed", "minibatches_per_step", "train_loss", "val_accuracy", "test_accuracy", "best_epoch", "seconds", "bytes",
-        "peak_rss_bytes", "memory_bytes", "peak_device_bytes", "minibatches", "sampled_edges", "fingerprint", "parameters_sha256",
+        "peak_rss_bytes", "memory_bytes", "peak_device_bytes", "minibatches", "sampled_edges", "fingerprint",
+        "parameters_sha256",
         "versions",
     }  # fmt: skip
     assert set(record["seconds"]) == {
-        "partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate", "total",
+        "partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce",
+        "evaluate", "total",
         "per_epoch",
     }  # fmt: skip
     assert set(record["bytes"]) >= {"network", "store", "evaluation", "per_rank"}
@@ -178,8 +181,10 @@ def test_a_damaged_queue_is_sampled_again(sbm, tmp_path, manifest):
 @pytest.mark.parametrize("queue", ["memory", "zarr"])
 def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
     flags = [
-        "--dataset", "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5", "--epochs", "8", "--fanout", "4,3", "--batch-size", "10",
-        "--hidden", "8", "--set", "threads=1", "--set", f"queue.kind={queue}", "--set", "checkpoint.every_steps=7", "--json",
+        "--dataset", "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5", "--epochs", "8", "--fanout", "4,3",
+        "--batch-size", "10",
+        "--hidden", "8", "--set", "threads=1", "--set", (f"queue.kind="
+            f"{queue}"), "--set", "checkpoint.every_steps=7", "--json",
     ]  # fmt: skip
     command = [sys.executable, "-m", "millrace.pipeline", "run", *flags]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -206,7 +211,8 @@ def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
 
 def test_precomputed_samples_train_the_same_model(sbm, tmp_path):
     job = resolve(
-        {"dataset": "sbm:nodes=600,classes=3,degree=8,features=5,train=0.2", "epochs": 4, "seed": 3, "sampler": {"fanout": [4, 3]},
+        {"dataset": "sbm:nodes=600,classes=3,degree=8,features=5,train=0.2", "epochs": 4, "seed": 3,
+        "sampler": {"fanout": [4, 3]},
          "train": {"batch_size": 16}, "model": {"hidden": 8}, "queue": {"bulk_size": 3}}
     )  # fmt: skip
     live = mr.run(config=job, out=tmp_path / "live")

@@ -21,7 +21,8 @@ NODES, WIDTH, EPOCHS, ITEM = 300, 4, 3, 8
 """Features, hidden units and classes are all of one width, so that the bytes of a layer do not hang on what it computes
 first."""
 JOB = {
-    "epochs": EPOCHS, "layers": 2, "hidden": WIDTH, "dropout": 0.3, "lr": 0.05, "seed": 3, "dtype": "float64", "threads": 1,
+    "epochs": EPOCHS, "layers": 2, "hidden": WIDTH, "dropout": 0.3, "lr": 0.05, "seed": 3, "dtype": "float64",
+    "threads": 1,
 }  # fmt: skip
 GAT = {"name": "gat", "heads": 2, "attention_dropout": 0.2}
 
@@ -75,7 +76,8 @@ def two(store, scheduler, tmp_path_factory):
     """Two ranks, from the command line."""
     out = tmp_path_factory.mktemp("two") / "run"
     code, said, err = command(
-        "run", "--system", "sar", "--dataset", store, "--model", "gcn", "--epochs", EPOCHS, "--layers", 2, "--hidden", WIDTH,
+        "run", "--system", "sar", "--dataset", store, "--model", "gcn", "--epochs", EPOCHS, "--layers", 2, "--hidden",
+        WIDTH,
         "--dropout", 0.3, "--lr", 0.05, "--seed", 3, "--dtype", "float64", "--set", "threads=1", "--set", "check=true",
         "--ranks", 2, "--scheduler", scheduler, "--out", out, "--json",
     )  # fmt: skip

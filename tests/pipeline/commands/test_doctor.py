@@ -68,7 +68,8 @@ def test_what_is_missing_is_missing_for_something(smi, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     gpu = doctor.examine()["gpu"]
     for name, wanted in {
-        "triton": 'kernel = "cuda"', "dask-cuda": 'executor = "dask"', "rmm": "cluster.cuda.rmm_*", "ucx": 'protocol = "ucx"',
+        "triton": 'kernel = "cuda"', "dask-cuda": ('executor = '
+            '"dask"'), "rmm": "cluster.cuda.rmm_*", "ucx": 'protocol = "ucx"',
         "nccl": 'cluster.backend = "gloo"',
     }.items():  # fmt: skip
         assert gpu[name].startswith("missing: ") and wanted in gpu[name], name

@@ -22,8 +22,10 @@ from millrace.pipeline.setup.prepare import configure
 from millrace.storage.errors import InputError
 
 VALUES = {
-    "hidden": 8, "layers": 2, "dropout": 0.25, "heads": 2, "fanout": [3, 2, 2], "batch_size": 7, "lr": 0.5, "weight_decay": 0.5,
-    "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1", "host": "10.0.0.1",
+    "hidden": 8, "layers": 2, "dropout": 0.25, "heads": 2, "fanout": [3, 2, 2], "batch_size": 7, "lr": 0.5,
+    "weight_decay": 0.5,
+    "optimizer": "sgd", "patience": 3, "minibatches_per_step": 2, "reuse": "cycle", "scheduler": "tcp://a:1",
+    "host": "10.0.0.1",
     "model": "gcn", "sampler": "labor", "partition": "hash",
 }  # fmt: skip
 

@@ -252,7 +252,8 @@ def test_a_mistake_is_a_sentence_and_writes_nothing(run, tmp_path, kind):
     (tmp_path / "old" / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k != "num_classes"}))
     paths = {
         "RUN": run, "NONE": tmp_path / "none", "UNFINISHED": tmp_path / "unfinished", "OLD": tmp_path / "old",
-        "THERE": tmp_path / "there.csv", "P": tmp_path / "p.csv", "P.txt": tmp_path / "p.txt", "NONE/p.csv": tmp_path / "none" / "p.csv",
+        "THERE": tmp_path / "there.csv", "P": tmp_path / "p.csv", "P.txt": tmp_path / "p.txt",
+        "NONE/p.csv": tmp_path / "none" / "p.csv",
     }  # fmt: skip
     before = sorted(tmp_path.iterdir())
     code, out, err = command("predict", *[paths.get(word, word) for word in words.split()])

@@ -29,7 +29,10 @@ def test_why_a_cluster_cannot_start(number: int, phrase: str) -> None:
 
 
 def test_two_ranks_with_too_few_files_are_refused(tmp_path: Path) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); from millrace.pipeline.__main__ import main; main()"
+    limit = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); from "
+        "millrace.pipeline.__main__ import main; main()"
+    )
     words = ["run", "--dataset", TINY, "--epochs", "1", "--ranks", "2", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, "-c", limit, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr

@@ -28,7 +28,8 @@ from millrace.stages.kernels.runtime import triton_rng
 
 DEVICES = ("cpu", "cuda")
 JOB: dict[str, Any] = {
-    "epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "check": True, "queue": {"bulk_size": 2}, "hidden": 6, "dropout": 0.3,
+    "epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "check": True, "queue": {"bulk_size": 2}, "hidden": 6,
+    "dropout": 0.3,
     "fanout": [3, 2], "batch_size": 12, "lr": 0.02,
 }  # fmt: skip
 """Three minibatches an epoch, in two bulks."""

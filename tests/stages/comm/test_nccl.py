@@ -1,7 +1,7 @@
 """Groups of ranks on GPUs. Without a GPU gloo stands in for NCCL; what needs one is skipped there.
 
-``pytest tests/stages/comm/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over gloo
-that share the GPU.
+``pytest tests/stages/comm/test_nccl.py`` on a machine with a GPU shows NCCL at a world size of 1, and two ranks over
+gloo that share the GPU.
 """
 
 import os
@@ -197,14 +197,16 @@ def test_a_group_that_is_well_is_shut_down(alone: Any) -> None:
     ("says", "error", "match"),
     [
         (
-            "NCCL error in: /pytorch/NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.27.5\n"
+            "NCCL error in: /pytorch/NCCLUtils.cpp:93, invalid usage (run with "
+            "NCCL_DEBUG=WARN for details), NCCL version 2.27.5\n"
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
             "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 4f000",
             InputError,
             'rank 0 of 1 has its GPU together with another rank.*cluster.backend = "gloo"',
         ),
         (
-            "NCCL error in: /pytorch/NCCLUtils.cpp:93, unhandled system error\nncclSystemError: x\nLast error:\nNo socket interface found",
+            "NCCL error in: /pytorch/NCCLUtils.cpp:93, unhandled system "
+            "error\nncclSystemError: x\nLast error:\nNo socket interface found",
             PeerLostError,
             r"could not finish the first meeting on GPUs: a peer is gone \(No socket interface found\)",
         ),

@@ -56,7 +56,8 @@ from millrace.tests.contracts.process_ranks import run_ranks
 # --- rows that ranks hold between them ---
 
 CASES = (
-    (1, 3, np.float32, True), (2, 1, np.float64, False), (5, 4, np.float32, True), (97, 8, np.float64, True), (500, 3, np.float32, False),
+    (1, 3, np.float32, True), (2, 1, np.float64, False), (5, 4, np.float32, True), (97, 8, np.float64, True),
+    (500, 3, np.float32, False),
     (6, 0, np.float32, True), (0, 2, np.float32, True),
 )  # fmt: skip
 """V, F, type, and whether degrees travel too; fewer rows than ranks, and none."""
@@ -142,7 +143,8 @@ def collect(group: Gloo) -> dict[str, Any]:
             after = sent(group._ledger)
             nbytes = (hi - lo + len(hot_of(group.rank, column.rank, book))) * f * np.dtype(dtype).itemsize
             found[f"c={c} {case}"] = {
-                "wrong": wrong, "hits": hits, "kept": owned.nbytes == nbytes, **{k: after[k] - before[k] for k in after},
+                "wrong": wrong, "hits": hits, "kept": owned.nbytes == nbytes,
+                **{k: after[k] - before[k] for k in after},
             }  # fmt: skip
     return found
 
@@ -462,7 +464,8 @@ def block_rows(grid: Grid, column: Any) -> BlockRows:
     edges = slice(int(g.indptr[lo]), int(g.indptr[hi]))
     rows = Graph(g.indptr[lo : hi + 1] - g.indptr[lo], g.indices[edges].copy())
     return BlockRows(
-        rows, MemoryFeatures(X[lo:hi].copy()), LABELS[lo:hi], torch.from_numpy(rows.degree).float(), split(), book=book, block=block,
+        rows, MemoryFeatures(X[lo:hi].copy()), LABELS[lo:hi], torch.from_numpy(rows.degree).float(), split(), book=book,
+        block=block,
         first_edge=int(g.indptr[lo]), train_labels=LABELS[torch.from_numpy(TRAIN)], column=column,
     )  # fmt: skip
 
@@ -519,7 +522,8 @@ class Trainer:
         queue = MemoryQueue(bulk_size=way.bulk * p, max_bytes=way.waiting, minibatches_per_epoch=MINIBATCHES)
         queue.stored = not produce
         self.job = RankJob(
-            seed=SEED, batch_size=BATCH, bulk_size=way.bulk if by_owners else way.bulk * p, epochs=way.epochs, dtype=torch.float32,
+            seed=SEED, batch_size=BATCH, bulk_size=way.bulk if by_owners else way.bulk * p, epochs=way.epochs,
+            dtype=torch.float32,
             kernel=cpu, group=group, ledger=self.ledger, queue=queue, minibatches_per_step=self.m,
             produce=produce, device=device,
         )  # fmt: skip
@@ -817,7 +821,8 @@ def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int
     )
     queue = MemoryQueue(bulk_size=4, max_bytes=1 << 20, minibatches_per_epoch=20)
     job = RankJob(
-        seed=SEED, batch_size=10, bulk_size=4, epochs=epochs, dtype=torch.float32, kernel=cpu, group=Solo(), ledger=Ledger(), queue=queue,
+        seed=SEED, batch_size=10, bulk_size=4, epochs=epochs, dtype=torch.float32, kernel=cpu, group=Solo(),
+        ledger=Ledger(), queue=queue,
     )  # fmt: skip
     sample, phase = Sampled(NeighborSampler((2,))), Phase(0, 0, epochs)
     fetcher = ExchangeFetch(prefetch_bytes=ahead).fetcher(place, job)
@@ -860,7 +865,8 @@ def test_ranks_may_end_while_minibatches_are_still_to_be_sampled(monkeypatch: py
 
 
 CLOSED = {
-    "far ahead": Way(lambda p: p, bulk=1), "nothing ahead": Way(lambda p: p, bulk=1, ahead=0), "a little": Way(lambda p: p, ahead=3000),
+    "far ahead": Way(lambda p: p, bulk=1), "nothing ahead": Way(lambda p: p, bulk=1, ahead=0), ("a "
+        "little"): Way(lambda p: p, ahead=3000),
     "one rank slow": Way(lambda p: p, slow="sampling", bulk=1, waiting=1),
 }  # fmt: skip
 

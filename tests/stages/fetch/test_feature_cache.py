@@ -99,7 +99,8 @@ def rows_of(graph: Graph, book: RangeBook, block: int) -> Graph:
 
 
 CASES = (
-    (1, 60, 400, (20, 25, 15)), (2, 60, 30, (60, 0)), (3, 9, 50, (1, 0, 7, 1)), (4, 40, 0, (20, 20)), (5, 30, 200, (30,)),
+    (1, 60, 400, (20, 25, 15)), (2, 60, 30, (60, 0)), (3, 9, 50, (1, 0, 7, 1)), (4, 40, 0, (20, 20)),
+    (5, 30, 200, (30,)),
     (6, 300, 4000, (100, 1, 99, 100)),
 )  # fmt: skip
 
@@ -138,7 +139,8 @@ class Samples:
         self.book = RangeBook(v * np.arange(ranks + 1) // ranks)
         none = np.empty(0, np.int64)
         place = Placement(
-            self.graph, MemoryFeatures(np.zeros((v, 1))), torch.zeros(v), torch.zeros(v), Split(np.arange(0, v, 3), none, none)
+            self.graph, MemoryFeatures(np.zeros((v, 1))), torch.zeros(v), torch.zeros(v),
+            Split(np.arange(0, v, 3), none, none)
         )  # fmt: skip
         group: Any = Seat(rank, ranks)
         job = RankJob(

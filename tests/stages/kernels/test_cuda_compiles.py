@@ -87,8 +87,8 @@ from millrace.stages.kernels.aggregation.cuda import dropout as dropout_cuda
 from millrace.stages.kernels.aggregation.cuda import sums as sums_cuda
 from millrace.stages.kernels.minibatch_cuda import rows as rows_cuda
 
-REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src", "a_src"}
-REAL |= {"logit_src", "logit_dst", "log_sum", "base", "cache", "weighted"}
+REAL = {"x", "y", "z", "out", "own", "scale", "source_scale", "before", "grad", "delta", "dz", "d_dst", "d_src"}
+REAL |= {"a_src", "logit_src", "logit_dst", "log_sum", "base", "cache", "weighted"}
 NARROW = {"ids", "indices", "dst", "edge", "arg", "position", "slot"}
 LISTS = {"begin", "end", "rows", "first", "own_names", "names", "key_at"}
 EDGES = {"LIMIT": 256, "UNROLL": 4, "BR": 4, "BD": 128, "SLOPE": 0.2, "THRESHOLD": 2**31, "KEEP": 2.0}
@@ -104,7 +104,10 @@ KERNELS = [
     (sums_cuda._sum_rows, SUMS | {"KIND": 2, "ids": None, "coef": None, "source_scale": None}),
     (rows_cuda._gather_rows, {"F": 100, "STRIDE": 100, "BR": 16, "BF": 128}),
     (rows_cuda._gather_rows, {"cache": None, "slot": None, "F": 100, "STRIDE": 100, "BR": 16, "BF": 128}),
-    (aggregate_cuda._max_rows, {"position": None, "LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 0, "BR": 4, "BF": 128}),
+    (
+        aggregate_cuda._max_rows,
+        {"position": None, "LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 0, "BR": 4, "BF": 128},
+    ),
     (aggregate_cuda._max_rows, {"LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 2, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_backward_rows, {"position": None, "LIMIT": 256, "UNROLL": 4, "BR": 4, "BF": 128}),
     (attention_cuda._dot_rows, {"BR": 4, "BD": 128}),
@@ -139,7 +142,11 @@ for kernel, options in KERNELS:
             return "constexpr"
         if name in REAL:
             return "*fp32"
-        return "u64" if name == "key" else "*fp32" if name == "coef" else "*i32" if name in NARROW else "*i64" if name in LISTS else "i32"
+        if name in NARROW:
+            return "*i32"
+        if name in LISTS:
+            return "*i64"
+        return {"key": "u64", "coef": "*fp32"}.get(name, "i32")
 
     places = {(kernel.arg_names.index(name),): value for name, value in given.items()}
     source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places)
@@ -147,7 +154,9 @@ for kernel, options in KERNELS:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        used = subprocess.run([TOOL, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+        used = subprocess.run(
+            [TOOL, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     # Bytes of each thread's that did not fit into registers: a few of those used once do no harm.
     spilled = sum(int(x) for x in re.findall(r"(?:STACK|LOCAL):(\\d+)", used))
     assert "STACK:" in used and spilled <= 32, (kernel, used)

@@ -130,7 +130,8 @@ def test_blocks_hold_every_edge_between_their_rows_and_columns(kernel, kind, gra
         dst, src = block.src[: block.num_dst], block.src
         new = src[block.num_dst :]
         assert (np.diff(new) > 0).all() and len(new) <= size
-        assert np.array_equal(sp.csr_array((np.ones(block.num_edges), block.indices, block.indptr), shape=(len(dst), len(src))).toarray(),
+        assert np.array_equal(sp.csr_array((np.ones(block.num_edges), block.indices, block.indptr),
+        shape=(len(dst), len(src))).toarray(),
                               count[np.ix_(dst, src)])  # fmt: skip
         if block.weight is None:
             assert debias == "none" and graph.edge_weight is None

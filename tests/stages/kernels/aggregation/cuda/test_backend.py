@@ -190,7 +190,8 @@ def python(code: str) -> str:
 def test_the_path_of_the_cpu_needs_no_triton_and_that_of_the_gpu_no_numba() -> None:
     without = "import sys\nfor name in {names}:\n    sys.modules[name] = None\n"
     one = without.format(names=["triton"]) + (
-        "import millrace.stages.kernels as k\nfrom millrace.storage.errors import InputError\nk.aggregation_backend('cpu')\n"
+        "import millrace.stages.kernels as k\nfrom millrace.storage.errors import "
+        "InputError\nk.aggregation_backend('cpu')\n"
         "import millrace.stages.neighbourhood.block\n"
         "try:\n    k.aggregation_backend('cuda')\nexcept InputError as e:\n    print(e)"
     )
