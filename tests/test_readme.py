@@ -86,6 +86,12 @@ def test_snippets_are_still_found():
     assert len(SNIPPET.findall(README)) >= 3
 
 
+def test_the_pages_stay_short():
+    """Whatever does not fit belongs into docs/."""
+    for name, most in (("README.md", 200), ("CONTRIBUTING.md", 113)):
+        assert len((ROOT / name).read_text().splitlines()) <= most, name
+
+
 def test_the_exit_codes_are_those_of_the_errors():
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
@@ -113,8 +119,9 @@ def test_paths_in_the_documents_exist():
         paths = re.findall(
             r"`((?:storage|stages|pipeline|tests|notebooks)/[\w/.]*|[A-Z]+\.md)`", (ROOT / name).read_text()
         )
-        assert paths, name
-        assert not [p for p in paths if not (ROOT / p).exists()], name
+        links = re.findall(r"\]\(([^):#]+)\)", (ROOT / name).read_text())
+        assert paths or links, name
+        assert not [p for p in paths + links if not (ROOT / p).exists()], name
 
 
 @pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
