@@ -17,7 +17,7 @@ from graphs import ABC
 from peers.train_task import CLASSES, FEATURES
 from torch import Tensor
 
-from millrace.stages.kernels.sampling.cuda.graph import moved
+from millrace.stages.kernels.runtime.device_memory import to_device
 from millrace.stages.random import Purpose, stream
 from millrace.storage.graph import Graph, index_dtype
 
@@ -255,8 +255,8 @@ class Request:
         """Minibatches of an epoch, by their positions in it."""
         seeds = [lab.order[i * batch : (i + 1) * batch] for i in indices]
         keys = np.array([[stream(0, Purpose.SAMPLE, 0, i, h) for h in range(3)] for i in indices], np.uint64)
-        flat = moved(np.concatenate(seeds).astype(index_dtype(lab.num_nodes)), lab.device)
-        streams = moved(np.ascontiguousarray(keys.T).view(np.int64), lab.device)
+        flat = to_device(np.concatenate(seeds).astype(index_dtype(lab.num_nodes)), lab.device)
+        streams = to_device(np.ascontiguousarray(keys.T).view(np.int64), lab.device)
         return cls(seeds, keys, flat, np.array([len(s) for s in seeds], np.int64), streams)
 
 

@@ -26,7 +26,7 @@ from millrace.stages.kernels.aggregation.attention_args import AttentionRule
 from millrace.stages.kernels.aggregation.cuda import backend as aggregate_cuda
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
-from millrace.stages.kernels.sampling.cuda.graph import Workspace
+from millrace.stages.kernels.sampling.cuda.tables import Workspace
 from millrace.stages.neighbourhood.gradients import AttendBoth, SpmmBeside
 
 PRODUCTS = {"layer 1": (93_629, 2 * FEATURES), "layer 2": (11_089, 2 * HIDDEN)}

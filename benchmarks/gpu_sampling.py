@@ -23,8 +23,9 @@ from millrace.stages.kernels.sampling.cuda import backend as cuda
 from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
 from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
 from millrace.stages.kernels.sampling.cuda import neighbor as sample_cuda
-from millrace.stages.kernels.sampling.cuda.graph import TABLE_BYTES, Workspace, on_device, stride
+from millrace.stages.kernels.sampling.cuda.tables import TABLE_BYTES, Workspace, stride
 from millrace.stages.kernels.sampling.cuda.terms import terms
+from millrace.stages.kernels.sampling.device_graph import on_device
 
 LAYER_WISE = ("ladies", "fastgcn")
 SAMPLERS = ("neighbor", "labor", *LAYER_WISE)

@@ -31,7 +31,7 @@ from peers.train_task import CLASSES, FANOUT, FEATURES, HEADS, HIDDEN, LR
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from millrace.stages.kernels.sampling.cuda.graph import Workspace
+from millrace.stages.kernels.sampling.cuda.tables import Workspace
 
 BULK, EPOCHS = 64, 3
 MODELS = ("sage", "gat")

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...stages.assignment import BulkRequest, SeedPlan
 from ...stages.feed.queue_feed import Receipt
-from ...stages.kernels.sampling.rapids.neighbor import AcrossGpus, new_unique_id
+from ...stages.kernels import multi_gpu_sampling
 from ...stages.rapids import gpu_cluster
 from ...stages.sample.base import Sampler
 from ...storage.dataset import Dataset
@@ -91,7 +91,7 @@ def sample_across(
         with gpu_cluster(gpus) as client:
             workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
             on = [partial(client.submit, workers=[w], allow_other_workers=False, pure=False) for w in workers]
-            unique = _together(client, workers[:1], [on[0](new_unique_id)])[0]
+            unique = _together(client, workers[:1], [on[0](multi_gpu_sampling().new_unique_id)])[0]
             _together(client, workers, [submit(_join, order, rank, gpus, unique) for rank, submit in enumerate(on)])
             for first in range(0, len(lacking), gpus):
                 if stop():
@@ -139,7 +139,7 @@ _here = threading.local()
 def _join(order: _Order, rank: int, size: int, unique: Any) -> None:
     dataset = open_dataset_store(Path(order.dataset), features_place(Path(order.dataset)))
     plan = SeedPlan(dataset.split.train, order.batch_size, order.store["bulk_size"], order.seed)
-    _here.kernel = AcrossGpus(dataset.graph, rank, size, unique)
+    _here.kernel = multi_gpu_sampling().AcrossGpus(dataset.graph, rank, size, unique)
     queue = queue_at(order.out).create(order.out, **order.store)
     _here.opened = dataset.graph, order.sampler, plan, queue
 

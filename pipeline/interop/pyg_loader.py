@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ...stages.assignment import BulkRequest
-from ...stages.kernels.sampling.cpu import backend as cpu
+from ...stages.kernels import sampling_backend
 from ...stages.random import Purpose, permutation, stream
 from ...storage.errors import InputError
 from . import pyg_arguments as arguments
@@ -162,7 +162,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                 )
         self._shuffle = bool(shuffle)
         self._own_order = given.get("sampler") is None and given.get("batch_sampler") is None
-        self._workspaces: list[cpu.Workspace] = []
+        self._workspaces: list[Any] = []
         try:
             super().__init__(
                 range(len(self._seeds)),  # pyright: ignore[reportArgumentType]
@@ -207,7 +207,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         """What `__call__` returns; where `filter_per_worker` is False, PyG's `SamplerOutput`, which `filter_fn`
         takes."""
         cut = arguments.positions(index, len(self._seeds), "index")
-        (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], cpu.Workspace())
+        (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], sampling_backend("cpu").Workspace())
         self._calls += 1
         out = as_pyg(found, self._ids[torch.from_numpy(cut)])
         return self.filter_fn(out) if self.filter_per_worker else out
@@ -264,7 +264,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         number: int,
         first: int,
         cuts: Sequence[npt.NDArray[np.int64]],
-        workspace: cpu.Workspace,
+        workspace: Any,
     ) -> list[SampledGraph]:
         request = BulkRequest(seed, epoch, number, first, tuple(self._seeds[cut] for cut in cuts))
         return sample(self._sampler, self._graph, request, workspace, self._kind, self._disjoint)
@@ -273,7 +273,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         try:
             workspace = self._workspaces.pop()
         except IndexError:
-            workspace = cpu.Workspace()
+            workspace = sampling_backend("cpu").Workspace()
 
         def make(number: int) -> list[SampledGraph]:
             first = number * self.bulk_size

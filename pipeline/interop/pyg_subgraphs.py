@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from ...stages.assignment import BulkRequest
-from ...stages.kernels.sampling.cpu import backend as cpu
+from ...stages.kernels import sampling_backend
 from ...stages.random import branches
 from ...stages.sample.neighbor import NeighborSampler
 from ...storage.graph import Graph, edges_of_rows
@@ -23,7 +23,7 @@ def sample(
     sampler: NeighborSampler,
     graph: Graph,
     request: BulkRequest,
-    workspace: cpu.Workspace,
+    workspace: Any,
     subgraph_type: str,
     disjoint: bool,
 ) -> list[SampledGraph]:
@@ -45,7 +45,7 @@ def sample(
     if together:
         seeds, indices = tuple(request.seeds[i] for i in together), tuple(request.indices[i] for i in together)
         plain = BulkRequest(request.seed, request.epoch, request.number, request.first_index, seeds, indices)
-        bulk = sampler.sample(graph, plain, cpu, workspace)
+        bulk = sampler.sample(graph, plain, sampling_backend("cpu"), workspace)
         out.update((i, sampled_graph(m, graph.edge_id)) for i, m in zip(together, bulk.minibatches))
     if apart:
         keys = request.keys(sampler.num_layers)

@@ -26,7 +26,7 @@ from ..comm.base import Group
 from ..comm.lockstep import Lockstep
 from ..feed.collective_feed import SampledByOwners
 from ..feed.queue_feed import QueueFeed, Sampled
-from ..kernels.sampling.cpu.row_block import Numbering
+from ..kernels.row_block.numbering import Numbering
 from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Phase, Placement, RankJob
 from ..placement.row_blocks import BlockRows, Grid

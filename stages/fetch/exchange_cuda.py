@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ...storage.minibatch import MiniBatch
 from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
-from ..kernels.sampling.cuda.graph import Place, place, settle
+from ..kernels.runtime.device_memory import ArrayPlace, wait_for_copies
+from ..kernels.sampling.device_graph import place_graph
 from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Placement, RankJob
 from ..placement.row_blocks import BlockRows
@@ -31,19 +32,19 @@ class DeviceExchangeFetch:
     """`ExchangeFetch` on a device."""
 
     inner: ExchangeFetch
-    features: Place = "auto"
+    features: ArrayPlace = "auto"
     """Where this rank's rows lie."""
     cache_bytes: int = 1 << 30
     """Of device memory for own rows that lie on the host: those with the most out-edges, of the edges that this rank
     knows."""
-    topology: Place = "auto"
+    topology: ArrayPlace = "auto"
     """Where neighbour lists lie that are sampled from there."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "ExchangeOnDevice":
         """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
         assert job.device is not None
         if job.resident and job.produce:
-            place(placement.graph, self.topology)
+            place_graph(placement.graph, self.topology)
         features, first, book, group, degree = self.inner.held(placement, job, same_thread=True)
         uploaded = upload(features, job.device, self.features, range(first, first + int(book.sizes()[group.rank])))
         kept = uploaded.cache(placement, self.cache_bytes, job.device, int(book.offsets[group.rank]))
@@ -63,7 +64,7 @@ class ExchangeOnDevice(Exchange):
         # Of a block of rows: those of the train nodes are looked up on the host, by id.
         self._labels = None if isinstance(placement, BlockRows) else placement.labels.to(self._device)
         self._degree = cache(lambda: placement.degree.to(self._device))
-        settle(self._device)
+        wait_for_copies(self._device)
 
     def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
         assert isinstance(self._owned, OwnedOnDevice)

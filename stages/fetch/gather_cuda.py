@@ -17,9 +17,9 @@ from ...storage.minibatch import MiniBatch
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
-from ..kernels.sampling.cuda.draw import Rows
-from ..kernels.sampling.cuda.graph import Place, moved, near, place, reachable, settle
-from ..kernels.sampling.cuda.renumber import DeviceList
+from ..kernels.runtime.device_memory import ArrayPlace, device_readable, goes_to_device, to_device, wait_for_copies
+from ..kernels.sampling.device_graph import place_graph
+from ..kernels.sampling.device_samples import DeviceList, Rows
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..neighbourhood.resident import ResidentNeighbourhood
@@ -38,11 +38,11 @@ class DeviceGatherFetch:
     """`GatherFetch` on a device: rows lie in its memory, or are read from the host's, each at most once per
     minibatch."""
 
-    features: Place = "auto"
+    features: ArrayPlace = "auto"
     """Where rows lie."""
     cache_bytes: int = 1 << 30
     """Of device memory for rows that lie on the host: those with the most out-edges."""
-    topology: Place = "auto"
+    topology: ArrayPlace = "auto"
     """Where neighbour lists lie that are sampled from there."""
     graphs: bool = True
     """Whether to record steps where that can be done."""
@@ -54,13 +54,13 @@ class DeviceGatherFetch:
         """See `FetchPolicy.fetcher`. Asks nothing of the module."""
         assert job.device is not None
         if job.resident and job.produce:
-            place(placement.graph, self.topology)
+            place_graph(placement.graph, self.topology)
         return DeviceGather(placement, self._uploaded(placement.features, job), job.device, self)
 
     def rows_there(self, features: FeatureStore, job: RankJob) -> Tensor | None:
         """See `KeepsRows.rows_there`."""
         uploaded = self._uploaded(features, job)
-        return uploaded.rows if uploaded.near else None
+        return uploaded.rows if uploaded.in_device_memory else None
 
     def _uploaded(self, features: FeatureStore, job: RankJob) -> "Uploaded":
         """Once: fetchers and evaluation read the same rows."""
@@ -76,7 +76,7 @@ class Uploaded:
 
     rows: Tensor
     """[n, F]."""
-    near: bool
+    in_device_memory: bool
     """Whether that is the device's own memory."""
 
     def cache(self, placement: Placement, cache_bytes: int, device: torch.device, first: int = 0) -> Cache | None:
@@ -89,7 +89,7 @@ class Uploaded:
             device: where to.
             first: the node that the first row is of.
         """
-        count = 0 if self.near else min(cache_bytes // max(self.rows[:1].nbytes, 1), len(self.rows))
+        count = 0 if self.in_device_memory else min(cache_bytes // max(self.rows[:1].nbytes, 1), len(self.rows))
         if not count:
             return None
         end = first + len(self.rows)
@@ -138,7 +138,7 @@ class DeviceGather:
             policy: see there.
         """
         self._device = device
-        self._base, self._near = uploaded.rows, uploaded.near
+        self._base, self._near = uploaded.rows, uploaded.in_device_memory
         self._labels = placement.labels.to(device)
         self._degree = cache(lambda: placement.degree.to(device))
         self._graphs = policy.graphs
@@ -146,7 +146,7 @@ class DeviceGather:
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         self._cache = uploaded.cache(placement, policy.cache_bytes, device)
-        settle(device)
+        wait_for_copies(device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`."""
@@ -203,7 +203,7 @@ class DeviceGather:
         """See `Fetcher.idle`: ranks gather by themselves."""
 
 
-def upload(features: FeatureStore, device: torch.device, where: Place, rows: range | None = None) -> Uploaded:
+def upload(features: FeatureStore, device: torch.device, where: ArrayPlace, rows: range | None = None) -> Uploaded:
     """Put rows of a store where kernels of a device can read them.
 
     Args:
@@ -218,11 +218,11 @@ def upload(features: FeatureStore, device: torch.device, where: Place, rows: ran
     rows = range(features.num_rows) if rows is None else rows
     wanted, F = np.arange(rows.start, rows.stop), features.num_features
     # Asked once: what fits changes by what is put there.
-    there_fits = near(len(wanted) * F * features.dtype.itemsize, device, where)
+    there_fits = goes_to_device(len(wanted) * F * features.dtype.itemsize, device, where)
     base = in_place(features, wanted)
     if base is not None:
         return Uploaded(
-            reachable(base[rows.start : rows.stop], device, "device" if there_fits else "pinned"), there_fits
+            device_readable(base[rows.start : rows.stop], device, "device" if there_fits else "pinned"), there_fits
         )
     there: Any = {"device": device} if there_fits else {"pin_memory": device.type == "cuda"}
     out = torch.empty((len(wanted), F), dtype=torch_dtype(features.dtype), **there)
@@ -236,7 +236,7 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
     """int64 [count], on the device: the nodes with the most out-edges, which are asked for most often in the long
     run."""
     first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
-    return moved(first.astype(np.int64), to)
+    return to_device(first.astype(np.int64), to)
 
 
 def resident_neighbourhoods(
@@ -262,21 +262,21 @@ def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
     held = blocks[-1:] if work.nested else blocks
     lists = [
         DeviceList(
-            moved(b.indptr.astype(np.int32, copy=False), device),
-            moved(b.indices, device),
+            to_device(b.indptr.astype(np.int32, copy=False), device),
+            to_device(b.indices, device),
             None,
             count(b.num_dst),
             count(b.num_edges),
         )
         for b in held
     ]
-    nodes = moved(work.nodes, device)
+    nodes = to_device(work.nodes, device)
     return ResidentBulk(
         Rows(nodes, nodes),
         [count(blocks[0].num_dst), *(count(b.num_src) for b in blocks)],
         lists,
         [count(b.num_edges) for b in blocks],
-        None if held[0].weight is None else [moved(b.weight, device) for b in held if b.weight is not None],
+        None if held[0].weight is None else [to_device(b.weight, device) for b in held if b.weight is not None],
         nested=work.nested,
         bound=max(int(np.diff(b.indptr).max(initial=0)) for b in held),
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...storage.partition.book import RangeBook
 from ..comm.base import Group
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
-from ..kernels.sampling.cuda.graph import moved, settle
+from ..kernels.runtime.device_memory import to_device, wait_for_copies
 from .owned_rows import Hits, IdArray, Owned
 
 
@@ -48,11 +48,14 @@ class OwnedOnDevice(Owned):
         """
         super().__init__(book, group)
         self._own, self._cache, self._degree, self._device = own, cache, degree, device
-        self._begins, self._ends = moved(book.offsets[:-1].copy(), device), moved(book.offsets[1:-1].copy(), device)
+        self._begins, self._ends = (
+            to_device(book.offsets[:-1].copy(), device),
+            to_device(book.offsets[1:-1].copy(), device),
+        )
         self._hot = torch.empty(0, dtype=torch.int64, device=device)
         self._hot_rows = torch.empty((0, own.shape[1]), dtype=own.dtype, device=device)
         self._hot_degree = None if degree is None else degree[:0]
-        settle(device)
+        wait_for_copies(device)
 
     @property
     def row_bytes(self) -> int:
@@ -66,11 +69,11 @@ class OwnedOnDevice(Owned):
 
     def keep(self, ids: IdArray) -> None:
         """See `Owned.keep`."""
-        hot = moved(ids, self._device)
+        hot = to_device(ids, self._device)
         got = self.collect(hot)
         self._hot, self._hot_rows, self._hot_degree = hot, gather_rows(got.rows, got.place), got.degree
         self.hits = Hits()
-        settle(self._device)
+        wait_for_copies(self._device)
 
     def collect(self, ids: Tensor) -> CollectedThere:
         """Rows of distinct `ids`, integers [n] on the device and in range, n = 0 included.

@@ -69,6 +69,11 @@ def sampling_backend(name: str = "cpu") -> ModuleType:
     return module
 
 
+def multi_gpu_sampling() -> ModuleType:
+    """RAPIDS' sampling of one graph whose edges are divided among several GPUs."""
+    return import_module(".sampling.rapids.neighbor", __name__)
+
+
 def _check_triton(text: str) -> None:
     try:
         import_module("triton")

@@ -11,7 +11,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 
 if TYPE_CHECKING:
-    from ..kernels.sampling.cpu.row_block import Drawn
+    from ..kernels.row_block.draw import Drawn
     from ..kernels.sampling.samples import NeighborSample
     from ..placement.row_blocks import BlockRows
     from .row_owners import Owners

@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.partition.book import RangeBook
-from ..kernels.sampling.cpu.row_block import Numbering
-from ..kernels.sampling.cpu.terms import throw
+from ..kernels.row_block.layerwise import throw
+from ..kernels.row_block.numbering import Numbering
 from ..kernels.sampling.layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, with_replacement
 from .row_owners import Ids
 

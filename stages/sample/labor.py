@@ -13,7 +13,7 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
 from ..assignment import BulkRequest
-from ..kernels.sampling.cpu.row_block import Drawn, draw_labor
+from ..kernels.row_block.draw import Drawn, draw_labor
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
 from .base import per_layer
@@ -86,8 +86,8 @@ class LaborSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`."""
-        from ..kernels.sampling.cuda import backend as cuda
-        from ..kernels.sampling.cuda.graph import number_on_device
+        from ..kernels import sampling_backend
+        from ..kernels.sampling.device_graph import number_on_device
         from .resident import node_wise
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class LaborSampler:
             fanout = torch.tensor(self.fanout, device=hop.device)[hop]
             return torch.where(fanout < 0, 1.0, (degree / fanout).clamp(min=1.0))
 
-        pieces = cuda.labor_pieces(
+        pieces = sampling_backend("cuda").labor_pieces(
             graph, request.seeds, request.keys(1)[:, 0], self.fanout, poisson=self.poisson, workspace=workspace
         )
         bound = None if self.poisson or min(self.fanout) < 0 else max(self.fanout)

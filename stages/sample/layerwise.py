@@ -67,24 +67,14 @@ class LayerwiseSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`."""
-        from ..kernels.minibatch_cuda.bulk import ResidentBulk
-        from ..kernels.sampling.cuda import backend as cuda
-        from .resident import resident
+        from ..kernels import sampling_backend
+        from .resident import layer_wise
 
-        pieces = cuda.layer_pieces(
+        pieces = sampling_backend("cuda").layer_pieces(
             graph, request.seeds, request.keys(self.num_layers), self.sizes,
             debias=self.debias, every_row=self.every_row, workspace=workspace,
         )  # fmt: skip
-        made = (
-            (
-                piece,
-                ResidentBulk(
-                    d.rows, d.node_ends, d.lists, [x.edges for x in d.lists], d.weight, nested=False, bound=None
-                ),
-            )
-            for piece, d in pieces
-        )
-        return resident(request, made)
+        return layer_wise(request, pieces)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`."""

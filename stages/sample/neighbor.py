@@ -13,7 +13,7 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ..assignment import BulkRequest
-from ..kernels.sampling.cpu.row_block import Drawn, draw_rows
+from ..kernels.row_block.draw import Drawn, draw_rows
 from ..kernels.sampling.exponential_race import quantised
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
@@ -109,13 +109,13 @@ class NeighborSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises what `check` raises."""
-        from ..kernels.sampling.cuda import backend as cuda
-        from ..kernels.sampling.cuda.graph import number_on_device
+        from ..kernels import sampling_backend
+        from ..kernels.sampling.device_graph import number_on_device
         from .resident import node_wise
 
         self.check(graph)
         weights = graph.edge_weight is not None
-        pieces = cuda.neighbor_pieces(
+        pieces = sampling_backend("cuda").neighbor_pieces(
             graph,
             request.seeds,
             request.keys(self.num_layers),

@@ -21,12 +21,10 @@ import numpy.typing as npt
 import torch
 
 from ...storage.errors import RunError
+from ..kernels.row_block.layerwise import Rates, add_up, extract, partial_sums, resolve, summed, weigh
+from ..kernels.row_block.numbering import in_order
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling import exponential_race
-from ..kernels.sampling.cpu.buffers import LIMIT
-from ..kernels.sampling.cpu.layerwise import add_up, weigh
-from ..kernels.sampling.cpu.row_block import extract, in_order, partial_sums, resolve, summed
-from ..kernels.sampling.cpu.terms import Rates
 from ..kernels.sampling.layerwise import (
     Drawn,
     LayerSample,
@@ -35,6 +33,7 @@ from ..kernels.sampling.layerwise import (
     same_scale,
     squares,
 )
+from ..kernels.sampling.samples import LIMIT
 from ..random import draw, node_words
 from .darts import IdArray, LayerMinibatch, Throw
 from .row_owners import Ids, Letter, Owners, split_counts, splits_of

@@ -16,10 +16,9 @@ import numpy.typing as npt
 from ...storage.errors import RunError
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
+from ..kernels.row_block.numbering import Numbering, in_order
 from ..kernels.runtime.threads import parallel
-from ..kernels.sampling.cpu.buffers import LIMIT
-from ..kernels.sampling.cpu.row_block import Numbering, in_order
-from ..kernels.sampling.samples import EdgeList, NeighborSample
+from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
 from .base import NodeWise
 from .row_owners import IdArray, Ids, Letter, Owners, split_counts, splits_of
 

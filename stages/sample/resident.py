@@ -12,9 +12,9 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ..assignment import BulkRequest
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
-from ..kernels.sampling.cuda.graph import moved, number_on_device
-from ..kernels.sampling.cuda.neighbor import DeviceSample
-from ..kernels.sampling.cuda.renumber import before
+from ..kernels.runtime.device_memory import to_device
+from ..kernels.sampling.device_graph import number_on_device
+from ..kernels.sampling.device_samples import DeviceLayers, DeviceSample, prefix_sums
 from .base import Sampler
 
 
@@ -113,14 +113,14 @@ def node_weights(
         scale: (ids, kept edges, hop) of each row to what each of its edges counts, float64.
         of_edge: whether that is times the edge's weight in the graph.
     """
-    node_at, weights = moved(before(made.node_ends[-1])[:-1], made.rows.nodes.device), []
+    node_at, weights = to_device(prefix_sums(made.node_ends[-1])[:-1], made.rows.nodes.device), []
     for x in made.lists:
         owner, row = leading(x.rows, node_at.device)
-        at = moved(before(x.rows + 1)[:-1], node_at.device)[owner] + row
+        at = to_device(prefix_sums(x.rows + 1)[:-1], node_at.device)[owner] + row
         kept = (x.indptr[at + 1] - x.indptr[at]).long()
         hop = torch.zeros_like(row)
         for ends in made.node_ends[:-1]:
-            hop += row >= moved(ends, node_at.device)[owner]
+            hop += row >= to_device(ends, node_at.device)[owner]
         each = torch.repeat_interleave(
             scale(made.rows.nodes[node_at[owner] + row], kept, hop), kept, output_size=len(x.indices)
         )
@@ -161,6 +161,23 @@ def node_wise(
             yield piece, ResidentBulk(d.rows, d.node_ends, d.lists, d.edge_ends, weights, nested=nested, bound=bound)
 
     return resident(request, made(), edge_ids)
+
+
+def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]]) -> Bulk:
+    """A bulk of a layer-wise sampler.
+
+    Args:
+        request: the minibatches to sample.
+        pieces: ranges of them, each with its samples.
+    """
+    made = (
+        (
+            piece,
+            ResidentBulk(d.rows, d.node_ends, d.lists, [x.edges for x in d.lists], d.weight, nested=False, bound=None),
+        )
+        for piece, d in pieces
+    )
+    return resident(request, made)
 
 
 def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]], edge_ids: bool = False) -> Bulk:

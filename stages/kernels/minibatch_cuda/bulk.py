@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ..aggregation.lists import CHUNK, DeviceLists, Rest
-from ..sampling.cuda.draw import Rows
-from ..sampling.cuda.graph import moved
-from ..sampling.cuda.renumber import Counts, DeviceList, before
+from ..runtime.device_memory import to_device
+from ..sampling.device_samples import Counts, DeviceList, Rows, prefix_sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +68,9 @@ class ResidentBulk:
         self.device = rows.nodes.device
         self.longest = bound if bound is not None and bound <= CHUNK else max(_longest(x) for x in lists)
         """No row has more edges."""
-        self._node_at = before(node_ends[-1])
-        self._row_at = [before(x.rows + 1) for x in lists]
-        self._edge_at = [before(x.edges) for x in lists]
+        self._node_at = prefix_sums(node_ends[-1])
+        self._row_at = [prefix_sums(x.rows + 1) for x in lists]
+        self._edge_at = [prefix_sums(x.edges) for x in lists]
         self._there: dict[int, Transposed] = {}
         self._inverse: dict[torch.dtype, list[Tensor]] = {}
         self._ready: torch.cuda.Event | None = None
@@ -202,9 +201,9 @@ class ResidentLists(DeviceLists):
 def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
     """int64 [sum of counts] each: the minibatch of each of its elements, and which of them it is."""
     total = int(counts.sum())
-    per = moved(counts, device)
+    per = to_device(counts, device)
     owner = torch.repeat_interleave(torch.arange(len(counts), device=device), per, output_size=total)
-    return owner, torch.arange(total, device=device) - moved(before(counts)[:-1], device)[owner]
+    return owner, torch.arange(total, device=device) - to_device(prefix_sums(counts)[:-1], device)[owner]
 
 
 class Transposed:
@@ -213,23 +212,25 @@ class Transposed:
 
     def __init__(self, x: _Edges) -> None:
         to, k = x.list.indices.device, len(x.rows)
-        self._source_at, self._edge_at, self._num_dst = before(x.sources + 1), before(x.edges), x.rows
-        row_at, list_at, num_sources = before(x.list.rows + 1), before(x.list.edges), before(x.sources)
+        self._source_at, self._edge_at, self._num_dst = prefix_sums(x.sources + 1), prefix_sums(x.edges), x.rows
+        row_at, list_at, num_sources = prefix_sums(x.list.rows + 1), prefix_sums(x.list.edges), prefix_sums(x.sources)
         owner, row = leading(x.rows, to)
-        at = moved(row_at[:-1], to)[owner] + row
+        at = to_device(row_at[:-1], to)[owner] + row
         begin = x.list.indptr[at].long()
         kept = x.list.indptr[at + 1].long() - begin
         total = int(x.edges.sum())
         # Of every edge: its minibatch, its row, and where in the minibatch's list it lies.
         which, edge = leading(x.edges, to)
         dst = torch.repeat_interleave(row, kept, output_size=total)
-        source = x.list.indices[moved(list_at[:-1], to)[which] + edge].long() + moved(num_sources[:-1], to)[which]
+        source = (
+            x.list.indices[to_device(list_at[:-1], to)[which] + edge].long() + to_device(num_sources[:-1], to)[which]
+        )
         source, order = torch.sort(source.int() if num_sources[-1] < 2**31 else source, stable=True)
         self.dst, self.edge = dst[order].int(), edge[order].int()
         # One entry more than sources for each minibatch: where the last one's edges end.
         owner, entry = leading(x.sources + 1, to)
-        ends = torch.searchsorted(source, (moved(num_sources[:-1], to)[owner] + entry).to(source.dtype))
-        self.indptr = (ends - moved(self._edge_at[:-1], to)[owner]).int()
+        ends = torch.searchsorted(source, (to_device(num_sources[:-1], to)[owner] + entry).to(source.dtype))
+        self.indptr = (ends - to_device(self._edge_at[:-1], to)[owner]).int()
         length = torch.diff(self.indptr, append=self.indptr[-1:])
         # The last entry of each minibatch is followed by the first of the next, which is 0.
         long = torch.nonzero(length > CHUNK)[:, 0]
@@ -242,13 +243,13 @@ class Transposed:
         q = np.searchsorted(self._source_at, entry, side="right") - 1
         count = (length - 1) // CHUNK
         of = np.repeat(np.arange(len(entry)), count)
-        place = np.arange(len(of)) - np.repeat(before(count)[:-1], count)
+        place = np.arange(len(of)) - np.repeat(prefix_sums(count)[:-1], count)
         first = begin[of] + (place + 1) * CHUNK
         source = entry - self._source_at[q]
         self._long_at = np.searchsorted(q, np.arange(k + 1))
-        self._piece_at = before(count)[self._long_at]
+        self._piece_at = prefix_sums(count)[self._long_at]
         # Of each minibatch, where its lists' pieces begin, counted from its own first one.
-        own = [before(count[a:b]) for a, b in zip(self._long_at, self._long_at[1:])]
+        own = [prefix_sums(count[a:b]) for a, b in zip(self._long_at, self._long_at[1:])]
         parts = first, np.minimum(first + CHUNK, (begin + length)[of]), source[of], source, np.concatenate(own)
         by_piece, by_list = (list(zip(at, at[1:])) for at in (self._piece_at, self._long_at))
         self.long_of_each = [
@@ -257,7 +258,7 @@ class Transposed:
         """Of each minibatch, on the host: begin, end and list of its pieces, its long lists, and where their pieces
         begin."""
         lengths = [len(p) for p in parts]
-        self._begin, self._end, self._of, self._long, self._own = moved(np.concatenate(parts), to).split(lengths)
+        self._begin, self._end, self._of, self._long, self._own = to_device(np.concatenate(parts), to).split(lengths)
         self.longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
         self._each = torch.arange(int(np.diff(self._piece_at).max(initial=0)), device=to)
 

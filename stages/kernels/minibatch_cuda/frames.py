@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..aggregation.lists import CHUNK, DeviceLists, Rest
+from ..runtime.device_memory import to_device
 from ..runtime.triton_rng import launch, programs
-from ..sampling.cuda.graph import moved
-from ..sampling.cuda.renumber import Counts, before
+from ..sampling.device_samples import Counts, prefix_sums
 from .bulk import ResidentBulk
 
 ALIGN = 32
@@ -144,16 +144,16 @@ class Layout:
         def spread(source: Tensor, starts: Counts, ends: Counts, name: str, h: int) -> None:
             at, width = self.places[name, h]
             if width:
-                of = moved(np.stack([starts, ends]), to)
+                of = to_device(np.stack([starts, ends]), to)
                 launch(_spread, programs(width, BLOCK), k)(
                     source, of[0], of[1], out, at, width, self.words, BLOCK=BLOCK
                 )
 
-        nodes = before(bulk.node_ends[-1])
+        nodes = prefix_sums(bulk.node_ends[-1])
         spread(bulk.nodes, nodes[:-1], np.diff(nodes) - 1, "nodes", 0)
         for h, (rows, sources, edges) in enumerate(zip(bulk.node_ends, bulk.node_ends[1:], bulk.edge_ends)):
             x, weight = bulk.arrays(h)
-            row_at, edge_at = before(x.rows + 1)[:-1], before(x.edges)[:-1]
+            row_at, edge_at = prefix_sums(x.rows + 1)[:-1], prefix_sums(x.edges)[:-1]
             spread(x.indptr, row_at, rows, "indptr", h)
             (ends, _), (inverse, width) = self.places["indptr", h], self.places["inverse", h]
             launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.words, BLOCK=BLOCK)
@@ -162,7 +162,7 @@ class Layout:
                 spread(weight.view(torch.int32), edge_at, edges - 1, "weight", h)
             if self.pieces[h] is not None:
                 back = bulk.back(h)
-                of_sources, of_edges = before(sources + 1)[:-1], before(edges)[:-1]
+                of_sources, of_edges = prefix_sums(sources + 1)[:-1], prefix_sums(edges)[:-1]
                 spread(back.indptr, of_sources, sources, "t_indptr", h)
                 spread(back.dst, of_edges, edges - 1, "t_dst", h)
                 spread(back.edge, of_edges, edges - 1, "t_edge", h)
@@ -185,7 +185,7 @@ class Layout:
                 part(name)[q, : len(values)] = values
             part("own")[q, : len(own)] = own
             part("own")[q, len(own) :] = own[-1]
-        out[:, first:stop] = moved(table, out.device)
+        out[:, first:stop] = to_device(table, out.device)
 
 
 class NoListsBySourceError(Exception):

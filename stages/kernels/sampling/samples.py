@@ -49,3 +49,7 @@ class NeighborSample:
     def _only(self) -> EdgeList:
         assert len(self.lists) == 1
         return self.lists[0]
+
+
+LIMIT = 2**31 - 1
+"""Edges of a minibatch stay below this: its blocks are indexed by int32."""

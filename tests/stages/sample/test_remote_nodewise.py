@@ -16,19 +16,12 @@ from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
+from millrace.stages.kernels.row_block.draw import Drawn, draw_labor, draw_rows
+from millrace.stages.kernels.row_block.layerwise import extract, partial_sums, resolve
+from millrace.stages.kernels.row_block.numbering import Numbering, in_order
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling import exponential_race, layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.cpu.row_block import (
-    Drawn,
-    Numbering,
-    draw_labor,
-    draw_rows,
-    extract,
-    in_order,
-    partial_sums,
-    resolve,
-)
 from millrace.stages.kernels.sampling.cpu.terms import Rates
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.placement.row_blocks import BlockRows, Grid

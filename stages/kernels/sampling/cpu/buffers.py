@@ -5,10 +5,8 @@ from typing import Any
 import numpy.typing as npt
 
 from .....storage.errors import RunError
+from ..samples import LIMIT
 from .workspace import Workspace
-
-LIMIT = 2**31 - 1
-"""Edges of a minibatch stay below this: its blocks are indexed by int32."""
 
 
 def room(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:

@@ -13,14 +13,16 @@ import numpy.typing as npt
 from torch import Tensor
 
 from .....storage.graph import Graph
+from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
+from ..device_graph import DeviceGraph, on_device
+from ..device_samples import prefix_sums
 from ..layerwise import LayerSample
 from ..samples import EdgeList, NeighborSample
 from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
 from . import neighbor as sample_cuda
-from .graph import TABLE_BYTES, DeviceGraph, Workspace, moved, on_device, stride
-from .renumber import before
+from .tables import TABLE_BYTES, Workspace, stride
 from .terms import terms
 
 __all__ = [
@@ -46,14 +48,14 @@ def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
 def _flat(graph: DeviceGraph, seeds: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, npt.NDArray[np.int64]]:
     """All seeds, and how many of them each minibatch has."""
     flat = np.concatenate([np.asarray(s, np.int64) for s in seeds])
-    return moved(flat, graph.device).to(graph.indices.dtype), np.array([len(s) for s in seeds], np.int64)
+    return to_device(flat, graph.device).to(graph.indices.dtype), np.array([len(s) for s in seeds], np.int64)
 
 
 def _cut(values: Tensor | None, counts: npt.NDArray[np.int64]) -> list[Any]:
     """Each minibatch's part, on the host, which waits for it."""
     if values is None:
         return [None] * len(counts)
-    return np.split(values.cpu().numpy(), before(counts)[1:-1])
+    return np.split(values.cpu().numpy(), prefix_sums(counts)[1:-1])
 
 
 def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
@@ -86,7 +88,7 @@ def neighbor_pieces(
     weights = None if probability is None else on.weighted(probability)
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
-        streams = moved(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
+        streams = to_device(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
         yield (
             piece,
             sample_cuda.neighbor(
@@ -125,7 +127,7 @@ def labor_pieces(
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
-        streams = moved(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
+        streams = to_device(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
         yield piece, labor_cuda.labor(on, flat, counts, streams, fanout, poisson=poisson, workspace=space)
 
 

@@ -6,8 +6,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.triton_rng import launch, programs, row_of
-from .draw import BLOCK, Drawn, Rows, cumulated, total
-from .graph import DeviceGraph, Tables
+from ..device_graph import DeviceGraph
+from ..device_samples import Rows
+from .draw import BLOCK, Drawn, cumulated, total
+from .tables import Tables
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])

@@ -13,9 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, row_of
+from ..device_graph import DeviceGraph, Weights
+from ..device_samples import Rows
 from ..exponential_race import FRACTION_BITS, TABLE_BITS, log2_table
-from .graph import DeviceGraph, Tables, Weights, moved
+from .tables import Tables
 
 BLOCK = TILE
 BOUND = 1 << 28
@@ -24,16 +27,6 @@ _FRACTION_BITS, _CELLS = tl.constexpr(FRACTION_BITS), tl.constexpr(1 << TABLE_BI
 _REST_BITS, _REST = tl.constexpr(32 - TABLE_BITS), tl.constexpr((1 << (32 - TABLE_BITS)) - 1)
 _NEVER = tl.constexpr(0x7FF0_0000_0000_0000)
 """The bits of an infinite float64: those of the others order as the numbers do."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Nodes of a bulk, minibatch after minibatch, on the device."""
-
-    nodes: Tensor
-    """[n], in the dtype of the graph's ids."""
-    owner: Tensor
-    """int32 [n], the minibatch of each, ascending."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +272,7 @@ def _finishers(graph: DeviceGraph, rows: Rows, keys: Tensor, weights: Weights, a
     n, count = len(rows.nodes), total(all_ends)
     finish = torch.empty(count, dtype=torch.int64, device=graph.device)
     row = torch.empty(count, dtype=torch.int32, device=graph.device)
-    table = moved(log2_table(), graph.device)
+    table = to_device(log2_table(), graph.device)
     launch(_race, programs(count, BLOCK))(
         graph.indptr,
         weights.weight,

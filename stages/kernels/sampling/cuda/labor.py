@@ -18,10 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.triton_rng import TILE, launch, node_word, programs
-from .draw import BLOCK, Drawn, Rows, cumulated, degrees, draw
-from .graph import DeviceGraph, Tables, Workspace
-from .neighbor import DeviceSample, expand
-from .renumber import Counts, Group
+from ..device_graph import DeviceGraph
+from ..device_samples import Counts, DeviceSample, Rows
+from .draw import BLOCK, Drawn, cumulated, degrees, draw
+from .neighbor import expand
+from .renumber import Group
+from .tables import Tables, Workspace
 
 WIDEST = 256
 """Candidates of a row that are compared pair by pair, at most."""

@@ -20,31 +20,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import launch, programs, row_of
+from ..device_graph import DeviceGraph
+from ..device_samples import Counts, DeviceLayers, DeviceList, Rows, prefix_sums
 from ..layerwise import Drawn, budget, clock, complete, dart_word, factors, same_scale, with_replacement
 from .compact import compacted
-from .draw import BLOCK, Rows, cumulated, degrees, total
-from .graph import DeviceGraph, Tables, Workspace, moved
+from .draw import BLOCK, cumulated, degrees, total
 from .neighbor import check_int32
-from .renumber import Counts, DeviceList, Group, Hop, before, forget, joined, merged, named, start
+from .renumber import Group, Hop, forget, joined, merged, named, start
+from .tables import Tables, Workspace
 from .terms import Terms
 
 ROWS = 128
 """Rows of a program that adds up: one thread each."""
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceLayers:
-    """k minibatches of layer-wise sampling, one after the other, on the device."""
-
-    rows: Rows
-    """All nodes: of each minibatch the seeds, then each hop's new nodes ascending."""
-    node_ends: tuple[Counts, ...]
-    """L+1 times int64 [k], on the host."""
-    lists: tuple[DeviceList, ...]
-    """L of them, nearest the seeds first."""
-    weight: tuple[Tensor, ...] | None
-    """L vectors, float32 [sum of edges], or None."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])
@@ -86,7 +75,7 @@ def _extract(graph: DeviceGraph, group: Group, tables: Tables) -> Hop:
             n, count, tables.stride, n.bit_length(), BLOCK=BLOCK,
         )  # fmt: skip
     drawn = compacted(graph, rows, ends, flags, tables)
-    counts = np.diff(drawn.ends[moved(before(group.counts), graph.device)].cpu().numpy())
+    counts = np.diff(drawn.ends[to_device(prefix_sums(group.counts), graph.device)].cpu().numpy())
     check_int32(int(counts.max()))
     return Hop(group, drawn, counts)
 
@@ -119,10 +108,10 @@ class _Layers:
             )
             prefix = self.terms.everywhere[1]
         else:
-            ends = moved(before(group.counts), to)
+            ends = to_device(prefix_sums(group.counts), to)
             first, last, prefix = ends[:-1], ends[1:], cumulated(self.terms.mass[group.rows.nodes])
         sums = prefix[last] - prefix[first]
-        words = moved(np.array([dart_word(int(key)) for key in keys], np.uint64).view(np.int64), to)
+        words = to_device(np.array([dart_word(int(key)) for key in keys], np.uint64).view(np.int64), to)
         repeats = self.debias == "with_replacement"
         limit = s if repeats else budget(s)
         hits = self.terms.throw(None if self.every_row else group.rows, first, last, prefix, words, limit)
@@ -146,11 +135,14 @@ class _Layers:
         ]
         short = np.flatnonzero((found < want) & (whole > 0))
         if len(short):
-            hit = [h[n][:s] for h, n in zip(hits[moved(short, to)].cpu().numpy(), new[moved(short, to)].cpu().numpy())]
+            hit = [
+                h[n][:s]
+                for h, n in zip(hits[to_device(short, to)].cpu().numpy(), new[to_device(short, to)].cpu().numpy())
+            ]
             for q, found_, candidates in zip(short.tolist(), hit, self._candidates(group, short)):
                 drawn[q] = complete(int(keys[q]), s, found_, limit, int(whole[q]), *candidates)
             marks = np.concatenate([drawn[q].nodes + q * self.tables.stride for q in short.tolist()])
-            self.tables.found[moved(marks, to)] = 1
+            self.tables.found[to_device(marks, to)] = 1
         return _Sample(drawn, whole)
 
     def _candidates(
@@ -161,7 +153,7 @@ class _Layers:
             mass = self.terms.everywhere[0].cpu().numpy()
             return [(np.arange(len(mass)), mass)] * len(short)
         rows, stride = group.rows, self.tables.stride
-        taken = torch.isin(rows.owner, moved(short, self.graph.device))
+        taken = torch.isin(rows.owner, to_device(short, self.graph.device))
         place, mass = (x.cpu().numpy() for x in self.terms.add_up(Rows(rows.nodes[taken], rows.owner[taken]), stride))
         begin, end = np.searchsorted(place, short * stride), np.searchsorted(place, (short + 1) * stride)
         return [(place[a:b] - q * stride, mass[a:b]) for q, a, b in zip(short, begin, end)]
@@ -172,13 +164,13 @@ class _Layers:
         assert edges.positions is not None
         at, count = edges.positions, len(rows.nodes)
         row = torch.repeat_interleave(torch.arange(count, device=to), hop.drawn.ends.diff(), output_size=len(at))
-        node_at, row_at = before(nodes.counts), before(hop.group.counts)
-        column = moved(node_at[:-1], to)[rows.owner[row]] + edges.indices
+        node_at, row_at = prefix_sums(nodes.counts), prefix_sums(hop.group.counts)
+        column = to_device(node_at[:-1], to)[rows.owner[row]] + edges.indices
         if self.every_row:
             mass = terms.everywhere[0][nodes.rows.nodes]
         else:
             mass = torch.zeros(len(nodes.rows.nodes), dtype=torch.int64, device=to)
-            own = torch.arange(count, device=to) + moved(node_at[:-1] - row_at[:-1], to)[rows.owner]
+            own = torch.arange(count, device=to) + to_device(node_at[:-1] - row_at[:-1], to)[rows.owner]
             mass.index_add_(0, own, terms.loop[rows.nodes])
             mass.index_add_(0, column, terms.edges(rows.nodes[row], at))
         message, src = (np.split(x.cpu().numpy(), node_at[1:-1]) for x in (mass, nodes.rows.nodes))
@@ -193,7 +185,7 @@ class _Layers:
             )
             for q, n in enumerate(hop.group.counts)
         ]
-        c = moved(np.concatenate(factor), to)[column]
+        c = to_device(np.concatenate(factor), to)[column]
         if terms.weight is not None:
             c = terms.weight[at].double() * c
         if same_scale(self.debias):

@@ -17,33 +17,20 @@ Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes wri
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from .....storage.errors import RunError
-from ..cpu import buffers as room
-from .draw import Drawn, Rows, draw
-from .graph import DeviceGraph, Tables, Weights, Workspace
-from .renumber import Counts, DeviceList, Group, Hop, forget, joined, merged, number, start
+from ..device_graph import DeviceGraph, Weights
+from ..device_samples import Counts, DeviceSample
+from ..samples import LIMIT
+from .draw import Drawn, draw
+from .renumber import Group, Hop, forget, joined, merged, number, start
+from .tables import Tables, Workspace
 
 Draw = Callable[[Group, int, int, Tables], Drawn]
 """(rows, hop, fanout, tables) to the edges that are drawn for them, marked in the tables."""
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceSample:
-    """k minibatches of node-wise sampling, one after the other, on the device."""
-
-    rows: Rows
-    """All nodes: of each minibatch the seeds, then each hop's new nodes ascending."""
-    node_ends: tuple[Counts, ...]
-    """L+1 times int64 [k], on the host."""
-    lists: tuple[DeviceList, ...]
-    """See `NeighborSample.lists`."""
-    edge_ends: tuple[Counts, ...]
-    """L times int64 [k], on the host: edges of the rows that were known before each hop."""
 
 
 def expand(
@@ -94,9 +81,9 @@ def expand(
 
 def check_int32(edges: int) -> None:
     """Raises RunError if one minibatch cannot have so many edges."""
-    if edges >= room.LIMIT:
+    if edges >= LIMIT:
         raise RunError(
-            f"a minibatch would hold {edges} edges; at most {room.LIMIT - 1} fit: use a smaller batch_size, fanout or sizes"
+            f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller batch_size, fanout or sizes"
         )
 
 

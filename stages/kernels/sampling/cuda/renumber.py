@@ -9,24 +9,18 @@ order is the ascending one.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import TILE, launch, programs
-from .draw import Drawn, Rows, cumulated
-from .graph import SCAN, Tables, moved
+from ..device_samples import Counts, DeviceList, Rows, prefix_sums
+from .draw import Drawn, cumulated
+from .tables import SCAN, Tables
 
-Counts = npt.NDArray[np.int64]
-"""int64 [k], on the host: of each minibatch."""
 BLOCK = TILE
-
-
-def before(counts: Counts) -> Counts:
-    """int64 [k+1]: sums of all counts before each."""
-    return np.concatenate([[0], np.cumsum(counts)])
 
 
 @triton.jit
@@ -104,8 +98,10 @@ def start(flat: Tensor, counts: Counts, tables: Tables) -> Group:
         tables: clear ones.
     """
     k = len(counts)
-    owner = moved(np.repeat(np.arange(k, dtype=np.int32), counts), flat.device)
-    number = moved((np.arange(counts.sum()) - np.repeat(before(counts)[:-1], counts)).astype(np.int32), flat.device)
+    owner = to_device(np.repeat(np.arange(k, dtype=np.int32), counts), flat.device)
+    number = to_device(
+        (np.arange(counts.sum()) - np.repeat(prefix_sums(counts)[:-1], counts)).astype(np.int32), flat.device
+    )
     tables.local[owner.long() * tables.stride + flat.long()] = number
     return Group(Rows(flat, owner), counts)
 
@@ -136,7 +132,7 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
             tables.found,
             tables.local,
             offsets,
-            moved(known, device),
+            to_device(known, device),
             rows.nodes,
             rows.owner,
             tables.programs,
@@ -151,7 +147,7 @@ def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[H
     Returns:
         The hop and its new nodes.
     """
-    ends = drawn.ends[moved(before(group.counts), tables.local.device)]
+    ends = drawn.ends[to_device(prefix_sums(group.counts), tables.local.device)]
     new, message = named(known, tables, drawn.sources.dtype, ends)
     return Hop(group, drawn, np.diff(message)), new
 
@@ -161,7 +157,7 @@ def _put(values: Tensor, group: Group, shift: Counts, add: Counts, out: Tensor) 
     n, device = len(group.rows.owner), out.device
     if n:
         launch(_place, programs(n, BLOCK))(
-            values, group.rows.owner, moved(shift, device), moved(add, device), out, n, BLOCK=BLOCK
+            values, group.rows.owner, to_device(shift, device), to_device(add, device), out, n, BLOCK=BLOCK
         )
 
 
@@ -170,27 +166,13 @@ def merged(groups: list[Group]) -> Group:
     counts = np.sum([g.counts for g in groups], axis=0)
     like = groups[0].rows
     rows = Rows(like.nodes.new_empty(int(counts.sum())), like.owner.new_empty(int(counts.sum())))
-    at, none = before(counts)[:-1], np.zeros(len(counts), np.int64)
+    at, none = prefix_sums(counts)[:-1], np.zeros(len(counts), np.int64)
     for g in groups:
-        shift = at - before(g.counts)[:-1]
+        shift = at - prefix_sums(g.counts)[:-1]
         _put(g.rows.nodes, g, shift, none, rows.nodes)
         _put(g.rows.owner, g, shift, none, rows.owner)
         at = at + g.counts
     return Group(rows, counts)
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceList:
-    """Edges by destination of k minibatches, one after the other, on the device; how many, on the host."""
-
-    indptr: Tensor
-    """int32 [sum of (rows + 1)]: each minibatch's begins with 0."""
-    indices: Tensor
-    """int32 [sum of edges]."""
-    positions: Tensor | None
-    """int64 [sum of edges], if asked for."""
-    rows: Counts
-    edges: Counts
 
 
 def joined(hops: list[Hop], tables: Tables) -> DeviceList:
@@ -200,15 +182,15 @@ def joined(hops: list[Hop], tables: Tables) -> DeviceList:
     indptr = torch.zeros(int(rows.sum()) + k, dtype=torch.int32, device=device)
     indices = torch.empty(int(edges.sum()), dtype=torch.int32, device=device)
     positions = None if first.positions is None else torch.empty(len(indices), dtype=torch.int64, device=device)
-    row_at, edge_at, seen = before(rows + 1)[:-1] + 1, before(edges)[:-1], np.zeros(k, np.int64)
+    row_at, edge_at, seen = prefix_sums(rows + 1)[:-1] + 1, prefix_sums(edges)[:-1], np.zeros(k, np.int64)
     for h in hops:
-        bounds = before(h.counts)
-        _put(h.drawn.ends[1:], h.group, row_at - before(h.group.counts)[:-1], seen - bounds[:-1], indptr)
+        bounds = prefix_sums(h.counts)
+        _put(h.drawn.ends[1:], h.group, row_at - prefix_sums(h.group.counts)[:-1], seen - bounds[:-1], indptr)
         longest = int(h.counts.max(initial=0))
         if longest:
             launch(_translate, programs(longest, BLOCK), k)(
-                h.drawn.sources, h.drawn.sources if h.drawn.positions is None else h.drawn.positions, moved(bounds, device),
-                moved(edge_at - bounds[:-1], device), tables.local, tables.stride, indices, indices if positions is None else positions,
+                h.drawn.sources, h.drawn.sources if h.drawn.positions is None else h.drawn.positions, to_device(bounds, device),
+                to_device(edge_at - bounds[:-1], device), tables.local, tables.stride, indices, indices if positions is None else positions,
                 KEEP=positions is not None, BLOCK=BLOCK,
             )  # fmt: skip
         row_at, edge_at, seen = row_at + h.group.counts, edge_at + h.counts, seen + h.counts

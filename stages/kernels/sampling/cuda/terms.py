@@ -18,10 +18,12 @@ from torch import Tensor
 
 from .....storage.errors import InputError
 from .....storage.graph import Graph
+from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import TILE, draw_word, launch, programs
+from ..device_graph import DeviceGraph, on_device
+from ..device_samples import Rows
 from ..layerwise import fraction_bits, integers, squares, weight_scale
-from .draw import Rows, cumulated
-from .graph import DeviceGraph, moved, on_device
+from .draw import cumulated
 
 
 @triton.jit(do_not_specialize=["limit", "row_steps", "edge_steps"])
@@ -175,9 +177,9 @@ def _made(graph: Graph) -> Terms:
     to = on.device
     return Terms(
         on,
-        moved(loop, to),
-        moved(mass, to),
-        None if sums is None else moved(sums, to),
-        None if w is None else moved(w, to),
-        moved(graph.degree, to),
+        to_device(loop, to),
+        to_device(mass, to),
+        None if sums is None else to_device(sums, to),
+        None if w is None else to_device(w, to),
+        to_device(graph.degree, to),
     )

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from millrace.stages import random
 from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import triton_rng
-from millrace.stages.kernels.sampling import layerwise
+from millrace.stages.kernels.sampling import device_graph, layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import buffers as room
 from millrace.stages.kernels.sampling.cuda import backend as cuda
 from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
-from millrace.stages.kernels.sampling.cuda import graph as graph_cuda
 from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
+from millrace.stages.kernels.sampling.device_samples import Rows
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
@@ -127,6 +127,7 @@ def test_several_programs_share_a_launch(monkeypatch):
     from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
     from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
     from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
+    from millrace.stages.kernels.sampling.cuda import tables as tables_cuda
 
     for module, name, value in (
         (draw_cuda, "TILE", 256),
@@ -138,7 +139,7 @@ def test_several_programs_share_a_launch(monkeypatch):
         (terms_cuda, "TILE", 32),
         (number_cuda, "BLOCK", 128),
         (number_cuda, "SCAN", 128),
-        (graph_cuda, "SCAN", 128),
+        (tables_cuda, "SCAN", 128),
         (cuda, "TABLE_BYTES", 5 * 256 * 2),
         (draw_cuda, "BOUND", 40),
     ):
@@ -182,8 +183,8 @@ def test_labor_writes_little_beside_what_it_keeps(monkeypatch):
 
     made, true = [], torch.empty
     monkeypatch.setattr(labor_cuda.torch, "empty", lambda *size, **how: made.append(size) or true(*size, **how))
-    on = graph_cuda.on_device(from_edges(np.arange(20000), np.zeros(20000, np.int64), 20000))
-    rows = draw_cuda.Rows(
+    on = device_graph.on_device(from_edges(np.arange(20000), np.zeros(20000, np.int64), 20000))
+    rows = Rows(
         torch.zeros(1, dtype=torch.int32, device=on.device), torch.zeros(1, dtype=torch.int32, device=on.device)
     )
     keys = torch.tensor([5], device=on.device)
@@ -206,15 +207,15 @@ def test_a_workspace_is_clear_after_each_bulk():
     assert space.nbytes == 0
     for sampler in (NeighborSampler((3, 2)), LaborSampler((2,)), LadiesSampler((9,)), FastGCNSampler((190,))):
         assert same(graph, sampler, 6, 2, space)
-    tables = space.take(1, graph_cuda.on_device(graph))
+    tables = space.take(1, device_graph.on_device(graph))
     assert (tables.local == -1).all()
     assert not tables.found.any()
 
 
 def test_topology_is_copied_once():
     graph = nasty()
-    assert graph_cuda.on_device(graph) is graph_cuda.on_device(graph)
-    assert graph_cuda.on_device(graph).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert device_graph.on_device(graph) is device_graph.on_device(graph)
+    assert device_graph.on_device(graph).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_no_minibatches():

@@ -1,0 +1,108 @@
+"""Node-wise draws in one block of rows: the bits that `sampling.cpu` draws in the whole graph."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ....storage.graph import Graph
+from ...random import NODE
+from ..runtime.threads import get_num_threads, parallel
+from ..sampling.cpu.draw import sample_rows, sample_uniform
+from ..sampling.cpu.labor import draw_hop
+from ..sampling.exponential_race import log2_table
+
+IdArray = npt.NDArray[np.int64]
+_U = np.uint64
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """In-edges that were drawn for rows, in the order of the rows."""
+
+    kept: IdArray
+    """int64 [n], edges of each row."""
+    sources: npt.NDArray[np.integer]
+    """[e], global ids."""
+    positions: IdArray | None
+    """int64 [e], where they lie in the edge arrays of the block, if that was asked for."""
+
+
+def draw_rows(
+    graph: Graph,
+    first: int,
+    rows: IdArray,
+    splits: IdArray,
+    keys: npt.NDArray[np.uint64],
+    fanout: int,
+    *,
+    replace: bool = False,
+    probability: npt.NDArray[np.int64] | None = None,
+    ascending: bool = False,
+    keep_positions: bool = True,
+) -> Drawn:
+    """What `cpu.neighbor.neighbor` draws for these rows in one hop.
+
+    Args:
+        graph: N rows of a block, with global sources.
+        first: global id of row 0.
+        rows: int64 [n] in [0, N), segment after segment.
+        splits: int64 [m + 1]; ``rows[splits[i]:splits[i+1]]`` are of one minibatch.
+        keys: uint64 [m], stream of each minibatch in this hop.
+        fanout: edges of a row at most; -1 takes all.
+        replace: see `reference.neighbor.neighbor`; likewise `probability`, int64 [e] of the block.
+        probability: see there.
+        ascending: whether ids ascend within each segment: rows are then walked in step.
+        keep_positions: also say where the edges lie.
+    """
+    m, lengths = len(keys), np.diff(splits)
+    if not len(rows):
+        return Drawn(np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64))
+    degree = graph.in_degree
+    if not replace and fanout > 64:
+        # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
+        fanout = min(fanout, max(1, int(degree[rows].max())))
+    most = degree[rows] if fanout < 0 else np.full(len(rows), fanout) if replace else np.minimum(degree[rows], fanout)
+    room = np.zeros(m, np.int64)
+    np.add.at(room, np.repeat(np.arange(m), lengths), most)
+    width, need = int(lengths.max()), max(1, int(room.max()))
+    nodes = np.zeros((m, width), np.int64)
+    for row, a, b in zip(nodes, splits, splits[1:]):
+        row[: b - a] = rows[a:b]
+    # A draw is keyed by the node's global id, of which the kernels know the local part.
+    with np.errstate(over="ignore"):
+        keys = keys + _U(first) * NODE
+    begin, edge_end = np.zeros(m, np.int64), np.zeros(m, np.int64)
+    ends, positions = np.zeros((m, width + 1), np.int64), np.empty((m, need if keep_positions else 1), np.int64)
+    edges = np.empty((m, need), graph.indices.dtype)
+    walk = (nodes, begin, lengths, fanout, replace, keys, ends, edges, positions, keep_positions, edge_end, ascending)
+    threads = max(1, min(m, get_num_threads()))
+    spans = [(m * t // threads, m * (t + 1) // threads) for t in range(threads)]
+    if fanout >= 0 and probability is None:
+        parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk) for a, b in spans])
+    else:
+        weight = np.empty(0, np.int64) if probability is None else probability
+        race = (log2_table(), int(degree.max(initial=0)) if replace else 0)
+        parallel(sample_rows, [(a, b, graph.indptr, graph.indices, weight, *walk, *race) for a, b in spans])
+    kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
+    sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
+    return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)
+
+
+def draw_labor(
+    graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[np.uint64], fanout: int, poisson: bool
+) -> Drawn:
+    """What `cpu.labor.labor` draws for these rows in one hop; arguments as of `draw_rows`."""
+    parts: list[tuple[IdArray, IdArray]] = [(np.empty(0, np.int64), np.empty(0, np.int64))] * len(keys)
+
+    def segment(q: int) -> None:
+        of = rows[splits[q] : splits[q + 1]]
+        degree = graph.in_degree[of]
+        most = degree if poisson or fanout < 0 else np.minimum(degree, fanout)
+        ends, positions = np.zeros(len(of) + 1, np.int64), np.empty(int(most.sum()), np.int64)
+        _, e = draw_hop(graph.indptr, graph.indices, of, 0, len(of), fanout, poisson, keys[q], ends, positions, 0)
+        parts[q] = np.diff(ends), positions[:e]
+
+    parallel(segment, [(q,) for q in range(len(keys))])
+    kept, positions = (np.concatenate([np.empty(0, np.int64), *(p[i] for p in parts)]) for i in (0, 1))
+    return Drawn(kept, graph.indices[positions], positions)

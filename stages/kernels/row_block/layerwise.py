@@ -1,0 +1,113 @@
+"""Layer-wise sampling in one block of rows: terms hit by darts, edges among known nodes, partial sums of P."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from ....storage.graph import Graph
+from ..sampling.cpu.layerwise import add_up, weigh
+from ..sampling.cpu.terms import JIT, Rates, column, integer, square, throw
+from .numbering import _slot, _table
+
+__all__ = ["Rates", "add_up", "extract", "partial_sums", "resolve", "summed", "throw", "weigh"]
+
+IdArray = npt.NDArray[np.int64]
+
+
+Common = tuple[Any, Any, Any, Any, Any, Any]
+
+
+@njit(**JIT)
+def _resolve(indptr, sources, weight, degree, scale, one, first, rows, rests, out):
+    for i in range(len(rows)):
+        out[i] = column(indptr, sources, weight, degree, scale, one, rows[i], rests[i], rows[i] + first)
+
+
+def resolve(common: Common, first: int, rows: IdArray, rests: IdArray, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
+    """The column of the term of each row in which each dart has landed; `common` as in `cpu.terms.Rates`, of a
+    block."""
+    out = np.empty(len(rows), dtype)
+    _resolve(*common, first, rows, rests, out)
+    return out
+
+
+@njit(**JIT)
+def _extract(indptr, sources, weight, table, shift, rows, first, counts, out, values):
+    e = 0
+    for i in range(len(rows)):
+        v, begin = rows[i] - first, e
+        for edge in range(indptr[v], indptr[v + 1]):
+            u = np.int64(sources[edge])
+            at = _slot(table, u, shift)
+            if table[at] == u:
+                out[e] = table[at + 1]
+                if weight is not None:
+                    values[e] = weight[edge]
+                e += 1
+        counts[i] = e - begin
+    return e
+
+
+def extract(
+    graph: Graph, first: int, nodes: npt.NDArray[np.integer], rows: IdArray
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The in-edges of `rows` whose source is among `nodes`.
+
+    Args:
+        graph: of the block.
+        first: global id of its row 0.
+        nodes: distinct global ids.
+        rows: int64, global ids of rows of the block.
+
+    Returns: int32 [rows], edges of each; int32 [e], places in `nodes`; float32 [e], weights, or nothing for an
+        unweighted graph.
+    """
+    table, shift = _table(nodes, len(nodes))
+    room = int(graph.in_degree[rows - first].sum())
+    counts, out = np.empty(len(rows), np.int32), np.empty(room, np.int32)
+    values = np.empty(0 if graph.edge_weight is None else room, np.float32)
+    e = _extract(graph.indptr, graph.indices, graph.edge_weight, table, shift, rows, first, counts, out, values)
+    return counts, out[:e], values[:e]
+
+
+@njit(**JIT)
+def _terms(indptr, sources, weight, degree, scale, one, first, rows, columns, mass):
+    own = np.int64(1) if weight is None else integer(1.0, scale)
+    n = 0
+    for i in range(len(rows)):
+        v = rows[i]
+        lo, hi = indptr[v], indptr[v + 1]
+        whole = hi - lo + 1 if weight is None else degree[v]
+        for at in range(lo, hi + 1):
+            part = own if at == hi or weight is None else integer(weight[at], scale)
+            w = square(part, whole, one)
+            if w != 0:
+                columns[n] = v + first if at == hi else np.int64(sources[at])
+                mass[n] = w
+                n += 1
+    return n
+
+
+def partial_sums(common: Common, first: int, rows: IdArray) -> tuple[IdArray, IdArray]:
+    """What these rows of the block add to P = Q (W o W): distinct columns, ascending, and their sums.
+
+    Args:
+        common: as in `cpu.terms.Rates`, of the block.
+        first: global id of its row 0.
+        rows: int64, local ids.
+    """
+    indptr = common[0]
+    room = int((indptr[rows + 1] - indptr[rows] + 1).sum())
+    columns, mass = np.empty(room, np.int64), np.empty(room, np.int64)
+    n = _terms(*common, first, rows, columns, mass)
+    return summed(columns[:n], mass[:n])
+
+
+def summed(columns: IdArray, mass: IdArray) -> tuple[IdArray, IdArray]:
+    """Distinct columns, ascending, and the sum of what each has."""
+    found, place = np.unique(columns, return_inverse=True)
+    total = np.zeros(len(found), np.int64)
+    np.add.at(total, place, mass)
+    return found.astype(np.int64), total

@@ -1,0 +1,71 @@
+"""Tables in which a bulk finds and numbers its nodes on a GPU."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..device_graph import DeviceGraph
+
+SCAN = 1 << 12
+"""Nodes of one minibatch that one program looks through for new ones."""
+TABLE_BYTES = 4 << 30
+"""Of the tables of a bulk: a larger bulk is drawn in pieces."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What k minibatches know of all V nodes. Between bulks all is unknown and nothing found."""
+
+    local: Tensor
+    """int32 [k stride]: a node's position in its minibatch, or -1."""
+    found: Tensor
+    """uint8 [k stride]: 1 for sources of sampled edges."""
+    stride: int
+    """Entries of a minibatch: V, rounded up to whole programs, so that no program looks at two minibatches."""
+
+    @property
+    def programs(self) -> int:
+        """That look through one minibatch."""
+        return self.stride // SCAN
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.local.nbytes + self.found.nbytes
+
+
+def stride(num_nodes: int) -> int:
+    """See `Tables.stride`."""
+    return max(1, -(-num_nodes // SCAN)) * SCAN
+
+
+class Workspace:
+    """Keeps a bulk's tables for the next bulk: what a bulk leaves in them costs less to clear than all of them."""
+
+    def __init__(self) -> None:
+        self._tables: Tables | None = None
+
+    def take(self, k: int, graph: DeviceGraph) -> Tables:
+        """Clear tables for k minibatches. They are the caller's until it puts them back, so what fails half way spoils
+        nothing."""
+        tables, self._tables = self._tables, None
+        width = stride(graph.num_nodes)
+        if (
+            tables is None
+            or tables.stride != width
+            or len(tables.local) < k * width
+            or tables.local.device != graph.device
+        ):
+            local = torch.full((k * width,), -1, dtype=torch.int32, device=graph.device)
+            return Tables(local, torch.zeros(k * width, dtype=torch.uint8, device=graph.device), width)
+        return tables
+
+    def put_back(self, tables: Tables) -> None:
+        """Args: tables: clear ones."""
+        self._tables = tables
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return 0 if self._tables is None else self._tables.nbytes

@@ -1,0 +1,68 @@
+"""Bulks of samples in the memory of a GPU."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Nodes of a bulk, minibatch after minibatch, on the device."""
+
+    nodes: Tensor
+    """[n], in the dtype of the graph's ids."""
+    owner: Tensor
+    """int32 [n], the minibatch of each, ascending."""
+
+
+Counts = npt.NDArray[np.int64]
+"""int64 [k], on the host: of each minibatch."""
+
+
+def prefix_sums(counts: Counts) -> Counts:
+    """int64 [k+1]: sums of all counts before each."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceList:
+    """Edges by destination of k minibatches, one after the other, on the device; how many, on the host."""
+
+    indptr: Tensor
+    """int32 [sum of (rows + 1)]: each minibatch's begins with 0."""
+    indices: Tensor
+    """int32 [sum of edges]."""
+    positions: Tensor | None
+    """int64 [sum of edges], if asked for."""
+    rows: Counts
+    edges: Counts
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSample:
+    """k minibatches of node-wise sampling, one after the other, on the device."""
+
+    rows: Rows
+    """All nodes: of each minibatch the seeds, then each hop's new nodes ascending."""
+    node_ends: tuple[Counts, ...]
+    """L+1 times int64 [k], on the host."""
+    lists: tuple[DeviceList, ...]
+    """See `NeighborSample.lists`."""
+    edge_ends: tuple[Counts, ...]
+    """L times int64 [k], on the host: edges of the rows that were known before each hop."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLayers:
+    """k minibatches of layer-wise sampling, one after the other, on the device."""
+
+    rows: Rows
+    """All nodes: of each minibatch the seeds, then each hop's new nodes ascending."""
+    node_ends: tuple[Counts, ...]
+    """L+1 times int64 [k], on the host."""
+    lists: tuple[DeviceList, ...]
+    """L of them, nearest the seeds first."""
+    weight: tuple[Tensor, ...] | None
+    """L vectors, float32 [sum of edges], or None."""
