@@ -1,4 +1,4 @@
-"""Sample minibatches once, to train from them many times."""
+"""Sampling of all minibatches of a job ahead of training, into a store."""
 
 import time
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     """
     start = time.perf_counter()
     dataset = open_data(job, None, emit)
-    # The minibatches are the same ones, whoever holds the graph.
+    # The minibatches do not depend on how the graph is distributed.
     system = make_system(job.model_copy(update={"bulk": Bulk()}))
     if not isinstance(system.sample, Sampled):
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
@@ -62,10 +62,9 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     }
     create = partial(queue_at(out).create, out, **store)
     kernel = sampling_backend(job.kernel)
-    # Whatever else lies at `out` is refused before anything is written there; leftovers go only once the folder is
-    # held.
+    # Anything else at `out` is refused before the folder is locked; leftovers are removed only under the lock.
     create(sweep=False).close()
-    # An object store has no lock. What a killed writer left there lacks its manifest, and is overwritten when its bulk
+    # An object store has no lock. A bulk that a killed writer left there lacks its manifest, and is overwritten when it
     # is sampled again.
     with nullcontext() if is_url(out) else held(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
@@ -98,7 +97,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
 def _fill(
     job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]
 ) -> int:
-    """Sample what the queue lacks, and give the edges of that."""
+    """Sample the bulks that the queue lacks, and return their number of edges."""
     total = job.epochs * plan.num_bulks
     done = sum(len(queue.committed(e)) for e in range(job.epochs))
     edges = 0

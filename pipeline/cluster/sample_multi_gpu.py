@@ -1,11 +1,8 @@
-"""Sampling by all GPUs of this machine, from a graph that is spread over them: `millrace sample` with ``kernel =
-"cugraph"``.
+"""Sampling on all GPUs of this machine, from a graph spread over them: `millrace sample` with ``kernel = "cugraph"``.
 
-Every call is one of all processes, and one that is missing leaves the others waiting for good. Here the driver deals
-out each round, so nobody is missing. Ranks that train sample each in a thread of their own, wait for room in a queue,
-skip bulks that are there, and stop
-where training ends: they sample from whole graphs, and train from what this has stored where a graph is too large for
-    one GPU.
+Every call of cuGraph is collective: if one process leaves it out, the others wait forever. Here the driver hands out
+work in rounds, so that all processes take part in each. Training ranks cannot do this, since each samples at its own
+pace: they sample from whole graphs, or, where a graph is too large for one GPU, train from a store that this made.
 """
 
 import threading
@@ -32,13 +29,13 @@ from ..setup.open_queue import seed_plan
 from ..setup.shared_dataset import share
 
 LOOK_S = 5.0
-"""The driver asks this often whether all processes live."""
+"""Seconds between checks of the driver that all processes are alive."""
 PUT_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
 class _Order:
-    """What each process must know."""
+    """Arguments of each sampling process."""
 
     dataset: str
     sampler: Sampler
@@ -103,10 +100,10 @@ def sample_across(
 
 
 def _together(client: Any, workers: list[str], futures: list[Any]) -> list[Any]:
-    """Results of a task of each process. Whoever fails or dies leaves the others waiting: they end with the cluster.
+    """Wait for one task of each process and return the results.
 
     Raises:
-        RunError: that happened.
+        RunError: a process failed or died. The others, which wait for it, end with the cluster.
     """
     from distributed import wait
 
@@ -127,7 +124,8 @@ def _together(client: Any, workers: list[str], futures: list[Any]) -> list[Any]:
         left -= done
         if left and not set(workers) <= set(client.scheduler_info(n_workers=-1)["workers"]):
             raise RunError(
-                "a process that sampled on a GPU is gone, perhaps killed for memory; give the command again, which goes on"
+                "a process that sampled on a GPU is gone, perhaps killed for memory; give the command again, which "
+                "goes on"
             )
     return [f.result() for f in futures]
 
@@ -145,7 +143,7 @@ def _join(order: _Order, rank: int, size: int, unique: Any) -> None:
 
 
 def _draw(which: tuple[int, int] | None) -> Receipt | None:
-    """Sample and store a bulk, or, of none, take part in what the others sample."""
+    """Sample and store a bulk; with None, only take part in the collective calls."""
     graph, sampler, plan, queue = _here.opened
     if which is None:
         sampler.sample(graph, BulkRequest(plan.seed, 0, 0, 0, ()), _here.kernel)

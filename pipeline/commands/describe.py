@@ -35,7 +35,7 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         job: a configuration that says how a dataset is read; None: the defaults.
 
     Raises:
-        InputError: `minibatch` is malformed, `path` holds no samples, or `job` was given for what is no dataset.
+        InputError: `minibatch` is malformed, `path` holds no samples, or `job` is given and `path` is no dataset.
         StoreError: the store is damaged, or nothing is at the URL.
         RunError: the object store does not answer.
     """
@@ -82,8 +82,8 @@ def _run(folder: Path) -> dict[str, Any]:
             "last checkpoint": at,
         }
     keys = (
-        "status", "system", "model", "dataset", "num_nodes", "num_edges", "epochs", "best_epoch", "train_loss", "val_accuracy",
-        "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",
+        "status", "system", "model", "dataset", "num_nodes", "num_edges", "epochs", "best_epoch", "train_loss",
+        "val_accuracy", "test_accuracy", "minibatches", "sampled_edges", "parameters_sha256",
     )  # fmt: skip
     seconds = {f"seconds, {k}": v for k, v in result.get("seconds", {}).items() if k != "per_epoch"}
     return {**record, **{k: result.get(k) for k in keys}, "last checkpoint": at, **seconds}
@@ -101,7 +101,8 @@ def _partitions(store: Store) -> dict[str, Any]:
     }
     for i, part in enumerate(quality.parts):
         record[f"part {i}"] = (
-            f"{part.nodes:,} nodes, {part.train:,} train, {part.edges:,} edges ({part.cut_edges:,} cut), {part.halo:,} halo rows"
+            f"{part.nodes:,} nodes, {part.train:,} train, {part.edges:,} edges ({part.cut_edges:,} cut), {part.halo:,} "
+            "halo rows"
         )
     return record
 

@@ -1,4 +1,4 @@
-"""One door to every kind of dataset."""
+"""`open_dataset`: opens every kind of dataset."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,11 +19,11 @@ from .readers.rmat import generate_rmat
 from .readers.sbm import generate_sbm
 
 TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
-"""Ends of the names of files that hold tables."""
+"""Suffixes of files that hold tables."""
 GENERATED = {"sbm": generate_sbm, "rmat": generate_rmat}
 FORMS = (
-    "digits, sbm:nodes=..., rmat:scale=..., an .npz file, a .csv or .parquet file of edges, a folder of Parquet or CSV, "
-    "a Millrace dataset store, or an OGB name such as ogbn-arxiv"
+    "digits, sbm:nodes=..., rmat:scale=..., an .npz file, a .csv or .parquet file of edges, a folder of Parquet or "
+    "CSV, a Millrace dataset store, or an OGB name such as ogbn-arxiv"
 )
 
 
@@ -59,7 +59,8 @@ def open_dataset(
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(
-            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or use memory"
+            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or "
+            "use memory"
         )
     if options.edges_on == "gpu" and not (
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
@@ -109,7 +110,7 @@ def open_dataset(
 
 
 def _check_no_table_options(path: Path, options: ReadOptions) -> None:
-    """Raises InputError where options say how to read tables, and `path` is none."""
+    """Raises InputError where options for tables are given and `path` is no table."""
     given = [name for name in FREE if getattr(options, name) is not None]
     tables = (
         path.name.lower().endswith(TABLES)
@@ -118,21 +119,23 @@ def _check_no_table_options(path: Path, options: ReadOptions) -> None:
     )
     if given and not tables:
         raise InputError(
-            f"{path} is no file or folder of tables, which alone are read with {' and '.join(given)}; leave that out"
+            f"{path} is no file or folder of tables, but {' and '.join(given)} is for tables alone; leave it out"
         )
 
 
 def _check_format(path: Path) -> None:
-    """Raises InputError for files of other programs: it says how they are read."""
+    """Raises InputError for files of torch and NetworkX, and says how to read them."""
     suffix = path.suffix.lower()
     if suffix in (".pt", ".pth"):
         raise InputError(
             f"{path} is a file of torch.save, which may run code when it is loaded: where you trust it, use "
-            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store of it"
+            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store "
+            "of it"
         )
     if suffix in (".graphml", ".gml", ".gexf"):
         raise InputError(
-            f"{path} is a file of graphs that NetworkX reads: use mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
+            f"{path} is a file of graphs that NetworkX reads: use "
+            f"mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
         )
 
 

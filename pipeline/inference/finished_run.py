@@ -26,14 +26,14 @@ class TrainedRun:
     """A finished run."""
 
     folder: Path
-    """Of the run."""
+    """The run's folder."""
     model: nn.Module
     """With the parameters of the best validation epoch, in evaluation mode; on a GPU if it was trained there and there
     is one."""
     config: Job
     """Its configuration."""
     result: Result
-    """What it left in ``result.json``."""
+    """The contents of ``result.json``."""
 
     def open_dataset(self, source: Any = None, *, emit: Emit = silent) -> Dataset:
         """The dataset that the run was trained on, or another one, read as the run's configuration says.
@@ -131,7 +131,7 @@ def _as_result(record: dict[str, Any], folder: Path) -> Result:
 
 
 def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> bool:
-    """Whether a model can be built, and what it says be named, by these."""
+    """True where a model can be built and its classes named by these."""
     named = (
         isinstance(class_names, list)
         and len(class_names) == num_classes
@@ -152,8 +152,10 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
 
 
 def _other(job: Job, source: Any, emit: Emit) -> Dataset:
-    """Another dataset, as the job reads its own. What is clean takes no options; what is no store is read into
-    memory."""
+    """Open another dataset as the job reads its own.
+
+    Stores and generated graphs are clean and take no reading options; other sources are read into memory.
+    """
     update: dict[str, Any] = {}
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
     store = path if path is not None and (path / MANIFEST).is_file() else None

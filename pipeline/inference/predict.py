@@ -1,4 +1,4 @@
-"""From a trained model to predictions: `mr.predict`, and the command."""
+"""Prediction with a trained model: `mr.predict`, and the work of `millrace predict`."""
 
 import time
 from pathlib import Path
@@ -28,7 +28,7 @@ def predict(
     model: Any = None,
     emit: Emit = silent,
 ) -> Predictions:
-    """What a model says of nodes, each over all of its in-edges in every layer, as `infer` does it.
+    """Predict the classes of nodes, over all in-edges in every layer, as `infer` does.
 
     Args:
         run: a finished run (its folder, what `millrace.run` returned, or what `load` opened), or a model.
@@ -74,7 +74,7 @@ def predict(
         on_progress=lambda done, rows: emit(StageAdvanced("predict", done, rows)),
     )
     emit(StageEnded("predict", time.perf_counter() - start))
-    # A module of the user's own may tell other classes apart.
+    # A user's module may have another number of outputs.
     classes = classes if classes is not None and len(classes) == logits.shape[1] else None
     names = None if data.node_names is None else NodeNames.of(data.node_names).take(ids)
     return Predictions(ids, logits.cpu().numpy(), task, names, classes)  # pyright: ignore[reportArgumentType]
@@ -89,7 +89,7 @@ def predict_to_file(
     model: nn.Module | None,
     emit: Emit,
 ) -> dict[str, Any]:
-    """What `millrace predict` does.
+    """Predict with a finished run and write the predictions into a file.
 
     Args:
         run: folder of a finished run.
@@ -101,7 +101,7 @@ def predict_to_file(
         emit: called with every event.
 
     Returns:
-        What was done, as plain values.
+        A record of plain values: run, model, dataset, number of nodes, file, seconds.
 
     Raises:
         InputError: the file is there or cannot be written; or see `predict`.
@@ -131,8 +131,7 @@ def _parsed(nodes: str | None, data: Dataset) -> Any:
     if nodes is None or nodes in SPLITS:
         return nodes
     parts = [part.strip() for part in nodes.split(",")]
-    # A node may be called 7 and be another than the seventh: where nodes have names, those are what a file of
-    # predictions has.
+    # Where nodes have names, `7` is a name and not an id: files of predictions hold the names.
     if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):
         return [int(part) for part in parts]
     return parts

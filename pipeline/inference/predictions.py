@@ -1,4 +1,4 @@
-"""What a model says of nodes: logits, probabilities and classes, and a table of them in a file."""
+"""Predictions for nodes: logits, probabilities and classes, and files with a row for each node."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -21,23 +21,22 @@ SEPARATOR = ";"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions:
-    """What a model says of n nodes."""
+    """Predictions of a model for n nodes."""
 
     nodes: IdArray
     """int64 [n], ids in the order that was asked for."""
     logits: FloatArray
     """[n, C], the model's outputs."""
     task: Literal["multiclass", "multilabel"] = "multiclass"
-    """Whether a node has one class, or any number of them."""
+    """``multiclass``: one class for each node; ``multilabel``: any number of them."""
     node_names: Sequence[str] | None = None
-    """Of these nodes, where their dataset has names."""
+    """Names of these nodes, where their dataset has names."""
     class_names: Sequence[str] | None = None
-    """Of the C classes, where the dataset that the model was trained on has names."""
+    """Names of the C classes, where the training dataset has names."""
 
     @cached_property
     def probabilities(self) -> FloatArray:
-        """[n, C]: multi-class: of each class, with the sum 1 (softmax); multi-label: of each class by itself
-        (sigmoid)."""
+        """[n, C]: softmax of the logits (multi-class: rows sum to 1) or sigmoid (multi-label: each class by itself)."""
         logits = torch.from_numpy(self.logits)
         return (logits.softmax(1) if self.task == "multiclass" else logits.sigmoid()).numpy()
 
@@ -66,8 +65,7 @@ class Predictions:
         _written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
 
     def to_csv(self, path: str | Path, *, all_probabilities: bool = False) -> None:
-        """The same as `to_parquet`, as text with a header; the lists of a multi-label node are joined by a
-        semicolon."""
+        """Write the table of `to_parquet` as CSV with a header; multi-label lists are joined by semicolons."""
         import pyarrow.csv
 
         table = self._table(all_probabilities, joined=True)

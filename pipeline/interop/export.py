@@ -1,4 +1,4 @@
-"""Minibatches as other libraries see them: PyTorch Geometric's `Data` and DGL's blocks."""
+"""Conversion of minibatches to PyTorch Geometric's `Data` and to DGL's blocks."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Scripts without ``if __name__ == "__main__":``: each worker process imports the script again, and would run it
+"""Check for the ``if __name__ == "__main__":`` guard: each worker process imports the main script, and would run it
 again."""
 
 import ast

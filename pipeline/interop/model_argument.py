@@ -1,4 +1,4 @@
-"""What a Python caller may pass as ``model``."""
+"""The ``model`` argument of Python callers: records, modules and PyG convolutions."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,10 +13,10 @@ from ..config.aliases import SHORTHANDS
 
 
 def taken(model: Any) -> Any:
-    """The record or module that `model` stands for: PyG convolutions, one or a list of them, are taken as a `PyGModel`.
+    """Turn `model` into a record or a module; a PyG convolution, or a list of them, becomes a `PyGModel`.
 
     Raises:
-        InputError: it is neither, nor a convolution.
+        InputError: it is none of these.
     """
     if model is None or isinstance(model, ModelConfig):
         return model
@@ -26,8 +26,8 @@ def taken(model: Any) -> Any:
         raise InputError(f"the model is the class {model.__name__}; expected an object of it: {model.__name__}(...)")
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"the model is a {type(model).__name__}; expected a record such as GraphSAGE(hidden=128), a list of PyG convolutions, or an "
-            "nn.Module with num_layers and layer(i, hood, h) -> h"
+            f"the model is a {type(model).__name__}; expected a record such as GraphSAGE(hidden=128), a list of PyG "
+            "convolutions, or an nn.Module with num_layers and layer(i, hood, h) -> h"
         )
     if not callable(getattr(model, "layer", None)) and _is_convolution(model):
         return PyGModel([model])
@@ -42,7 +42,7 @@ def _is_convolution(module: nn.Module) -> bool:
 
 
 def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
-    """Refuse options of a model beside a model that has its own.
+    """Refuse model options where the model is an object that has its own.
 
     Raises:
         InputError: it names them.
@@ -57,14 +57,14 @@ def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
 def check_widths(
     module: nn.Module, num_features: int, num_classes: int, task: Literal["multiclass", "multilabel"], seed: int
 ) -> None:
-    """Refuse a module that a dataset does not fit; lazy parameters of a `PyGModel` get their shapes.
+    """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
     Args:
         module: a module of the user's own, or a `PyGModel`.
         num_features: F.
         num_classes: C.
         task: of the dataset; multi-label targets need C outputs exactly.
-        seed: what lazy parameters are drawn by.
+        seed: of the initial values of lazy parameters.
 
     Raises:
         InputError: widths that do not fit, lazy parameters in a module of the user's own, or nothing to train.

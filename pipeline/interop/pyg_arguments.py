@@ -1,4 +1,4 @@
-"""What the arguments of `NeighborLoader` mean: checked, refused by name, and turned into Millrace's own messages."""
+"""Arguments of `NeighborLoader`: checked, refused by name, and turned into Millrace's own messages."""
 
 import warnings
 from collections.abc import Iterable
@@ -28,11 +28,11 @@ DATALOADER = {
     "timeout": 0,
     "in_order": True,
 }
-"""Arguments of torch's DataLoader that `NeighborLoader` has not among its own, and the values that ask for nothing."""
+"""Arguments of torch's DataLoader that `NeighborLoader` does not name itself, and the values that change nothing."""
 DROPPED = {"collate_fn": None, "dataset": None}
 """Arguments of torch's DataLoader that PyG's loader drops."""
 EFFECTIVE = ("sampler", "batch_sampler", "pin_memory")
-"""Of `DATALOADER`, what does what it does in a DataLoader. The others are for worker processes."""
+"""Arguments of `DATALOADER` that act as in a DataLoader. The others are for worker processes."""
 REFUSED = {"custom_cls": "it belongs to remote feature stores"}
 """Arguments of PyG's loaders that would change what is sampled, and why they are refused."""
 
@@ -63,8 +63,13 @@ def check_data(data: Any) -> None:
 
 
 def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> dict[str, Any]:
-    """The arguments of `given` that torch's DataLoader takes. What has nothing to act on is named in a warning; `own`
-    are the loader's named arguments, for hints."""
+    """Select the arguments that torch's DataLoader takes, and warn of those that have no effect.
+
+    Args:
+        given: arguments that the loader does not name itself.
+        filter_per_worker: as given; None: not given.
+        own: names of the loader's own arguments, for hints.
+    """
     for name in given:
         if name not in DATALOADER and name not in DROPPED and name not in REFUSED:
             known = [*own, *DATALOADER, *DROPPED, *REFUSED]
@@ -90,7 +95,7 @@ def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Itera
 
 
 def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
-    """The word for PyG's `subgraph_type`, to which the deprecated ``directed=False`` says "induced"."""
+    """PyG's `subgraph_type` as a word; the deprecated ``directed=False`` means "induced"."""
     if not directed:
         warnings.warn("directed=False is deprecated: use subgraph_type='induced'", UserWarning, stacklevel=3)
         given = "induced"
@@ -163,12 +168,14 @@ def graph(data: Any, weight_attr: str | None) -> Graph:
             raise InputError(f"weight_attr is {weight_attr!r}; expected the name of an edge attribute")
         if weight_attr not in data:
             raise InputError(
-                f"weight_attr is '{weight_attr}', but data has no such attribute{nearest(weight_attr, list(data.keys()))}"
+                f"weight_attr is '{weight_attr}', but data has no such "
+                f"attribute{nearest(weight_attr, list(data.keys()))}"
             )
         weight = tensor(f"data.{weight_attr}", data[weight_attr]).numpy()
         if weight.shape != (num_edges,):
             raise InputError(
-                f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each edge"
+                f"weight_attr: data.{weight_attr} has shape {list(weight.shape)}; expected [{num_edges}], one for each "
+                "edge"
             )
         weight = weight.astype(np.float32)
         if not np.isfinite(weight).all() or (weight < 0).any():
@@ -189,7 +196,7 @@ def tensor(name: str, value: Any) -> Tensor:
 
 
 def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
-    """Refuse a `seed`, a `generator` and `functions` that are none."""
+    """Raise InputError where `seed`, `generator` or one of `functions` is of another type."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
         raise InputError(f"seed is {seed!r}; expected a whole number")
     if generator is not None and not isinstance(generator, torch.Generator):
@@ -202,7 +209,7 @@ def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
 
 
 def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tensor]:
-    """The seeds int64 [N], and what `input_id` reports for each of them, int64 [N]."""
+    """The seeds int64 [N], and the `input_id` of each, int64 [N]."""
     if given is None:
         return np.arange(num_nodes), torch.arange(num_nodes)
     if isinstance(given, str) or (isinstance(given, (tuple, list)) and given and isinstance(given[0], str)):
@@ -215,7 +222,8 @@ def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tens
         return seeds, torch.from_numpy(seeds.copy())
     if nodes.ndim != 1 or (len(nodes) and not np.issubdtype(nodes.dtype, np.integer)):
         raise InputError(
-            f"input_nodes is {nodes.dtype}{list(nodes.shape)}; expected integer node ids [N] or a boolean mask [{num_nodes}]"
+            f"input_nodes is {nodes.dtype}{list(nodes.shape)}; expected integer node ids [N] or a boolean mask "
+            f"[{num_nodes}]"
         )
     seeds = nodes.astype(np.int64)
     if len(seeds) and (seeds.min() < 0 or seeds.max() >= num_nodes):

@@ -45,8 +45,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     samples. They depend only on the seed, the epoch and the order of the seeds, not on bulks, threads or `num_workers`.
     ``loader(index)`` samples the input nodes at these positions at once.
 
-    The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Arguments that cannot be
-    honoured are refused by name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`,
+    The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Unsupported
+    arguments are refused by name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`,
     `custom_cls`, `disjoint` with "induced". The semantics are those of PyG 2.8, `loader.NodeLoader`.
     """
 
@@ -158,7 +158,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             self._ids = arguments.tensor("input_id", input_id)
             if self._ids.shape != (len(self._seeds),):
                 raise InputError(
-                    f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input node"
+                    f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input "
+                    "node"
                 )
         self._shuffle = bool(shuffle)
         self._own_order = given.get("sampler") is None and given.get("batch_sampler") is None
@@ -201,11 +202,11 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         return f"{type(self).__name__}()"
 
     def check_worker_number_rationality(self) -> None:
-        """Nothing: there are no worker processes that could be too many."""
+        """Do nothing: there are no worker processes."""
 
     def collate_fn(self, index: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What `__call__` returns; where `filter_per_worker` is False, PyG's `SamplerOutput`, which `filter_fn`
-        takes."""
+        """Sample like `__call__`; where `filter_per_worker` is False, return PyG's `SamplerOutput`, the argument of
+        `filter_fn`."""
         cut = arguments.positions(index, len(self._seeds), "index")
         (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], sampling_backend("cpu").Workspace())
         self._calls += 1

@@ -10,8 +10,8 @@ class LinkNeighborLoader:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise InputError(
-            "LinkNeighborLoader is not supported (no link prediction): use torch_geometric.loader.LinkNeighborLoader, or NeighborLoader "
-            "with the end nodes of the links as input_nodes"
+            "LinkNeighborLoader is not supported (no link prediction): use torch_geometric.loader.LinkNeighborLoader, "
+            "or NeighborLoader with the end nodes of the links as input_nodes"
         )
 
 
@@ -20,6 +20,6 @@ class HGTLoader:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise InputError(
-            "HGTLoader is not supported (nodes and edges have one type): use torch_geometric.loader.HGTLoader, or NeighborLoader "
-            "with data.to_homogeneous()"
+            "HGTLoader is not supported (nodes and edges have one type): use torch_geometric.loader.HGTLoader, or "
+            "NeighborLoader with data.to_homogeneous()"
         )

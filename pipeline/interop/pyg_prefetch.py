@@ -1,4 +1,4 @@
-"""The thread that samples ahead for `NeighborLoader`, and what says where it runs."""
+"""The thread that samples ahead for `NeighborLoader`, and the choice of its threads and cores."""
 
 import os
 import sys
@@ -14,12 +14,12 @@ from ...stages.kernels.runtime.threads import keep_to
 from ...storage.errors import InputError, RunError
 
 WAIT_S = 1.0
-"""A producer that waits for room looks up this often to see whether the interpreter is ending."""
+"""Seconds between checks, while a producer waits for room, that the interpreter is not shutting down."""
 THREAD = "millrace-loader"
 
 
 class SamplingThreads:
-    """What PyG's loaders say of their worker processes, of the thread that samples and of those that help it."""
+    """The methods of PyG's loaders that configure worker processes, applied to the sampling thread and its helpers."""
 
     num_workers: int
     _most: int | None = None
@@ -68,7 +68,8 @@ class SamplingThreads:
         chosen = there[: self.num_workers] if loader_cores is None else list(loader_cores)
         if len(chosen) != self.num_workers:
             raise InputError(
-                f"{len(chosen)} cores for num_workers {self.num_workers}; expected as many: give loader_cores of that length"
+                f"{len(chosen)} cores for num_workers {self.num_workers}; expected as many: give loader_cores of that "
+                "length"
             )
         cores = frozenset(c for core in chosen for c in (core if isinstance(core, Sequence) else (core,)))
         if not cores <= set(there):
@@ -84,14 +85,13 @@ class SamplingThreads:
             raise InputError(f"{what} needs num_workers of 1 or more; it is {self.num_workers}")
 
     def _settle(self) -> Callable[[], None]:
-        """What a sampling thread that begins now calls first."""
+        """The function that a new sampling thread calls first."""
         most, cores = self._most, self._cores
         return lambda: keep_to(most, cores)
 
 
 class Ahead:
-    """A thread that makes results in order, at most `room` of them ahead of who takes them. An error reaches the
-    taker."""
+    """A thread that makes results in order, at most `room` of them ahead of the consumer. `get` raises its errors."""
 
     def __init__(
         self,
@@ -132,6 +132,6 @@ class Ahead:
         return made
 
     def stop(self) -> None:
-        """Let the thread end after what it is making; does not wait."""
+        """Let the thread end after its current result, without waiting for it."""
         self._stopped.set()
         self._room.release()

@@ -112,7 +112,7 @@ def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: K
 
 
 def _turns(seeds: IdArray) -> IdArray:
-    """How often each seed came before."""
+    """The number of earlier occurrences of each seed."""
     order = np.argsort(seeds, kind="stable")
     _, begin, times = np.unique(seeds[order], return_index=True, return_counts=True)
     turn = np.empty(len(seeds), np.int64)
@@ -123,8 +123,8 @@ def _turns(seeds: IdArray) -> IdArray:
 def _draw(
     sampler: NeighborSampler, graph: Graph, rows: IdArray, lengths: IdArray, keys: Keys, fanout: int
 ) -> tuple[IdArray, IdArray]:
-    """How many in-edges each of `rows` keeps, [n], and their places in the graph, [e]; segments of `lengths` have a key
-    each."""
+    """Draw in-edges for each of `rows`: the number kept, [n], and their positions in the graph, [e]. Each segment of
+    `lengths` has its own key."""
     if fanout < 0 or not len(rows):
         return graph.in_degree[rows], edges_of_rows(graph.indptr[rows], graph.in_degree[rows])[1]
     # The kernel's buffers are as wide as its longest segment, and a draw knows its key and its row alone: long segments
@@ -140,14 +140,14 @@ def _draw(
 
 
 def induced(graph: Graph, found: SampledGraph) -> SampledGraph:
-    """All edges of the graph among the nodes that were found, by destination. Takes memory for all in-edges of these
+    """All edges of the graph among the sampled nodes, by destination. Takes memory for all in-edges of these
     nodes."""
     assert graph.edge_id is not None
     node = found.node.numpy()
     _, positions = edges_of_rows(graph.indptr[node], graph.in_degree[node])
     order = np.argsort(node, kind="stable")
     ascending, source = node[order], graph.indices[positions]
-    # Of a node that was found more than once (a seed that repeats), the first.
+    # A node that was found more than once (a repeated seed) counts at its first position.
     at = np.minimum(np.searchsorted(ascending, source), len(node) - 1)
     inside = ascending[at] == source
     column = np.repeat(np.arange(len(node)), graph.in_degree[node])

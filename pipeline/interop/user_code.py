@@ -1,5 +1,4 @@
-"""Modules of a user's own on their way to ranks. They are pickled by value where ranks cannot import them, and keep
-their files' names."""
+"""Pickling of a user's modules for the ranks: by value where ranks cannot import them, and with their file names."""
 
 import base64
 import io
@@ -34,8 +33,10 @@ def pickled(module: nn.Module) -> str:
 
 
 def unpickled(text: str | None) -> Any:
-    """The module that `pickled` was given; None for None. Only for what came from this run's own driver: never for a
-    store."""
+    """The module that `pickled` was given; None for None.
+
+    Unpickling runs code: use it only for text from this run's own driver, never for a file.
+    """
     if text is None:
         return None
     import cloudpickle

@@ -35,7 +35,8 @@ def own_module(spec: str) -> nn.Module:
     module = taken(made)
     if not isinstance(module, nn.Module):
         raise InputError(
-            f"--model {spec} makes a {type(made).__name__}, one of Millrace's models; give its name, such as --model sage"
+            f"--model {spec} makes a {type(made).__name__}, one of Millrace's models; give its name, such as --model "
+            "sage"
         )
     return module
 

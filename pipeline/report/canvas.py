@@ -10,11 +10,11 @@ from typing import Any
 from ...storage.errors import InputError
 
 INK, FAINT = "#1c2024", "#d3d7db"
-"""Of text, and of what should not draw the eye; pages replace them by their own."""
+"""Colours of text and of grid lines; pages replace them by their own."""
 WIDE_IN, NARROW_IN = 10.5, 4.3
 PNG_DPI = 110
 ROOM_IN = 0.5
-"""Above and below the axes."""
+"""Height above and below the axes."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError(
-            "a report draws with matplotlib, which is not installed; install the extra: pip install 'millrace-gnn[report]'"
+            "a report draws with matplotlib, which is not installed; install the extra: pip install "
+            "'millrace-gnn[report]'"
         ) from None
     settings: Any = {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),

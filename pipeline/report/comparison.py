@@ -24,7 +24,7 @@ def differing(runs: list[RunRecord]) -> list[tuple[str, list[Any]]]:
 
 
 def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
-    """What runs are compared by, a value for each."""
+    """Rows of the comparison: a label, and a value for each run."""
 
     def each(of: Callable[[RunRecord, Summary], Any]) -> list[str]:
         return [of(run, summary) or "" for run, _, summary in runs]
@@ -64,7 +64,7 @@ def epoch_seconds(run: RunRecord) -> float | None:
 
 
 def _place(known: Iterable[str], name: str) -> int:
-    """Of a name among those that are known, or after them."""
+    """Position of a name among the known ones; unknown names come last."""
     names = list(known)
     return names.index(name) if name in names else len(names)
 
@@ -139,7 +139,7 @@ def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dic
 
 
 def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
-    """By name: caption, and how to draw it."""
+    """Caption and drawing function of each picture, by name."""
 
     def by_stage(run: Run) -> dict[str, float]:
         record, line, _ = run
@@ -169,8 +169,8 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
         ),
         "network": ("Sent over the network in training, all ranks.", stacked(runs, by_kind, KINDS, "MiB")),
         "memory": (
-            "Peak memory of a rank: what is known of it, and the rest (the process, its libraries, and what is not counted). Features that "
-            "are mapped from disk count where they lie.",
+            "Peak memory of a rank: its known parts, and the rest (the process, its libraries, and what is not "
+            "counted). Features that are mapped from disk count where they lie.",
             stacked(runs, by_memory, {**KINDS, "other": STAGES["other"]}, "MiB"),
         ),
     }

@@ -27,7 +27,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def shown_ranks(line: Timeline, summary: Summary) -> list[int]:
-    """All ranks, or of very many those that waited least and those that waited most."""
+    """All ranks; where there are many, those that waited least and those that waited most."""
     ranks = list(line.ranks)
     if len(ranks) <= SHOWN_RANKS:
         return ranks
@@ -43,7 +43,7 @@ def thinned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -> Draw:
-    """Stages of the run, and below what each rank spent its time on, from second `first` on."""
+    """Stages of the run, and below them the time of each rank by stage, from second `first` on."""
 
     def on(sheet: Sheet) -> None:
         ranks = shown_ranks(line, summary)
@@ -233,7 +233,7 @@ def pairs(summary: Summary) -> Draw | None:
 
 
 def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
-    """Resident memory of each rank over time, above what it is known to consist of."""
+    """Resident memory of each rank over time, drawn over its known parts."""
     history = run.history.ranks
     ranks = [rank for rank in shown_ranks(line, summary) if len(history[rank].rss_bytes) > 1]
     if not ranks:
@@ -273,7 +273,7 @@ def _over_time(line: Timeline, log: RankLog, values: Any) -> np.ndarray[Any, Any
 
 
 def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
-    """What waits in the queue: that which sampling tasks fill, else those of the ranks."""
+    """Bulks and bytes that wait in the queue of the sampling tasks, or else in those of the ranks."""
     levels = {"all ranks": run.history.levels} if run.history.levels else {}
     if not levels:
         logs = run.history.ranks
@@ -305,7 +305,7 @@ def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None
 
 
 def parts(run: RunRecord) -> Draw | None:
-    """Nodes and edges of each part, and how many of them lead to others."""
+    """Nodes and in-edges of each part, with halo nodes and cut edges."""
     quality = run.quality
     if quality is None:
         return None
@@ -334,10 +334,10 @@ def parts(run: RunRecord) -> Draw | None:
 
 
 def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict[str, tuple[str, Draw]]:
-    """By name: caption, and how to draw it. What the run says nothing of is left out."""
+    """Caption and drawing function of each picture, by name; without pictures that the run has no data for."""
     found: dict[str, tuple[str, Draw | None]] = {}
     if line is not None and line.ranks:
-        caption = f"What each rank spent its time on: shares of a stretch of time, one above the other. {OTHER}"
+        caption = f"Time of each rank by stage, as stacked shares of each short stretch of time. {OTHER}"
         found["timeline"] = caption, when(run, line, summary)
         first = first_step(run, line)
         if SLOW_START * line.length < first < line.length:
@@ -346,7 +346,7 @@ def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict
     found["bytes"] = "Payload by channel and kind, over all ranks.", bars_of_bytes(summary)
     found["pairs"] = "Bytes of messages from rank to rank.", pairs(summary)
     if line is not None and line.ranks:
-        found["memory"] = "Resident memory of each rank, and what is known of it.", memory(run, line, summary)
-        found["queue"] = "What waits in the queue.", queue_level(run, line, summary)
-    found["parts"] = "What each part holds, and what of it lies in others.", parts(run)
+        found["memory"] = "Resident memory of each rank, and the known part of it.", memory(run, line, summary)
+        found["queue"] = "Bulks and bytes that wait in the queue.", queue_level(run, line, summary)
+    found["parts"] = "Nodes and in-edges of each part, and how many come from other parts.", parts(run)
     return {name: (caption, on) for name, (caption, on) in found.items() if on is not None}

@@ -58,7 +58,7 @@ def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compa
 
 
 def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: dict[str, Picture]) -> dict[str, Any]:
-    """What the page says of one run."""
+    """Template values of one run's section."""
     result = run.result or {}
     return {
         "name": run.name,
@@ -137,18 +137,19 @@ def _notes(run: RunRecord, line: Timeline | None) -> list[tuple[float, str]]:
 
 
 def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
-    """What the page cannot show, and why."""
+    """Sentences on the parts of the page that are missing, and why."""
     missing = []
     if run.result is None:
         missing.append(
-            "There is no result.json: the run has not finished. Numbers are those of its events so far, and test accuracy is not known."
+            "There is no result.json: the run has not finished. Numbers are those of its events so far, and test "
+            "accuracy is not known."
         )
     if line is None:
         missing.append("There is no metrics.jsonl: curves, times and memory over time are not known.")
     elif not line.ranks:
         missing.append(
-            "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): what each rank did when, its "
-            "memory over time, and who sent how much to whom are not known."
+            "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): what each "
+            "rank did when, its memory over time, and who sent how much to whom are not known."
         )
     if run.history.unreadable:
         missing.append(f"{count(run.history.unreadable, 'line')} of metrics.jsonl could not be read and left out.")

@@ -1,11 +1,11 @@
-"""Values of an event as a run writes them: a line of ``metrics.jsonl`` that holds others is counted as unreadable."""
+"""Checks of the values in a line of ``metrics.jsonl``; lines with other values count as unreadable."""
 
 from typing import Any
 
 MOST_RANKS = 4096
-"""Tables of who sent what to whom have a row and a column for each."""
+"""Limit on ranks: tables of messages have a row and a column for each."""
 MOST = 1e15
-"""No count, and no number of seconds, is larger."""
+"""Limit on counts, bytes and seconds."""
 
 
 def number(value: Any, *, negative: bool = False) -> float:

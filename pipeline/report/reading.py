@@ -1,4 +1,4 @@
-"""What a run's folder tells of it, whether the run has finished or not."""
+"""Reading of a run's folder, finished or not: configuration, result, events and partition quality."""
 
 import json
 import math
@@ -33,7 +33,7 @@ class RankLog:
         default_factory=lambda: {name: array("d") for name in (*COUNTED, "sample")}
     )
     trains: "array[int]" = field(default_factory=lambda: array("b"))
-    """Whether training had begun in this life of the rank, or in one that it goes on from."""
+    """1 once training has begun, in this life of the rank or in one that it resumes."""
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     """In this life of the rank."""
     rss_bytes: "array[int]" = field(default_factory=lambda: array("q"))
@@ -89,13 +89,13 @@ class StageSpan:
 
 @dataclass
 class EventHistory:
-    """What ``metrics.jsonl`` says."""
+    """The events of ``metrics.jsonl``."""
 
     ranks: dict[int, RankLog] = field(default_factory=dict)
     steps: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
     """By epoch and step: time, place (in epochs), loss. A step that was trained again counts as the last time."""
     epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """The fields of `events.EpochDone`, with its ``time``; likewise."""
+    """By epoch: the fields of `events.EpochDone`, with its ``time``; of an epoch trained twice, the second time."""
     levels: list[tuple[float, int, int, int]] = field(default_factory=list)
     """Time, bulks, bytes, bound: of the queue that sampling tasks fill."""
     spans: list[StageSpan] = field(default_factory=list)
@@ -106,12 +106,12 @@ class EventHistory:
     silences: list[tuple[float, float]] = field(default_factory=list)
     """From and to: when nothing was running, between one life of the run and the next."""
     unreadable: int = 0
-    """Lines that are no event."""
+    """Lines that are not events."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """A run as its folder tells it."""
+    """A run, as read from its folder."""
 
     folder: Path
     name: str
@@ -125,7 +125,7 @@ class RunRecord:
     running: bool
     history: EventHistory
     quality: PartitionQuality | None
-    """None: the run has no parts, or they are not all there."""
+    """None: the run has no parts, or some are missing."""
     partitioner: str
 
     @property
@@ -141,14 +141,14 @@ class RunRecord:
 
     @property
     def has_pulses(self) -> bool:
-        """Whether every rank told what it did."""
+        """True where there are pulses of ranks."""
         return any(len(log.time) > 1 for log in self.history.ranks.values())
 
 
 SILENCE_S = 30.0
 SILENCE_SHARE = 0.05
-"""Nothing heard for so long, and for this share of the time before, is a time in which nothing ran. Pulses come far
-more often."""
+"""A gap between events of so many seconds, and of this share of the time before, is a time in which nothing ran: pulses
+come far more often."""
 
 
 def read_run(folder: Path, name: str) -> RunRecord:
@@ -176,7 +176,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
 
 
 def names(folders: list[Path]) -> list[str]:
-    """The shortest ends of paths that tell them apart."""
+    """The shortest path endings that are all different."""
     parts = [f.absolute().parts for f in folders]
     for depth in range(1, max(map(len, parts)) + 1):
         ends = ["/".join(p[-depth:]).lstrip("/") for p in parts]
@@ -191,7 +191,7 @@ def _config(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
         job = resolve(table)
         usual = flat(resolve({"system": job.system}).model_dump(mode="json"))
     except InputError:
-        # Another version's file: it is shown as it stands.
+        # A file of another version is shown as it is.
         usual, shown = flat(Job().model_dump(mode="json")), flat(table)
     else:
         shown = flat(job.model_dump(mode="json", exclude_none=True))

@@ -1,4 +1,4 @@
-"""What there is to say about a run in a few sentences and numbers."""
+"""Summary of a run: a headline, findings, and a few numbers."""
 
 import math
 import time
@@ -13,11 +13,12 @@ from .reading import RunRecord
 from .timeline import ROWS, WAITING, Timeline
 
 WORTH_SAYING = 0.10
-"""Of the ranks' time: what takes less is left to the tables."""
+"""Share of the ranks' time below which a stage is left to the tables."""
 SLOW_START = 0.25
-"""Of a run's time before its first step: where it is more, that is said, and the rest is drawn once more by itself."""
+"""Share of a run's time before its first step above which the summary says so, and the time after it gets a picture of
+its own."""
 BOTTLENECK = 0.25
-"""Of the ranks' time in training: what takes more holds the run up."""
+"""Share of the ranks' time in training above which a stage counts as a bottleneck."""
 
 
 def amount(num_bytes: float) -> str:
@@ -32,7 +33,7 @@ def amount(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds as text, such as 3.14 s or 5 min 2 s."""
     if seconds < 120:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -46,19 +47,18 @@ def count(number: int, thing: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """A run in a few numbers. Seconds and shares are those of its ranks, by their pulses; empty where there are
-    none."""
+    """A run in a few numbers. Seconds and shares are computed from the ranks' pulses, and empty without them."""
 
     headline: str
     findings: list[str]
     seconds: list[dict[str, float]]
     """For each rank, by stage of `ROWS`."""
     shares: dict[str, float]
-    """Of all ranks' time."""
+    """Share of all ranks' time, by stage."""
     waits: list[list[float]]
     """See `Timeline.waits`."""
     bytes: dict[str, dict[str, int]]
-    """By channel and kind: the result's, else as far as pulses tell."""
+    """By channel and kind, from the result, or else from pulses."""
     sent: dict[str, list[list[int]]]
     """[P][P] bytes of messages from rank to rank, by channel."""
     peak_rss_bytes: list[int]
@@ -86,7 +86,7 @@ class Summary:
 
 
 def summarise(run: RunRecord, line: Timeline | None) -> Summary:
-    """Count what a run's folder tells."""
+    """Summarise a run from its folder and its timeline."""
     seconds = [line.seconds(rank) for rank in line.ranks] if line else []
     whole = sum(sum(s.values()) for s in seconds)
     shares = {name: sum(s[name] for s in seconds) / whole for name in ROWS} if whole else {}
@@ -123,7 +123,7 @@ def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, 
 
 
 def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
-    """Over all lives of a rank: what was done twice is counted twice."""
+    """Bytes over all lives of a rank: repeated work counts again."""
     history = [
         (r, channel, to)
         for r, log in run.history.ranks.items()
@@ -150,7 +150,10 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
         else ""
     )
     ranks = count(int((result or config).get("ranks") or 1), "rank")
-    said = f"{model} was trained with {config.get('system')} on {config.get('dataset')}{size} by {ranks}: {count(epochs, 'epoch')} in "
+    said = (
+        f"{model} was trained with {config.get('system')} on {config.get('dataset')}{size} by {ranks}: "
+        f"{count(epochs, 'epoch')} in "
+    )
     said += duration(total_s)
     if result is None:
         asked = config.get("epochs")
@@ -161,7 +164,10 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
         )
         said += f" of {asked} asked for so far; {ended}"
     elif result.get("status") == STOPPED:
-        said += f" of {config.get('epochs')} asked for; it was stopped (go on with: millrace run --resume --out {run.folder})"
+        said += (
+            f" of {config.get('epochs')} asked for; it was stopped (go on with: millrace run --resume --out "
+            f"{run.folder})"
+        )
     elif result.get("test_accuracy") is not None:
         said += f", test accuracy {result['test_accuracy']:.4f}"
     if shares:
@@ -172,7 +178,10 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
             for share, name in largest
         ]
         (share, name), *rest = largest
-        said += f". Of {whose} time {_listed([f'{share:.0%} went to {name}', *(f'{share:.0%} to {name}' for share, name in rest)])}"
+        said += (
+            f". Of {whose} time "
+            f"{_listed([f'{share:.0%} went to {name}', *(f'{share:.0%} to {name}' for share, name in rest)])}"
+        )
     return said + "."
 
 
@@ -203,7 +212,7 @@ def first_step(run: RunRecord, line: Timeline) -> float:
 
 
 def _began_late(run: RunRecord, line: Timeline) -> list[str]:
-    """What came before the first step, where it was much."""
+    """A sentence on the time before the first step, where it was long."""
     first = first_step(run, line)
     if not SLOW_START * line.length < first < line.length:
         return []
@@ -216,8 +225,7 @@ def _began_late(run: RunRecord, line: Timeline) -> list[str]:
 
 
 def _held_up(run: RunRecord, line: Timeline) -> list[str]:
-    """What takes much of the time between the first epoch's end, when everything is compiled and warm, and the last
-    one's."""
+    """Sentences on bottlenecks after the first epoch, when all kernels are compiled."""
     times = [e["time"] for _, e in sorted(run.history.epochs.items())]
     if len(times) < 2:
         return []
@@ -226,11 +234,21 @@ def _held_up(run: RunRecord, line: Timeline) -> list[str]:
     if not whole:
         return []
     advice = {
-        "queue_wait": "Sampling holds the run up: {share} of the time after the first epoch went to waiting for minibatches. "
-        "Sample once with `millrace sample`, or give sampling more threads or cluster.producers.",
-        "fetch": "Fetching holds the run up: {share} of the time after the first epoch went to gathering rows, or to waiting for them.",
-        "exchange": "Exchanges hold the run up: {share} of the time after the first epoch went to waiting for rows of other ranks.",
-        "evaluate": "{share} of the time after the first epoch went to validation; train.evaluate_every makes it rarer.",
+        "queue_wait": (
+            "Sampling holds the run up: {share} of the time after the first epoch went to waiting for minibatches. "
+            "Sample once with `millrace sample`, or give sampling more threads or cluster.producers."
+        ),
+        "fetch": (
+            "Fetching holds the run up: {share} of the time after the first epoch went to gathering rows, or to "
+            "waiting for them."
+        ),
+        "exchange": (
+            "Exchanges hold the run up: {share} of the time after the first epoch went to waiting for rows of other "
+            "ranks."
+        ),
+        "evaluate": (
+            "{share} of the time after the first epoch went to validation; train.evaluate_every makes it rarer."
+        ),
     }
     return [
         text.format(share=f"{seconds[name] / whole:.0%}")
@@ -250,14 +268,14 @@ def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> list[str]:
     computed = {rank: line.seconds(rank)["forward_backward"] for rank in numbers}
     theirs = sum(s for rank, s in computed.items() if rank != numbers[slow]) / (len(numbers) - 1)
     return [
-        f"The others waited for rank {numbers[slow]}: {duration(caused[slow])} in all, {caused[slow] / others:.0%} of their time, in "
-        f"{' and '.join(WAITING)}. It computed for "
-        f"{duration(computed[numbers[slow]])} (forward_backward), they for {duration(theirs)} on average."
+        f"The others waited for rank {numbers[slow]}: {duration(caused[slow])} in all, {caused[slow] / others:.0%} of "
+        f"their time, in {' and '.join(WAITING)}. It computed for {duration(computed[numbers[slow]])} "
+        f"(forward_backward), they for {duration(theirs)} on average."
     ]
 
 
 def heard_of(run: RunRecord) -> str:
-    """How long ago a run that goes on was last heard of."""
+    """A clause on the time since the last event of a running run."""
     return (
         ""
         if run.history.last is None

@@ -1,4 +1,4 @@
-"""From pulses to time: what each rank did when, and who waited for whom."""
+"""Timelines of ranks from their pulses: stages over time, and waits for slower ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ Floats = npt.NDArray[np.float64]
 ROWS = (*COUNTED, "other")
 """The stages of a rank's time, which add up to it."""
 JUMP_S, LATE_S = 0.5, 2.0
-"""A clock that is this much faster than the driver's was set to a checkpoint's seconds: as training begins, or just
-after."""
+"""A rank's clock that jumps ahead of the driver's by this much was set to a checkpoint's seconds: as training begins,
+or just after."""
 WAITING = ("reduce", "exchange")
-"""Where a rank that is early waits for the others."""
+"""Stages in which a fast rank waits for the others."""
 WAIT_BIN_S = 0.5
 MOST_WAIT_BINS = 2000
 
 BACKGROUND, WITHIN, BESIDE = "background", "within", "beside"
 EXCHANGES = {"sar": WITHIN, "retexo": BESIDE}
-"""Where a system's ranks exchange rows: within forward and backward, or beside them; otherwise in a thread, and `fetch`
-waits for that."""
+"""The place of the row exchange by system: within forward and backward, or beside them; otherwise in a thread, whose
+wait is counted as `fetch`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class Stretch:
 
 
 def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Stretch]:
-    """What a rank's clock said, cut where it did not run on.
+    """Split a rank's log where its clock did not run on.
 
     Args:
         log: its pulses.
         exchange: `BACKGROUND`, `WITHIN` or `BESIDE`.
-        resumed_at: when the run said that it goes on from a checkpoint, if it did.
+        resumed_at: time of the note that the run was resumed, if there is one.
     """
     time, total = np.array(log.time), np.array(log.total)
     columns = {name: np.array(log.seconds[name]) for name in COUNTED}
@@ -78,8 +78,8 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
 def _so_far(lengths: Floats, deltas: Floats) -> Floats:
     """[n + 1, len(ROWS)] from n intervals and what was counted in each; the rest of each is `other`.
 
-    What a clock was told only after it was over was spent before: where more is counted than an interval is long, it is
-    moved back.
+    Seconds may be counted after they were spent: where more is counted than the interval is long, the excess moves to
+    the interval before.
     """
     deltas = np.maximum(deltas, 0.0)
     over = np.zeros(deltas.shape[1])
@@ -94,7 +94,7 @@ def _so_far(lengths: Floats, deltas: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When what was done, over all ranks; seconds from `begin`, without the times in which nothing ran."""
+    """The timelines of all ranks, in seconds from `begin` without the times in which nothing ran."""
 
     begin: float
     """Seconds since 1970."""
@@ -105,7 +105,7 @@ class Timeline:
     ranks: dict[int, list[Stretch]]
 
     def place(self, at: float | Sequence[float] | Floats) -> Floats:
-        """Where moments since 1970 lie."""
+        """Positions on the timeline of moments given in seconds since 1970."""
         moments = np.asarray(at, dtype=float)
         silent = sum((np.clip(moments, a, b) - a for a, b in self.silences), np.zeros_like(moments))
         return moments - self.begin - silent
@@ -119,11 +119,11 @@ class Timeline:
 
     @property
     def cuts(self) -> list[tuple[float, float]]:
-        """Where silences lie, and how long each was."""
+        """Position and length of each silence."""
         return [(float(self.place(a)), b - a) for a, b in self.silences]
 
     def shares(self, rank: int, bins: int, first: float = 0.0) -> tuple[Floats, Floats]:
-        """What a rank spent its time on from second `first` on.
+        """Shares of a rank's time by stage, in equal bins from second `first` on.
 
         Returns: [bins + 1] edges, and [bins, len(ROWS)] shares of the time between them; they add up to less than 1
             where the rank did not run.
@@ -145,10 +145,10 @@ class Timeline:
         return {name: sum(s[name] for s in each) for name in ROWS}
 
     def waits(self) -> Floats:
-        """[P, P] seconds: of what rank r waited in `WAITING`, what it waited longer than rank s, while s waited least
-        of all.
+        """[P, P] seconds that rank r waited in `WAITING` for rank s, the slowest rank (the one that waits least) of the
+        moment.
 
-        Within each half second or so: what ranks wait for each other in turn, faster than that, does not show.
+        Waits are compared in bins of about half a second: faster alternation between slow ranks does not show.
         """
         numbers = sorted(self.ranks)
         table = np.zeros((len(numbers), len(numbers)))
@@ -165,7 +165,7 @@ class Timeline:
 
 
 def timeline(run: RunRecord) -> Timeline | None:
-    """The timeline of a run; None where it told nothing at all."""
+    """The timeline of a run; None where it has no events."""
     history = run.history
     if history.first is None or history.last is None:
         return None
@@ -175,7 +175,7 @@ def timeline(run: RunRecord) -> Timeline | None:
     ranks = {rank: found for rank, found in ranks.items() if found}
     begins = [float(s.at[0]) for found in ranks.values() for s in found]
     begin = min([history.first, *begins])
-    # A rank's clock runs before anything is heard of it.
+    # A rank's clock starts before its first event arrives.
     silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in history.silences]
     found = Timeline(begin, silences, 0.0, ranks)
     return Timeline(begin, silences, max(float(found.place(history.last)), 1e-3), ranks)

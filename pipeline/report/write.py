@@ -1,4 +1,4 @@
-"""Write the report of one run, or of several beside each other."""
+"""Write the report of one run, or a comparison of several."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Report:
     pictures: dict[str, Path]
     """The PNG of each picture, by name; with several runs also by run: ``run/name``."""
     runs: list[dict[str, Any]]
-    """Of each run, the numbers of its summary."""
+    """The numbers of each run's summary."""
 
 
 def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = None) -> Report:

@@ -1,4 +1,4 @@
-"""What changes where a rank trains on a GPU: whose memory tensors lie in, and how minibatches come there."""
+"""Policies of a rank that trains on a GPU: where its tensors lie, and how minibatches get there."""
 
 from dataclasses import replace
 
@@ -17,18 +17,19 @@ def check_device(job: Job) -> None:
     """Refuse what no GPU can do in this version, before anything slow is done for it.
 
     Raises:
-        InputError: a system without minibatches, or see `check_gpus`, likewise for the next.
+        InputError: a system without minibatches; or see `check_gpus`.
         MissingExtraError: a package is not installed.
     """
     if job.system in ("sar", "retexo"):
         raise InputError(
-            f"device is 'cuda', but system '{job.system}' trains on CPUs only in this version; use bulk or grappa, or device = \"cpu\""
+            f"device is 'cuda', but system '{job.system}' trains on CPUs only in this version; use bulk or grappa, or "
+            'device = "cpu"'
         )
     check_gpus(job)
 
 
 def ready_device(job: Job) -> torch.device | None:
-    """The device of this rank, chosen for everything that follows; None: it trains in the memory of the host.
+    """Choose this rank's device and make it torch's current one; None: it trains on the CPU.
 
     Raises:
         InputError: see `own_device`.
@@ -45,7 +46,7 @@ def ready_device(job: Job) -> torch.device | None:
 
 
 def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, RankJob]:
-    """The system with what its minibatches need to be trained on a device, and this rank's job.
+    """Replace the policies of the system and of this rank's job by those for its device.
 
     Args:
         system: of the run.

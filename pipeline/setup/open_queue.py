@@ -1,4 +1,4 @@
-"""The queue of a run, as its producers, its ranks and its driver open it."""
+"""Opening of a run's queue by its producers, its ranks and its driver."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,13 +43,15 @@ def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
 
 
 def is_sampled_live(samples: str | Path) -> bool:
-    """Whether a live process still adds to a store of samples. One on an object store has no lock: it must be
-    finished."""
+    """True where a live process still adds to a store of samples.
+
+    A store on an object store has no lock, so it counts as finished.
+    """
     return not is_url(samples) and is_held(Path(samples))
 
 
-def of_samples(prepared: Prepared) -> dict[str, str]:
-    """What decides the minibatches."""
+def samples_fingerprint(prepared: Prepared) -> dict[str, str]:
+    """The part of the fingerprint that decides the minibatches."""
     return {k: prepared.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
 
 
@@ -64,14 +66,14 @@ def minibatches_per_epoch(prepared: Prepared) -> int:
 
 
 def expected(prepared: Prepared) -> Expected:
-    """What its minibatches are like, wherever they come from."""
+    """Seeds and number of layers that the run's minibatches must have."""
     is_seed = np.zeros(prepared.dataset.num_nodes, bool)
     is_seed[prepared.dataset.split.train] = True
     return Expected(is_seed, prepared.system.sample.num_layers)
 
 
 def location(prepared: Prepared, out: Path) -> str:
-    """Where the run's Zarr queue lies."""
+    """Path or URL of the run's Zarr queue."""
     return prepared.job.queue.location or str(out / FOLDER)
 
 
@@ -83,7 +85,7 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
         InputError: minibatches of the epochs to train are not there yet.
     """
     job = prepared.job
-    queue = open_queue(samples, fingerprint=of_samples(prepared), expected=expected(prepared))
+    queue = open_queue(samples, fingerprint=samples_fingerprint(prepared), expected=expected(prepared))
     if job.queue.reuse == "cycle":
         return Cycled(queue)
     bulks = -(-minibatches_per_epoch(prepared) // queue.bulk_size)
@@ -93,12 +95,12 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
         return queue
     if queue.complete and lacking not in queue.epochs():
         raise InputError(
-            f"{samples} holds {counted(lacking, 'epoch')}, but epochs is {job.epochs}; lower epochs, sample more, or go round again through"
-            " what is there with --reuse cycle"
+            f"{samples} holds {counted(lacking, 'epoch')}, but epochs is {job.epochs}; lower epochs, sample more, or "
+            "go round again through what is there with --reuse cycle"
         )
     raise InputError(
-        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its `millrace sample`"
-        " command again, which samples what is missing"
+        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its "
+        "`millrace sample` command again, which samples what is missing"
     )
 
 
@@ -136,7 +138,7 @@ def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
     """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`."""
     meta = {"minibatches_per_epoch": minibatches_per_epoch(prepared)}
     options |= {
-        "fingerprint": of_samples(prepared),
+        "fingerprint": samples_fingerprint(prepared),
         "bulk_size": prepared.job.queue.bulk_size,
         "expected": expected(prepared),
     }
@@ -188,7 +190,7 @@ def consumers_end(
         return open_samples(prepared, samples), lambda: is_sampled_live(samples)
     if where is not None:
         # Its producers are watched by the driver, which ends the ranks when sampling fails.
-        return open_queue(where, fingerprint=of_samples(prepared), expected=expected(prepared)), lambda: True
+        return open_queue(where, fingerprint=samples_fingerprint(prepared), expected=expected(prepared)), lambda: True
     return own_queue(prepared, Path()), lambda: True
 
 

@@ -1,4 +1,4 @@
-"""The parts of a run as its ranks open them: each its own, and, under systems that look at others, those."""
+"""Parts of a run's dataset, as ranks open them: their own, and others' where the system reads them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,11 @@ from ...storage.features import ConvertedFeatures, FeatureStore
 
 @dataclass(frozen=True)
 class Parts:
-    """What `stages.partition.stage.partition_dataset` wrote. See `Peers`."""
+    """The parts that `stages.partition.stage.partition_dataset` wrote. See `Peers`."""
 
     folder: Path
     dtype: torch.dtype
-    """Of the run."""
+    """The run's dtype."""
     multilabel: bool
     num_classes: int | None = field(default=None, kw_only=True)
     """C, if labels are to be checked."""

@@ -1,7 +1,7 @@
-"""What a run was given from Python, and how its folder finds that again: a dataset as a store in it, a module of one's
-own by its name.
+"""Record of a dataset and a module that a run was given from Python: the dataset as a store in the run's folder, the
+module by its name.
 
-Nothing of it is pickled: a folder may come from anyone, and what opens it imports and runs only what its user names.
+Nothing is pickled: a folder may come from anyone, so that opening it must import and run only what the user names.
 """
 
 import json
@@ -31,7 +31,7 @@ KEPT_BYTES = 64 << 20
 """A larger dataset is not written into the folder of a run in one process. Ranks on a cluster read it there, whatever
 its size."""
 DIGESTS = ("graph", "features", "labels")
-"""What of a run's fingerprint says whether a dataset is the one that it was trained on."""
+"""Keys of a run's fingerprint that identify its dataset."""
 
 
 def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
@@ -51,7 +51,7 @@ def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
             if job.executor == "dask" or features == "zarr"
             else features
         )
-    # Whatever was read, cleaned and split has been.
+    # The data are read, cleaned and split already.
     return job.model_copy(update={"dataset": str(path), "features": features, "split": None, "read": ReadOptions()})
 
 
@@ -90,7 +90,7 @@ def at_home(job: Job, folder: Path) -> Job:
 
 
 def check_module_importable(folder: Path, passed: str) -> None:
-    """Refuse to go on without the module of the user's own that a run trains.
+    """Refuse to go on without the user's module that a run trains.
 
     Args:
         folder: of the run.
@@ -106,8 +106,8 @@ def check_module_importable(folder: Path, passed: str) -> None:
     module, name = given["module"], given["class"]
     if name == "PyGModel" and module.partition(".")[0] == __name__.partition(".")[0]:
         raise InputError(
-            f"the model of {folder} is a PyGModel, and no folder keeps its convolutions; pass them again: {passed}, or on the command line "
-            "--model MODULE:NAME of a function of yours that makes it"
+            f"the model of {folder} is a PyGModel, and no folder keeps its convolutions; pass them again: {passed}, or "
+            "on the command line --model MODULE:NAME of a function of yours that makes it"
         )
     message = f"the model of {folder} is a module of your own, {name} of {module}"
     if module == "__main__" or "<locals>" in name:
@@ -116,7 +116,7 @@ def check_module_importable(folder: Path, passed: str) -> None:
 
 
 def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
-    """Refuse to take for a run's dataset what was found under its name alone, and is another one or nothing.
+    """Refuse another dataset than the run's, where the run's folder knows only its name and digests.
 
     Args:
         folder: of the run.
@@ -130,7 +130,10 @@ def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
     given = read_given(folder)
     if "dataset" not in given or (found is not None and given["dataset"] == _digests(found)):
         return
-    message = f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above {KEPT_BYTES >> 20} MiB)"
+    message = (
+        f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above "
+        f"{KEPT_BYTES >> 20} MiB)"
+    )
     raise InputError(f"{message}; pass it, or give --dataset with its path")
 
 
@@ -180,7 +183,7 @@ def _store_of(dataset: Dataset) -> Path | None:
 
 
 def _holds(store: Store, dataset: Dataset) -> bool:
-    """Whether a store holds this dataset, but for the numbers in its features."""
+    """True where a store holds this dataset; the numbers in its features are not compared."""
     classes = None if dataset.class_names is None else list(dataset.class_names)
     if store.meta.get("class_names") != classes or ("node_name_text" in store) != (dataset.node_names is not None):
         return False

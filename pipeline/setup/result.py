@@ -1,4 +1,4 @@
-"""What a run leaves behind: ``result.json``, by the contract that users and checks rely on."""
+"""The result of a run, and its file ``result.json``, whose keys users rely on."""
 
 import json
 import platform
@@ -107,7 +107,7 @@ class Lost(TypedDict):
 
 
 def _misshapen(result: dict[str, Any]) -> str | None:
-    """The first key whose value is of another kind than a run writes; one that is lacking may be of a later version."""
+    """The first key whose value has another type than a run writes; missing keys are fine: later versions add some."""
     hints = get_type_hints(Result) | {
         "seconds": dict[str, FiniteFloat | list[FiniteFloat]],
         "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
@@ -142,7 +142,7 @@ class Result:
     num_nodes: int
     """V."""
     num_edges: int
-    """E, as trained on: after `read` has had its way."""
+    """E, as trained on: after cleaning by the `read` options."""
     num_features: int
     """F."""
     num_classes: int
@@ -150,7 +150,7 @@ class Result:
     task: str
     """``multiclass`` or ``multilabel``."""
     class_names: list[str] | None
-    """What the dataset calls its classes; None where they are called by their numbers."""
+    """The names of the classes; None where they are numbered."""
     device: str
     """``cpu``."""
     dtype: str
@@ -166,9 +166,9 @@ class Result:
     train_loss: float | None
     """Mean over the seeds of the last epoch; None where the run diverged, or was stopped in its first epoch."""
     val_accuracy: float | None
-    """Of the best epoch."""
+    """Validation accuracy of the best epoch."""
     test_accuracy: float | None
-    """Of the parameters of the best epoch."""
+    """Test accuracy with the parameters of the best epoch."""
     best_epoch: int
     """Counted from 0; -1 where nothing was validated (then the last parameters are the ones kept)."""
     seconds: dict[str, Any]
@@ -176,7 +176,7 @@ class Result:
     bytes: dict[str, Any]
     """Payload by kind (see `storage.ledger`)."""
     waits: dict[str, dict[str, int]]
-    """Messages that the first rank waited for one after the other, likewise: what latency is paid for."""
+    """Messages that the first rank waited for one after the other, by channel and kind: each costs a latency."""
     peak_rss_bytes: list[int]
     """Largest resident size of each rank's process."""
     memory_bytes: list[dict[str, int]]
@@ -192,23 +192,24 @@ class Result:
     sampled_edges: int
     """In these minibatches."""
     phases: list[dict[str, Any]]
-    """Of systems that train a part of the model in each: what it read of other ranks, its epochs, its best one."""
+    """A record for each phase, in systems that train a part of the model in each: bytes read from other ranks, epochs,
+    best epoch."""
     lost: list[dict[str, int]]
-    """What is not in the parameters because the others went on without a lost rank: `rank`, `phase`, `epoch` and `step`
-    of the first step without it, its `seeds`, and the `epochs` that they were left out of, in whole or in part. Phases,
-    epochs and steps count from 0."""
+    """Ranks that were lost while the others went on: `rank`, `phase`, `epoch` and `step` of the first step without it,
+    its `seeds`, and the number of `epochs` that miss them, in whole or in part. Phases, epochs and steps count from
+    0."""
     clients: dict[str, Any] | None
-    """What simulated clients would have sent and received, in bytes; None where the ranks are the clients."""
+    """Bytes that simulated clients would have sent and received; None where the ranks are the clients."""
     fingerprint: dict[str, str]
     """Digests of everything that decides the parameters."""
     parameters_sha256: str
-    """Of the parameters after the last step."""
+    """SHA-256 digest of the parameters after the last step."""
     out: str
     """The run's folder."""
     versions: dict[str, str] = field(default_factory=versions)
-    """Of Millrace, Python and the packages that decide results."""
+    """Versions of Millrace, Python and the packages that decide results."""
     schema_version: int = SCHEMA_VERSION
-    """Of this record."""
+    """Version of this record's keys."""
 
     def __repr__(self) -> str:
         message = {

@@ -1,4 +1,4 @@
-"""A checkpoint converted for the ranks that go on from it, which need not be as many as wrote it."""
+"""Conversion of a checkpoint for a resumed run, which may have another number of ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..config.schema import Train
 
 @dataclass(frozen=True)
 class Pace:
-    """How many steps an epoch has, and how many minibatches a step."""
+    """Minibatches per step and steps per epoch."""
 
     minibatches_per_step: int
     """Over all ranks."""
@@ -24,17 +24,20 @@ class Pace:
 
     @classmethod
     def written(cls, state: Mapping[str, Any], train: Train, minibatches: int) -> "Pace":
-        """Of the run that wrote a checkpoint's `state`. Earlier versions kept only a ledger for each rank, and a step
-        is one minibatch of each unless the configuration says otherwise."""
+        """The pace of the run that wrote a checkpoint's `state`.
+
+        Checkpoints of earlier versions hold only a ledger for each rank; a step is then one minibatch of each, unless
+        the configuration says otherwise.
+        """
         if "pace" in state:
             return cls(**state["pace"])
         return cls.of(Steps(minibatches, train.per_step(len(state["ledgers"]))))
 
     def position(self, steps: int, now: "Pace") -> tuple[int, int]:
-        """Where a run stands that has taken `steps` steps and goes on at another pace.
+        """Convert a number of steps taken at this pace to the pace `now`.
 
-        Returns: Steps in terms of `now`; and minibatches of the step that follows them that are trained already,
-            because those were narrower or ended elsewhere.
+        Returns: Steps at `now`, and the minibatches of the next step that are trained already, because steps had
+            another width.
         """
         if self == now:
             return steps, 0
@@ -43,21 +46,21 @@ class Pace:
         return epoch * now.steps_per_epoch + whole, begun
 
     def describe(self, now: "Pace") -> str:
-        """What a change to `now` means, for the user."""
+        """A sentence on what a change to `now` means."""
         return (
-            f"the checkpoint was written with {counted(self.minibatches_per_step, 'minibatch', 'minibatches')} a step, and this run takes "
-            f"{now.minibatches_per_step}: the same minibatches, but other steps; runs that set train.minibatches_per_step keep their steps "
-            "whatever the ranks"
+            f"the checkpoint was written with {counted(self.minibatches_per_step, 'minibatch', 'minibatches')} a step, "
+            f"and this run takes {now.minibatches_per_step}: the same minibatches, but other steps; runs that set "
+            "train.minibatches_per_step keep their steps whatever the ranks"
         )
 
 
 def dealt(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
-    """Ledgers of other ranks for `ranks` ranks: what any of the former counted stays in the sum over the latter."""
+    """Redistribute ledgers to `ranks` ranks; the sum over all ranks stays the same."""
     return [[sum(counts) for counts in zip(*ledgers[rank::ranks])] or [0] * len(ledgers[0]) for rank in range(ranks)]
 
 
 def without_executor(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that a run of one rank left, for more ranks: without an executor that holds only one."""
+    """The configuration without ``executor = "inline"`` where it now has several ranks."""
     ranks = table.get("ranks")
     return {
         k: v

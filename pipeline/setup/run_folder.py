@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it, and who may write it."""
+"""The folder of a run: names of its files, its lock, and checks before a run starts or resumes there."""
 
 import fcntl
 import os
@@ -27,10 +27,10 @@ LOCK = ".lock"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
-    "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.", "checkpoint.", "cluster.",
-    "gpu.", "sar.",
+    "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.",
+    "checkpoint.", "cluster.", "gpu.", "sar.",
 )  # fmt: skip
-"""Settings that may change when a run goes on: they do not decide its parameters, but for a kernel of `OTHER_BITS`."""
+"""Settings that may change on resume, since they do not decide the parameters (but for a kernel of `OTHER_BITS`)."""
 
 
 def local(out: str | Path) -> Path:
@@ -55,7 +55,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def check_run_folder(out: Path, resume: bool) -> None:
-    """Whether a run may start in `out`, or go on there. Nothing is written.
+    """Check that a run may start in `out`, or resume there. Nothing is written.
 
     Raises:
         InputError: it holds something and `resume` is false, or holds no run and `resume` is true.
@@ -70,7 +70,7 @@ def check_run_folder(out: Path, resume: bool) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a live process holds the folder."""
+    """True where a live process holds the folder."""
     try:
         with (folder / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -83,7 +83,7 @@ def is_held(folder: Path) -> bool:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make a folder, or hold the one that is there, against other processes. Whoever is killed lets go of it.
+    """Lock a folder against other processes, and make it where it is missing. A killed process releases its lock.
 
     Raises:
         InputError: another process holds it, or it cannot be written.
@@ -124,7 +124,7 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
     """
     try:
         with warnings.catch_warnings():
-            # Whoever loads the checkpoint warns of those that it passes over.
+            # Loading the checkpoint warns of damaged ones later.
             warnings.simplefilter("ignore")
             CheckpointStore(out / CHECKPOINTS, fingerprint, read_only=True).latest()
     except StoreError as e:
@@ -142,8 +142,8 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         differing = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(free)]
         if differing == ["ranks"]:
             raise StoreError(
-                f"{out} was started with ranks = {before['ranks']}, for which its data are cut into parts, and cannot go on with "
-                f"{now['ranks']}; resume with --ranks {before['ranks']}"
+                f"{out} was started with ranks = {before['ranks']}, for which its data are cut into parts, and cannot "
+                f"go on with {now['ranks']}; resume with --ranks {before['ranks']}"
             ) from None
         for name in ("model.name", "sampler.name"):
             if name in differing:  # then its options differ of course
@@ -153,8 +153,8 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
             raise
         more = f" and {len(changed) - SHOWN_DIFFERENCES} more" if len(changed) > SHOWN_DIFFERENCES else ""
         raise StoreError(
-            f"{out} was started with other settings: {', '.join(changed[:SHOWN_DIFFERENCES])}{more};"
-            " go on with the same, or choose another --out"
+            f"{out} was started with other settings: {', '.join(changed[:SHOWN_DIFFERENCES])}{more}; go on with the "
+            "same, or choose another --out"
         ) from None
 
 

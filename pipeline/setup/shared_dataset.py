@@ -1,4 +1,4 @@
-"""The dataset of a run that several processes open: a committed store that all of them can read."""
+"""The dataset of a run as a store on disk that all its processes can open."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +16,10 @@ FOLDER = "data"
 
 
 def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[Path, str]:
-    """A store of the dataset, and how its features are to be opened: the job's own store if it is one, else one in the
-    run's folder.
+    """A store of the dataset and the place of its features: the job's own store, or else a copy in the run's folder.
 
-    Features of a store that is made here are mapped: processes on one machine then share the pages. One that an earlier
-    life of the run left is read once; where it is damaged, it is made again, and `tell` hears of it.
+    The features of a copy are memory-mapped, so that processes on one machine share the pages. A copy from before a
+    restart is checked once; a damaged one is written again, with a message to `tell`.
     """
     source = Path(job.dataset)
     if job.split is None and (source / "manifest.json").exists():
@@ -41,7 +40,7 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a store of a dataset. All of it is read; features piece by piece."""
+    """The damage of a dataset store, None if it is intact. All of it is read; features piece by piece."""
     try:
         features = open_dataset_store(path, "mapped").features
         if features_fingerprint(features) != open_store(path, KIND).fingerprint.get("features"):
@@ -52,5 +51,5 @@ def _damage(path: Path) -> str | None:
 
 
 def open_shared(path: Path, name: str, features: str) -> Dataset:
-    """What `share` made, under the name that the driver knows it by."""
+    """Open the store that `share` returned, under the driver's name for the dataset."""
     return replace(open_dataset_store(path, features, names=False), name=name)  # pyright: ignore[reportArgumentType]

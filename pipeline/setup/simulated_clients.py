@@ -1,4 +1,4 @@
-"""Simulated clients: who owns what, which rank simulates whom, and what each of them would have sent and received."""
+"""Simulated clients: the nodes of each, the rank that simulates it, and the bytes that it would send and receive."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,8 @@ def check_owners(prepared: Prepared) -> None:
         )
     if isinstance(clients, int) and isinstance(cut, Clustered):
         raise InputError(
-            f"retexo.clients is {clients}, whose owners are found again when the run is resumed, but '{cut.algorithm}' need not find the "
+            f"retexo.clients is {clients}, whose owners are found again when the run is resumed, but '{cut.algorithm}' "
+            "need not find the "
             'same twice; use partition.method = "metis-work"'
         )
     if isinstance(cut, Given):
@@ -41,7 +42,7 @@ def check_owners(prepared: Prepared) -> None:
 
 
 def with_clients(prepared: Prepared, folder: Path) -> Prepared:
-    """Decide on clients, write them down in the folder of the run, and give each rank whole clients."""
+    """Assign nodes to clients and clients to ranks, and record both in the run's folder."""
     job, graph, partition = prepared.job, prepared.placement.graph, prepared.system.partition
     assert isinstance(partition, Sharded)
     clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
@@ -55,11 +56,11 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
 
 
 def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the clients of a finished run would have sent and received, in bytes: of all rows, and of parameters.
+    """Bytes of rows and of parameters that the clients of a finished run would have sent and received.
 
-    In every round a client that has train nodes (where a phase learns from the one before, any node of the training
-    graph) sends what it has to say to all parameters of the phase and is told the outcome; at the end of a phase each
-    client is told the best ones.
+    In every round each client with train nodes (where a phase learns from the one before, with any node of the training
+    graph) sends an update of all parameters of the phase and receives the result. At the end of a phase each client
+    receives the best parameters.
     """
     client, traffic = read_traffic(folder)
     dtype = np.dtype(prepared.job.dtype).itemsize

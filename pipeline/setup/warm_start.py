@@ -1,4 +1,4 @@
-"""Training that begins with the parameters of a finished run, such as one by RETEXO that SAR is to tune end to end."""
+"""Initial parameters from a finished run, such as one by RETEXO that SAR is to tune end to end."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SHAPELESS = ("name", "activation", "aggregator", "slope")
 
 
 def begun(model: nn.Module, job: Job) -> nn.Module:
-    """The model with the parameters that the job wants it to begin with: its own, unless it names a run.
+    """The model with its initial parameters: its own, or those of the run that ``start_from`` names.
 
     Raises:
         InputError: no finished run there, or one of another model.
@@ -31,7 +31,7 @@ def begun(model: nn.Module, job: Job) -> nn.Module:
             f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
         ) from None
     _check_same_options(resolve(read_toml(folder / JOB)), job)
-    # The heads of a model that was trained layer after layer are not part of the network that they have trained.
+    # The heads of a model trained layer after layer are no part of the trained network.
     beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
     other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
     if beyond or other:
@@ -50,5 +50,6 @@ def _check_same_options(before: Job, now: Job) -> None:
     for key in SHAPELESS:
         if key in before.model and key in now.model and before.model[key] != now.model[key]:
             raise InputError(
-                f"start_from: that run has model.{key} = {before.model[key]!r}, this one {now.model[key]!r}; give both the same"
+                f"start_from: that run has model.{key} = {before.model[key]!r}, this one {now.model[key]!r}; give both "
+                "the same"
             )

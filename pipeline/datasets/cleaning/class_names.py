@@ -1,4 +1,4 @@
-"""Classes that an input calls by text."""
+"""Numbering of classes that have text for names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From what a reader found to a checked `Dataset`."""
+"""Cleaning of a reader's arrays into a checked `Dataset`."""
 
 import numpy as np
 
@@ -62,7 +62,8 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         if not keep.all():
             outside = int((~keep).sum())
             notes.append(
-                f"{counted(outside, 'node')} outside the largest connected component {were(outside)} left out (components=largest)."
+                f"{counted(outside, 'node')} outside the largest connected component {were(outside)} left out "
+                "(components=largest)."
             )
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of(map(str, np.flatnonzero(keep).tolist())) if names is None else names.kept(keep)

@@ -49,7 +49,8 @@ def clean_labels(
     y = _class_numbers(labels.reshape(-1), options, notes)
     if len(y) and y.min() < -1:
         raise InputError(
-            f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the labels"
+            f"labels go down to {y.min()}; expected class numbers from 0, or -1 for an unlabelled node: correct the "
+            "labels"
         )
     labelled = y >= 0
     if not labelled.any():
@@ -58,7 +59,8 @@ def clean_labels(
         notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (-1).")
         if len(only := np.unique(y[labelled])) == 1 and not named:
             notes.append(
-                f"Beside -1, unlabelled, all labels are {only[0]}, so that one class is left: if -1 is a class, number the classes 0 and 1."
+                f"Beside -1, unlabelled, all labels are {only[0]}, so that one class is left: if -1 is a class, number "
+                "the classes 0 and 1."
             )
     return *_label_gaps(y, labelled, options, notes), "multiclass"
 
@@ -68,8 +70,8 @@ def _multilabel(labels: AnyArray) -> npt.NDArray[np.float32]:
         raise InputError("labels have shape [V, 0]; expected at least one column")
     if not np.isin(labels, (0, 1)).all():
         raise InputError(
-            f"labels have {labels.shape[1]} columns with values other than 0 and 1; expected a multi-label matrix of 0 and 1, "
-            "or one column of class numbers"
+            f"labels have {labels.shape[1]} columns with values other than 0 and 1; expected a multi-label matrix of 0 "
+            "and 1, or one column of class numbers"
         )
     return labels.astype(np.float32)
 
@@ -81,7 +83,8 @@ def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str]) -> npt.N
     if count := int(missing.sum()):
         if options.nan_labels == "error":
             raise InputError(
-                f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct them"
+                f"{counted(count, 'label')} {are(count)} NaN; set nan_labels=unlabelled to read them as -1, or correct "
+                "them"
             )
         notes.append(f"{counted(count, 'NaN label')} {were(count)} read as unlabelled.")
         y = np.where(missing, -1, y)
@@ -140,7 +143,8 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
         raise InputError(f"features have shape {list(features.shape)}; expected [V, F], one row for each node")
     if features.shape[0] != graph.num_nodes:
         raise InputError(
-            f"features have {features.shape[0]} rows; the labels have {graph.num_nodes}: expected one row of each for every node"
+            f"features have {features.shape[0]} rows; the labels have {graph.num_nodes}: expected one row of each for "
+            "every node"
         )
     if features.dtype.kind not in "biuf":
         raise InputError(f"features are {features.dtype}; expected numbers: encode them before saving")
@@ -151,7 +155,8 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
         and features.nnz * SPARSEST < features.shape[0] * features.shape[1]
     ):
         raise InputError(
-            f"features are {list(features.shape)} with {features.nnz} values, which take {dense >> 20:,} MiB as rows; keep fewer columns"
+            f"features are {list(features.shape)} with {features.nnz} values, which take {dense >> 20:,} MiB as rows; "
+            "keep fewer columns"
         )
     with np.errstate(over="ignore"):
         if hasattr(features, "todense"):
@@ -163,7 +168,8 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
         count, row = int(bad.sum()), int(np.flatnonzero(bad.any(axis=1))[0])
         if options.nan_features == "error":
             raise InputError(
-                f"{counted(count, 'feature value')} {are(count)} NaN or infinite (first: node {row}); set nan_features=zero, or correct it"
+                f"{counted(count, 'feature value')} {are(count)} NaN or infinite (first: node {row}); set "
+                "nan_features=zero, or correct it"
             )
         notes.append(f"{counted(count, 'NaN or infinite feature value')} {were(count)} set to zero.")
         x[bad] = 0
@@ -173,10 +179,12 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
 def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
     if options.missing_features == "error":
         raise InputError(
-            "the input has no features; give them, or set missing_features=degree to make two columns from the in-degree"
+            "the input has no features; give them, or set missing_features=degree to make two columns from the "
+            "in-degree"
         )
     notes.append(
-        "The input has no features: each node got two columns, 1 and log(1 + in-degree). Expect little accuracy from them."
+        "The input has no features: each node got two columns, 1 and log(1 + in-degree). Expect little accuracy from "
+        "them."
     )
     return np.stack([np.ones(graph.num_nodes), np.log1p(graph.in_degree)], axis=1).astype(np.float32)
 
@@ -199,6 +207,7 @@ def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[st
         return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
     if x.size and (largest := max(float(x.max()), -float(x.min()))) > LARGE_VALUE:
         notes.append(
-            f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each column."
+            f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each "
+            "column."
         )
     return x

@@ -1,4 +1,4 @@
-"""From an edge list as found to in-neighbour lists: loops, duplicates, direction, weights.
+"""Cleaning of an edge list into in-neighbour lists: loops, duplicates, direction, weights.
 
 An edge is one integer, dst * V + src, so that sorting the integers sorts by destination and then by source.
 """
@@ -52,7 +52,7 @@ def clean_edges(
 
 
 def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
-    """What `clean_edges` makes of the same edges, with the same notes, where they are checked and sorted already.
+    """Build the graph and the notes of `clean_edges` from edges that are checked and sorted already.
 
     Raises:
         InputError: see `clean_edges`.
@@ -119,7 +119,8 @@ def _starts(*columns: AnyArray) -> npt.NDArray[np.bool_]:
 def _checked_ids(src: AnyArray, dst: AnyArray, num_nodes: int) -> tuple[AnyArray, AnyArray]:
     if src.ndim != 1 or src.shape != dst.shape:
         raise InputError(
-            f"edge sources have shape {list(src.shape)} and destinations {list(dst.shape)}; expected two vectors of one length"
+            f"edge sources have shape {list(src.shape)} and destinations {list(dst.shape)}; expected two vectors of "
+            "one length"
         )
     for name, ids in (("source", src), ("destination", dst)):
         if len(ids) == 0:
@@ -129,8 +130,8 @@ def _checked_ids(src: AnyArray, dst: AnyArray, num_nodes: int) -> tuple[AnyArray
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= num_nodes:
             raise InputError(
-                f"edge {name} ids lie in [{low}, {high}], out of range for {num_nodes} nodes; expected [0, {num_nodes}): "
-                "number the nodes from 0, one row of labels and features for each"
+                f"edge {name} ids lie in [{low}, {high}], out of range for {num_nodes} nodes; expected [0, "
+                f"{num_nodes}): number the nodes from 0, one row of labels and features for each"
             )
     if len(src) == 0:
         return src.astype(np.int64), dst.astype(np.int64)
@@ -147,7 +148,8 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
         weight = weight[:, 0]
     if weight.shape != (num_edges,):
         raise InputError(
-            f"edge weights have shape {list(weight.shape)}; expected one number for each of {num_edges} edges, or set edge_weights=ignore"
+            f"edge weights have shape {list(weight.shape)}; expected one number for each of {num_edges} edges, or set "
+            "edge_weights=ignore"
         )
     if weight.dtype.kind not in "biuf":
         raise InputError(f"edge weights are {weight.dtype}; expected numbers, or set edge_weights=ignore")
@@ -155,11 +157,13 @@ def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOption
         w = weight.astype(np.float32)
     if not np.isfinite(w).all():
         raise InputError(
-            f"{(~np.isfinite(w)).sum()} edge weights are NaN or infinite as float32; correct them, or set edge_weights=ignore to read none"
+            f"{(~np.isfinite(w)).sum()} edge weights are NaN or infinite as float32; correct them, or set "
+            "edge_weights=ignore to read none"
         )
     if (w < 0).any():
         raise InputError(
-            f"{(w < 0).sum()} edge weights are negative (least: {w.min()}); expected >= 0: correct them, or set edge_weights=ignore"
+            f"{(w < 0).sum()} edge weights are negative (least: {w.min()}); expected >= 0: correct them, or set "
+            "edge_weights=ignore"
         )
     return w
 
@@ -173,7 +177,8 @@ def _self_loops(
         return src, dst, w
     if options.self_loops == "error":
         raise InputError(
-            f"there {are(count)} {counted(count, 'self loop')} (first: node {src[loops][0]}); set self_loops=drop or self_loops=keep"
+            f"there {are(count)} {counted(count, 'self loop')} (first: node {src[loops][0]}); set self_loops=drop or "
+            "self_loops=keep"
         )
     notes.append(_loop_notes(count, options))
     if options.self_loops == "keep":
@@ -195,8 +200,8 @@ def _duplicates(keys: Keys, w: Weights, num_nodes: int, options: ReadOptions, no
     if options.duplicates == "error":
         dst, src = divmod(int(keys[~first][0]), num_nodes)
         raise InputError(
-            f"there {are(count)} {counted(count, 'duplicate edge')} (first: {src} -> {dst}); "
-            "set duplicates=merge (weights are summed) or duplicates=keep"
+            f"there {are(count)} {counted(count, 'duplicate edge')} (first: {src} -> {dst}); set duplicates=merge "
+            "(weights are summed) or duplicates=keep"
         )
     if options.duplicates == "keep":
         notes.append(f"{counted(count, 'duplicate edge')} {were(count)} kept.")
@@ -221,8 +226,8 @@ def _directed(
             return keys, w
         if hint is None:
             raise InputError(
-                "the edges are not symmetric and nothing says what that means: set direction=directed (messages flow src -> dst), "
-                "direction=reverse (dst -> src) or direction=undirected (both ways)"
+                "the edges are not symmetric and their direction is not known: set direction=directed (messages flow "
+                "src -> dst), direction=reverse (dst -> src) or direction=undirected (both ways)"
             )
         direction = hint.direction
         notes.append(

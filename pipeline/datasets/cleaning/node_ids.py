@@ -1,4 +1,4 @@
-"""From what a table calls its nodes, numbers or names, to the numbers 0 to V - 1."""
+"""Renumbering of a table's node ids, numbers or names, to 0 to V - 1."""
 
 from typing import Any
 
@@ -41,7 +41,8 @@ def settled(columns: Columns, from_csv: set[str]) -> Columns:
         text = next(what for what, is_ in kinds.items() if is_)
         number = next(what for what, is_ in kinds.items() if not is_)
         raise InputError(
-            f"column {text} is text and column {number} is {columns[number].type}; expected one kind: convert one of them"
+            f"column {text} is text and column {number} is {columns[number].type}; expected one kind: convert one of "
+            "them"
         )
     return columns
 
@@ -106,7 +107,8 @@ def renumbered(ids: AnyArray, ends: dict[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def unknown(count: int, what: str, first: str) -> InputError:
-    """What to raise where ends of edges are no nodes."""
+    """The error for ends of edges that are not nodes."""
     return InputError(
-        f"{count} values of {what} (first: {str(first)[:80]}) are not the id of any node; give those nodes a row, or drop the edges"
+        f"{count} values of {what} (first: {str(first)[:80]}) are not the id of any node; give those nodes a row, or "
+        "drop the edges"
     )

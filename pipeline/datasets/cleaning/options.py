@@ -1,4 +1,4 @@
-"""How to read an input that is not clean: one option for each thing that real data gets wrong."""
+"""Options for reading input that is not clean: one for each common defect of real data."""
 
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -12,7 +12,7 @@ Direction = Literal["directed", "undirected", "reverse"]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to do about each defect of an input. Whatever is done without an error is noted in `Dataset.notes`.
+    """Treatment of each defect of an input. Repairs are noted in `Dataset.notes`.
 
     Raises:
         InputError: a value is none of those listed.
@@ -27,8 +27,8 @@ class ReadOptions:
     self_loops: Literal["error", "drop", "keep"] = "keep"
     """Edges from a node to itself."""
     edges_on: Literal["cpu", "gpu"] = "cpu"
-    """Where the edges of a folder of Parquet are read, renumbered, counted and sorted. gpu: by RAPIDS cuDF, with the
-    same result."""
+    """Device on which the edges of a folder of Parquet are read, renumbered, counted and sorted. gpu: by RAPIDS cuDF,
+    with the same result."""
     components: Literal["all", "largest"] = "all"
     """largest: only the largest connected component (edges taken both ways), its nodes renumbered in order."""
     edge_weights: Literal["use", "ignore"] = "use"

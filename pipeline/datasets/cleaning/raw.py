@@ -1,4 +1,4 @@
-"""What a reader hands to the cleaner: arrays as they were found, checked by nobody yet."""
+"""Unchecked arrays, as a reader hands them to the cleaner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Hint:
-    """What a source says about the direction of its edges."""
+    """Direction of the edges according to the source."""
 
     direction: Direction
     reason: str
@@ -36,9 +36,9 @@ class Ordered:
     loops: int
     """Self loops that were found; dropped ones are not among the E."""
     repeated: bool
-    """Whether an edge is there more than once."""
+    """True where an edge occurs more than once."""
     has_weights: bool
-    """Whether the source has weights, be they read or not."""
+    """True where the source has weights, read or not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,6 @@ class Raw:
     ordered: Ordered | None = None
     """In place of `src`, `dst` and `edge_weight`, which are then empty."""
     node_names: NodeNames | None = None
-    """What the source calls node v, where it is not v."""
+    """Names of nodes in the source, where they are not 0 to V - 1."""
     class_names: tuple[str, ...] | None = None
-    """What the source calls class c, where it is not c."""
+    """Names of classes in the source, where they are not 0 to C - 1."""

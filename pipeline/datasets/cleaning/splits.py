@@ -92,7 +92,8 @@ def make_split(
         else:
             spec = SplitSpec("fraction", 0.6, 0.2)
             notes.append(
-                "The input stores no split: 60 % of the labelled nodes train, 20 % validate, the rest test (split=fraction:0.6,0.2)."
+                "The input stores no split: 60 % of the labelled nodes train, 20 % validate, the rest test "
+                "(split=fraction:0.6,0.2)."
             )
     if spec.kind == "public":
         if not stored:
@@ -120,8 +121,8 @@ def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int) -> Split:
         ids = permutation(key, np.flatnonzero(labels == c))
         if len(ids) < train + val:
             raise InputError(
-                f"class {c} has {len(ids)} labelled nodes; split=random:{train},{val} needs {train + val}: ask for fewer, "
-                "or use split=fraction:0.6,0.2"
+                f"class {c} has {len(ids)} labelled nodes; split=random:{train},{val} needs {train + val}: ask for "
+                "fewer, or use split=fraction:0.6,0.2"
             )
         for name, part in zip(SPLITS, np.split(ids, [train, train + val])):
             parts[name].append(part)
@@ -152,12 +153,12 @@ def clean_split(
         if len(again):
             if options.overlapping_splits == "error":
                 raise InputError(
-                    f"{counted(len(again), 'node')} of the {name} split (first: {again[0]}) {are(len(again))} in an earlier split too; "
-                    "make the splits disjoint, "
-                    "or set overlapping_splits=first"
+                    f"{counted(len(again), 'node')} of the {name} split (first: {again[0]}) {are(len(again))} in an "
+                    "earlier split too; make the splits disjoint, or set overlapping_splits=first"
                 )
             notes.append(
-                f"{counted(len(again), 'node')} of the {name} split {were(len(again))} in an earlier split too and stayed there."
+                f"{counted(len(again), 'node')} of the {name} split {were(len(again))} in an earlier split too and "
+                "stayed there."
             )
             ids[name] = ids[name][~taken[ids[name]]]
         taken[ids[name]] = True
@@ -173,8 +174,8 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArr
     if values.dtype == np.bool_:
         if values.shape != (num_nodes,):
             raise InputError(
-                f"the {name} mask has shape {list(values.shape)}; expected [{num_nodes}], one flag for each node "
-                "(of several splits, pass one)"
+                f"the {name} mask has shape {list(values.shape)}; expected [{num_nodes}], one flag for each node (of "
+                "several splits, pass one)"
             )
         return np.flatnonzero(values)
     if values.ndim != 1:
@@ -187,7 +188,8 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str]) -> IdArr
         raise InputError(f"the {name} split is {values.dtype}; expected integer node ids or a boolean mask")
     if values.min() < 0 or values.max() >= num_nodes:
         raise InputError(
-            f"the {name} split holds ids in [{values.min()}, {values.max()}], out of range: expected [0, {num_nodes}); correct it"
+            f"the {name} split holds ids in [{values.min()}, {values.max()}], out of range: expected [0, {num_nodes}); "
+            "correct it"
         )
     distinct = np.unique(values).astype(np.int64)
     if len(distinct) < len(values):
@@ -202,8 +204,8 @@ def _labelled(name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOp
         return ids
     if options.unlabelled_in_split == "error":
         raise InputError(
-            f"{counted(len(bare), 'node')} of the {name} split (first: {bare[0]}) {are(len(bare))} unlabelled; "
-            "set unlabelled_in_split=drop, or give labels"
+            f"{counted(len(bare), 'node')} of the {name} split (first: {bare[0]}) {are(len(bare))} unlabelled; set "
+            "unlabelled_in_split=drop, or give labels"
         )
     notes.append(f"{counted(len(bare), 'unlabelled node')} of the {name} split {were(len(bare))} dropped.")
     return ids[labels[ids] >= 0]

@@ -5,13 +5,14 @@ Keys (`allow_pickle=False`; others are ignored):
 =====================  ==========================================================================================
 edge_index             int [2, E]; row 0 the sources, row 1 the destinations
 y                      [V] class numbers, -1 for unlabelled; or [V, C] of 0 and 1 for multi-label
-x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indices``, ``x_data``, ``x_shape`` (V, F); or absent
+x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indices``, ``x_data``, ``x_shape``
+                       (V, F); or absent
 train_idx, ...         optional stored split: ``{train,val,test}_idx`` int, or ``{train,val,test}_mask`` [V]
 edge_weight            optional [E]
-meta                   optional JSON object. ``direction``: directed, undirected or reverse; or a sentence under ``edges``, of which
-                       "symmetrise before use", "stored once" and "add reverse" read as undirected and a leading
-                       "directed" as directed. Either decides only where the edges are not symmetric and
-                       `ReadOptions.direction` is None.
+meta                   optional JSON object. ``direction``: directed, undirected or reverse; or a sentence under
+                       ``edges``, of which "symmetrise before use", "stored once" and "add reverse" read as
+                       undirected and a leading "directed" as directed. Either decides only where the edges are
+                       not symmetric and `ReadOptions.direction` is None.
 =====================  ==========================================================================================
 """
 

@@ -1,5 +1,4 @@
-"""The arrays in an ``.npz`` file that a reader asks for; nothing else in it is unpacked, and nothing is trusted about
-its size."""
+"""Safe reading of selected arrays from an ``.npz`` file: other members stay packed, and sizes are checked first."""
 
 import zipfile
 from collections.abc import Collection
@@ -11,12 +10,13 @@ from ....storage.errors import InputError, first_line
 from ..cleaning.raw import AnyArray
 
 BOMB_RATIO, BOMB_BYTES = 200, 256 << 20
-"""A member that unpacks to more bytes than both of these allow is refused: numbers of a graph never pack so well."""
+"""Limits on an array's compression ratio and size: an array above both is refused, since graph data never compress so
+well."""
 AGAIN = "save it again with np.savez"
 
 
 def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArray], list[str]]:
-    """The arrays called `wanted` that are there, and the names of all that is there.
+    """Read the arrays named in `wanted` that are present, and list the names of all members.
 
     Raises:
         InputError: the file is no ``.npz``, is damaged, or an array is encrypted, pickled, no numbers or text, or
@@ -46,7 +46,7 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, size: int) -> AnyArray | None:
-    """None: it is no array."""
+    """The array of a member; None where it is none."""
     name = info.filename.removesuffix(".npy")
     if info.flag_bits & 1:
         raise InputError(f"{path}: {name} is encrypted; {AGAIN}")

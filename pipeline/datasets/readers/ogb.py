@@ -44,14 +44,15 @@ def find_ogb(name: str) -> Path:
         from ogb.nodeproppred import NodePropPredDataset  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MissingExtraError(
-            f"{name} is not at {folders[0]} and the ogb package, which downloads it, is not installed: pip install 'millrace-gnn[ogb]', "
-            "or set OGB_ROOT to the folder that holds it"
+            f"{name} is not at {folders[0]} and the ogb package, which downloads it, is not installed: pip install "
+            "'millrace-gnn[ogb]', or set OGB_ROOT to the folder that holds it"
         ) from None
     try:
         NodePropPredDataset(name=name, root=str(root))
     except Exception as e:
         raise InputError(
-            f"{name} could not be downloaded to {root} ({e}); check the name and the network, or unpack it there by hand"
+            f"{name} could not be downloaded to {root} ({e}); check the name and the network, or unpack it there by "
+            "hand"
         ) from e
     if not (folders[0] / "raw").is_dir():
         raise InputError(f"the ogb package left no {folders[0] / 'raw'}; unpack {name} there by hand")

@@ -1,11 +1,12 @@
 """Tables of edges and nodes: ``edges*`` and ``nodes*`` of a folder, in the order of their names, or one file of edges.
 
 =========  ==========================================================================================================
-edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional ``weight``
-nodes      ``label`` class number or text (null, empty or -1: unlabelled), or a list of 0 and 1; optional ``id``, integers or text
-           (without it, row number); optional ``split``: "train", "val", "test" or null; features as `feature_columns`
-           names them, or as one list column ``features`` or ``x``, or as numeric columns ``feature_0, feature_1, ...``
-           or ``x0, x1, ...``, in the order of their numbers; null is NaN
+edges      ``src``, ``dst`` node ids, or an alias such as ``source``, ``target`` (see `tables.ALIASES`); optional
+           ``weight``
+nodes      ``label`` class number or text (null, empty or -1: unlabelled), or a list of 0 and 1; optional ``id``,
+           integers or text (without it, row number); optional ``split``: "train", "val", "test" or null; features as
+           `feature_columns` names them, or as one list column ``features`` or ``x``, or as numeric columns
+           ``feature_0, feature_1, ...`` or ``x0, x1, ...``, in the order of their numbers; null is NaN
 =========  ==========================================================================================================
 
 All of it may be Parquet or CSV with a header. Nodes with text for ids keep the order of their rows, and classes with
@@ -35,7 +36,7 @@ from .tables import files_of, nodes_beside, read_table
 
 _FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
 SHOWN_COLUMNS = 8
-"""So many columns are named in a note."""
+"""Columns named in a note, at most."""
 
 
 def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = None) -> Raw:
@@ -76,7 +77,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
             none = np.empty(0, np.int64)
             found = Raw(name, none, none, labels, features, split=split, ordered=ordered)
             return _finished(found, order, None if ids is None else _numbers_as_names(ids), class_names, notes)
-        # The processor's way says what is not clean.
+        # The CPU reader reports defects.
         edges, notes = read_table(edge_files, "edges"), [n for n in notes if "were renumbered" not in n]
     _tell_of_edge_columns(edges, notes)
     columns: Columns = {f"edges.{key}": _column(edges, key, "edges", source) for key in ("src", "dst")}
@@ -90,7 +91,8 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
         names, ends = named(ids, columns)
     elif is_text(columns["edges.src"].type):
         raise InputError(
-            f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges call it by"
+            f"{source}: the ends of edges are text, but nodes has no column 'id'; give each node the id that edges "
+            "call it by"
         )
     else:
         ends = {what: column.to_numpy() for what, column in columns.items()}
@@ -140,8 +142,8 @@ def _listed(columns: Sequence[str]) -> str:
 def _column(table: pa.Table, key: str, stem: str, source: Path) -> pa.ChunkedArray:
     if key not in table.column_names:
         raise InputError(
-            f"{source}: {stem} has no column '{key}'; it holds {', '.join(table.column_names) or 'nothing'}"
-            f"{nearest(key, table.column_names)}"
+            f"{source}: {stem} has no column '{key}'; it holds "
+            f"{', '.join(table.column_names) or 'nothing'}{nearest(key, table.column_names)}"
         )
     return table[key]
 

@@ -1,8 +1,8 @@
 """The edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on the
 GPUs of this machine.
 
-Which functions are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py`
-checks that. It has not been run on a GPU yet.
+Calls follow the signatures of the 26.10 wheels, which `tests/contracts/rapids.py` checks. This has not run on a GPU
+yet.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class _Piece:
     file: str
     group: int
     first_row: int
-    """Of the rows of all files."""
+    """Position of the group's first row among the rows of all files."""
 
 
 def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
@@ -45,7 +45,7 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
         options: what to do about direction, loops and weights.
 
     Returns:
-        None where anything is not clean, or there is no edge: the processor's way says what is wrong.
+        None where anything is not clean, or there is no edge: the CPU reader then reports the defect.
 
     Raises:
         InputError: RAPIDS is not installed, or there is no GPU.
@@ -104,7 +104,7 @@ def _by_tasks(
 
 
 def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
-    """Whether cuDF reads these columns as PyArrow does: integer ends, and numbers for weights."""
+    """True where cuDF reads these columns as PyArrow does: integer ends, and numbers for weights."""
     kinds = [schema.field(c).type if c in schema.names else pa.null() for c in columns]
     return all(pa.types.is_integer(k) for k in kinds[:2]) and all(
         pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds[2:]

@@ -21,7 +21,7 @@ IN_PYG = {
     "wikics": "WikiCS('data/wikics')",
     "karateclub": "KarateClub()",
 }
-"""How `torch_geometric.datasets` calls them."""
+"""Names of public datasets in `torch_geometric.datasets`."""
 
 SHORT = {
     "computers": "amazon-computers",
@@ -49,7 +49,7 @@ def how_to_get(name: str) -> str | None:
 
 
 def near_ogb(name: str) -> str:
-    """What is wrong with an OGB name that OGB does not know."""
+    """An error message for an OGB name that OGB does not know."""
     found = closest(name, OGB)
     return f"OGB has no node dataset '{name}'; " + (
         f"did you mean '{found}'?" if found else f"expected one of {', '.join(OGB)}"

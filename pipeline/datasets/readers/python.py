@@ -1,5 +1,4 @@
-"""Graphs that are already in this process: SciPy, NetworkX, PyTorch Geometric. None of the three is imported here but
-SciPy."""
+"""Graphs of other libraries in this process: SciPy, NetworkX, PyTorch Geometric. Only SciPy is imported here."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,10 +17,10 @@ from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, Hint, Raw
 
 TYPED = (
-    "and typed graphs are not supported; expected a Data of one node type and one edge type, "
-    "such as Data(x=data['paper'].x, y=data['paper'].y, edge_index=data['paper', 'cites', 'paper'].edge_index)"
+    "and typed graphs are not supported; expected a Data of one node type and one edge type, such as "
+    "Data(x=data['paper'].x, y=data['paper'].y, edge_index=data['paper', 'cites', 'paper'].edge_index)"
 )
-"""What is said of graphs whose nodes or edges have types."""
+"""End of error messages for graphs with several types of nodes or edges."""
 
 
 def from_scipy(
@@ -66,7 +65,8 @@ def from_scipy(
         or adjacency.shape[0] != len(np.atleast_1d(y))
     ):
         raise InputError(
-            f"adjacency has shape {list(adjacency.shape)} and there are {len(np.atleast_1d(y))} labels; expected [V, V] and V"
+            f"adjacency has shape {list(adjacency.shape)} and there are {len(np.atleast_1d(y))} labels; expected [V, "
+            "V] and V"
         )
     coo = adjacency.tocoo()
     present = coo.data != 0
@@ -91,7 +91,8 @@ def _distinct(names: Sequence[Any], num_nodes: int) -> NodeNames:
     if len(set(texts)) < num_nodes:
         again = next(t for t, count in Counter(texts).items() if count > 1)
         raise InputError(
-            f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one of them"
+            f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one "
+            "of them"
         )
     return NodeNames.of(texts)
 
@@ -113,8 +114,8 @@ def from_networkx(
 ) -> Dataset:
     """A dataset from a NetworkX graph.
 
-    Nodes are numbered in their order in the graph, and keep what they are called as `Dataset.node_names`; or by their
-    own numbers where those are 0 to V-1. Without `options.direction`, a DiGraph is read as directed (messages flow u ->
+    Nodes are numbered in their order in the graph, and keep their names as `Dataset.node_names`; or by their own
+    numbers where those are 0 to V-1. Without `options.direction`, a DiGraph is read as directed (messages flow u ->
     v) and a Graph has both directions.
 
     Args:
@@ -203,7 +204,8 @@ def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray
         )
     if given and np.ndim(given[0]) > 0 and len(given) < len(values):
         raise InputError(
-            f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on every node"
+            f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on "
+            "every node"
         )
     if any(isinstance(v, str) for v in given):
         if other := next((type(v).__name__ for v in given if not isinstance(v, str)), None):
@@ -283,7 +285,7 @@ def from_pyg(
 
 
 def _left_out(data: Any) -> tuple[str, ...]:
-    """Says that edge features are not read, where there are any."""
+    """A note that edge features are not read, where there are any."""
     attr = getattr(data, "edge_attr", None)
     if attr is None:
         return ()

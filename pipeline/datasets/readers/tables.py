@@ -19,12 +19,12 @@ ALIASES = {
     },
     "nodes": {"id": ("node_id", "node"), "label": ("y", "class"), "split": ()},
 }
-"""Other names, of either case, under which a column is taken where there is none of its own name."""
+"""Other names, in upper or lower case, that a column may have."""
 AS_TEXT = {
     stem: {name for key in keys for name in (key, *ALIASES[stem][key])}
     for stem, keys in {"edges": ("src", "dst"), "nodes": ("id", "split")}.items()
 }
-"""Columns of CSV that are read as text first: 007 is no number, and one name among numbers makes all of them names."""
+"""CSV columns that are read as text first: 007 is no number, and one name among numbers makes all of them names."""
 EXAMPLES = {"edges": "src,dst", "nodes": "id,label"}
 BOMB_RATIO = 2000
 """Parquet packs a column of one value into next to nothing, but never all columns."""
@@ -42,7 +42,8 @@ def files_of(folder: Path, stem: str) -> list[Path]:
     """`tables_in` that are there. Raises InputError otherwise."""
     if not (files := tables_in(folder, stem)):
         raise InputError(
-            f"{folder} holds no {stem}*.parquet or {stem}*.csv; expected edges* (columns src, dst) and nodes* (columns id, label, features)"
+            f"{folder} holds no {stem}*.parquet or {stem}*.csv; expected edges* (columns src, dst) and nodes* (columns "
+            "id, label, features)"
         )
     return files
 
@@ -65,8 +66,8 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
     found = [p for kind in KINDS if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
     if not found:
         raise InputError(
-            f"{edges} is read as a list of edges, and nothing says the labels of its nodes: put nodes.csv (columns id, label, features) "
-            "beside it, or set nodes_file=FILE"
+            f"{edges} is read as a list of edges, and the labels of its nodes are missing: put nodes.csv (columns id, "
+            "label, features) beside it, or set nodes_file=FILE"
         )
     return found[0]
 
@@ -81,7 +82,8 @@ def read_parquet(path: Path) -> pa.Table:
     unpacked, size = file.metadata.num_rows * file.metadata.num_columns * 4, path.stat().st_size
     if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * size:
         raise InputError(
-            f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file again"
+            f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file "
+            "again"
         )
     return file.read()
 

@@ -158,7 +158,7 @@ def test_columns_that_are_not_read_are_named_with_the_key_that_takes_them(tmp_pa
         with pytest.raises(InputError, match="expected names of columns such as"):
             ReadOptions(feature_columns=bad)  # pyright: ignore[reportArgumentType]
     np.savez(tmp_path / "g.npz", y=np.zeros(3))
-    with pytest.raises(InputError, match=r"no file or folder of tables, which alone are read with feature_columns"):
+    with pytest.raises(InputError, match=r"no file or folder of tables, but feature_columns"):
         open_dataset(tmp_path / "g.npz", options=ReadOptions(feature_columns="age"))
 
 
