@@ -4,87 +4,19 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-TESTS = ROOT / "tests"
-LAYERS = ("storage", "stages", "pipeline")
-
-FOLDER_TESTS: dict[str, tuple[str, ...]] = {
-    "pipeline": ("whole_runs/test_run.py",),
-    "pipeline/cluster": (
-        "whole_runs/test_cluster.py",
-        "whole_runs/test_partition_task.py",
-        "whole_runs/test_rank_faults.py",
-        "whole_runs/test_rank_losses.py",
-        "whole_runs/test_signals.py",
-    ),
-    "pipeline/commands": ("whole_runs/test_cli.py", "pipeline/test_cli_bad_samples.py"),
-    "pipeline/dashboard": ("whole_runs/test_dashboard.py", "whole_runs/test_dashboard_history.py"),
-    "pipeline/datasets/readers": ("pipeline/datasets/readers/test_generated.py", "pipeline/datasets/test_open.py"),
-    "pipeline/inference": ("pipeline/inference/test_predict.py", "pipeline/test_run_on_device.py"),
-    "pipeline/interop": ("pipeline/interop/test_pyg_loader.py", "whole_runs/test_pyg_ranks.py"),
-    "pipeline/machine": ("whole_runs/test_run.py",),
-    "pipeline/planning": ("whole_runs/test_plan.py",),
-    "pipeline/report": ("whole_runs/test_report.py",),
-    "pipeline/setup": ("whole_runs/test_run.py", "whole_runs/test_cluster.py"),
-    "pipeline/telemetry": ("whole_runs/test_run.py",),
-    "pipeline/training": ("whole_runs/test_run.py", "whole_runs/test_cluster.py"),
-    "pipeline/config": ("pipeline/config/test_load.py",),
-    "pipeline/datasets/cleaning": ("pipeline/datasets/cleaning/test_clean.py",),
-    "stages": ("stages/test_train_begin.py", "stages/partition/test_clustered.py"),
-    "stages/comm": ("stages/comm/test_gloo.py",),
-    "stages/evaluate": ("stages/evaluate/test_layerwise.py",),
-    "stages/feed": ("stages/feed/test_queue_feed_minibatches.py", "stages/sample/test_remote_nodewise.py"),
-    "stages/fetch": ("stages/fetch/test_exchange.py", "stages/neighbourhood/test_full_batch.py"),
-    "stages/kernels/aggregation/cpu": ("stages/kernels/aggregation/test_aggregation.py",),
-    "stages/kernels/aggregation/cuda": ("stages/kernels/aggregation/cuda/test_backend.py",),
-    "stages/kernels/minibatch_cuda": ("stages/sample/test_resident.py", "stages/kernels/test_cuda_compiles.py"),
-    "stages/kernels/partition": ("stages/partition/test_streaming.py", "stages/placement/test_chunks.py"),
-    "stages/kernels/runtime": ("stages/kernels/runtime/test_threads.py", "stages/kernels/test_cuda_compiles.py"),
-    "stages/kernels/sampling": ("stages/sample/test_neighbor.py", "stages/sample/test_layerwise.py"),
-    "stages/kernels/sampling/cpu": (
-        "stages/sample/test_neighbor.py",
-        "stages/sample/test_labor.py",
-        "stages/sample/test_layerwise.py",
-    ),
-    "stages/kernels/sampling/cuda": ("stages/kernels/sampling/cuda/test_backend.py",),
-    "stages/kernels/sampling/rapids": ("stages/kernels/sampling/rapids/test_neighbor.py",),
-    "stages/kernels/sampling/reference": (
-        "stages/sample/test_neighbor.py",
-        "stages/sample/test_labor.py",
-        "stages/sample/test_layerwise.py",
-    ),
-    "stages/memory": ("stages/memory/test_arena.py",),
-    "stages/neighbourhood": ("stages/neighbourhood/test_full_batch.py",),
-    "stages/nn": ("stages/nn/test_dense.py",),
-    "stages/placement": ("stages/placement/test_row_blocks.py", "stages/models/test_lazy.py"),
-    "stages/reduce": ("stages/reduce/test_batch_norm_step.py",),
-    "stages/sample": ("stages/sample/test_layerwise.py", "stages/sample/test_remote_nodewise.py"),
-    "stages/schedule": ("whole_runs/test_grappa.py", "whole_runs/test_retexo.py"),
-    "storage/queue": ("storage/queue/test_zarr.py", "storage/queue/test_object_store.py"),
-    "storage": ("storage/partition/test_book.py",),
-}
-"""The test files of a folder's modules that have none of their own name."""
-
-
-def module_files() -> list[Path]:
-    """The modules of the three layers, relative to the root."""
-    found = (p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
-    return sorted(p for p in found if p.stem not in ("__init__", "__main__"))
-
-
-def is_of(test: Path, module: Path) -> bool:
-    """Says whether a test file's name is that of a module, perhaps with an aspect after it."""
-    name = test.stem.removeprefix("test_")
-    return test.parent == module.parent and (name == module.stem or name.startswith(module.stem + "_"))
-
-
-def is_of_folder(test: Path, folder: Path) -> bool:
-    """Says whether a test file is that of a whole folder: ``stages/models/test_models.py``."""
-    return test.parent == folder and test.stem == f"test_{folder.name}"
-
+from millrace.tests.layout import (
+    FOLDER_TESTS,
+    TESTS,
+    files_for_changes,
+    files_of,
+    is_of,
+    is_of_folder,
+    mirrored_files,
+    module_files,
+)
 
 MODULES = module_files()
-FILES = sorted(p.relative_to(TESTS) for layer in LAYERS for p in (TESTS / layer).rglob("test_*.py"))
+FILES = mirrored_files()
 
 
 def test_each_module_has_a_test_of_its_name_or_its_folder_has_one():
@@ -122,3 +54,32 @@ def test_the_table_names_files_that_exist(folder: str):
 )
 def test_names_are_compared_whole(test: str, module: str, yes: bool):
     assert is_of(Path(test), Path(module)) is yes
+
+
+SOURCES = {
+    Path("storage/test_graph.py"): "",
+    Path("storage/test_dataset.py"): "from millrace.tests.contracts.graphs import hub",
+    Path("stages/models/test_models.py"): "from millrace.tests.contracts import graphs",
+    Path("whole_runs/test_run.py"): "",
+    Path("test_layers.py"): "",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        ("storage/graph.py", {"storage/test_graph.py"}),
+        ("stages/models/gcn.py", {"stages/models/test_models.py"}),
+        ("pipeline/run.py", set()),
+        ("tests/whole_runs/test_run.py", {"whole_runs/test_run.py"}),
+        ("tests/contracts/graphs.py", {"storage/test_dataset.py", "stages/models/test_models.py"}),
+        ("README.md", set()),
+    ],
+)
+def test_a_change_is_checked_by_the_tests_of_what_changed(changed: str, tests: set[str]):
+    found = files_for_changes([Path(changed)], SOURCES)
+    assert {str(t) for t in found} == tests | {"test_layers.py"}
+
+
+def test_every_module_has_tests():
+    assert not [m for m in MODULES if not files_of(m, FILES)]
