@@ -222,7 +222,7 @@ class MinibatchQueueTests:
             with pytest.raises(RunError, match="ValueError: no more ids") as caught:
                 wait.result(LONG_S)
             assert caught.value.__cause__ is error
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < LONG_S / 2
         with pytest.raises(RunError, match="producer"):
             queue.get(0, 0, LONG_S)
 

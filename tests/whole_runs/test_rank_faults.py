@@ -18,7 +18,7 @@ from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.stages.neighbourhood.base import destinations
 
 DATASET = "sbm:nodes=2000,classes=3,degree=8,features=5,train=0.5"
-EPOCHS, TOLD_S, GONE_S = 6, 5.0, 5.0
+EPOCHS, TOLD_S, GONE_S = 6, 30.0, 30.0
 JOB = {
     "epochs": EPOCHS, "batch_size": 10, "fanout": [4, 3], "hidden": 8, "lr": 0.02, "dropout": 0.2, "seed": 3,
     "threads": 1, "ranks": 2,

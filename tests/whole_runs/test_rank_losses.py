@@ -157,6 +157,7 @@ def test_a_rank_that_cannot_go_on_ends_all_for_the_cause(monkeypatch: pytest.Mon
     assert not driver.look()
     driver.fail(0, PeerLostError)
     assert driver.look()
+    monkeypatch.setattr(supervisor, "CAUSE_S", 60.0)
     start = time.monotonic()
     outcome = driver.generation._end()
     assert (outcome.text, outcome.final) == ("rank 1 was killed by signal 9", False)

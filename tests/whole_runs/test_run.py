@@ -397,7 +397,7 @@ def test_a_failing_producer_ends_the_run(sbm, tmp_path, monkeypatch):
     start = time.monotonic()
     with pytest.raises(mr.RunError, match="no space left"):
         mr.run(sbm, out=tmp_path / "run", **SMALL)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
 
 
 def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.collectives import compute, network, swap_in_rounds
 from millrace.tests.contracts.process_ranks import RankFailedError, run_ranks
+
+SOON_S = 60.0
+"""Half as long as ranks wait for each other here, and far more than a busy machine takes."""
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -262,7 +266,7 @@ def outlive(group: Gloo) -> list[str]:
         start = time.monotonic()
         with pytest.raises(PeerLostError) as e:
             call()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < SOON_S
         sentences.append(str(e.value))
     return sentences
 
@@ -294,7 +298,7 @@ def lose_in_swap(group: Gloo, dies: str) -> list[str]:
             "layer 1, backward: gradients to rank 1"
         )
     sentences.append(str(e.value))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < SOON_S
     return sentences
 
 
@@ -314,7 +318,8 @@ def test_a_peer_that_dies_during_a_swap_is_an_error_that_names_the_round(dies: s
 
 def wait_in_vain(group: Gloo, how: str) -> str:
     if group.rank == 1:
-        time.sleep(2.5)
+        # Alive and silent until the other rank has given up.
+        group._store.wait(["gave up"], timedelta(seconds=SOON_S))
         return ""
     start = time.monotonic()
     out, into = (0, 10) if how == "received" else (1 << 22, 0)
@@ -329,7 +334,8 @@ def wait_in_vain(group: Gloo, how: str) -> str:
     }
     with pytest.raises(PeerLostError) as e:
         calls[how]()
-    assert 0.9 < time.monotonic() - start < 2.4
+    assert 0.9 < time.monotonic() - start < SOON_S
+    group._store.set("gave up", "")
     return str(e.value)
 
 
@@ -368,8 +374,8 @@ def stumble(group: Gloo, how: str) -> int:
 def test_the_harness_tells_what_a_rank_did(how: str, match: str) -> None:
     start = time.monotonic()
     with pytest.raises(RankFailedError, match=match):
-        run_ranks(stumble, 2, how, timeout_s=2 if how == "hang" else 20)
-    assert time.monotonic() - start < 25
+        run_ranks(stumble, 2, how, timeout_s=2 if how == "hang" else 2 * SOON_S)
+    assert time.monotonic() - start < SOON_S
     assert run_ranks(stumble, 1, how) == [0]
 
 

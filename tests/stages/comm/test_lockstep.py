@@ -15,9 +15,15 @@ from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import InputError, MillraceError, PeerLostError, QueueTimeoutError, RunError, StoreError
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
-SOON_S = 0.5
-"""Well below `lockstep.LOOK_S`: nobody waited for a thread to look up by itself."""
+SOON_S = 20.0
+"""Well below what `lockstep.LOOK_S` is here: nobody waited for a thread to look up by itself."""
 LONG_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is not told waits for longer than any test."""
+    monkeypatch.setattr(lockstep, "LOOK_S", 300.0)
 
 
 def made(
@@ -94,6 +100,7 @@ def test_a_piece_begins_when_there_is_room_and_not_before() -> None:
 
 
 def test_a_thread_that_nobody_tells_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "LOOK_S", 0.5)
     assert lockstep.LOOK_S <= 2
     monkeypatch.setattr(lockstep, "LOOK_S", 0.05)
     room, done = 0, []
@@ -168,7 +175,8 @@ def test_ranks_close_wherever_their_threads_are(seed: int) -> None:
     assert others == [first] * 2
 
 
-def test_one_rank_that_closes_ends_the_threads_of_all_at_the_next_piece() -> None:
+def test_one_rank_that_closes_ends_the_threads_of_all_at_the_next_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "LOOK_S", 0.5)
     room, closed = threading.Event(), threading.Event()
 
     def rank(group: ThreadGroup) -> list[int]:

@@ -381,7 +381,7 @@ TRAIN = np.sort(np.random.default_rng(4).permutation(V)[:88])
 MINIBATCHES = 13
 LABELS = torch.arange(V) % 7
 ROW_BYTES = 4 * F
-LOST_S = 5.0
+LOST_S = 30.0
 NAMES = ("fetching rows", "sampling", "millrace-sample")
 """Threads that must not outlive their feed."""
 SAMPLERS: dict[str, Sampler] = {
