@@ -10,7 +10,7 @@ from typing import Any
 from ..stages.assignment import SeedPlan
 from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
-from ..storage.errors import InputError
+from ..storage.errors import InputError, Interrupted
 from ..storage.plural import counted
 from ..storage.queue.object_store import queue_at
 from ..storage.queue.zarr import ZarrQueue
@@ -22,7 +22,6 @@ from .setup.open_queue import seed_plan
 from .setup.prepare import make_system, open_data, sample_fingerprint
 from .setup.run_folder import held
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
-from .training.loop import Interrupted
 
 
 def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:

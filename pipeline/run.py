@@ -13,7 +13,7 @@ from ..stages.comm.solo import Solo
 from ..stages.kernels.runtime.threads import set_num_threads
 from ..stages.partition.clustered import Clustered
 from ..storage.dataset import Dataset
-from ..storage.errors import InputError
+from ..storage.errors import InputError, Interrupted
 from ..storage.ledger import Ledger
 from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
@@ -33,7 +33,6 @@ from .telemetry.events import Emit, Note
 from .telemetry.heartbeat import Heartbeat
 from .telemetry.metrics_file import finite, recorded
 from .telemetry.timers import Clock
-from .training.loop import Interrupted
 from .training.stopped_run import reports_of_stopped
 from .training.trainer import RankReport, train_and_evaluate
 

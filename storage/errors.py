@@ -41,6 +41,16 @@ class PeerLostError(RunError):
     """Another rank is gone, or does not answer: what this rank saw, not the cause."""
 
 
+class Interrupted(RunError):  # noqa: N818 - a request, not an error
+    """The user asked to stop. Whatever there was to save is in a checkpoint."""
+
+    exit_code = 130
+
+
+class ShortHandedError(RunError):
+    """A phase has ended without ranks that were lost. All ranks can go on from the checkpoint that was written."""
+
+
 class QueueTimeoutError(RunError, TimeoutError):
     """A wait on the minibatch queue ran out. The message names the side that did not answer."""
 

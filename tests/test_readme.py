@@ -14,7 +14,7 @@ import typer
 
 import millrace as mr
 from millrace.pipeline import cli
-from millrace.pipeline.training.loop import Interrupted
+from millrace.storage.errors import Interrupted
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

@@ -28,7 +28,7 @@ from ...stages.comm.survivors import here
 from ...stages.partition.mend import remove_damaged
 from ...stages.partition.stage import partition_dataset
 from ...storage.checkpoint import CheckpointStore
-from ...storage.errors import MillraceError, PeerLostError, RunError
+from ...storage.errors import Interrupted, MillraceError, PeerLostError, RunError, ShortHandedError
 from ..dashboard.publisher import shown
 from ..interop.user_code import pickled
 from ..machine.gpus import VISIBLE, backend
@@ -41,7 +41,6 @@ from ..setup.shared_dataset import share
 from ..telemetry import events
 from ..telemetry.events import Emit, Note, QueueLevel, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.heartbeat import METRIC
-from ..training.loop import Interrupted, ShortHandedError
 from ..training.trainer import RankReport
 from .dask_cluster import (
     START_S,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...storage.errors import InputError
+from ...storage.errors import InputError, Interrupted
 from ..cluster.signals import heeded
 from ..telemetry.events import both
 from .flags import (
@@ -100,7 +100,6 @@ def _train(
     from ..setup.resume import without_executor
     from ..telemetry.console import Terminal
     from ..training.dynamo import leave_compiler_out
-    from ..training.loop import Interrupted
 
     out = output_folder(out) if out is not None else None
     if samples is not None and "://" not in samples:

@@ -10,9 +10,9 @@ from typing import Any
 
 from distributed import Client
 
+from ...storage.errors import Interrupted
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, EpochDone, Event, Note, QueueLevel, StageEnded, StageStarted, StepDone
-from ..training.loop import Interrupted
 
 END_S = 2.0
 """The last words of a run have reached the scheduler within this time, or are given up."""

@@ -25,6 +25,7 @@ from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.kernels.runtime.threads import set_num_threads
 from ...stages.messages import Part, Phase, Placement, RankJob
 from ...storage.dataset import Dataset, Split
+from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
 from ..config.load import Job
@@ -36,7 +37,6 @@ from ..setup.shared_dataset import open_shared
 from ..telemetry.events import Event, StageStarted, StepDone, silent
 from ..telemetry.timers import Clock
 from ..training.dynamo import leave_compiler_out
-from ..training.loop import Interrupted
 from ..training.trainer import train_and_evaluate
 from .trial_spec import TrialSpec
 

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.checkpoint import CheckpointStore
+from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
 from ..setup.prepare import Prepared
 from ..setup.run_folder import CHECKPOINTS, MODEL
-from .loop import Interrupted
 from .trainer import RankReport, parameters_sha256, save_model
 
 

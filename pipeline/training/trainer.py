@@ -33,8 +33,10 @@ from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, MODEL
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from ..telemetry.timers import Clock
+from .checkpointing import on_host
+from .context import TrainContext
 from .evaluation import scores
-from .loop import Trainer, on_host, train_rank
+from .loop import train_rank
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def train_and_evaluate(
     checkpoints = CheckpointStore(
         out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=group.rank > 0
     )
-    trainer = Trainer(
+    context = TrainContext(
         system,
         rank_job,
         prepared.data,
@@ -169,7 +171,7 @@ def train_and_evaluate(
     emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))
     try:
         with clock.measure("train"):
-            progress = train_rank(trainer, clock)
+            progress = train_rank(context, clock)
     finally:
         if queue is not None:
             queue.close()

@@ -15,8 +15,8 @@ from millrace.pipeline.setup.run_folder import check_resumable
 from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training import trainer
-from millrace.pipeline.training.loop import Interrupted
 from millrace.stages.comm.solo import Solo
+from millrace.storage.errors import Interrupted
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.process_ranks import run_ranks
 

@@ -17,13 +17,16 @@ from millrace.pipeline.config.systems import System
 from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.loop import Interrupted, Progress, Trainer, train_rank
+from millrace.pipeline.training.context import TrainContext
+from millrace.pipeline.training.loop import train_rank
+from millrace.pipeline.training.progress import Progress
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.placement.chunks import Chunks, Isolated
 from millrace.storage.dataset import Dataset
+from millrace.storage.errors import Interrupted
 from millrace.storage.features import MemoryFeatures
 from millrace.tests.contracts.full_batch import Case, job
 from millrace.tests.contracts.process_ranks import run_ranks
@@ -109,7 +112,7 @@ def train_threads(
         )
         task = "multilabel" if case.labels.ndim == 2 else "multiclass"
         part = CasePeers(case).own(system.parts_before(group.rank))
-        trainer = Trainer(
+        trainer = TrainContext(
             system, of, part, task, mine, train, None, CheckpointEvery(), None, silent, lambda: False, check=True
         )  # fmt: skip
         return train_rank(trainer, Clock()), mine, group

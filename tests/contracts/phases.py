@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from millrace.pipeline.config.schema import CheckpointEvery, Train
 from millrace.pipeline.config.systems import System
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.loop import Progress, Trainer, train_rank
+from millrace.pipeline.training.context import TrainContext
+from millrace.pipeline.training.loop import train_rank
+from millrace.pipeline.training.progress import Progress
 from millrace.stages.fetch.phase_store import PHASES
 from millrace.stages.memory.quantize import rounded
 from millrace.stages.messages import Fetched, RankJob, StepRules, WorkDone
@@ -148,7 +150,7 @@ def train_ranks(
         of = change(
             replace(job(group, mine.num_layers), seed=RUN_SEED, epochs=epochs, folder=folder, ledger=group.ledger)
         )
-        trainer = Trainer(
+        trainer = TrainContext(
             own,
             of,
             case.part(group.rank),

@@ -23,7 +23,7 @@ from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System, grappa
 from millrace.pipeline.setup.prepare import configure, make_system
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, MODEL
-from millrace.pipeline.training.loop import _PhaseLoop
+from millrace.pipeline.training.step import StepRunner
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo
 from millrace.stages.evaluate.layerwise import evaluate
@@ -462,7 +462,7 @@ def one_step(case: Case, system: System, model: nn.Module, lr: float) -> np.ndar
 
 def test_pieces_that_were_begun_while_gradients_travelled_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     case, taken = make_case(59, 2), []  # three and four train nodes
-    taken_up = _PhaseLoop._taken_up
+    taken_up = StepRunner._take_begun
 
     def follow(loop: Any, epoch: int, index: int) -> Any:
         found = taken_up(loop, epoch, index)
@@ -477,10 +477,10 @@ def test_pieces_that_were_begun_while_gradients_travelled_give_the_same_bits(mon
         system = grappa(NeighborSampler((2, 2)), repartition_every=2)
         return [flat(model) for _, model, _ in train_threads(case, system, initial("sage"), 4, Train(batch_size=1))]
 
-    monkeypatch.setattr(_PhaseLoop, "_taken_up", follow)
+    monkeypatch.setattr(StepRunner, "_take_begun", follow)
     early = trained()
     assert any(taken)
-    monkeypatch.setattr(_PhaseLoop, "_begin", lambda *_: None)
+    monkeypatch.setattr(StepRunner, "_begin_next", lambda *_: None)
     late = trained()
     assert not any(taken)
     assert all(torch.equal(a, b) for a, b in zip(early, late, strict=True))

@@ -24,7 +24,8 @@ from millrace.pipeline.config.systems import grappa
 from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.loop import ShortHandedError, Trainer, train_rank
+from millrace.pipeline.training.context import TrainContext
+from millrace.pipeline.training.loop import train_rank
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.comm.base import Overlap, nothing
 from millrace.stages.comm.gloo import Gloo
@@ -37,6 +38,7 @@ from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.train import forward_backward
+from millrace.storage.errors import ShortHandedError
 from millrace.tests.contracts.failing_ranks import DeadError, ThreadedRanks
 from millrace.tests.contracts.full_batch import C, F, job, make_case
 from millrace.tests.contracts.isolated import CasePeers, placed
@@ -106,7 +108,7 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
                 told.append(event.text)
 
         train = Train(optimizer="sgd", lr=lr, batch_size=1000)
-        trainer = Trainer(
+        trainer = TrainContext(
             system,
             of,
             CasePeers(case).own(group.rank),

@@ -21,10 +21,10 @@ from millrace.pipeline.setup.open_queue import own_queue
 from millrace.pipeline.setup.prepare import Outline, configure, make_system, prepare, prepare_part
 from millrace.pipeline.telemetry.events import Note, StepDone, silent
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.loop import Interrupted
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.partition.stage import open_part, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
+from millrace.storage.errors import Interrupted
 from millrace.storage.features import MemoryFeatures
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.command import command

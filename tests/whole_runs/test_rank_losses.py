@@ -17,9 +17,8 @@ from millrace.pipeline.cluster.supervisor import _Generation
 from millrace.pipeline.cluster.unresponsive import Silence
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.heartbeat import METRIC
-from millrace.pipeline.training.loop import Interrupted, ShortHandedError
 from millrace.stages.comm.survivors import here
-from millrace.storage.errors import PeerLostError, RunError
+from millrace.storage.errors import Interrupted, PeerLostError, RunError, ShortHandedError
 
 RANKS = 3
 

@@ -18,7 +18,7 @@ from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup import prepare
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
-from millrace.pipeline.training import loop
+from millrace.pipeline.training import step as training_step
 from millrace.stages.kernels.runtime import threads as kernel_threads
 from millrace.stages.neighbourhood.base import destinations
 from millrace.stages.reduce import seed_weighted
@@ -452,7 +452,7 @@ def test_bfloat16_is_refused_where_it_cannot_be(sbm, tmp_path, monkeypatch, has,
 
 
 def test_a_runs_memory_is_accounted_for(sbm, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "WORTH_TELLING_BYTES", 0)
+    monkeypatch.setattr(training_step, "MEMORY_NOTE_BYTES", 0)
     notes = []
     result = mr.run(
         sbm,

@@ -1,0 +1,149 @@
+"""Checkpoints of a run: when they are written, what they hold, and how ranks go on from one."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...storage.errors import Interrupted
+from ..setup.resume import Pace, dealt
+from ..telemetry.events import Note
+from ..telemetry.timers import Clock
+from .async_losses import StepLosses
+from .context import TrainContext
+from .lost_ranks import is_leader, missing
+from .progress import COUNTED, POOLED, Progress
+
+LEFT_OUT = ("cursor", "memory_bytes", "fetched", "pooled", "ledgers")
+"""Fields of `Progress` that a checkpoint does not hold, or holds elsewhere."""
+
+
+def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str, Any] | None:
+    """Load the last checkpoint into the model, the progress, the ledger and the clock.
+
+    Returns:
+        The checkpoint's record; None if there is none.
+    """
+    group = context.job.group
+    found = context.checkpoints.latest() if context.checkpoints else None
+    if found is None:
+        return None
+    progress.cursor, state = found
+    context.model.load_state_dict(state["model"])
+    # Checkpoints of earlier versions have no merit but the accuracy.
+    for name, value in {"best_merit": state["progress"]["best_accuracy"], **state["progress"]}.items():
+        if name in COUNTED:
+            progress.pooled[name] = value
+        else:
+            # The leader carries on the sums of the epoch under way.
+            setattr(progress, name, 0.0 if name in POOLED and group.rank else value)
+    progress.ledgers = dealt(state["ledgers"], group.size)
+    context.job.ledger.restore(progress.ledgers[group.rank])
+    for name, seconds in state["seconds"].items():
+        clock.add(name, seconds)
+    if group.rank == 0:
+        context.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
+    return state
+
+
+class Checkpointer:
+    """Writes the checkpoints of one phase."""
+
+    def __init__(
+        self, context: TrainContext, progress: Progress, clock: Clock, losses: StepLosses, pace: Pace, total_steps: int
+    ) -> None:
+        """
+        Args:
+            context: of this rank.
+            progress: written with the model.
+            clock: of this rank.
+            losses: on their way from the device; waited for before anything is written.
+            pace: of this phase.
+            total_steps: of this phase, over all its epochs.
+        """
+        self._context, self._progress, self._clock, self._losses = context, progress, clock, losses
+        self._pace, self._total_steps = pace, total_steps
+        self._saved_at = time.monotonic()
+        self._stopping = False
+
+    def is_due(self) -> bool:
+        """True after every so many steps, as the configuration says; the same on all ranks."""
+        every = self._context.checkpoint_every.every_steps
+        return every is not None and self._progress.cursor.step % every == 0
+
+    def is_requested(self) -> bool:
+        """True if this rank has to save or to stop. Called once a step: `TrainContext.save` answers once."""
+        context = self._context
+        self._stopping = self._stopping or context.stop()
+        return self._stopping or context.save() or time.monotonic() - self._saved_at >= context.checkpoint_every.every_s
+
+    def after_step(self, due: bool, requested: bool, optimizer: torch.optim.Optimizer) -> None:
+        """Save if a checkpoint is due or requested, then stop if some rank was asked to.
+
+        Ranks differ in their clocks, and in when a request to stop reaches them, but must not differ in what they do
+        next. So `requested` has travelled with an all-reduce and is the same on all. A rank that is alone looks now.
+
+        Raises:
+            Interrupted: some rank was asked to stop.
+        """
+        group = self._context.job.group
+        requested = requested if group.size > 1 else self.is_requested()
+        if not due and not requested:
+            return
+        stopping = group.any(self._stopping)
+        self.save(optimizer.state_dict())
+        if stopping and self._progress.cursor.step < self._total_steps:
+            raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
+
+    def save(self, optimizer_state: dict[str, Any] | None) -> None:
+        """Write a checkpoint. All ranks call this at the same time."""
+        context, progress = self._context, self._progress
+        if context.checkpoints is None:
+            return
+        self._losses.wait()
+        self._pool()
+        if is_leader(context.job.group):
+            state = {name: value for name, value in vars(progress).items() if name not in LEFT_OUT}
+            totals = {name: state[name] + so_far for name, so_far in progress.pooled.items()}
+            context.checkpoints.taken_over().save(
+                progress.cursor,
+                {
+                    "model": on_host(context.model.state_dict()),
+                    "optimizer": on_host(optimizer_state),
+                    "progress": on_host({**state, **totals}),
+                    "ledgers": progress.ledgers,
+                    "pace": vars(self._pace),
+                    "seconds": self._clock.snapshot(),
+                },
+            )
+        self._saved_at = time.monotonic()
+
+    def _pool(self) -> None:
+        """Sum over ranks what each has counted since the last checkpoint, and gather their ledgers."""
+        group, progress = self._context.job.group, self._progress
+        mine = self._context.job.ledger.counts()
+        if group.size == 1:
+            progress.ledgers = [mine]
+            return
+        ledgers = torch.zeros((group.size, len(mine)), dtype=torch.int64)
+        ledgers[group.rank] = torch.tensor(mine)
+        counts = torch.tensor([getattr(progress, name) for name in POOLED], dtype=torch.float64)
+        group.all_reduce(ledgers.view(-1), "control")
+        group.all_reduce(counts, "control")
+        for rank in missing(group):
+            # What a lost rank has counted since the last checkpoint is gone with it.
+            ledgers[rank] = torch.tensor(progress.ledgers[rank]) if progress.ledgers else 0
+        progress.ledgers = ledgers.tolist()
+        for name, value in zip(POOLED, counts.tolist()):
+            if name in COUNTED:
+                progress.pooled[name] += int(value)
+                setattr(progress, name, 0)
+            else:
+                setattr(progress, name, value if is_leader(group) else 0.0)
+
+
+def on_host(state: Any) -> Any:
+    """Copy every tensor to the host's memory, so that a machine without a GPU can read it."""
+    return pytree.tree_map_only(Tensor, lambda x: x.cpu(), state)

@@ -1,0 +1,51 @@
+"""Everything that one rank needs to train."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...stages.messages import Part, Placement, RankJob, StepRules
+from ...storage.checkpoint import CheckpointStore
+from ..config.schema import CheckpointEvery, Train
+from ..config.systems import System
+from ..telemetry.events import Emit
+
+Validate = Callable[[nn.Module], float]
+"""Exact validation accuracy of a model. Collective: all ranks call it at the same time and get the same answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainContext:
+    """Everything that one rank needs to train."""
+
+    system: System
+    job: RankJob
+    data: Placement | Part
+    task: Any
+    model: nn.Module
+    train: Train
+    checkpoints: CheckpointStore | None
+    """Read by every rank, written by the leader."""
+    checkpoint_every: CheckpointEvery
+    validate: Validate | None
+    emit: Emit
+    stop: Callable[[], bool]
+    """Polled between steps; true ends the run with a checkpoint."""
+    check: bool = False
+    save: Callable[[], bool] = lambda: False
+    """Polled between steps; true writes a checkpoint, once."""
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Create the optimiser that the configuration names."""
+        kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        # On a GPU, one launch for all parameters instead of several for each.
+        fused = {"fused": True} if parameters[0].is_cuda else {}
+        return kinds[self.train.optimizer](parameters, lr=self.train.lr, weight_decay=self.train.weight_decay, **fused)
+
+    @property
+    def rules(self) -> StepRules:
+        """Settings of forward and backward, the same for the whole run."""
+        return StepRules(self.job.seed, self.task, self.train.matmul_precision, self.job.group, self.optimizer)

@@ -1,0 +1,45 @@
+"""Ranks that were lost during a phase, where the others go on without them until it ends."""
+
+from ...stages.assignment import Steps
+from ...stages.comm.base import Group
+from ...stages.messages import Part, Phase
+from ..telemetry.events import Note
+from .context import TrainContext
+from .progress import Progress
+
+
+def missing(group: Group) -> list[int]:
+    """Ranks that are no longer there."""
+    return [] if len(group.present) == group.size else sorted(set(range(group.size)) - set(group.present))
+
+
+def is_leader(group: Group) -> bool:
+    """True on the lowest rank that is left, which logs and writes checkpoints for all."""
+    return group.rank == group.present[0]
+
+
+class LostRanks:
+    """Notices that ranks are gone and keeps the records of them (`Progress.lost`), for one phase."""
+
+    def __init__(self, context: TrainContext, phase: Phase, steps: Steps, progress: Progress) -> None:
+        self._context, self._phase, self._steps, self._progress = context, phase, steps, progress
+        self._records: dict[int, dict[str, int]] = {}
+
+    def update(self, epoch: int, step: int) -> None:
+        """Record and report ranks that are newly missing; `step` is the first without them."""
+        context, group = self._context, self._context.job.group
+        for rank in missing(group):
+            if rank in self._records:
+                continue
+            peers = context.data.peers if isinstance(context.data, Part) else None
+            assert peers is not None, "only isolated ranks go on without others, and these know their parts"
+            seeds = len(peers.part(rank).split.train)
+            record = {"rank": rank, "phase": self._phase.number, "epoch": epoch, "step": step, "seeds": seeds}
+            self._records[rank] = record | {"epochs": 0}
+            self._progress.lost.append(self._records[rank])
+            if is_leader(group):
+                where = f"epoch {epoch + 1}, step {step + 1} of {len(self._steps)}"
+                what = f"its {seeds:,} seeds, and validation, are left out until {self._phase.name} ends"
+                context.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
+        for record in self._records.values():
+            record["epochs"] = epoch + 1 - record["epoch"]

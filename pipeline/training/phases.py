@@ -1,0 +1,188 @@
+"""One phase of a run on one rank: what is made for it, its epochs' ends, and what it leaves to the next phase."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...stages.messages import Phase, PlacedData, Validation
+from ...stages.policies import Fetcher, FetchesAhead, PhaseFetcher
+from ...storage.checkpoint import Cursor
+from ...storage.errors import InputError
+from ..setup.resume import Pace
+from ..telemetry.events import EpochDone, Note
+from ..telemetry.timers import Clock
+from .checkpointing import Checkpointer
+from .context import TrainContext, Validate
+from .lost_ranks import LostRanks, is_leader, missing
+from .progress import Progress
+from .step import StepRunner
+
+
+class PhaseTraining:
+    """One phase on one rank: the module it trains, its optimiser, and its place in the run."""
+
+    def __init__(
+        self,
+        context: TrainContext,
+        phase: Phase,
+        placement: PlacedData,
+        progress: Progress,
+        clock: Clock,
+        optimizer_state: dict[str, Any] | None,
+        total_epochs: int,
+    ) -> None:
+        """
+        Args:
+            context: of this rank.
+            phase: to train.
+            placement: the phase's data on this rank.
+            progress: of the run, which the phase carries on.
+            clock: of this rank.
+            optimizer_state: to go on with; None: a fresh optimiser.
+            total_epochs: of the whole run.
+
+        Raises:
+            InputError: there is nothing to train on.
+        """
+        self.context, self.phase, self.progress, self.clock = context, phase, progress, clock
+        self.total_epochs = total_epochs
+        self.module = context.system.schedule.begin(phase, context.model)
+        self.placement = placement
+        self.steps = context.job.steps(context.system.sample.num_minibatches(placement, context.job))
+        if not self.steps:
+            raise InputError("the train split is empty: there is nothing to train on; choose another split")
+        self.fetcher: Fetcher = context.system.fetch.fetcher(placement, context.job, self.module)
+        self.runner = StepRunner(context, phase, self.module, placement, self.steps, self.fetcher, progress, clock)
+        self.optimizer = self.runner.optimizer
+        if optimizer_state is not None:
+            self.optimizer.load_state_dict(optimizer_state)
+        self.pace = Pace.of(self.steps)
+        self.checkpoints = Checkpointer(
+            context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
+        )
+        self.lost = LostRanks(context, phase, self.steps, progress)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Move the cursor behind the minibatches that a checkpoint's ranks have trained on, whatever their pace."""
+        before, cursor = Pace.written(state, self.context.train, self.steps.minibatches), self.progress.cursor
+        step, self.runner.trained_before = before.position(cursor.step, self.pace)
+        self.progress.cursor = Cursor(cursor.phase, step)
+        if before != self.pace and cursor.step and self.context.job.group.rank == 0:
+            self.context.emit(Note(before.describe(self.pace)))
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(epoch of the run, step in it) of the next step."""
+        epoch, step = divmod(self.progress.cursor.step, len(self.steps))
+        return self.phase.first_epoch + epoch, step
+
+    def has_ended(self, epoch: int) -> bool:
+        """True if `epoch` is not to be trained: it is behind the phase's last, or patience has run out."""
+        patience = self.context.train.patience
+        stopped_early = patience is not None and self.progress.since_best >= patience
+        return epoch >= self.phase.last_epoch or stopped_early
+
+    @contextmanager
+    def feeding(self, epoch: int, step: int) -> Iterator[None]:
+        """Feed the runner with work from this step on."""
+        sample, fetcher = self.context.system.sample, self.fetcher
+        first = epoch, self.steps.minibatches_of(step).start
+        feed = sample.feed(self.placement, self.phase, self.context.job, first)
+        if isinstance(fetcher, FetchesAhead):
+            feed = fetcher.ahead(feed, sample, self.phase, first)
+        self.runner.feed = feed
+        with self.clock.following(sample=lambda: feed.sample_s, exchange=lambda: fetcher.exchange_s):
+            try:
+                yield
+            finally:
+                feed.close()
+        self.progress.fetched = self.runner.hit_counts
+
+    def checkpoint_after_step(self, requested: bool) -> None:
+        """Write a checkpoint between two steps of an epoch, if it is time."""
+        self.checkpoints.after_step(self.checkpoints.is_due(), requested, self.optimizer)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Sum the losses, validate, record and report the epoch, and write a checkpoint if it is time."""
+        context, progress, group = self.context, self.progress, self.context.job.group
+        flag = group.size > 1 and self.checkpoints.is_requested()
+        sums = torch.tensor([progress.loss_sum, progress.loss_seeds, flag], dtype=torch.float64)
+        group.all_reduce(sums, "control")
+        loss = float(sums[0] / sums[1].clamp(min=1))
+        last = epoch + 1 == self.phase.last_epoch
+        accuracy, best = None, False
+        every = context.train.evaluate_every
+        if context.validate is not None and (last or (every and (epoch + 1) % every == 0)):
+            progress.unvalidated = bool(missing(group))
+            if not progress.unvalidated:
+                accuracy, best = self._validate(context.validate, epoch)
+        diverges_now = not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history)
+        if is_leader(group) and diverges_now:
+            context.emit(
+                Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr")
+            )
+        record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
+        if accuracy is not None:
+            record["val_accuracy"] = accuracy
+        progress.history.append(record)
+        context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best))
+        progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
+        every_epochs = context.checkpoint_every.every_epochs
+        due = every_epochs is not None and (epoch + 1) % every_epochs == 0
+        due = due or self.has_ended(epoch + 1) or self.checkpoints.is_due()
+        self.checkpoints.after_step(due, bool(sums[2]), self.optimizer)
+
+    def validate_late(self) -> None:
+        """Validate the epoch before, which was left out because ranks were missing."""
+        if not self.progress.unvalidated:
+            return
+        assert self.context.validate is not None
+        record = self.progress.history[-1]
+        epoch = int(record["epoch"])
+        record["val_accuracy"], _ = self._validate(self.context.validate, epoch)
+        self.progress.unvalidated = False
+        if is_leader(self.context.job.group):
+            text = f"validation accuracy after epoch {epoch + 1}, left out before: {record['val_accuracy']:.4f}"
+            self.context.emit(Note(text))
+
+    def _validate(self, whole: Validate, epoch: int) -> tuple[float, bool]:
+        """Validation accuracy after `epoch`, and whether it is the best so far."""
+        with self.clock.measure("evaluate"):
+            if isinstance(self.fetcher, PhaseFetcher):
+                with self.context.job.group.counting("evaluation"):
+                    found = self.fetcher.validate(self.module)
+            else:
+                accuracy = whole(self.context.model)
+                found = Validation(accuracy, accuracy)
+        return found.accuracy, self.progress.take(found, epoch, self.context.model)
+
+    def finish(self, last: bool) -> None:
+        """Finish the phase; where another one follows, a checkpoint says so."""
+        progress = self.progress
+        if isinstance(self.fetcher, PhaseFetcher):
+            self._finish_part(self.fetcher, last)
+        if last:
+            return
+        progress.cursor = Cursor(self.phase.number + 1, 0)
+        if self.phase.fresh_optimizer:
+            progress.forget_best()
+        self.checkpoints.save(None if self.phase.fresh_optimizer else self.optimizer.state_dict())
+
+    def _finish_part(self, fetcher: PhaseFetcher, last: bool) -> None:
+        """Leave to the next phase what it reads, computed with the best parameters, and record this one."""
+        progress = self.progress
+        if progress.best_state and not last:
+            self.context.model.load_state_dict(progress.best_state)
+        waited, start = fetcher.exchange_s, time.perf_counter()
+        results = fetcher.finish(self.module)
+        waited = fetcher.exchange_s - waited
+        self.clock.add("exchange", waited)
+        self.clock.add("forward_backward", time.perf_counter() - start - waited)
+        record = {**results, "name": self.phase.name, "epochs": progress.cursor.step // len(self.steps)}
+        if progress.best_epoch >= 0:
+            record |= {"best_epoch": progress.best_epoch, "val_accuracy": progress.best_accuracy}
+        progress.phases.append(record)

@@ -1,0 +1,225 @@
+"""One optimiser step of a rank: fetch, forward and backward of each of its minibatches, all-reduce, update."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...stages.assignment import Steps
+from ...stages.kernels.runtime.threads import one_torch_thread
+from ...stages.memory.arena import Arena, reusing
+from ...stages.memory.meter import TensorBytes
+from ...stages.messages import Fetched, Phase, PlacedData, WorkDone
+from ...stages.models.compiled import Compiled
+from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
+from ...stages.reduce.seed_weighted import SeedWeightedMean
+from ...stages.train import begin
+from ...storage.checkpoint import Cursor
+from ..setup.result import peak_device_bytes
+from ..telemetry.events import Note, StepDone
+from ..telemetry.timers import Clock
+from .async_losses import StepLosses
+from .checkpointing import Checkpointer
+from .context import TrainContext
+from .progress import Progress
+
+MEMORY_NOTE_BYTES = 256 << 20
+"""Memory use is reported to the user from this size on."""
+
+
+class StepRunner:
+    """Runs the steps of one phase. `feed` must be set before the first."""
+
+    feed: Feed
+
+    def __init__(
+        self,
+        context: TrainContext,
+        phase: Phase,
+        module: nn.Module,
+        placement: PlacedData,
+        steps: Steps,
+        fetcher: Fetcher,
+        progress: Progress,
+        clock: Clock,
+    ) -> None:
+        """
+        Args:
+            context: of this rank.
+            phase: whose steps these are.
+            module: what the phase trains.
+            placement: the phase's data on this rank.
+            steps: of an epoch.
+            fetcher: of the phase.
+            progress: counts what the steps do.
+            clock: of this rank.
+        """
+        self.context, self.phase, self.module, self.placement = context, phase, module, placement
+        self.steps, self.fetcher, self.progress, self.clock = steps, fetcher, progress, clock
+        reduce = context.system.reduce
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.rules = context.rules
+        self.optimizer = reduce.optimizer(self.parameters, self.rules)
+        self.statistics = reduce.statistics(module, context.job.group)
+        self.compiled = Compiled(module) if context.train.compile else module
+        self.recorded = self._recorded()
+        # Code that torch.compile has made uses torch's threads.
+        spared = getattr(self.compiled, "spares_torch", False)
+        self.torch_threads: Any = one_torch_thread if spared else nullcontext
+        self.arena = Arena()
+        self.other_bytes = 0
+        """Bytes of a step's tensors outside the arena."""
+        self.losses = StepLosses()
+        self.trained_before = 0
+        """Minibatches of the next step that a run with fewer minibatches per step has already trained on."""
+        self.ahead: tuple[tuple[int, int], Any, Fetched] | None = None
+        """The next minibatch if it was begun ahead: ((epoch, index), work, fetched)."""
+
+    def _recorded(self) -> RecordedStep | None:
+        """Steps as CUDA graphs, where the fetcher can record them. The compiler reduces launches in its own way."""
+        context = self.context
+        if context.train.compile or not isinstance(self.fetcher, RecordsSteps):
+            return None
+        if type(context.system.reduce) is not SeedWeightedMean:
+            return None
+        alone = self.steps.per_step == context.job.group.size
+        return self.fetcher.recorded(self.module, self.rules, self.parameters, alone)
+
+    def run(self, epoch: int, step: int, checkpointer: Checkpointer) -> bool:
+        """Run one step.
+
+        Returns:
+            True if some rank has requested a checkpoint, which all ranks learn from the all-reduce. Always False for
+            the last step of an epoch, and for one rank: these are asked elsewhere.
+        """
+        start, last = time.perf_counter(), step + 1 == len(self.steps)
+        on_host = self.context.job.device is None
+        # Tensors outside the arena are counted once: the first step tells what the others take.
+        meter = TensorBytes(self.arena) if on_host and not self.progress.memory_bytes else None
+        # Counting tensors and compiled code do not go together.
+        module = self.compiled if meter is None else self.module
+        with reusing(self.arena), meter or nullcontext(), self.torch_threads():
+            requested = self._step(epoch, step, module, checkpointer)
+        self.arena.step()
+        # Asking the allocator of a GPU takes as long as several launches.
+        if on_host or last:
+            self._account_memory(meter)
+        with self.clock.measure("forward_backward"):
+            self.losses.wait() if last else self.losses.look()
+        self.progress.epoch_seconds += time.perf_counter() - start
+        return requested
+
+    def _step(self, epoch: int, step: int, module: nn.Module, checkpointer: Checkpointer) -> bool:
+        context, clock, progress, group = self.context, self.clock, self.progress, self.context.job.group
+        if not self.module.training:
+            self.module.train()
+        for p in self.parameters:
+            p.grad = None  # goes back to the arena
+        loss_sum: float | Tensor = 0.0
+        seeds, weight, edges = 0, 0.0, 0
+        span = self.steps.minibatches_of(step)
+        first, self.trained_before = span.start + self.trained_before, 0
+        count = span.stop - first
+        for index in self.steps.rounds(step):
+            if index is None or index < first:
+                with clock.measure("fetch"):
+                    self.fetcher.idle()
+                continue
+            work, done = self._minibatch(epoch, index, module, self.statistics.minibatch(index - first, count))
+            loss_sum += done.loss_sum
+            seeds += done.seeds
+            weight += done.seeds if done.weight is None else done.weight
+            progress.minibatches += 1
+            edges += work.num_edges
+        with clock.measure("reduce"):
+            # After an epoch's last step, requests travel with the sums of the epoch.
+            flag = group.size > 1 and step + 1 < len(self.steps) and checkpointer.is_requested()
+            total, requested = context.system.reduce.reduce(
+                self.parameters, weight, group, flag, lambda: self._begin_next(epoch, step)
+            )
+            self.statistics.finish(count)
+        if total:
+            with clock.measure("forward_backward"):
+                self.optimizer.step()
+        self.feed.release(epoch, span.stop - 1)
+        progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
+        progress.loss_seeds += seeds
+        progress.sampled_edges += edges
+        hits, num_steps = self.hit_counts, len(self.steps)
+
+        def report(loss: float) -> None:
+            progress.loss_sum += loss
+            context.emit(StepDone(epoch, step, num_steps, loss / max(seeds, 1), seeds, edges, hits))
+
+        self.losses.add(loss_sum, report)
+        return requested
+
+    def _minibatch(
+        self, epoch: int, index: int, module: nn.Module, statistics: AbstractContextManager[None]
+    ) -> tuple[Any, WorkDone]:
+        """Add the gradient of one minibatch."""
+        clock = self.clock
+        work, fetched = self._take_begun(epoch, index)
+        if work is None:
+            with clock.measure("queue_wait"):
+                work = self.feed.get(epoch, index)
+            if self.context.check:
+                work.check()
+        if self.recorded is not None:
+            with clock.measure("forward_backward"):
+                done = self.recorded.contribute(work)
+            if done is not None:
+                return work, done
+        with clock.measure("fetch"):
+            fetched = fetched or self.fetcher.fetch(work)
+        with clock.measure("forward_backward"), statistics:
+            return work, self.context.system.reduce.contribute(module, fetched, self.rules)
+
+    def _begin_next(self, epoch: int, step: int) -> None:
+        """Begin this rank's next minibatch while gradients travel, with all that needs no new parameters: a rank that
+        is early here may be the late one of the next step."""
+        index = next(self.steps.rounds(step + 1), None)
+        if index is None or self.context.job.device is not None or self.compiled is not self.module:
+            return
+        start = time.perf_counter()
+        work = self.feed.peek(epoch, index) if isinstance(self.feed, PeeksAhead) else None
+        if work is None:
+            return
+        with self.clock.measure("fetch"):
+            if self.context.check:
+                work.check()
+            fetched = self.fetcher.fetch(work)
+        with self.clock.measure("forward_backward"):
+            fetched = begin(self.module, fetched, self.rules.seed, self.rules.matmul_precision)
+            self.ahead = (epoch, index), work, fetched
+        # None of this was spent waiting for gradients.
+        self.clock.add("reduce", start - time.perf_counter())
+
+    def _take_begun(self, epoch: int, index: int) -> tuple[Any, Fetched | None]:
+        """The work of a minibatch and what was fetched for it, if it was begun ahead."""
+        ahead, self.ahead = self.ahead, None
+        return ahead[1:] if ahead is not None and ahead[0] == (epoch, index) else (None, None)
+
+    @property
+    def hit_counts(self) -> dict[str, int]:
+        """Cache hits so far, of a fetcher that has a cache."""
+        return self.fetcher.hit_counts if isinstance(self.fetcher, FetchesAhead) else {}
+
+    def _account_memory(self, meter: TensorBytes | None) -> None:
+        """Update `Progress.memory_bytes`; the leader reports it after the first step, where it is much."""
+        graph, features = self.placement.graph, self.placement.features
+        if meter is not None:
+            self.other_bytes = meter.peak_bytes
+        on_host = self.context.job.device is None
+        sizes = {
+            "graph": graph.nbytes,
+            "features": features.num_rows * features.num_features * features.dtype.itemsize,
+            "step": self.arena.peak_bytes + self.other_bytes if on_host else peak_device_bytes(),
+        }
+        self.progress.memory_bytes = sizes
+        if meter is not None and self.context.job.group.rank == 0 and sum(sizes.values()) >= MEMORY_NOTE_BYTES:
+            mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in sizes.items()}
+            text = f"graph {mib['graph']}, features {mib['features']}"
+            step = f"a step's tensors {mib['step']} in buffers that later steps reuse"
+            self.context.emit(Note(f"memory: {text}, {step}"))
