@@ -18,6 +18,7 @@ from ..storage.ledger import Ledger
 from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
 from .config.load import Job, check_no_secrets, read_toml
+from .config.model_table import with_model
 from .config.systems import System
 from .interop.model_argument import taken
 from .machine.compilers import check_compiler
@@ -114,7 +115,7 @@ def _run(
     if resume and config is None:
         config = _begun(out, dataset)
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
-        config = {**(config or {}), "model": {"name": model} if isinstance(model, str) else dict(model)}
+        config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
         model = None
     model = taken(model)
     if resume and isinstance(config, Mapping) and "executor" not in options:

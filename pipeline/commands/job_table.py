@@ -6,8 +6,6 @@ from typing import Any
 from ...storage.errors import InputError
 from .paths import expanded
 
-OF_EVERY_MODEL = ("hidden", "layers", "dropout", "norm")
-
 
 def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
     """Merge a job file, flags and `--set` options into one table; later ones win.
@@ -58,14 +56,13 @@ def _without_overridden(table: dict[str, Any], flags: dict[str, Any]) -> dict[st
     Another model's options are dropped, but for those of every model. The number of layers and the fanout depend on
     each other: a flag for one drops the other.
     """
-    from ..config.load import MODELS, canonical
+    from ..config.model_table import with_model
 
     table = dict(table)
     model, sampler = table.get("model"), table.get("sampler")
     if isinstance(model, dict):
-        name = flags.get("model")
-        if name is not None and model.get("name") not in (None, canonical(MODELS, name)):
-            model = {k: v for k, v in model.items() if k in OF_EVERY_MODEL}
+        if flags.get("model") is not None:
+            model = with_model(model, flags["model"])
         if flags.get("fanout") is not None and flags.get("layers") is None:
             model = {k: v for k, v in model.items() if k != "layers"}
         table["model"] = model

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...stages.assignment import Steps
+from ...stages.messages import Phase
+from ...storage.checkpoint import Cursor
 from ...storage.plural import counted
 from ..config.schema import Train
 
@@ -52,6 +54,21 @@ class Pace:
             f"and this run takes {now.minibatches_per_step}: the same minibatches, but other steps; runs that set "
             "train.minibatches_per_step keep their steps whatever the ranks"
         )
+
+
+def position(cursor: Cursor, phases: Sequence[Phase], pace: Mapping[str, int] | None) -> str:
+    """The next step of a resumed run, in words; `pace` is that of its checkpoint, None in those of earlier versions."""
+    if cursor.phase >= len(phases):
+        return "the end of training"
+    phase = phases[cursor.phase]
+    where = f"phase {phase.number + 1} of {len(phases)}, " if len(phases) > 1 else ""
+    if pace is None:
+        return f"{where}step {cursor.step + 1}"
+    epoch, step = divmod(cursor.step, pace["steps_per_epoch"])
+    epoch += phase.first_epoch
+    if epoch >= phase.last_epoch:
+        return f"{where}the end of epoch {epoch}"
+    return f"{where}epoch {epoch + 1}, step {step + 1}"
 
 
 def dealt(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:

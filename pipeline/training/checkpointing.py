@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...storage.errors import Interrupted
-from ..setup.resume import Pace, dealt
+from ..setup.resume import Pace, dealt, position
 from ..telemetry.events import Note
 from ..telemetry.timers import Clock
 from .async_losses import StepLosses
@@ -44,7 +44,8 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
     for name, seconds in state["seconds"].items():
         clock.add(name, seconds)
     if group.rank == 0:
-        context.emit(Note(f"resumed at phase {progress.cursor.phase}, step {progress.cursor.step}"))
+        phases = context.system.schedule.phases(context.job.epochs, context.model)
+        context.emit(Note(f"resumed at {position(progress.cursor, phases, state.get('pace'))}"))
     return state
 
 

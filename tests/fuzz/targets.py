@@ -156,7 +156,7 @@ class Bench:
                 "best": True,
             },
             {"event": "QueueLevel", "bulks": 1, "bytes": 2, "bound": 3, "sampled": 1, "seconds": 0.1},
-            {"event": "Note", "text": "resumed at phase 0, step 1"},
+            {"event": "Note", "text": "resumed at epoch 1, step 2"},
             {"event": "StageEnded", "stage": "train", "seconds": 2.0, "text": ""},
         ]
         self.events = [{**e, "time": 1e9 + i} for i, e in enumerate(events)]

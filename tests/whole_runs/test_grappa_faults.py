@@ -313,7 +313,7 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
     assert [n for n in reaper.notes if "start again" in n] == [
         "super-epoch 1 ended without rank 0, 2; all ranks start again from the last checkpoint (restart 1 of 1)"
     ]
-    assert "resumed at phase 1, step 0" in reaper.notes
+    assert f"resumed at phase 2 of 2, epoch {LONG + 1}, step 1" in reaper.notes
     assert [e.epoch for e in reaper.epochs] == list(range(2 * LONG)), (
         "nothing is trained twice, and whoever is first tells it"
     )

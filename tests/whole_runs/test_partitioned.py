@@ -476,7 +476,7 @@ def test_interrupted_gone_on_with_and_a_rank_killed(undisturbed, scheduler, tmp_
         text,
     )
     assert seconds < TOLD_S
-    assert sum("resumed at phase 0, step" in n for n in reaper.notes) == 2, "after the interruption and after the kill"
+    assert sum("resumed at epoch" in n for n in reaper.notes) == 2, "after the interruption and after the kill"
     assert not ranks_alive()
 
 

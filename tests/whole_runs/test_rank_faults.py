@@ -119,9 +119,7 @@ def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, 
         r"the worker tcp://\S+ that held rank \d \(process \d+\) is gone; all ranks start again .* \(restart 2 of 2\)",
         holder,
     )
-    assert sum("resumed at phase 0, step" in text for text in reaper.notes) == 2, (
-        "each generation goes on from a checkpoint"
-    )
+    assert sum("resumed at epoch" in text for text in reaper.notes) == 2, "each generation goes on from a checkpoint"
     assert mr.run(DATASET, resume=True, **run).parameters_sha256 == undisturbed
 
 
@@ -194,7 +192,7 @@ def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp
     command = Command(out, "--resume", "--scheduler", scheduler)
     code, result, said = command.end()
     assert code == 0, said
-    assert "resumed at phase 0, step" in said
+    assert "resumed at epoch" in said
     assert json.loads(result)["parameters_sha256"] == undisturbed
 
 

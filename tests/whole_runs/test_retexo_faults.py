@@ -79,8 +79,10 @@ class Reaper:
         elif isinstance(event, Note):
             if "start again" in event.text:
                 self.again.append((event.text, time.monotonic()))
-            elif found := re.match(r"resumed at phase (\d), step (\d+)", event.text):
-                self.resumed.append((int(found[1]), int(found[2])))
+            elif found := re.match(r"resumed at phase (\d) of \d, (the end of )?epoch (\d+)", event.text):
+                # A step is an epoch here.
+                phase, epoch = int(found[1]) - 1, int(found[3])
+                self.resumed.append((phase, epoch - phase * EPOCHS - (found[2] is None)))
 
     def _watch(self):
         while not self.rows.exists() and not self.over.is_set():

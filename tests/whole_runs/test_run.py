@@ -151,7 +151,7 @@ def test_a_run_that_was_asked_to_stop_has_a_result_and_goes_on(sbm, tmp_path):
     resumed = mr.run(
         sbm, out=out, resume=True, emit=lambda e: notes.append(e) if isinstance(e, Note) else None, **SMALL
     )
-    assert any("resumed at phase 0, step 11" in n.text for n in notes)
+    assert f"resumed at epoch {epochs + 1}, step {steps + 1}" in [n.text for n in notes]
     assert (resumed.status, resumed.parameters_sha256) == ("done", whole.parameters_sha256)
     assert resumed.train_loss == whole.train_loss
 
@@ -205,7 +205,7 @@ def test_killed_in_mid_epoch_and_resumed(tmp_path, queue):
     process.wait()
     assert not (out / "result.json").exists()
     resumed = subprocess.run([*command, "--out", str(out), "--resume"], check=True, capture_output=True, env=env)
-    assert b"resumed at phase 0" in resumed.stderr
+    assert b"resumed at epoch" in resumed.stderr
     assert json.loads(resumed.stdout)["parameters_sha256"] == whole["parameters_sha256"]
 
 

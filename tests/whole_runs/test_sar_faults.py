@@ -138,8 +138,8 @@ def test_what_happens_to_a_rank_does_not_show_in_the_end(undisturbed, scheduler,
         )
         assert told_at - float(at) < TOLD_S
         assert not alive, "the other rank has ended"
-    at = [int(m[1]) for text in seen.notes if (m := re.match(r"resumed at phase 0, step (\d+)", text))]
-    assert at == [4, 8]
+    at = [int(m[1]) for text in seen.notes if (m := re.match(r"resumed at epoch (\d+), step 1", text))]
+    assert at == [5, 9]
 
     seen = Listener(tmp_path)
     resumed = mr.run(DATASET, resume=True, emit=seen, **run)

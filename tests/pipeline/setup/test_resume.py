@@ -8,10 +8,11 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.setup.resume import Pace, dealt, without_executor
+from millrace.pipeline.setup.resume import Pace, dealt, position, without_executor
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
 from millrace.pipeline.telemetry.events import StepDone
 from millrace.stages.assignment import Steps
+from millrace.stages.messages import Phase
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.errors import RunError, StoreError
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
@@ -137,3 +138,14 @@ def test_a_resume_that_fails_leaves_the_result(tmp_path):
     with pytest.raises(RunError, match="disk is full"):
         mr.run(data, epochs=3, resume=True, emit=fail, **options)
     assert [(tmp_path / "run" / name).read_bytes() for name in (RESULT, MODEL)] == before
+
+
+def test_the_position_of_a_resumed_run_counts_from_one():
+    one, pace = (Phase(0, 0, 3),), {"minibatches_per_step": 1, "steps_per_epoch": 8}
+    assert position(Cursor(0, 0), one, pace) == "epoch 1, step 1"
+    assert position(Cursor(0, 18), one, pace) == "epoch 3, step 3"
+    assert position(Cursor(0, 24), one, pace) == "the end of epoch 3"
+    assert position(Cursor(1, 0), one, pace) == "the end of training"
+    assert position(Cursor(0, 18), one, None) == "step 19", "checkpoints of earlier versions know no pace"
+    two = (Phase(0, 0, 3), Phase(1, 3, 6))
+    assert position(Cursor(1, 9), two, pace) == "phase 2 of 2, epoch 5, step 2"
