@@ -15,6 +15,11 @@ LAYERS = ("storage", "stages", "pipeline")
 GPU = {"dask_cuda", "dask_cudf", "cudf", "cugraph", "pylibcugraph", "raft_dask", "cupy"}
 LAZY = GPU | {"torch_geometric", "ogb", "networkx", "obstore", "dgl", "matplotlib"}
 MODULES = sorted(p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
+BACKENDS = {"cpu", "cuda", "rapids", "reference"}
+"""Folders of `stages/kernels` that are chosen by name, or by device, through `stages.kernels`."""
+MOST_LINES, MOST_FILES = 450, 17
+STILL_LONG = {"pipeline/cluster/supervisor.py", "pipeline/setup/prepare.py", "pipeline/training/loop.py"}
+"""Files that are still to be split. The list may only shrink."""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -110,6 +115,104 @@ def test_folders_equal_the_packages_of_pyproject():
     folders = {"millrace"} | {".".join(("millrace", *m.parent.parts)) for m in MODULES}
     assert sorted(folders) == sorted(PYPROJECT["tool"]["setuptools"]["packages"])
     assert not [m for m in MODULES if not (ROOT / m.parent / "__init__.py").exists()]
+
+
+def folder_of(module: str) -> str:
+    """The folder that a module is in; one that lies directly in a layer counts as a folder of its own."""
+    return module if module.count("/") == 1 else module.rsplit("/", 1)[0]
+
+
+def arrows(module: Path, source: str, modules: set[str]) -> set[tuple[str, str]]:
+    """(importing, imported) modules inside the package, imports inside functions included."""
+    package, found = module.parent.parts, set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = (*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else ()))
+        for alias in node.names:
+            paths = ("/".join((*base, alias.name)) + ".py", "/".join(base) + ".py", "/".join((*base, "__init__.py")))
+            found |= {(module.as_posix(), path) for path in [p for p in paths if p in modules][:1]}
+    return found
+
+
+def cycles(edges: set[tuple[str, str]]) -> list[str]:
+    """Cycles of a graph, as text: removes sources and sinks until only nodes between cycles are left."""
+    edges = {(a, b) for a, b in edges if a != b}
+    while True:
+        inner = {a for a, _ in edges} & {b for _, b in edges}
+        left = {(a, b) for a, b in edges if a in inner and b in inner}
+        if left == edges:
+            return sorted(f"{a} -> {b}" for a, b in left)
+        edges = left
+
+
+@pytest.fixture(scope="module")
+def edges() -> set[tuple[str, str]]:
+    names = {m.as_posix() for m in MODULES}
+    return {arrow for module in MODULES for arrow in arrows(module, (ROOT / module).read_text(), names)}
+
+
+def test_no_cycles_between_files(edges):
+    assert len(edges) > 500
+    assert not cycles(edges)
+
+
+def test_no_cycles_between_folders(edges):
+    assert not cycles({(folder_of(a), folder_of(b)) for a, b in edges})
+
+
+def test_cycles_are_found():
+    known = {"stages/a.py", "stages/b/c.py", "stages/b/d.py", "stages/e/f.py"}
+    there = arrows(Path("stages/b/c.py"), "from ..e.f import x\ndef g():\n    from . import d", known)
+    assert there == {("stages/b/c.py", "stages/e/f.py"), ("stages/b/c.py", "stages/b/d.py")}
+    back = arrows(Path("stages/e/f.py"), "from ..b.d import y", known)
+    assert not cycles(there | back)
+    assert cycles({(folder_of(a), folder_of(b)) for a, b in there | back})
+
+
+def test_folders_are_small_and_say_what_belongs_there():
+    folders = sorted({m.parent for m in MODULES})
+    sizes = {f.as_posix(): sum(m.parent == f for m in MODULES) for f in folders}
+    assert not {f: n for f, n in sizes.items() if n > MOST_FILES}
+    docs = {f: ast.get_docstring(ast.parse((ROOT / f / "__init__.py").read_text())) or "" for f in folders}
+    assert not [f for f, doc in docs.items() if not doc.split("\n\n")[0].endswith(".")]
+
+
+def test_files_are_short():
+    lines = {m.as_posix(): (ROOT / m).read_text().count("\n") for m in MODULES}
+    long = {m for m, n in lines.items() if n > MOST_LINES}
+    assert not long - STILL_LONG, {m: lines[m] for m in long - STILL_LONG}
+
+
+def backends_reached(module: Path, source: str) -> list[str]:
+    """Imports of kernels' backends from outside `stages/kernels`, a sentence each."""
+    if module.parts[:2] == ("stages", "kernels"):
+        return []
+    wrong = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        path = (node.module or "").split(".")
+        inside = {name for alias in node.names for name in (*path, alias.name)} if "kernels" in path else set()
+        if inside & BACKENDS:
+            wrong.append(f"{module}:{node.lineno} imports a backend: choose it through stages.kernels")
+    return wrong
+
+
+def test_backends_are_chosen_in_one_place():
+    assert not [fault for module in MODULES for fault in backends_reached(module, (ROOT / module).read_text())]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ..kernels.sampling.cuda import backend",
+        "def f():\n    from ..kernels.aggregation.cpu.shards import add_rows",
+        "from ..kernels.sampling import reference",
+    ],
+)
+def test_the_check_sees_each_way_to_a_backend(source):
+    assert backends_reached(Path("stages/sample/neighbor.py"), source)
 
 
 def test_gpu_extra_pins_minor_versions():

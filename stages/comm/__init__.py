@@ -1,0 +1,1 @@
+"""Groups of ranks: collectives and point-to-point messages over gloo and NCCL, metered and watched."""

@@ -1,0 +1,1 @@
+"""Partitioners assign each node to a part; the partition stage writes the parts."""

@@ -143,36 +143,7 @@ class Chunks:
             np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())])
         )
         nodes = visible + len(halo)
-
-        def shards() -> Iterator[tuple[tuple[Any, Any, Any, Any, int], npt.NDArray[np.float32]]]:
-            for c, chunk in chunks.items():
-                for s in range(chunk.shards.num_parts):
-                    if s in chunks:
-                        place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
-                    elif s in around[c]:
-                        names = (s << 40) + sources_of(chunk.shards, s)
-                        at = np.searchsorted(halo, names)
-                        there = (
-                            halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
-                        )
-                        place = np.where(there, visible + at, -1)
-                    else:
-                        continue
-                    rows, counts, indices, weight = lists_of(chunk.shards, s)
-                    yield (rows, counts, indices, place, starts[c]), weight
-
-        present, loops = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
-        for shard, _ in shards():
-            join.count_edges(*shard, present)
-        indptr = np.zeros(nodes + 1, np.int64)
-        np.cumsum(present, out=indptr[1:])
-        cursor, sources = indptr[:-1].copy(), np.empty(int(indptr[-1]), index_dtype(nodes))
-        weighted = next(iter(chunks.values())).shards.edge_weight is not None
-        weights = np.empty(len(sources) if weighted else 0, np.float32)
-        for shard, weight in shards():
-            join.join_edges(*shard, weight, cursor, sources, weights, loops)
-        graph = Graph(indptr, sources, weights if weighted else None)
-
+        graph, present, loops = _join_graph(chunks, starts, around, halo, visible)
         like = chunks[base[0]].features
         features = np.empty((nodes, like.num_features), like.dtype)
         for c, chunk in chunks.items():
@@ -264,6 +235,51 @@ def lists_of(
 def sources_of(shards: EdgeShards, s: int) -> IdArray:
     """Local ids, at their owner, of the sources of shard s; not of the part's own."""
     return shards.sources[int(shards.source_splits[s]) : int(shards.source_splits[s + 1])].astype(np.int64)
+
+
+def _join_graph(
+    chunks: dict[int, Chunk], starts: dict[int, int], around: dict[int, dict[int, IdArray]], halo: IdArray, visible: int
+) -> tuple[Graph, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The graph of some chunks and their halo.
+
+    Args:
+        chunks: by number, in the order of their nodes.
+        starts: first node of each.
+        around: of each, names of the sources outside that are seen, by owner.
+        halo: those of all chunks, ascending; their nodes follow the chunks'.
+        visible: nodes of all chunks.
+
+    Returns:
+        The graph, and two int64 [nodes]: in-edges of each node with its loops, and loops.
+    """
+    nodes = visible + len(halo)
+
+    def shards() -> Iterator[tuple[tuple[Any, Any, Any, Any, int], npt.NDArray[np.float32]]]:
+        for c, chunk in chunks.items():
+            for s in range(chunk.shards.num_parts):
+                if s in chunks:
+                    place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
+                elif s in around[c]:
+                    names = (s << 40) + sources_of(chunk.shards, s)
+                    at = np.searchsorted(halo, names)
+                    there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
+                    place = np.where(there, visible + at, -1)
+                else:
+                    continue
+                rows, counts, indices, weight = lists_of(chunk.shards, s)
+                yield (rows, counts, indices, place, starts[c]), weight
+
+    present, loops = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    for shard, _ in shards():
+        join.count_edges(*shard, present)
+    indptr = np.zeros(nodes + 1, np.int64)
+    np.cumsum(present, out=indptr[1:])
+    cursor, sources = indptr[:-1].copy(), np.empty(int(indptr[-1]), index_dtype(nodes))
+    weighted = next(iter(chunks.values())).shards.edge_weight is not None
+    weights = np.empty(len(sources) if weighted else 0, np.float32)
+    for shard, weight in shards():
+        join.join_edges(*shard, weight, cursor, sources, weights, loops)
+    return Graph(indptr, sources, weights if weighted else None), present, loops
 
 
 def _part(data: Part, number: int) -> Part:

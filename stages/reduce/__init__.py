@@ -1,0 +1,1 @@
+"""Reduce policies: combine the gradients, parameters and statistics of all ranks."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.models.base import ACTIVATIONS
-from millrace.stages.nn import dense
+from millrace.stages.nn import dense_cpu
 from millrace.stages.nn.dense import FUSED, activate, linear, per_head
 from millrace.tests.contracts.neighbourhood import assert_close
 
@@ -38,8 +38,8 @@ def test_linear_equals_the_formula_in_any_blocks(n: int, block: int, activation:
     x, w, b = torch.randn(n, 5, **DOUBLE), torch.randn(3, 5, **DOUBLE), torch.randn(3, **DOUBLE)
     leaves = [x, w, b] if bias else [x, w]
     with pytest.MonkeyPatch.context() as patch, reusing(Arena()):
-        patch.setattr(dense, "LEAST_ROWS", block)
-        patch.setattr(dense, "MOST_ROWS", block)
+        patch.setattr(dense_cpu, "LEAST_ROWS", block)
+        patch.setattr(dense_cpu, "MOST_ROWS", block)
         got = linear(x, w, b if bias else None, activation)
         found = gradients(got, leaves)
     want = ACTIVATIONS[activation](x @ w.t() + (b if bias else 0))
@@ -53,8 +53,8 @@ def test_linear_equals_the_formula_in_any_blocks(n: int, block: int, activation:
 def test_per_head_equals_the_formula_in_any_blocks(n: int, block: int, heads: int, activation: str) -> None:
     x, w, b = torch.randn(n, heads, 5, **DOUBLE), torch.randn(heads, 2, 5, **DOUBLE), torch.randn(2 * heads, **DOUBLE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "LEAST_ROWS", block)
-        patch.setattr(dense, "MOST_ROWS", block)
+        patch.setattr(dense_cpu, "LEAST_ROWS", block)
+        patch.setattr(dense_cpu, "MOST_ROWS", block)
         got = per_head(x, w, b, activation)
         found = gradients(got, [x, w, b])
     want = ACTIVATIONS[activation](torch.einsum("nhf,hdf->nhd", x, w).flatten(1) + b)
@@ -71,8 +71,8 @@ def test_activate_equals_the_formula_in_any_blocks_and_leaves_its_input_alone(
     x, b = torch.randn(n, 4, **DOUBLE), torch.randn(4, **DOUBLE)
     before = x.detach().clone()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "LEAST_ROWS", block)
-        patch.setattr(dense, "MOST_ROWS", block)
+        patch.setattr(dense_cpu, "LEAST_ROWS", block)
+        patch.setattr(dense_cpu, "MOST_ROWS", block)
         got = activate(x, b, activation)
         found = gradients(got, [x, b])
     want = ACTIVATIONS[activation](x + b)
@@ -96,7 +96,7 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyP
     try:
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            monkeypatch.setattr(dense, "SERIAL", 0 if threads > 2 else dense.SERIAL)
+            monkeypatch.setattr(dense_cpu, "SERIAL", 0 if threads > 2 else dense_cpu.SERIAL)
             with torch.autocast("cpu", torch.bfloat16, enabled=low):
                 outs = linear(x, w, b, "relu"), per_head(xh, wh, b, "elu")
             assert torch.get_num_threads() == threads
@@ -108,7 +108,7 @@ def test_the_number_of_threads_does_not_change_a_bit(monkeypatch: pytest.MonkeyP
 
 
 def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "SERIAL", 0)
+    monkeypatch.setattr(dense_cpu, "SERIAL", 0)
     x, w = torch.randn(4000, 30), torch.randn(20, 30)
     want, wrong = linear(x, w), []
 

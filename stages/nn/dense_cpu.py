@@ -1,0 +1,233 @@
+"""`dense` for tensors in host memory: rows in blocks that fit a processor's cache.
+
+Bias, activation and its gradient are applied while a block is still in the cache, instead of in passes over the whole
+matrix. Threads take whole blocks, each by itself: no thread waits at a barrier inside a product, which costs little on
+an idle machine and several times the product where a sampling thread wants a core now and then. Where blocks begin, and
+in which order gradients are added, depends on the number of rows alone: any number of threads gives the same bits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..kernels.runtime.threads import parallel
+from ..memory.arena import empty
+
+LEAST_ROWS, MOST_ROWS = 512, 1024
+"""Of a block."""
+SERIAL = 1 << 24
+"""Multiplications below which threads cost more than they save."""
+SHARE = 8
+"""A thread takes one in so many of the blocks that are left: few parts, and small ones in the end, when others wait."""
+_aten: Any = torch.ops.aten
+
+# Forward in place; gradient from (gradient, result) into a third tensor: neither needs what the activation was applied
+# to.
+_FORWARD: dict[str, Callable[[Tensor], Any]] = {"relu": torch.relu_, "elu": torch.nn.functional.elu_}
+_BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "relu": lambda grad, out, into: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=into),
+    "elu": lambda grad, out, into: _aten.elu_backward.grad_input(grad, 1, 1, 1, True, out, grad_input=into),
+}
+
+
+def _parts(rows: int) -> list[list[slice]]:
+    """Ranges of rows, each as its blocks: what threads take, and whose gradients are summed apart."""
+    size = min(max(-(-rows // (4 * SHARE)), LEAST_ROWS), MOST_ROWS)
+    blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
+    parts = []
+    while blocks:
+        count = -(-len(blocks) // SHARE)
+        parts.append(blocks[:count])
+        blocks = blocks[count:]
+    return parts
+
+
+def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]], multiplications: int) -> None:
+    """``work(p, blocks)`` for every part, in the threads of the kernels; torch's own threads stay out of it."""
+
+    def alone(p: int, blocks: list[slice]) -> None:
+        # Both belong to the thread: it may be new, or have been told otherwise in between.
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            work(p, blocks)
+
+    before = torch.get_num_threads()
+    try:
+        if multiplications < SERIAL:
+            for part in enumerate(parts):
+                alone(*part)
+        else:
+            parallel(alone, list(enumerate(parts)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _through(grad: Tensor, out: Tensor | None, activation: str) -> Tensor:
+    """The gradient before the activation, of one block."""
+    return grad if out is None else _BACKWARD[activation](grad, out, torch.empty_like(out))
+
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
+        out = empty((len(x), len(weight)), x.dtype)
+        w = weight.bfloat16() if low else weight
+
+        def work(_: int, blocks: list[slice]) -> None:
+            for rows in blocks:
+                y = out[rows]
+                if low:
+                    y.copy_(torch.mm(x[rows].bfloat16(), w.t()))
+                    if bias is not None:
+                        y += bias
+                elif bias is None:
+                    torch.mm(x[rows], w.t(), out=y)
+                else:
+                    torch.addmm(bias, x[rows], w.t(), out=y)
+                if activation != "none":
+                    _FORWARD[activation](y)
+
+        _each(work, _parts(len(x)), len(x) * weight.numel())
+        ctx.activation, ctx.low = activation, low
+        ctx.save_for_backward(x, weight, None if activation == "none" else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad = grads[0]
+        x, weight, out = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        parts = _parts(len(x))
+        dx = empty(x.shape, x.dtype) if needs_x else None
+        dw = empty((len(parts), *weight.shape), weight.dtype) if needs_weight else None
+        db = empty((len(parts), len(weight)), weight.dtype) if needs_bias else None
+        w = weight.bfloat16() if ctx.low else weight
+
+        def work(p: int, blocks: list[slice]) -> None:
+            for b, rows in enumerate(blocks):
+                g = _through(grad[rows], None if out is None else out[rows], ctx.activation)
+                if db is not None:
+                    _accumulate(db[p], g.sum(0), b)
+                g = g.bfloat16() if ctx.low else g
+                if dw is not None:
+                    _add_product(dw[p], g.t(), x[rows], b, ctx.low)
+                if dx is not None:
+                    _product(dx[rows], g, w)
+
+        _each(work, parts, len(x) * weight.numel())
+        return dx, None if dw is None else dw.sum(0), None if db is None else db.sum(0), None, None
+
+
+def _accumulate(into: Tensor, value: Tensor, block: int) -> None:
+    """The first block of a part stores, the others add."""
+    if block:
+        into += value
+    else:
+        into.copy_(value)
+
+
+def _add_product(into: Tensor, a: Tensor, b: Tensor, block: int, low: bool) -> None:
+    """`into` (+)= a b, where `b` is still in float32."""
+    if low:
+        _accumulate(into, torch.mm(a, b.bfloat16()), block)
+    elif block:
+        into.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=into)
+
+
+def _product(into: Tensor, a: Tensor, b: Tensor) -> None:
+    if a.dtype == into.dtype:
+        torch.mm(a, b, out=into)
+    else:
+        into.copy_(torch.mm(a, b))
+
+
+class PerHead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
+        heads, width = weight.shape[:2]
+        out = empty((len(x), heads * width), x.dtype)
+        by_head = bias.view(heads, width)
+        w = weight.bfloat16() if low else weight
+
+        def work(_: int, blocks: list[slice]) -> None:
+            for rows in blocks:
+                for h in range(heads):
+                    y = out[rows, h * width : (h + 1) * width]
+                    if low:
+                        y.copy_(torch.mm(x[rows, h].bfloat16(), w[h].t()))
+                        y += by_head[h]
+                    else:
+                        torch.addmm(by_head[h], x[rows, h], w[h].t(), out=y)
+                if activation != "none":
+                    _FORWARD[activation](out[rows])
+
+        _each(work, _parts(len(x)), len(x) * weight.numel())
+        ctx.activation, ctx.low = activation, low
+        ctx.save_for_backward(x, weight, None if activation == "none" else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad = grads[0]
+        x, weight, out = ctx.saved_tensors
+        heads, width = weight.shape[:2]
+        parts = _parts(len(x))
+        dx = empty(x.shape, x.dtype) if ctx.needs_input_grad[0] else None
+        dw, db = empty((len(parts), *weight.shape), weight.dtype), empty((len(parts), heads * width), weight.dtype)
+        w = weight.bfloat16() if ctx.low else weight
+
+        def work(p: int, blocks: list[slice]) -> None:
+            for b, rows in enumerate(blocks):
+                g = _through(grad[rows], None if out is None else out[rows], ctx.activation)
+                _accumulate(db[p], g.sum(0), b)
+                g = g.bfloat16() if ctx.low else g
+                for h in range(heads):
+                    own = g[:, h * width : (h + 1) * width]
+                    _add_product(dw[p, h], own.t(), x[rows, h], b, ctx.low)
+                    if dx is not None:
+                        _product(dx[rows, h], own, w[h])
+
+        _each(work, parts, len(x) * weight.numel())
+        return dx, dw.sum(0), db.sum(0), None, None
+
+
+class Activate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, activation: str) -> Tensor:
+        out = empty(x.shape, x.dtype)
+
+        def work(_: int, blocks: list[slice]) -> None:
+            for rows in blocks:
+                torch.add(x[rows], bias, out=out[rows])
+                if activation != "none":
+                    _FORWARD[activation](out[rows])
+
+        _each(work, _parts(len(x)), 8 * x.numel())
+        ctx.activation = activation
+        ctx.save_for_backward(None if activation == "none" else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad = grads[0]
+        (out,) = ctx.saved_tensors
+        parts = _parts(len(grad))
+        db = empty((len(parts), grad.shape[1]), grad.dtype)
+        dx = grad if out is None else empty(out.shape, out.dtype)
+
+        def work(p: int, blocks: list[slice]) -> None:
+            for b, rows in enumerate(blocks):
+                if out is not None:
+                    _BACKWARD[ctx.activation](grad[rows], out[rows], dx[rows])
+                _accumulate(db[p], dx[rows].sum(0), b)
+
+        _each(work, parts, 8 * grad.numel())
+        return dx, db.sum(0), None
