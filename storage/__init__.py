@@ -1,4 +1,4 @@
-"""What the data is, and how it lies on disk."""
+"""Messages between stages, and their formats on disk."""
 
 if not __name__.startswith("millrace."):
     # The checkout's root holds this folder, so Python would import it from there, as a second copy of every type.

@@ -1,5 +1,5 @@
-"""Checks of arrays that were read from a file, before compiled kernels trust them: a valid checksum says nothing of
-what was written."""
+"""Checks of arrays that were read from a file, before compiled kernels trust them. A valid checksum says nothing about
+the values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +12,17 @@ import numpy.typing as npt
 from .errors import InputError, StoreError
 
 AT_ONCE = 1 << 20
-"""Checks that need temporary arrays take so many entries at a time."""
+"""Entries that checks with temporary arrays take at a time."""
 
 
 def require(holds: bool | np.bool_, what: str) -> None:
-    """Raise InputError with `what` is wrong, unless it holds."""
+    """Raise InputError with the text `what` unless the condition holds."""
     if not holds:
         raise InputError(what)
 
 
 def require_vector(array: Any, dtype: npt.DTypeLike, length: int | None, name: str) -> None:
-    """Raise InputError unless `array` is a vector of this dtype, and of this length where one is given."""
+    """Raise InputError unless `array` is a vector of this dtype and, if one is given, of this length."""
     shown = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
     fits = isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1 and length in (None, len(array))
     require(fits, f"{name} is {shown}; expected {np.dtype(dtype)}[{'n' if length is None else length}]")
@@ -53,7 +53,7 @@ def require_ascending(ids: npt.NDArray[np.integer], name: str) -> None:
 
 @contextmanager
 def proving(path: Path | str) -> Iterator[None]:
-    """Turn what a check of a store's content finds into a StoreError that names the store."""
+    """Turn a failed check of a store's content into a StoreError that names the store."""
     try:
         yield
     except StoreError:

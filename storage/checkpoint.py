@@ -1,4 +1,4 @@
-"""Checkpoints: committed folders of one training state each, from which a run goes on."""
+"""Checkpoints: committed folders of one training state each, for resuming a run."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ _NAME = re.compile(r"step-(\d+)-(\d+)")
 
 @dataclass(frozen=True, order=True)
 class Cursor:
-    """Where a run stands: two integers."""
+    """Position of a run: two integers."""
 
     phase: int
     step: int
@@ -30,7 +30,7 @@ class Cursor:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Refuse now what ``torch.load(weights_only=True)`` would refuse at the restart."""
+    """Refuse at once what ``torch.load(weights_only=True)`` would refuse when the run is resumed."""
     if isinstance(value, dict):
         for key, item in value.items():
             if type(key) not in (str, int):
@@ -41,7 +41,8 @@ def _check_plain(value: Any, where: str) -> None:
             _check_plain(item, f"{where}[{i}]")
     elif not isinstance(value, torch.Tensor) and type(value) not in (int, float, str, bool, type(None)):
         raise InputError(
-            f"checkpoint state {where} is a {type(value).__name__}; expected tensors, int, float, str, bool, None, and lists, tuples "
+            f"checkpoint state {where} is a {type(value).__name__}; expected tensors, int, float, str, bool, None, "
+            "and lists, tuples "
             "and dicts of them"
         )
 
@@ -83,8 +84,8 @@ class CheckpointStore:
             sweep_leftovers(self.path)
 
     def taken_over(self) -> "CheckpointStore":
-        """This store to write to, for a rank that takes the place of one that is gone and has left what it did not
-        finish."""
+        """Writable view of this store, for a rank that replaces a lost one: removes what the lost rank left
+        unfinished."""
         return CheckpointStore(self.path, self.fingerprint, self.keep) if self.read_only else self
 
     def cursors(self) -> list[Cursor]:
@@ -98,7 +99,7 @@ class CheckpointStore:
     def save(self, cursor: Cursor, state: dict[str, Any]) -> None:
         """Commit a checkpoint, then remove those that are no longer kept.
 
-        Checkpoints beyond `cursor` go too: they are left over from a line that could not be resumed.
+        Checkpoints beyond `cursor` go too: they are left over from a run that could not be resumed.
 
         Raises:
             InputError: the state holds something that cannot be loaded without running code.
@@ -114,7 +115,7 @@ class CheckpointStore:
                 torch.save(state, aside / STATE_FILE)
                 meta = {"phase": cursor.phase, "step": cursor.step, "sha256": _sha256(aside / STATE_FILE)}
                 write_manifest(aside, KIND, self.fingerprint, meta, {})
-        # torch reports a failed write of its own as a RuntimeError.
+        # torch reports a failed write as a RuntimeError.
         except (OSError, RuntimeError, InputError) as e:
             raise RunError(
                 f"cannot write the checkpoint {folder} ({e}); free space or choose another folder, then resume"
@@ -156,10 +157,11 @@ class CheckpointStore:
                 continue
             try:
                 return cursor, _load(file)
-            except Exception as e:  # torch has no error of its own for what is no state
+            except Exception as e:  # torch has no error class of its own for a file that holds no state
                 warnings.warn(f"skipped a checkpoint: {file} holds no training state ({first_line(e)})", stacklevel=2)
         if cursors:
             raise StoreError(
-                f"none of the {len(cursors)} checkpoints in {self.path} is intact; remove the folder to start from the beginning"
+                f"none of the {len(cursors)} checkpoints in {self.path} is intact; remove the folder to start from "
+                "the beginning"
             )
         return None

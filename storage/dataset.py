@@ -30,7 +30,7 @@ class Split:
         return f"Split(train={len(self.train):,}, val={len(self.val):,}, test={len(self.test):,})"
 
     def check(self, num_nodes: int) -> "Split":
-        """Prove that the sets are sorted, distinct, in range and disjoint. Raises InputError otherwise."""
+        """Check that the sets are sorted, distinct, in range and disjoint. Raises InputError otherwise."""
         for name in SPLITS:
             ids = getattr(self, name)
             if ids.dtype != np.int64 or ids.ndim != 1:
@@ -45,14 +45,15 @@ class Split:
             both = np.intersect1d(getattr(self, a), getattr(self, b), assume_unique=True)
             if len(both):
                 raise InputError(
-                    f"{counted(len(both), 'node')} (first: {both[0]}) {are(len(both))} in the {a} and the {b} split; make them disjoint"
+                    f"{counted(len(both), 'node')} (first: {both[0]}) {are(len(both))} in the {a} and the {b} split; "
+                    "make them disjoint"
                 )
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What a run trains on. Node v of the graph is row v of `features` and of `labels`."""
+    """Training data. Node v of the graph is row v of `features` and of `labels`."""
 
     name: str
     graph: Graph
@@ -65,12 +66,11 @@ class Dataset:
     """C."""
     task: Literal["multiclass", "multilabel"] = "multiclass"
     notes: tuple[str, ...] = field(default=())
-    """What was found and done while reading the input (duplicates merged, self loops kept, ...), one sentence each."""
+    """Findings and changes while the input was read (duplicates merged, self loops kept, ...), one sentence each."""
     node_names: Sequence[str] | None = None
-    """What the input calls node v, for each v: `NodeNames` where it was read. None where nodes are called by their
-    numbers."""
+    """Name of each node in the input: `NodeNames` if they were read. None if nodes are called by their numbers."""
     class_names: tuple[str, ...] | None = None
-    """What the input calls class c, for each c. None where classes are called by their numbers."""
+    """Name of each class in the input. None if classes are called by their numbers."""
 
     @property
     def num_nodes(self) -> int:
@@ -110,7 +110,7 @@ class Dataset:
 
         graph, nodes = self.graph, np.arange(self.num_nodes)
         ends = np.stack([graph.indices.astype(np.int64), np.repeat(nodes, graph.in_degree)])
-        # Copies: what is changed there stays as it is here.
+        # Copies, so that changes there do not reach this dataset.
         data = Data(
             x=torch.from_numpy(np.array(self.features.gather(nodes))),
             edge_index=torch.from_numpy(ends),
@@ -125,7 +125,7 @@ class Dataset:
         return data
 
     def check(self) -> "Dataset":
-        """Prove that the parts fit together. Raises InputError otherwise."""
+        """Check that the parts fit together. Raises InputError otherwise."""
         self.graph.check()
         n = self.num_nodes
         if self.features.num_rows != n:
@@ -136,7 +136,8 @@ class Dataset:
         want, dtype = (1, np.int64) if self.task == "multiclass" else (2, np.float32)
         if self.labels.ndim != want or len(self.labels) != n:
             raise InputError(
-                f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and {counted(n, 'row')}"
+                f"labels have shape {list(self.labels.shape)}; expected {counted(want, 'dimension')} and "
+                f"{counted(n, 'row')}"
             )
         if self.labels.dtype != dtype:
             raise InputError(f"labels are {self.labels.dtype}; expected {np.dtype(dtype)}")
@@ -153,7 +154,8 @@ class Dataset:
                 if len(ids) and (self.labels[ids] < 0).any():
                     bad = ids[self.labels[ids] < 0]
                     raise InputError(
-                        f"{counted(len(bad), 'node')} of the {name} split (first: {bad[0]}) {are(len(bad))} unlabelled (-1); "
+                        f"{counted(len(bad), 'node')} of the {name} split (first: {bad[0]}) {are(len(bad))} "
+                        "unlabelled (-1); "
                         "leave them out of the split"
                     )
             if len(self.labels) and (self.labels.max() >= self.num_classes or self.labels.min() < -1):
@@ -167,6 +169,6 @@ class Dataset:
 
 
 def require_dataset(value: object) -> None:
-    """Refuse what is no `Dataset`. Raises InputError otherwise."""
+    """Raise InputError unless the argument is a `Dataset`."""
     if not isinstance(value, Dataset):
         raise InputError(f"dataset is a {type(value).__name__}; expected a Dataset: pass open_dataset(...) of it")

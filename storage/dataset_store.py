@@ -1,4 +1,4 @@
-"""A dataset as one committed store: graph, labels, split and features. Features may stay on disk when it is opened."""
+"""Datasets as committed stores: graph, labels, split and features. Features may stay on disk when a store is opened."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ FeaturesPlace = Literal["memory", "mapped", "zarr"]
 
 
 class _DigestedRows:
-    """The rows of a feature store for a writer that reads them once, in order; their digest is known afterwards."""
+    """Rows of a feature store for a writer that reads them once, in order; computes their digest on the way."""
 
     def __init__(self, features: FeatureStore) -> None:
         self.shape = (features.num_rows, features.num_features)
@@ -78,7 +78,8 @@ def write_dataset(
     """
     if features_format not in ("zarr", "npy"):
         raise InputError(
-            f"features_format is '{features_format}'; expected 'zarr' or 'npy'{nearest(features_format, ['zarr', 'npy'])}"
+            f"features_format is '{features_format}'; expected 'zarr' or "
+            f"'npy'{nearest(features_format, ['zarr', 'npy'])}"
         )
     require_dataset(dataset)
     dataset.check()
@@ -149,12 +150,13 @@ def _open_features(store: Store, place: FeaturesPlace) -> FeatureStore:
         return ZarrFeatures.inside(store, "features")
     other = "mapped" if written == "npy" else "zarr"
     raise InputError(
-        f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or write it again"
+        f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or "
+        "write it again"
     )
 
 
 def features_place(path: Path) -> Literal["mapped", "zarr"]:
-    """How the features of a dataset's store can be opened without loading them.
+    """Ways to open the features of a stored dataset without loading them.
 
     Raises:
         StoreError: there is no dataset's store.
@@ -163,7 +165,7 @@ def features_place(path: Path) -> Literal["mapped", "zarr"]:
 
 
 class StoredGraph:
-    """The graph of a dataset's store, read as rows are asked for. See `stages.partition.streaming.RowSource`."""
+    """Graph of a stored dataset whose rows are read when asked for. See `stages.partition.streaming.RowSource`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -179,14 +181,14 @@ class StoredGraph:
         self.of_edges = {
             n: np.dtype(store.entries[n]["dtype"]) for n in ("indices", "edge_weight", "edge_id") if n in store
         }
-        """The arrays that have an entry for each edge, and their dtypes."""
+        """Arrays with an entry for each edge, and their dtypes."""
 
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """int64, where the edges of rows ``[first, stop)`` begin. Raises StoreError: the store is damaged."""
+        """int64, first edge of each of the rows ``[first, stop)``. Raises StoreError if the store is damaged."""
         return self._store.piece("indptr", slice(first, stop))
 
     def rows(self, first: int, stop: int) -> TakenRows:
-        """Rows ``[first, stop)``; nothing else is in memory. Raises StoreError: the store is damaged."""
+        """Rows ``[first, stop)``; no others are in memory. Raises StoreError if the store is damaged."""
         indptr = self.first_edge(first, stop + 1)
         edges = slice(int(indptr[0]), int(indptr[-1]))
         with proving(self._store.path):
@@ -201,30 +203,30 @@ class StoredGraph:
 
 
 class StoredRows:
-    """An array of a store, of which slices of rows are read. See `storage.store.arrays.Rows`."""
+    """Array of a store that is read by slices of rows. See `storage.store.arrays.Rows`."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
         self.shape, self.dtype = tuple(store.entries[name]["shape"]), np.dtype(store.entries[name]["dtype"])
 
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        """Raises StoreError: the store is damaged."""
+        """Raises StoreError if the store is damaged."""
         return self._store.piece(self._name, rows)
 
 
 @dataclass(frozen=True, eq=False)
 class StoredDataset:
-    """A dataset's store of which everything stays on disk until it is asked for."""
+    """Stored dataset whose arrays stay on disk until they are asked for."""
 
     graph: StoredGraph
     features: FeatureStore
     labels: StoredRows
     split: Mapping[str, StoredRows]
-    """The ids of each set, by its name."""
+    """Node ids of each set, by its name."""
 
 
 def open_stored(path: Path) -> StoredDataset:
-    """Open a dataset that `write_dataset` wrote, but leave its arrays where they are.
+    """Open a dataset that `write_dataset` wrote and leave its arrays on disk.
 
     Raises:
         StoreError: the store is absent, incomplete or damaged.
@@ -268,7 +270,7 @@ def open_dataset_store(path: Path, features: FeaturesPlace = "memory", *, names:
     store = open_store(Path(path), KIND)
     rows, called = _open_features(store, features), _open_names(store) if names else None
     with proving(store.path):
-        # Kernels follow these ids without looking: a checksum vouches for the bytes, not for what they say.
+        # Kernels follow these ids without checking them: a checksum covers the bytes, not their meaning.
         return Dataset(
             store.value("name", str),
             Graph(

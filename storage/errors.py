@@ -1,7 +1,7 @@
-"""The error family. Every message says what was seen, what was expected, and what to change.
+"""Exceptions. Every message says what was seen, what was expected, and what to change.
 
-`InputError` and its children are the user's to mend (exit code 2); `RunError` and its children are faults of a run that
-can be resumed (exit code 3). Anything else that escapes is a bug of ours.
+`InputError` and its children are for the user to fix (exit code 2); `RunError` and its children are faults of a run
+that can be resumed (exit code 3). Any other exception is a bug in Millrace.
 """
 
 from collections.abc import Iterable
@@ -10,8 +10,7 @@ from .urls import without_secrets
 
 
 class MillraceError(Exception):
-    """Base of everything that Millrace raises on purpose. What is secret in URLs is left out of the message, wherever
-    it goes."""
+    """Base of all exceptions that Millrace raises on purpose. Secrets in URLs are removed from the message."""
 
     exit_code = 3
 
@@ -42,7 +41,7 @@ class PeerLostError(RunError):
 
 
 class Interrupted(RunError):  # noqa: N818 - a request, not an error
-    """The user asked to stop. Whatever there was to save is in a checkpoint."""
+    """The user asked to stop. A checkpoint holds the state to resume from."""
 
     exit_code = 130
 
@@ -52,11 +51,11 @@ class ShortHandedError(RunError):
 
 
 class QueueTimeoutError(RunError, TimeoutError):
-    """A wait on the minibatch queue ran out. The message names the side that did not answer."""
+    """A wait on the minibatch queue timed out. The message names the side that did not answer."""
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is a misspelling of; None where none is alike enough to propose."""
+    """The known name that is most similar to `name`, or None if none is similar enough."""
     import difflib
 
     lowered = {k.lower(): k for k in known}
@@ -65,11 +64,12 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint such as ``; did you mean 'metis'?``, or the empty string where nothing is alike."""
+    """A hint such as ``; did you mean 'metis'?``, or the empty string if no known name is similar."""
     found = closest(name, known)
     return "" if found is None else f"; did you mean '{found}'?"
 
 
 def first_line(error: Exception) -> str:
-    """An error for use within a sentence: some libraries append a dump of their insides, or of the input."""
+    """First line of an error's message, for use within a sentence: some libraries append a dump of their state or
+    input."""
     return str(error).partition("\n")[0][:300]

@@ -90,7 +90,7 @@ class MappedFeatures(MemoryFeatures):
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; expected an .npy file of features [V, F]") from None
-        except Exception as e:  # of a damaged header, NumPy lets through whatever Python's parser raises
+        except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises
             raise StoreError(f"{path} is not a complete .npy file ({first_line(e)}); write the features again") from e
         super().__init__(rows)
         self.path = Path(path)
@@ -106,7 +106,7 @@ class ZarrFeatures:
 
     @classmethod
     def inside(cls, store: Store, name: str) -> "ZarrFeatures":
-        """The array `name` of a store that holds other things too."""
+        """Features in the array `name` of a store that holds other arrays too."""
         self = cls.__new__(cls)
         self.path = store.path
         self._open(store, name)
@@ -142,7 +142,7 @@ class ZarrFeatures:
             out = np.empty((len(ids), self.num_features), self.dtype)
         if not len(ids) or not self.num_features:
             return out
-        # One read per touched chunk: ids are visited in the order of their chunks and scattered back.
+        # One read for each Zarr chunk that is needed: ids are visited in the order of their chunks and scattered back.
         size = self._array.chunks[0]
         chunk = np.asarray(ids) // size
         order = np.argsort(chunk, kind="stable")
@@ -158,8 +158,7 @@ class ZarrFeatures:
             local = np.asarray(ids)[part] - first
             begin, end = int(part[0]), int(part[-1]) + 1
             if end - begin == len(part) and out.dtype == rows.dtype:
-                # Sorted ids: straight to where they belong. Without a mode, take checks the ids again, by way of a
-                # copy.
+                # Sorted ids go straight to their places. Without a mode, take would check the ids again and copy.
                 np.take(rows, local, axis=0, out=out[begin:end], mode="clip")
             else:
                 out[part] = rows[local]
@@ -205,7 +204,7 @@ class ConvertedFeatures:
 
 
 class CountedFeatures:
-    """Another store's rows, with the bytes of what is gathered entered in a ledger."""
+    """Another store's rows; counts the bytes gathered in a ledger."""
 
     def __init__(self, inner: FeatureStore, ledger: Ledger, channel: str) -> None:
         self.inner, self.ledger, self.channel = inner, ledger, channel
@@ -233,8 +232,7 @@ class CountedFeatures:
 
 
 def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray | None:
-    """All rows as one C-contiguous array, for a caller who reads `ids` where they lie; None where they must be
-    gathered.
+    """All rows as one C-contiguous array, for a caller that reads `ids` in place; None if they must be gathered.
 
     A counted store counts them, once each, as if they had been gathered.
 

@@ -1,4 +1,4 @@
-"""Digests: short names for content, so that a store can say what it was made from."""
+"""Digests: short names for content, so that a store can record what it was made from."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ PIECE_BYTES = 4 << 20
 
 
 class ArrayDigest:
-    """SHA-256 of one array, fed with its rows from first to last. The same for any cut into pieces."""
+    """SHA-256 of one array, updated with its rows from first to last. Any division into pieces gives the same
+    digest."""
 
     def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
         # Byte order is fixed, so that a digest is the same on every machine.
@@ -27,7 +28,7 @@ class ArrayDigest:
         self._hash = hashlib.sha256(canonical_json([self._dtype.str, list(shape)]))
 
     def update(self, rows: npt.NDArray[Any]) -> None:
-        """Take in the next rows."""
+        """Add the next rows."""
         if rows.size:
             self._hash.update(np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8).data)
 
@@ -37,7 +38,7 @@ class ArrayDigest:
 
 
 def _array_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> str:
-    """The digest of an array as if it were of `dtype`; never copies more than `PIECE_BYTES` or one row."""
+    """Digest of an array as if it had this `dtype`; copies at most `PIECE_BYTES`, or one row, at a time."""
     digest = ArrayDigest(dtype or value.dtype, value.shape)
     rows = np.atleast_1d(value)
     step = max(1, PIECE_BYTES // max(1, rows.nbytes // max(1, len(rows))))
@@ -67,7 +68,7 @@ def digest_record(record: Mapping[str, Any]) -> str:
 
 
 def graph_fingerprint(graph: Graph) -> str:
-    """The digest of all arrays of a graph; the width of `indices` does not matter."""
+    """Digest of all arrays of a graph. The width of `indices` does not matter."""
     return digest_record(
         {
             "indptr": _array_digest(graph.indptr, np.int64),
@@ -79,12 +80,12 @@ def graph_fingerprint(graph: Graph) -> str:
 
 
 def describe_features(num_rows: int, num_features: int, dtype: npt.DTypeLike, digest: str) -> str:
-    """How features are named in fingerprints, e.g. ``float32[2708,1433]:1f0c...``."""
+    """Description of features in fingerprints, e.g. ``float32[2708,1433]:1f0c...``."""
     return f"{np.dtype(dtype)}[{num_rows},{num_features}]:{digest}"
 
 
 def features_fingerprint(features: FeatureStore) -> str:
-    """Shape, dtype and digest of feature rows, wherever they lie; reads each row once, in bounded memory."""
+    """Shape, dtype and digest of feature rows; reads each row once, in bounded memory."""
     n, f = features.num_rows, features.num_features
     digest = ArrayDigest(features.dtype, (n, f))
     step = max(1, PIECE_BYTES // max(1, f * features.dtype.itemsize))
@@ -94,11 +95,11 @@ def features_fingerprint(features: FeatureStore) -> str:
 
 
 def dataset_fingerprint(dataset: Dataset, features: str | None = None) -> dict[str, str]:
-    """What a dataset is, by parts: ``graph``, ``features``, ``labels``, ``split``.
+    """Fingerprint of a dataset, by parts: ``graph``, ``features``, ``labels``, ``split``.
 
     Args:
         dataset: the dataset.
-        features: `features_fingerprint` of its features, where that is known already (it reads every row).
+        features: `features_fingerprint` of its features, if it is known already (it reads every row).
     """
     split = dataset.split
     return {
@@ -110,8 +111,7 @@ def dataset_fingerprint(dataset: Dataset, features: str | None = None) -> dict[s
 
 
 def minibatch_digest(minibatch: MiniBatch) -> str:
-    """The digest of a minibatch's structure: all arrays of all blocks. Epoch, index and the width of ids do not
-    matter."""
+    """Digest of a minibatch's structure: all arrays of all blocks. Epoch, index and the width of ids do not matter."""
 
     def block(b: Block) -> dict[str, Any]:
         return {

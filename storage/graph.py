@@ -17,18 +17,18 @@ IntArray = npt.NDArray[np.integer]
 
 
 def index_dtype(num_values: int) -> np.dtype:
-    """The one place that decides index width: int32 while every value in [0, num_values] fits, else int64."""
+    """Index dtype for the whole project: int32 if every value in [0, num_values] fits, else int64."""
     return np.dtype(np.int32 if num_values < 2**31 - 1 else np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class TakenRows:
-    """In-neighbour lists of n rows of a graph, in the graph's own order."""
+    """In-neighbour lists of n rows of a graph, in the graph's order."""
 
     indptr: npt.NDArray[np.int64]
     """int64 [n+1]."""
     first_edge: npt.NDArray[np.int64]
-    """int64 [n], where the row's edges begin in the whole graph's edge arrays."""
+    """int64 [n], position of the row's first edge in the edge arrays of the whole graph."""
     indices: IntArray
     """[e], source nodes."""
     edge_weight: npt.NDArray[np.float32] | None
@@ -56,7 +56,7 @@ class Graph:
     edge_weight: npt.NDArray[np.float32] | None = None
     """float32 [E], finite and non-negative, or None for an unweighted graph."""
     edge_id: npt.NDArray[np.int64] | None = None
-    """int64 [E], the position of each edge in the input it came from, or None."""
+    """int64 [E], the position of each edge in its input, or None."""
 
     @property
     def num_nodes(self) -> int:
@@ -119,7 +119,7 @@ class Graph:
         return sum(a.nbytes for a in arrays if a is not None)
 
     def check(self) -> "Graph":
-        """Prove the invariants above.
+        """Check the invariants above.
 
         Raises:
             InputError: names the first invariant that does not hold.
@@ -183,8 +183,7 @@ def from_edges(
         raise InputError(
             f"edge ids lie in [{smallest}, {largest}]; expected [0, {num_nodes}): correct the ids or num_nodes"
         )
-    # Two stable counting-like sorts through SciPy would need O(E) extra anyway; one lexsort-free pass: sort by a
-    # combined key.
+    # Two stable counting sorts through SciPy would need O(E) extra memory anyway, so sort once by a combined key.
     order = (
         np.argsort(dst.astype(np.int64) * max(num_nodes, 1) + src, kind="stable") if len(src) else np.empty(0, np.int64)
     )

@@ -1,4 +1,4 @@
-"""The ledger: measured payload bytes, by channel and kind, and how often a message was waited for."""
+"""Ledger of measured payload bytes, and of messages that were waited for, by channel and kind."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "store": ("graph", "features", "minibatches"),
     "evaluation": ("graph", "features", "activations", "gradients", "control"),
 }
-"""The kinds that each channel counts. ``network`` and ``store`` are training's; ``evaluation`` is what evaluation
-moved."""
+"""Kinds that each channel counts. ``network`` and ``store`` belong to training; ``evaluation`` counts the bytes that
+evaluation moved."""
 
 
 class Ledger:
-    """Counters of bytes. Thread-safe: a producer thread and a rank may share one."""
+    """Byte counters. Thread-safe: a producer thread and a rank may share one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,10 +27,9 @@ class Ledger:
         Args:
             channel: a key of `KINDS`.
             kind: of that channel.
-            num_bytes: that this process has sent.
-            waits: messages that it had to wait for, one after the other, before it could go on: what latency is paid
-                for.
-            to: how many of the bytes went to each rank, where that is known.
+            num_bytes: sent by this process.
+            waits: messages that it had to wait for, one after the other, before it could go on: each costs one latency.
+            to: bytes sent to each rank, if known.
         """
         key = (channel, kind)
         assert key in self._bytes, f"the ledger knows no {key}; it counts {KINDS}"
@@ -58,8 +57,8 @@ class Ledger:
             return {channel: {kind: self._bytes[channel, kind] for kind in kinds} for channel, kinds in KINDS.items()}
 
     def sent_to(self) -> dict[str, dict[str, list[int]]]:
-        """Bytes to each rank, by channel and kind; only what has been sent since this ledger was made, and to a rank
-        that is known."""
+        """Bytes to each rank, by channel and kind, since this ledger was made. Bytes whose receiver is unknown are left
+        out."""
         with self._lock:
             found = dict(self._sent_to)
         by_channel: dict[str, dict[str, list[int]]] = {}
@@ -68,15 +67,16 @@ class Ledger:
         return by_channel
 
     def merge(self, other: "Ledger | Mapping[str, Mapping[str, int]]") -> None:
-        """Add what another ledger (or its record) has counted."""
-        # Taken before this lock: two ledgers that merge each other must not wait for each other.
+        """Add the counts of another ledger (or its record)."""
+        # Read before taking this lock: two ledgers that merge each other must not deadlock.
         record = other.as_record() if isinstance(other, Ledger) else other
         for channel, kinds in record.items():
             for kind, num_bytes in kinds.items():
                 self.add(channel, kind, num_bytes)
 
     def counts(self) -> list[int]:
-        """Every counter, bytes and then waits in the order of `KINDS`: what a checkpoint keeps and `restore` takes."""
+        """All counters, bytes and then waits, in the order of `KINDS`. Checkpoints store them and `restore` takes
+        them."""
         with self._lock:
             return [
                 table[channel, kind]
@@ -86,9 +86,9 @@ class Ledger:
             ]
 
     def restore(self, counts: Sequence[int]) -> None:
-        """Go back to earlier `counts`, in place of what was counted since."""
+        """Reset to earlier `counts`, discarding what was counted since."""
         keys = [(channel, kind) for channel, kinds in KINDS.items() for kind in kinds]
-        # Checkpoints of earlier versions have no waits.
+        # Checkpoints of earlier versions hold no waits.
         waits = counts[len(keys) :] or [0] * len(keys)
         with self._lock:
             self._bytes = dict(zip(keys, counts[: len(keys)], strict=True))

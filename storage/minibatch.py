@@ -1,4 +1,4 @@
-"""Messages between sampling and training: Block, MiniBatch, Bulk. Structure only, never features."""
+"""Messages between sampling and training: Block, MiniBatch, Bulk. They hold structure only, never features."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,8 +23,8 @@ class Block:
     indices: IntArray
     """int32 [e], positions in `src`."""
     weight: npt.NDArray[np.float32] | None = None
-    """float32 [e]: what each kept edge contributes to a sum over the *full* neighbourhood (its own weight, times
-    whatever the sampler needs to stay unbiased). None: edges are alike, and row v stands for its in_degree(v) true
+    """float32 [e], weight of each sampled edge in an estimate of the sum over the *full* neighbourhood: the edge's own
+    weight times the sampler's correction. None: all edges weigh the same, and row v stands for its in_degree(v) true
     in-edges."""
     edge_id: IntArray | None = None
     """int64 [e], positions in the graph's edge arrays, or None."""
@@ -40,7 +40,7 @@ class Block:
         return len(self.indices)
 
     def check(self) -> "Block":
-        """Prove the invariants (our own, hence assert)."""
+        """Check the invariants. Violations are bugs, hence assert."""
         assert 0 <= self.num_dst <= self.num_src
         assert self.indptr.shape == (self.num_dst + 1,) and self.indptr[0] == 0
         assert (np.diff(self.indptr) >= 0).all() and self.indptr[-1] == self.num_edges
@@ -65,7 +65,7 @@ class MiniBatch:
     """True: block i's rows and edges are the leading rows and edges of block i-1's (only newly found nodes were
     expanded), so all blocks are views of one edge list."""
     on_host: ClassVar[bool] = True
-    """Whether `blocks` lie in the memory of the host, and asking for them costs nothing."""
+    """True if `blocks` lie in host memory, so that reading them costs nothing."""
 
     @property
     def seeds(self) -> IntArray:
@@ -91,7 +91,7 @@ class MiniBatch:
         return sum(a.nbytes for a in arrays)
 
     def check(self) -> "MiniBatch":
-        """Prove the invariants (our own, hence assert)."""
+        """Check the invariants. Violations are bugs, hence assert."""
         assert self.blocks
         for outer, inner in zip(self.blocks, self.blocks[1:]):
             assert np.array_equal(outer.src[: outer.num_dst], inner.src)
@@ -140,8 +140,8 @@ def nested_blocks(
 
 @dataclass(frozen=True, eq=False)
 class Bulk:
-    """k minibatches that were sampled together: ascending indices of one epoch, without gaps unless some belong to
-    other ranks."""
+    """k minibatches that were sampled together: ascending indices of one epoch, with gaps only if some belong to other
+    ranks."""
 
     epoch: int
     number: int
@@ -154,7 +154,7 @@ class Bulk:
         return self.minibatches[0].index
 
     def check(self) -> "Bulk":
-        """Prove the invariants of the bulk and of each minibatch."""
+        """Check the invariants of the bulk and of each minibatch."""
         assert self.minibatches
         indices = [m.index for m in self.minibatches]
         assert indices == sorted(set(indices))
@@ -166,15 +166,15 @@ class Bulk:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the minibatches of a job are like: those in a store may say anything."""
+    """Expected properties of a job's minibatches. A store may hold anything, so each is checked when it is read."""
 
     is_seed: npt.NDArray[np.bool_]
     """[V], the nodes to train on."""
     num_layers: int | None
-    """L, where it is known."""
+    """L, if known."""
 
     def refuse(self, m: MiniBatch, where: str) -> None:
-        """Raise StoreError where a minibatch is of another graph, of other seeds or of another depth."""
+        """Raise StoreError if a minibatch has nodes of another graph, other seeds or another depth."""
         nodes = len(self.is_seed)
         if self.num_layers not in (None, len(m.blocks)):
             what = f"{len(m.blocks)} blocks; expected {self.num_layers}"

@@ -1,5 +1,4 @@
-"""The names of nodes, as one stretch of UTF-8: what an input calls its nodes, beside the numbers that everything else
-uses."""
+"""Names of nodes in the input, as one array of UTF-8. Everything else refers to nodes by number."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ class NodeNames(Sequence[str]):
 
     @classmethod
     def of(cls, names: Iterable[str]) -> "NodeNames":
-        """From strings, one for each node."""
+        """Build from strings, one for each node."""
         if isinstance(names, NodeNames):
             return names
         encoded = [str(name).encode("utf-8", "replace") for name in names]
@@ -33,7 +32,7 @@ class NodeNames(Sequence[str]):
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts)
 
     def check(self) -> "NodeNames":
-        """Prove that the names lie within the text. Raises InputError otherwise."""
+        """Check that the names lie within the text. Raises InputError otherwise."""
         starts = self.starts
         sound = (
             self.text.dtype == np.uint8
@@ -68,21 +67,21 @@ class NodeNames(Sequence[str]):
             yield from self[start : start + 4096]
 
     def take(self, nodes: npt.NDArray[np.integer]) -> list[str]:
-        """The names of `nodes`, in their order."""
+        """Names of `nodes`, in their order."""
         first, stop = self.starts[nodes].tolist(), self.starts[np.asarray(nodes) + 1].tolist()
         return [self.text[a:b].tobytes().decode("utf-8", "replace") for a, b in zip(first, stop)]
 
     def kept(self, keep: npt.NDArray[np.bool_]) -> "NodeNames":
-        """The names of the nodes in the mask `keep`."""
+        """Names of the nodes in the mask `keep`."""
         lengths = np.diff(self.starts)
         starts = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
         return NodeNames(self.text[np.repeat(keep, lengths)], starts)
 
     def find(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
-        """The nodes of these names, int64, in the order of `names`.
+        """Nodes with these names, int64, in the order of `names`.
 
         Raises:
-            InputError: no node has such a name.
+            InputError: no node has one of the names.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -93,7 +92,8 @@ class NodeNames(Sequence[str]):
             unknown = wanted.filter(found.is_null())
             count = found.null_count
             raise InputError(
-                f"{counted(count, 'name')} (first: '{unknown[0]}') {are(count)} no node's; expected names such as '{self[0]}'"
+                f"{counted(count, 'name')} (first: '{unknown[0]}') {are(count)} no node's; expected names such as "
+                f"'{self[0]}'"
             )
         return found.to_numpy(zero_copy_only=False).astype(np.int64)
 
@@ -105,7 +105,7 @@ class NodeNames(Sequence[str]):
 
     @classmethod
     def of_arrow(cls, column: Any) -> "NodeNames":
-        """From a pyarrow array or chunked array of text without nulls."""
+        """Build from a pyarrow array or chunked array of text without nulls."""
         import pyarrow as pa
 
         whole = column.cast(pa.large_string())

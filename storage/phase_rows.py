@@ -1,7 +1,7 @@
-"""The rows that one phase of layer-by-layer training reads on one rank: its own, and those that it was told by others.
+"""Rows that one phase of layer-by-layer training reads on one rank: its own, and those it received from others.
 
-A store for each phase and rank. Its fingerprint says which phase, and which parameters made the rows: rows of an
-earlier try, or of another run, are refused by name.
+A store for each phase and rank. Its fingerprint names the phase and the parameters that made the rows, so that rows of
+an earlier attempt or of another run are refused.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ KIND = "phase-rows"
 def write_phase_rows(
     path: Path, fingerprint: Mapping[str, str], generation: int, arrays: Mapping[str, Rows], sent_bytes: int = 0
 ) -> None:
-    """Write the rows, in place of any that are there.
+    """Write the rows, replacing any that are there.
 
     Args:
         path: the folder to make.
-        fingerprint: of what made them.
-        generation: how often the ranks of the run had been started before.
+        fingerprint: of the parameters that made them.
+        generation: number of earlier starts of the run's ranks.
         arrays: [n, D] each.
-        sent_bytes: what this rank had sent of their kind in all once it had them.
+        sent_bytes: bytes of their kind that this rank had sent in total once it had them.
     """
     write_store(
         path,

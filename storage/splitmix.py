@@ -1,4 +1,4 @@
-"""Words: 64 pseudo-random bits for a key and a number, by arithmetic that any process repeats.
+"""Random words: 64 pseudo-random bits for a key and a number, computed, so that any process can repeat them.
 
 The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64-bit words.
 """
@@ -12,7 +12,7 @@ M1, M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def mix(z: Words) -> Words:
-    """SplitMix64's finaliser over uint64 arrays (wraps silently)."""
+    """SplitMix64's finaliser over uint64 arrays; overflow wraps silently."""
     z = (z ^ (z >> np.uint64(30))) * M1
     z = (z ^ (z >> np.uint64(27))) * M2
     return z ^ (z >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""URLs: what is one, and what in one is secret. Credentials belong into the environment: an address is written down and
+"""URLs: recognising them, and removing secrets. Credentials belong in the environment, since addresses are logged and
 shown."""
 
 import re
@@ -6,26 +6,26 @@ from pathlib import Path
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _WHOLE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:/{1,2})([^\s<>]+)")
-"""With one slash, what is left of a URL that was taken for a path."""
+"""With one slash: a URL that was once taken for a path."""
 _HAS_PORTS = ("http", "https", "tcp", "tls", "ws", "wss", "ucx")
 _HIDDEN = "***"
 
 
 def is_url(location: str | Path) -> bool:
-    """Whether a location is a URL (``s3://bucket/prefix``), rather than a path."""
+    """True if a location is a URL (``s3://bucket/prefix``), rather than a path."""
     return isinstance(location, str) and _URL.match(location) is not None
 
 
 def without_secrets(text: str) -> str:
     """`text` with ``***`` in place of the user and password, and of the query, of each URL in it.
 
-    A password may hold an ``@`` or a ``/``, as AWS's secret keys do, so what stands before the last ``@`` goes.
+    A password may hold an ``@`` or a ``/``, as AWS's secret keys do, so everything before the last ``@`` is removed.
     """
     return _WHOLE.sub(_shown, text)
 
 
 def has_secrets(text: str) -> bool:
-    """Whether a URL in `text` has a user, a password or a query."""
+    """True if a URL in `text` has a user, a password or a query."""
     return "://" in text and without_secrets(text) != text
 
 

@@ -147,7 +147,8 @@ class Nccl(Gloo):
             self._is_broken = True
             if "Duplicate GPU" in str(e):
                 raise InputError(
-                    f"rank {self.rank} of {self.size} has its GPU together with another rank, and NCCL wants one for each; use fewer "
+                    f"rank {self.rank} of {self.size} has its GPU together with another rank, and NCCL wants one for "
+                    "each; use fewer "
                     'ranks, or cluster.backend = "gloo"'
                 ) from e
             raise
@@ -157,7 +158,8 @@ def check_nccl() -> None:
     """Raises InputError: torch was built without NCCL."""
     if not hasattr(dist, "ProcessGroupNCCL"):
         raise InputError(
-            f"ranks on GPUs talk over NCCL, but this torch ({torch.__version__}) is built without it; install torch with CUDA for Linux, "
+            f"ranks on GPUs talk over NCCL, but this torch ({torch.__version__}) is built without it; install torch "
+            "with CUDA for Linux, "
             'or use cluster.backend = "gloo"'
         )
 

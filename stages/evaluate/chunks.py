@@ -150,7 +150,8 @@ class HostSink:
 
     def _full(self, e: OSError) -> RunError:
         return RunError(
-            f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another scratch folder"
+            f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another "
+            "scratch folder"
         )
 
     def finish(self) -> npt.NDArray[Any]:

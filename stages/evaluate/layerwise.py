@@ -217,7 +217,8 @@ def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tenso
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
-            f"layer {i} of {type(model).__name__} returned {seen}; expected [{neighbourhood.num_dst}, D], a row per destination"
+            f"layer {i} of {type(model).__name__} returned {seen}; expected [{neighbourhood.num_dst}, D], a row per "
+            "destination"
         )
     return out
 
@@ -275,7 +276,8 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 def _counted(logits: Tensor, labels: Tensor) -> Tensor:
     if not len(logits) or len(labels) != len(logits) or (labels.ndim != 1 and labels.shape != logits.shape):
         raise InputError(
-            f"logits are {list(logits.shape)} and labels {list(labels.shape)}; expected [n, C] and [n] or [n, C], n >= 1"
+            f"logits are {list(logits.shape)} and labels {list(labels.shape)}; expected [n, C] and [n] or [n, C], n "
+            ">= 1"
         )
     return tally(logits, labels)
 

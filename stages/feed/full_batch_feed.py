@@ -28,7 +28,8 @@ class FullBatchWork:
         """
         if job.minibatches_per_step != job.group.size:
             raise InputError(
-                f"train.minibatches_per_step is {job.minibatches_per_step}, but full-batch training takes one step an epoch, from all "
+                f"train.minibatches_per_step is {job.minibatches_per_step}, but full-batch training takes one step an "
+                "epoch, from all "
                 "ranks together; leave it out"
             )
         return job.group.size

@@ -46,7 +46,8 @@ class Local:
         """
         if job.minibatches_per_step != job.group.size:
             raise InputError(
-                f"train.minibatches_per_step is {job.minibatches_per_step}, but here each of the {job.group.size} ranks trains on one "
+                f"train.minibatches_per_step is {job.minibatches_per_step}, but here each of the {job.group.size} "
+                "ranks trains on one "
                 "minibatch of its own in every step; leave it out"
             )
         return self._steps(placement, job) * job.group.size

@@ -212,7 +212,8 @@ class QueueFeed:
             except QueueTimeoutError:
                 if not alive:
                     raise RunError(
-                        f"minibatch {index} of epoch {epoch} is not there, and whoever was sampling has ended; sample on, then --resume"
+                        f"minibatch {index} of epoch {epoch} is not there, and whoever was sampling has ended; sample "
+                        "on, then --resume"
                     ) from None
                 if self._given_up or time.monotonic() >= give_up:
                     raise

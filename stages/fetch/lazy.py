@@ -231,7 +231,8 @@ class LazyRows:
         for rank, theirs in enumerate(group.all_to_all([mine] * group.size, "control", None)):
             if theirs.tolist() != mine.tolist():
                 raise RunError(
-                    f"rank {rank} hands on rows for phase {int(theirs[0])} (start {int(theirs[1])} of the run), but rank {group.rank} "
+                    f"rank {rank} hands on rows for phase {int(theirs[0])} (start {int(theirs[1])} of the run), but "
+                    f"rank {group.rank} "
                     f"expects those for phase {phase} (start {generation}); end all of them and go on with --resume"
                 )
 

@@ -70,12 +70,14 @@ class VisitFetch:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
             if step == UNKNOWN:
                 job.tell(
-                    f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could not be rehearsed"
+                    f"plan: neighbours on other ranks by {names}; what a step takes is unknown, for the model could "
+                    "not be rehearsed"
                 )
                 return Visits(placement, chosen, self.prefetch_bytes, job.group)
             mib = [n / 2**20 for n in (placement.graph.nbytes, placement.x.nbytes, step)]
             job.tell(
-                f"plan: neighbours on other ranks by {names}; rank 0 takes {mib[0]:,.0f} MiB for edges, {mib[1]:,.0f} for features, "
+                f"plan: neighbours on other ranks by {names}; rank 0 takes {mib[0]:,.0f} MiB for edges, {mib[1]:,.0f} "
+                "for features, "
                 f"about {mib[2]:,.0f} for a step"
             )
         return Visits(placement, chosen, self.prefetch_bytes, job.group)

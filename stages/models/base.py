@@ -65,7 +65,8 @@ def as_model(module: object) -> nn.Module:
         raise InputError(f"the model is a {type(module).__name__}; {wanted}")
     if not callable(getattr(module, "layer", None)) and "edge_index" in signature(module.forward).parameters:
         raise InputError(
-            f"{type(module).__name__}.forward takes a whole edge_index, but Millrace trains layer by layer; give its convolutions as "
+            f"{type(module).__name__}.forward takes a whole edge_index, but Millrace trains layer by layer; give its "
+            "convolutions as "
             "mr.PyGModel([conv1, conv2]), or write num_layers and layer(i, hood, h) -> h"
         )
     layers = getattr(module, "num_layers", None)
@@ -92,7 +93,8 @@ def check_initialised(module: nn.Module) -> None:
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
             raise InputError(
-                f"parameter '{name}' of {type(module).__name__} is lazy and has no shape yet; give its layer the number of input columns"
+                f"parameter '{name}' of {type(module).__name__} is lazy and has no shape yet; give its layer the "
+                "number of input columns"
             )
 
 
@@ -215,8 +217,10 @@ class ModelConfig(ABC):
         if type(self.dropout) is int and self.dropout > 1:
             # PyG's models take their numbers in the order input, hidden, layers, output.
             raise InputError(
-                f"{self.name}: hidden, layers, dropout are {self.hidden}, {self.layers}, {self.dropout} in this order, and widths of input "
-                f"and output come from the dataset; name what you give, as in hidden={self.layers}, layers={self.dropout}"
+                f"{self.name}: hidden, layers, dropout are {self.hidden}, {self.layers}, {self.dropout} in this "
+                "order, and widths of input "
+                f"and output come from the dataset; name what you give, as in hidden={self.layers}, "
+                f"layers={self.dropout}"
             )
         for field in fields(self):
             # Whoever writes 0 for 0.0 means the same, and ranks compare how a model is written down.

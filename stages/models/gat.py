@@ -70,7 +70,8 @@ class GAT(ModelConfig):
         self.probability("attention_dropout")
         if self.hidden % self.heads:
             raise InputError(
-                f"gat: hidden={self.hidden} is not a multiple of heads={self.heads}; hidden is the width of all heads together: "
+                f"gat: hidden={self.hidden} is not a multiple of heads={self.heads}; hidden is the width of all heads "
+                "together: "
                 f"take hidden={self.hidden + self.heads - self.hidden % self.heads}"
             )
 

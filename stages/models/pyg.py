@@ -102,7 +102,8 @@ class PyGModel(Stack):
             neighbourhood, h = neighbourhood.as_block(h)
         if not isinstance(neighbourhood, ListNeighbourhood):
             raise InputError(
-                f"PyG convolutions need blocks, but got a {type(neighbourhood).__name__}; use one of Millrace's own models here"
+                f"PyG convolutions need blocks, but got a {type(neighbourhood).__name__}; use one of Millrace's own "
+                "models here"
             )
         return ACTIVATIONS[activation](self._bounded(self.convs[i], neighbourhood, h))
 

@@ -58,11 +58,13 @@ def refuse(conv: object) -> None:
     ]
     if more := [p for p in needed if p not in ("x", "edge_index")]:
         raise InputError(
-            f"{name}.forward needs {', '.join(more)} too; expected a PyG convolution that x and edge_index are enough for"
+            f"{name}.forward needs {', '.join(more)} too; expected a PyG convolution that x and edge_index are enough "
+            "for"
         )
     if getattr(conv, "flow", "source_to_target") != "source_to_target":
         raise InputError(
-            f"{name} has flow='{conv.flow}', but a block's rows are its targets; leave flow out and turn the dataset's edges"
+            f"{name} has flow='{conv.flow}', but a block's rows are its targets; leave flow out and turn the "
+            "dataset's edges"
         )
     if name == "GCNConv":
         if getattr(conv, "normalize", False):
@@ -98,7 +100,8 @@ def _check_no_edge_features(conv: nn.Module, name: str) -> None:
             )
         if kind == "RGCNConv" or (kind == "FiLMConv" and getattr(conv, "num_relations", 1) > 1):
             raise InputError(
-                f"{name} needs a type for each edge, but Millrace's graphs have one type; use a convolution without relations"
+                f"{name} needs a type for each edge, but Millrace's graphs have one type; use a convolution without "
+                "relations"
             )
 
 
@@ -158,7 +161,8 @@ def _check_width(i: int, conv: nn.Module, width: int, source: str) -> None:
         if type(given) is int and given >= 0 and given != width:
             which = "the first convolution" if i == 0 else f"layer {i}"
             raise InputError(
-                f"{which}, {_short(conv)}, takes {given} columns, but {source} gives {width}; make it {type(conv).__name__}({width}, ...)"
+                f"{which}, {_short(conv)}, takes {given} columns, but {source} gives {width}; make it "
+                f"{type(conv).__name__}({width}, ...)"
             )
 
 

@@ -250,7 +250,8 @@ class BlockNeighbourhood(ListNeighbourhood):
         """
         if isinstance(degree, Tensor) and degree.shape != (block.num_src,):
             raise InputError(
-                f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for each"
+                f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for "
+                "each"
             )
         super().__init__(degree, kernels, names, numbers)
         self.block = block

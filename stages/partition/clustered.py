@@ -104,7 +104,8 @@ class Clustered:
         lacking[nodes] = False
         if lacking.any():
             raise RunError(
-                f"cuGraph's {self.algorithm} gave no community to {lacking.sum()} of {num_nodes} nodes; use 'metis-work'"
+                f"cuGraph's {self.algorithm} gave no community to {lacking.sum()} of {num_nodes} nodes; use "
+                "'metis-work'"
             )
         return cluster
 

@@ -46,7 +46,8 @@ class Given:
                 owners = np.lib.format.read_array(file, allow_pickle=False)
         except Exception as e:  # of a damaged header, NumPy lets through whatever Python's parser raises
             raise InputError(
-                f"partition.owners: {path} cannot be read ({first_line(e)}); expected a file by numpy.save with an owner for each node"
+                f"partition.owners: {path} cannot be read ({first_line(e)}); expected a file by numpy.save with an "
+                "owner for each node"
             ) from None
         try:
             return cls(owners)

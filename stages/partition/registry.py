@@ -25,6 +25,7 @@ def partitioner(name: str) -> Partitioner:
     """
     if name not in PARTITIONERS:
         raise InputError(
-            f"partitioner is '{name}'; expected one of {', '.join(sorted(PARTITIONERS))}{nearest(name, list(PARTITIONERS))}"
+            f"partitioner is '{name}'; expected one of "
+            f"{', '.join(sorted(PARTITIONERS))}{nearest(name, list(PARTITIONERS))}"
         )
     return PARTITIONERS[name]()

@@ -201,7 +201,8 @@ def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64]
     folder, whole = _opened(out, part)
     if _layout(whole) < LAYOUT:
         raise StoreError(
-            f"{out} was written by an earlier version of Millrace, which made no edge shards; partition the same dataset into it again, "
+            f"{out} was written by an earlier version of Millrace, which made no edge shards; partition the same "
+            "dataset into it again, "
             "with the same options, and what is lacking is added"
         )
     owned = open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint).read("owned")

@@ -47,7 +47,8 @@ class RunningStatistics:
                 continue
             if norm.momentum is None:
                 raise InputError(
-                    f"batch normalisation '{name}' has momentum=None, an average over all minibatches, which several ranks cannot "
+                    f"batch normalisation '{name}' has momentum=None, an average over all minibatches, which several "
+                    "ranks cannot "
                     "keep; expected a number: give it one, such as momentum=0.1, or train with one rank"
                 )
             self._tracked.append(_Tracked(name, norm))
@@ -86,8 +87,10 @@ class RunningStatistics:
         for t, term, calls in zip(self._tracked, terms, torch.stack([term[0] for term in terms]).tolist()):
             if calls % of:
                 raise InputError(
-                    f"batch normalisation '{t.name}' was called {calls:g} times in {of} minibatches; expected equally often in each, or "
-                    "its running statistics depend on the number of ranks: call it in every minibatch, or train with one rank"
+                    f"batch normalisation '{t.name}' was called {calls:g} times in {of} minibatches; expected equally "
+                    "often in each, or "
+                    "its running statistics depend on the number of ranks: call it in every minibatch, or train with "
+                    "one rank"
                 )
             if calls:
                 statistics = t.get()
@@ -180,7 +183,8 @@ def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
     norm._check_input_dim(input)
     if input.shape[1] != norm.num_features:
         raise InputError(
-            f"batch normalisation got {input.shape[1]} channels; expected {norm.num_features}: make it for what comes in"
+            f"batch normalisation got {input.shape[1]} channels; expected {norm.num_features}: make it for what comes "
+            "in"
         )
     last = input.movedim(1, -1)
     rows = last.flatten(0, -2)
@@ -193,7 +197,8 @@ def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
         count = int(sums[-1])
         if count == 1:
             raise InputError(
-                f"Expected more than 1 value per channel when training, got input size {torch.Size([1, norm.num_features])} over all "
+                "Expected more than 1 value per channel when training, got input size "
+                f"{torch.Size([1, norm.num_features])} over all "
                 "ranks: train on more rows, or without batch normalisation"
             )
         mean = sums[:-1] / max(1, count)

@@ -81,7 +81,8 @@ class NeighborSampler:
         """Raises InputError if this sampler is `weighted` and the graph has no edge weights."""
         if self.weighted and graph.edge_weight is None:
             raise InputError(
-                "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = false"
+                "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = "
+                "false"
             )
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:

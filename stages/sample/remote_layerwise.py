@@ -261,7 +261,8 @@ class _RemoteLayers:
             cut = slice(int(ends[a]), int(ends[b]))
             if cut.stop - cut.start >= LIMIT:
                 raise RunError(
-                    f"a minibatch would hold {cut.stop - cut.start} edges; at most {LIMIT - 1} fit: use a smaller batch_size or sizes"
+                    f"a minibatch would hold {cut.stop - cut.start} edges; at most {LIMIT - 1} fit: use a smaller "
+                    "batch_size or sizes"
                 )
             row_ends = (ends[a : b + 1] - ends[a]).astype(np.int32)
             values = found[1][cut] if self.weighted else np.empty(1, np.float32)

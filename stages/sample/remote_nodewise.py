@@ -68,7 +68,8 @@ class _Rows:
     def edges(self, numbered: Numbering) -> EdgeList:
         if self.ends[-1] >= LIMIT:
             raise RunError(
-                f"a minibatch would hold {self.ends[-1]} edges; at most {LIMIT - 1} fit: use a smaller batch_size or fanout"
+                f"a minibatch would hold {self.ends[-1]} edges; at most {LIMIT - 1} fit: use a smaller batch_size or "
+                "fanout"
             )
         indices = np.empty(len(self.sources), np.int32)
         numbered.places(self.sources, indices)

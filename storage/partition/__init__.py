@@ -1,1 +1,1 @@
-"""Partitions: which part owns a node, its edges, and its rows in order."""
+"""Partitions: the owner of each node, its edges, and its rows in order."""

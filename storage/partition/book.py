@@ -1,5 +1,4 @@
-"""Partition books: which partition owns a node, and where in it the node lies. Local ids follow ascending global
-ids."""
+"""Partition books map nodes to their owners and local ids. Local ids follow ascending global ids."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class PartitionBook(Protocol):
         ...
 
     def check(self) -> "PartitionBook":
-        """Prove the book's invariants. Raises InputError otherwise."""
+        """Check the book's invariants. Raises InputError otherwise."""
         ...
 
 
@@ -102,7 +101,7 @@ class RangeBook:
 
     def part(self, ids: Ids) -> npt.NDArray[np.int32]:
         """int32 [n], the owner of each global id."""
-        # "right" steps over empty partitions, whose range starts where the next one does.
+        # "right" steps over empty partitions, whose range starts at the same id as the next one.
         return (np.searchsorted(self.offsets, _in_range(ids, self.num_nodes), side="right") - 1).astype(np.int32)
 
     def local(self, ids: Ids) -> IdArray:
@@ -123,7 +122,7 @@ class RangeBook:
         return np.diff(self.offsets)
 
     def check(self) -> "RangeBook":
-        """Prove the invariants. Raises InputError otherwise."""
+        """Check the invariants. Raises InputError otherwise."""
         o = self.offsets
         if o.dtype != np.int64 or o.ndim != 1 or len(o) < 2:
             raise InputError(f"offsets is {o.dtype}{list(o.shape)}; expected int64 [P+1] with P >= 1")
@@ -141,7 +140,7 @@ class TableBook:
     part_of: npt.NDArray[np.int16] | npt.NDArray[np.int32]
     """int16 or int32 [V], the owner of each node."""
     parts: int
-    """P; the last partitions may be empty, so the table alone does not tell."""
+    """P; the last partitions may be empty, so the table alone does not determine it."""
 
     @property
     def num_parts(self) -> int:
@@ -197,7 +196,7 @@ class TableBook:
         return np.diff(self._starts)
 
     def check(self) -> "TableBook":
-        """Prove the invariants. Raises InputError otherwise."""
+        """Check the invariants. Raises InputError otherwise."""
         t = self.part_of
         if t.dtype not in (np.int16, np.int32) or t.ndim != 1:
             raise InputError(f"part_of is {t.dtype}{list(t.shape)}; expected int16 or int32 [V]")
@@ -210,21 +209,18 @@ class TableBook:
 
 @dataclass(frozen=True, eq=False)
 class HashBook:
-    """Each node lies where 32 bits of its word put it: no table, whatever V is.
-
-    Who owns a node is arithmetic. Which of its owner's nodes it is, is counted within its block of ids, which are owned
-    again for that, and on from a table of how many nodes each partition has before each block, made by one pass over
-    all ids when it is first asked for.
-    """
+    """Assigns each node by 32 bits of its random word: no table, whatever V is. The owner of a node is computed. Its
+    local id is counted within its block of ids, whose owners are computed again, and added to a table of how many nodes
+    each partition has before each block; one pass over all ids makes that table when it is first needed."""
 
     key: int
-    """Of the stream of words, uint64."""
+    """Key of the stream of words, uint64."""
     nodes: int
     """V."""
     parts: int
     """P."""
     block: int = 0
-    """Ids that are looked at together; 0: as many as keep the table below 2**24 numbers, and at least 2**18."""
+    """Ids per block; 0: as many as keep the table below 2**24 numbers, and at least 2**18."""
 
     @property
     def num_parts(self) -> int:
@@ -247,7 +243,7 @@ class HashBook:
 
     @cached_property
     def _before(self) -> IdArray:
-        """int64 [blocks + 1, P], nodes of each partition in all blocks before."""
+        """int64 [blocks + 1, P], nodes of each partition in all blocks before each block."""
         blocks = -(-self.nodes // self._block)
         counts = np.zeros((blocks + 1, self.parts), np.int64)
         for b in range(blocks):
@@ -264,14 +260,14 @@ class HashBook:
     def _by_part(self, b: int) -> tuple[IdArray, IdArray]:
         """Positions in a block by owner, ascending within each, and where each owner's begin, [P + 1]."""
         owners = self._owners(self._ids(b))
-        # Of 16 bits, numpy sorts by radix.
+        # NumPy sorts 16-bit integers by radix.
         order = np.argsort(owners.astype(np.int16) if self.parts < 1 << 15 else owners, kind="stable")
         starts = np.zeros(self.parts + 1, np.int64)
         np.cumsum(self._before[b + 1] - self._before[b], out=starts[1:])
         return order, starts
 
     def _in_blocks(self, block: IdArray) -> Iterator[tuple[int, IdArray]]:
-        """Each block that is named, and the places where it is."""
+        """Blocks that hold any of the ids, and the places of those ids."""
         order = np.argsort(block.astype(np.int16) if len(self._before) < 1 << 15 else block, kind="stable")
         ends = np.flatnonzero(np.diff(block[order], append=-1)) + 1
         for begin, end in zip([0, *ends], ends):
@@ -317,14 +313,14 @@ class HashBook:
         return self._before[-1].copy()
 
     def check(self) -> "HashBook":
-        """Prove the invariants. Raises InputError otherwise."""
+        """Check the invariants. Raises InputError otherwise."""
         if not 1 <= self.parts < 1 << 31 or self.nodes < 0 or not 0 <= self.key < 1 << 64 or self.block < 0:
             raise InputError(f"{self} is not a partition book; expected at least 1 part, 0 nodes, and a key of 64 bits")
         return self
 
 
 Book = RangeBook | TableBook | HashBook
-"""What can be stored."""
+"""Books that can be stored."""
 
 
 def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> Store:
@@ -348,7 +344,7 @@ def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = N
 
 
 def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Book:
-    """Open a partition book, and refuse it when `fingerprint` is given and differs.
+    """Open a partition book; refuse it if `fingerprint` is given and differs.
 
     Raises:
         StoreError: absent, damaged, of an unknown form, or made from something else.
@@ -369,6 +365,6 @@ def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Book:
         require(
             (book.num_parts, book.num_nodes) == (parts, nodes), f"the book is not of {parts} parts and {nodes} nodes"
         )
-        # What counts nodes by part has a number for each.
+        # The counts of nodes by part have an entry for each part.
         require(parts < 1 << 31, f"the book has {parts} parts; expected less than 2**31")
     return book

@@ -1,5 +1,4 @@
-"""The edge shards message: the in-edges of one part, grouped by the part that owns their source (SAR; Mostafa, MLSys
-2022)."""
+"""Edge shards: the in-edges of one part, grouped by the part that owns their source (SAR; Mostafa, MLSys 2022)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class EdgeShards:
     source_splits: IdArray
     """int64 [P+1]: ``sources[source_splits[q]:source_splits[q+1]]`` are the rows that part q must send."""
     sources: PositionArray
-    """int32 [S], local ids *at their owner*, ascending and distinct within a shard; none in the part's own."""
+    """int32 [S], local ids *at their owner*, ascending and distinct within a shard; the part's own shard lists none."""
     first_edge: IdArray
     """int64 [N], the number of each row's first edge in the whole graph."""
     total_edges: int
@@ -78,7 +77,7 @@ class EdgeShards:
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def check(self) -> "EdgeShards":
-        """Prove the invariants, with temporary arrays of e + S flags and O(N). Raises InputError otherwise."""
+        """Check the invariants, with temporary arrays of e + S flags and O(N). Raises InputError otherwise."""
         parts, n, e = self.num_parts, self.num_owned, self.num_edges
         require(type(self.part) is int and 0 <= self.part < parts, f"part is {self.part}; there are {parts}")
         require(
@@ -114,14 +113,13 @@ class EdgeShards:
             else np.zeros(n, np.int64)
         )
         self._check_edges(_starts(degree), ends_of_rows)
-        # A row's edges end before those of the next owned row begin; others' rows may lie between them.
+        # A row's edges end before those of the next owned row begin; rows of other parts may lie between them.
         room = np.append(self.first_edge[1:], self.total_edges)[:n] - self.first_edge
         require(not n or (self.first_edge[0] >= 0 and (degree <= room).all()), "rows do not ascend in the whole graph")
         return self
 
     def _check_edges(self, indptr: IdArray, ends_of_rows: IdArray) -> None:
-        """Prove that each edge leads to its row, from a source of its shard, and that none is there twice: piece by
-        piece."""
+        """Check, piece by piece, that each edge belongs to its row, has a source in its shard, and occurs once."""
         seen, used = np.zeros(self.num_edges, bool), np.zeros(len(self.sources), bool)
         for q in range(self.num_parts):
             own = q == self.part
@@ -152,12 +150,12 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
 
     Args:
         partition: N rows, e edges.
-        book: the book that it was cut by, P parts.
+        book: the book that assigned its nodes, P parts.
         first_edge: int64 [N], ``graph.indptr[partition.owned]``.
         total_edges: E of the whole graph.
 
     Raises:
-        InputError: the partition is none of the book's.
+        InputError: the partition is not one of the book's.
     """
     part, n, e, parts = partition.rank, partition.num_owned, partition.num_edges, book.num_parts
     if not _is_of(partition, book):
@@ -171,7 +169,7 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
     position = np.empty(partition.num_halo, np.int32)
     position[halo_order] = np.arange(partition.num_halo) - np.repeat(source_splits[:-1], np.diff(source_splits))
 
-    # What each of the N + H positions is, and then what each edge is.
+    # Map each of the N + H positions to its place in the shards, then each edge.
     owner = np.concatenate([np.full(n, part, halo_part.dtype), halo_part])[partition.indices]
     edge = _stable_order(owner, parts)
     edge_splits = _starts(np.bincount(owner, minlength=parts))
@@ -179,7 +177,7 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
     row = np.repeat(np.arange(n, dtype=np.int32), np.diff(partition.indptr))[edge]
     begins = np.ones(e, bool)
     begins[1:] = row[1:] != row[:-1]
-    # The last row of a shard may be the first of the next.
+    # The last row of a shard may also be the first of the next.
     begins[edge_splits[:-1][np.diff(edge_splits) > 0]] = True
     starts = np.flatnonzero(begins)
     return EdgeShards(
@@ -216,7 +214,7 @@ def write_edge_shards(
 
 
 def open_edge_shards(path: Path, *, fingerprint: Mapping[str, str] | None = None) -> EdgeShards:
-    """Open edge shards, and refuse them when `fingerprint` is given and differs.
+    """Open edge shards; refuse them if `fingerprint` is given and differs.
 
     Raises:
         StoreError: absent, damaged, or made from something else.
@@ -249,7 +247,7 @@ def _stable_order(keys: npt.NDArray[np.integer], bound: int) -> npt.NDArray[np.i
 
 
 def _ascending(values: npt.NDArray[np.integer], splits: IdArray, bound: int | None = None) -> bool:
-    """Whether values are at least 0, below `bound`, and rise strictly between splits."""
+    """True if values are at least 0, below `bound`, and rise strictly between splits."""
     if not len(values):
         return True
     rises = np.diff(values) > 0

@@ -1,4 +1,4 @@
-"""The partition message: the nodes one rank owns, their in-edges, and the remote in-neighbours (the halo)."""
+"""Partition: the nodes that one rank owns, their in-edges, and the remote in-neighbours (the halo)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class Partition:
     owned: IdArray
     """int64 [N], global ids, ascending."""
     halo: IdArray
-    """int64 [H], global ids of the in-neighbours that others own, ascending, distinct."""
+    """int64 [H], global ids of the in-neighbours that other parts own, ascending, distinct."""
     indptr: IdArray
     """int64 [N+1], by destination in the order of `owned`."""
     indices: npt.NDArray[np.int32]
     """int32 [e], positions in [0, N+H), in the order of the graph's rows."""
     in_degree: IdArray
-    """int64 [N], in-degree of each owned node in the whole graph, whatever edges are left out here."""
+    """int64 [N], in-degree of each owned node in the whole graph, including edges that are left out here."""
     edge_weight: npt.NDArray[np.float32] | None = None
     """float32 [e] or None."""
     edge_id: IdArray | None = None
@@ -73,7 +73,7 @@ class Partition:
         return {n: a for n in names if (a := getattr(self, n)) is not None}
 
     def check(self) -> "Partition":
-        """Prove the invariants. Raises InputError otherwise."""
+        """Check the invariants. Raises InputError otherwise."""
         n, h, e = self.num_owned, self.num_halo, self.num_edges
         for name in ("owned", "halo"):
             require_vector(getattr(self, name), np.int64, None, name)
@@ -101,7 +101,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class OwnRows:
-    """What a dataset has of the N nodes that one part owns."""
+    """Rows of a dataset for the N nodes that one part owns."""
 
     nodes: IdArray
     """int64 [N], global ids, ascending."""
@@ -110,7 +110,7 @@ class OwnRows:
     total_edges: int
     """E of the whole graph."""
     features: Rows
-    """[N, F], which need not be in memory."""
+    """[N, F], not necessarily in memory."""
     labels: npt.NDArray[np.generic]
     """int64 [N] or float32 [N, C]."""
     split: Split
@@ -118,7 +118,7 @@ class OwnRows:
 
 
 def extract_partition(graph: Graph, book: PartitionBook, part: int) -> Partition:
-    """Cut one partition out of the whole graph, with every in-edge of the nodes it owns.
+    """Extract one partition from the whole graph, with every in-edge of the nodes it owns.
 
     Raises:
         InputError: the book is for another number of nodes, or the partition needs more than 2**31 - 1 positions.
@@ -131,13 +131,14 @@ def extract_partition(graph: Graph, book: PartitionBook, part: int) -> Partition
 
 
 def partition_of(owned: IdArray, rows: TakenRows, book: PartitionBook, part: int) -> Partition:
-    """`extract_partition` from the nodes that the partition owns, and their rows."""
+    """Build a partition from the nodes that it owns and their rows; see `extract_partition`."""
     src = rows.indices
     remote = book.part(src) != part
     halo = np.unique(src[remote]).astype(np.int64)
     if len(owned) + len(halo) > MAX_POSITIONS:
         raise InputError(
-            f"partition {part} has {len(owned)} nodes and a halo of {len(halo)}; at most {MAX_POSITIONS} fit: use more parts"
+            f"partition {part} has {len(owned)} nodes and a halo of {len(halo)}; at most {MAX_POSITIONS} fit: use "
+            "more parts"
         )
     indices = np.empty(len(src), np.int32)
     indices[~remote] = book.local(src[~remote])
@@ -167,7 +168,7 @@ def write_partition(
 
 
 def open_partition(path: Path, *, fingerprint: Mapping[str, str] | None = None) -> Partition:
-    """Open a partition, and refuse it when `fingerprint` is given and differs.
+    """Open a partition; refuse it if `fingerprint` is given and differs.
 
     Raises:
         StoreError: absent, damaged, or made from something else.

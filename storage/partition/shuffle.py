@@ -1,12 +1,12 @@
-"""A stored dataset by the parts that own its rows, so that each part reads its own rows and no others.
+"""Shuffles a stored dataset by owner, so that each part reads its own rows and no others.
 
-Parts have rows everywhere in a graph. Were each of P parts to look for its own, all would be read P times; *dealing*
-reads them once. The rows are cut into ranges, and each range is written again, into a file of its own, in the order of
-the owners. What a part owns is then a stretch of every file, and these stretches, one after the other, are its rows,
-ascending.
+The rows of a part lie anywhere in a graph. If each of P parts looked for its own, all rows would be read P times;
+*dealing* reads them once. The rows are cut into ranges, and each range is written again, into a file of its own, in the
+order of the owners. The rows of a part are then a contiguous stretch of every file, and these stretches, one after the
+other, are its rows in ascending order.
 
 A folder holds a plan (`begin`) and the files (`deal`: in any order, by anyone, more than once if it must be).
-`stages/partition` makes it, cuts parts from it (`ShuffledStore`) and takes it away.
+`stages/partition` makes it, reads parts from it (`ShuffledStore`) and removes it.
 """
 
 import os
@@ -30,32 +30,32 @@ from .partition import OwnRows
 IdArray = npt.NDArray[np.int64]
 KIND = "dealing"
 RANGE_BYTES = 128 << 20
-"""Whoever deals a range holds about this much, or a single row that is larger;"""
+"""Memory for dealing a range, unless a single row is larger;"""
 STRETCH_BYTES = 512 << 10
-"""or, if that is more, this much for each part, so that a stretch is worth looking for;"""
+"""or, if that is more, this much for each part, so that reading a stretch is worth a seek;"""
 MOST_BYTES = 1 << 30
 """but no more than this."""
 PIECE_ROWS = 1 << 21
 
 
 class Column(NamedTuple):
-    """One of the arrays in a file."""
+    """One array in a file."""
 
     name: str
     of_edges: bool
-    """One for each edge, not for each row."""
+    """True if it has an entry for each edge, rather than for each row."""
     dtype: str
     shape: tuple[int, ...]
-    """Of one."""
+    """Shape of one entry."""
 
     @property
     def nbytes(self) -> int:
-        """Of one."""
+        """Bytes of one entry."""
         return np.dtype(self.dtype).itemsize * int(np.prod(self.shape))
 
 
 def begin(dataset: StoredDataset, num_parts: int, parts: Sequence[int], folder: Path) -> int:
-    """Write the plan of dealing a dataset that has `num_parts` parts to some of them, and say how many ranges it has.
+    """Write the plan of dealing a dataset with `num_parts` parts to some of them; return the number of ranges.
 
     Reads the row pointers and the ids of the splits, piece by piece.
 
@@ -83,16 +83,16 @@ def begin(dataset: StoredDataset, num_parts: int, parts: Sequence[int], folder: 
 
 
 def _ranges(dataset: StoredDataset, columns: Sequence[Column], parts: int) -> IdArray:
-    """int64 [K+1], where ranges begin, and V."""
-    # A row: its columns, the owner, the order and a row pointer. An edge: what is read, the same in order, and 24 bytes
-    # to find it.
+    """int64 [K+1], bounds of the ranges, and V."""
+    # Memory of a row: its columns, the owner, the order and a row pointer. Of an edge: what is read, the same in order,
+    # and 24 bytes to find it.
     row = sum(c.nbytes for c in columns if not c.of_edges) + 24
     edge = 2 * sum(c.nbytes for c in columns if c.of_edges) + 24
     budget = min(max(RANGE_BYTES, parts * STRETCH_BYTES), MOST_BYTES)
     bounds, last, nodes = [np.zeros(1, np.int64)], 0, dataset.graph.num_nodes
     for first in range(0, nodes, PIECE_ROWS):
         rows = np.arange(first, min(first + PIECE_ROWS, nodes))
-        # How many budgets all rows before have filled.
+        # Number of budgets that all rows before have filled.
         number = (rows * row + dataset.graph.first_edge(first, first + len(rows)) * edge) // budget
         bounds.append(rows[np.diff(number, prepend=last) > 0])
         last = int(number[-1])
@@ -100,18 +100,18 @@ def _ranges(dataset: StoredDataset, columns: Sequence[Column], parts: int) -> Id
 
 
 def deal(dataset: StoredDataset, k: int, book: PartitionBook, folder: Path) -> None:
-    """Write range `k`, unless it is there; rows that none of the plan's parts owns are left out.
+    """Write range `k` unless it is there; rows that none of the plan's parts owns are left out.
 
     Raises:
         StoreError: the dataset or the plan is damaged.
-        FileNotFoundError: the folder has been taken away.
+        FileNotFoundError: the folder has been removed.
     """
     path, plan = _file(folder, k), open_store(folder / "plan", KIND)
     if path.exists():
         return
     first, stop = plan.piece("bounds", slice(k, k + 2)).tolist()
     owner = book.part(np.arange(first, stop))
-    # Of 16 bits, numpy sorts by radix.
+    # NumPy sorts 16-bit integers by radix.
     order = np.argsort(owner.astype(np.int16) if book.num_parts < 1 << 15 else owner, kind="stable")
     order = order[np.isin(owner[order], plan.read("parts"))]
     rows = dataset.graph.rows(first, stop)
@@ -145,24 +145,24 @@ def deal(dataset: StoredDataset, k: int, book: PartitionBook, folder: Path) -> N
 
 
 class Stretch(NamedTuple):
-    """What a part has in the file of a range: its columns, one after the other."""
+    """A part's rows in the file of one range: its columns, one after the other."""
 
     path: Path
     begin: int
-    """Byte of the file."""
+    """First byte in the file."""
     rows: int
     edges: int
 
 
 class ShuffledStore:
-    """A dataset that has been dealt."""
+    """Dataset that has been dealt."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._plan = folder, open_store(folder / "plan", KIND)
         self._num_ranges = self._plan.array("bounds").shape[0] - 1
 
     def part(self, part: int) -> OwnRows:
-        """The rows of a part, in memory but for features.
+        """Rows of a part, in memory except for features.
 
         Raises:
             StoreError: a file is incomplete.
@@ -210,7 +210,7 @@ class ShuffledStore:
 
 
 class DealtFeatures:
-    """Feature rows of a part, which are read as they are asked for. See `storage.store.arrays.Rows`."""
+    """Feature rows of a part, read when asked for. See `storage.store.arrays.Rows`."""
 
     def __init__(self, column: Column, stretches: Sequence[Stretch]) -> None:
         self._column, self._stretches = column, stretches
@@ -218,7 +218,7 @@ class DealtFeatures:
         self.shape, self.dtype = (int(self._first[-1]), *column.shape), np.dtype(column.dtype)
 
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        """Raises StoreError: a file is incomplete."""
+        """Raises StoreError if a file is incomplete."""
         out = np.empty((rows.stop - rows.start, *self._column.shape), self.dtype)
         begin, end = np.searchsorted(self._first, (rows.start, rows.stop), side="right")
         for s, first in zip(self._stretches[begin - 1 : end], self._first[begin - 1 : end].tolist()):

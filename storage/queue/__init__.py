@@ -1,1 +1,1 @@
-"""The minibatch queue: in memory, in Zarr, and on object stores."""
+"""Minibatch queues: in memory, in Zarr, and on object stores."""

@@ -1,7 +1,7 @@
-"""The minibatch queue: the only link between producers of bulks and the ranks that train on them.
+"""Minibatch queue: the only link between producers of bulks and the ranks that train on them.
 
-Producers put whole bulks, in any order; consumers get minibatches by (epoch, index) and release them once they need
-them no more. The queue is bounded by the bytes of bulks that not every consumer has released. Every wait has an end.
+Producers put whole bulks, in any order; consumers get minibatches by (epoch, index) and release them when they are done
+with them. The queue is bounded by the bytes of bulks that not every consumer has released. Every wait has a timeout.
 """
 
 import threading
@@ -33,21 +33,20 @@ class MinibatchQueue(Protocol):
 
     @property
     def stored(self) -> bool:
-        """Whether minibatches travel through a store, not through this process's memory."""
+        """True if minibatches travel through a store, rather than through this process's memory."""
         ...
 
     @property
     def level(self) -> dict[str, int]:
-        """What was put here and is not released: ``bulks`` and ``bytes``, and the ``bound`` of the bytes."""
+        """Bulks put here and not released: ``bulks`` and ``bytes``, and the ``bound`` of the bytes."""
         ...
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
-        """Add a bulk, once there is room for it. A bulk that is there already, or that was dropped already, is left
-        alone.
+        """Add a bulk, once there is room for it. A bulk that is there already, or was dropped already, is ignored.
 
         There is room while the bytes that are not released yet and this bulk's stay within `max_bytes`; also in an
-        empty queue, and for a bulk that a `get` is waiting for (producers run ahead of each other: it must not be shut
-        out by later ones).
+        empty queue, and for a bulk that a `get` is waiting for (producers run ahead of each other, and later bulks must
+        not block it).
 
         Raises:
             QueueTimeoutError: no room within `timeout_s` seconds: the consumers are behind.
@@ -56,7 +55,7 @@ class MinibatchQueue(Protocol):
         ...
 
     def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
-        """Minibatch `index` of `epoch`, once its bulk is there. Gets do not consume: the same one can be had again.
+        """Minibatch `index` of `epoch`, once its bulk is there. Gets do not consume: the same one can be read again.
 
         Raises:
             QueueTimeoutError: not there within `timeout_s` seconds: the producers are behind.
@@ -66,7 +65,7 @@ class MinibatchQueue(Protocol):
         ...
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
-        """`consumer` needs nothing up to and including minibatch `index` of `epoch` any more."""
+        """Record that `consumer` no longer needs minibatches up to and including `index` of `epoch`."""
         ...
 
     def committed(self, epoch: int) -> set[int]:
@@ -74,29 +73,29 @@ class MinibatchQueue(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """A producer cannot go on: every `get` and `put`, waiting or to come, raises RunError from `error`."""
+        """Fail the queue: every `get` and `put`, waiting or to come, raises RunError from `error`."""
         ...
 
     def close(self) -> None:
-        """End every wait with RunError, and refuse what comes."""
+        """End every wait with RunError, and refuse further calls."""
         ...
 
 
 class BoundedQueue(ABC):
-    """What the queues share: room, waiting, release. A subclass says where bulks lie.
+    """Base of the queues: bounds, waits and releases. A subclass stores the bulks.
 
     Args:
         bulk_size: k, minibatches in a bulk; the last bulk of an epoch may have fewer.
         max_bytes: the bound, in bytes of packed bulks.
         keep: when bulks are dropped.
         consumers: how many consumers must release a bulk.
-        minibatches_per_epoch: where it is known, an epoch's end is seen at once, and a `get` beyond it is refused.
+        minibatches_per_epoch: if known, a `get` beyond the end of an epoch is refused at once.
     """
 
     stored = False
     """See `MinibatchQueue.stored`."""
     _poll_s: float | None = None
-    """How often waits look again by themselves; None where only this process changes the queue."""
+    """Interval at which waits poll; None if only this process changes the queue."""
 
     def __init__(
         self,
@@ -121,8 +120,8 @@ class BoundedQueue(ABC):
         self._changed = threading.Condition()
         self._passed = [(-1, -1)] * consumers
         self._unreleased: dict[BulkKey, tuple[int, int]] = {}
-        """(last index, bytes) of the bulks that count against the bound; a bulk counts from when its `put` was let
-        in."""
+        """(last index, bytes) of the bulks that count against the bound. A bulk counts from the moment its `put` is
+        admitted."""
         self._last: dict[BulkKey, int] = {}
         """Index of the last minibatch of each bulk that is there and will be dropped."""
         self._held_bytes = 0
@@ -136,7 +135,7 @@ class BoundedQueue(ABC):
 
     @abstractmethod
     def _has(self, key: BulkKey) -> bool:
-        """Whether the bulk is there. Called under the lock."""
+        """True if the bulk is there. Called with the lock held."""
 
     @abstractmethod
     def _save(self, bulk: Bulk) -> None:
@@ -151,7 +150,7 @@ class BoundedQueue(ABC):
         """Remove the bulk. Called without the lock."""
 
     def _size(self, bulk: Bulk) -> int:
-        """What it counts against the bound."""
+        """Bytes that the bulk counts against the bound."""
         return packed_bytes(bulk)
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
@@ -165,12 +164,14 @@ class BoundedQueue(ABC):
             self._require_running()
             if key in self._unreleased or self._has(key) or self._is_done(key, last):
                 return
-            # What every consumer has passed is kept for replay only: it waits for nobody.
+            # A bulk that every consumer has passed is kept for replay only, so it need not wait for room.
             needed = (bulk.epoch, last) > min(self._passed)
             if needed and not self._wait(lambda: self._has_room(key, size), timeout_s):
                 raise QueueTimeoutError(
-                    f"no room for bulk {bulk.number} of epoch {bulk.epoch} ({size} bytes) within {timeout_s:g} s: the consumers (ranks) "
-                    f"hold {self._held_bytes} of {self.max_bytes} bytes unreleased; see why they are behind, or raise the bound"
+                    f"no room for bulk {bulk.number} of epoch {bulk.epoch} ({size} bytes) within {timeout_s:g} s: the "
+                    "consumers (ranks) "
+                    f"hold {self._held_bytes} of {self.max_bytes} bytes unreleased; see why they are behind, or raise "
+                    "the bound"
                 )
             if key in self._unreleased or self._has(key):
                 return
@@ -206,7 +207,8 @@ class BoundedQueue(ABC):
                 self._wanted[key] -= 1
             if not found:
                 raise QueueTimeoutError(
-                    f"minibatch {index} of epoch {epoch} did not come within {timeout_s:g} s: the producer (sampling) has not "
+                    f"minibatch {index} of epoch {epoch} did not come within {timeout_s:g} s: the producer (sampling) "
+                    "has not "
                     f"committed bulk {key[1]}; see whether it still runs, or wait longer"
                 )
             if not self._has(key):
@@ -232,13 +234,13 @@ class BoundedQueue(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of bulks that are not released by every consumer yet."""
+        """Bytes of bulks that not every consumer has released yet."""
         with self._changed:
             return self._held_bytes
 
     @property
     def held_bulks(self) -> int:
-        """How many those are."""
+        """Number of those bulks."""
         with self._changed:
             return len(self._unreleased)
 
@@ -272,7 +274,7 @@ class BoundedQueue(ABC):
         return not self._held_bytes or self._held_bytes + size <= self.max_bytes or self._wanted[key] > 0
 
     def _is_done(self, key: BulkKey, last: int) -> bool:
-        """Whether a bulk whose last minibatch is `last` is needed no more."""
+        """True if a bulk whose last minibatch is `last` is no longer needed."""
         passed = min(self._passed)
         if self.keep == "none":
             return (key[0], last) <= passed
@@ -282,7 +284,7 @@ class BoundedQueue(ABC):
         return False
 
     def _is_final(self, key: BulkKey, index: int) -> bool:
-        """Whether a bulk that is absent will stay so."""
+        """True if a bulk that is absent will never come."""
         return self._is_done(key, index)
 
     def _why_absent(self, key: BulkKey, index: int) -> str:
@@ -305,7 +307,7 @@ class BoundedQueue(ABC):
             raise RunError("the minibatch queue is closed: the run is ending")
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait, under the lock, until ready (True) or until the time is over (False)."""
+        """Wait, with the lock held, until ready (True) or until the time is over (False)."""
         end = time.monotonic() + timeout_s
         while True:
             self._require_running()
@@ -335,7 +337,8 @@ class MemoryQueue(BoundedQueue):
     ) -> None:
         if keep == "all":
             raise InputError(
-                "queue keep='all' with a queue in memory; expected 'none' or 'epoch': use the Zarr queue to keep every minibatch"
+                "queue keep='all' with a queue in memory; expected 'none' or 'epoch': use the Zarr queue to keep "
+                "every minibatch"
             )
         super().__init__(
             bulk_size=bulk_size,
@@ -352,7 +355,7 @@ class MemoryQueue(BoundedQueue):
             return {number for e, number in self._bulks if e == epoch}
 
     def _size(self, bulk: Bulk) -> int:
-        # Packing would copy from a device what is to stay there.
+        # Packing would copy minibatches from the device, where they are to stay.
         return (
             packed_bytes(bulk) if all(m.on_host for m in bulk.minibatches) else sum(m.nbytes for m in bulk.minibatches)
         )
@@ -365,14 +368,15 @@ class MemoryQueue(BoundedQueue):
             self._bulks[bulk.epoch, bulk.number] = bulk
 
     def _load(self, key: BulkKey, row: int) -> MiniBatch:
-        # Looked for by index: a rank's own bulks leave out what other ranks train on.
+        # Search by index: a rank's own bulks lack the minibatches of other ranks.
         index = key[1] * self.bulk_size + row
         for m in self._bulks[key].minibatches:
             if m.index == index:
                 return m
         held = [m.index for m in self._bulks[key].minibatches]
         raise StoreError(
-            f"bulk {key[1]} of epoch {key[0]} has {len(held)} minibatches, {held[0]} to {held[-1]}; {index} asked for, which is beyond the"
+            f"bulk {key[1]} of epoch {key[0]} has {len(held)} minibatches, {held[0]} to {held[-1]}; {index} asked "
+            "for, which is beyond the"
             " epoch or another rank's"
         )
 

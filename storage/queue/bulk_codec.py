@@ -1,4 +1,4 @@
-"""A bulk as one int32 matrix [k, cap]: a row per minibatch, a header and then its arrays back to back.
+"""Packs a bulk into one int32 matrix [k, cap]: a row per minibatch, a header and then its arrays back to back.
 
 Row: MAGIC, VERSION, words used, epoch, index, flags, L, number of nodes; then (num_dst, num_src, num_edges) of each
 block, outermost first; then the sections, each on an even word so that int64 arrays lie aligned:
@@ -53,7 +53,7 @@ def _flags(m: MiniBatch) -> int:
 
 
 def packed_words(m: MiniBatch) -> int:
-    """Words of the row that `m` packs into (without padding to the longest row of its bulk)."""
+    """Words of the row that `m` packs into, without padding to the longest row of its bulk."""
     flags = _flags(m)
     total = _even(HEADER_WORDS + 3 * len(m.blocks)) + _even(len(m.nodes) * (2 if flags & WIDE_IDS else 1))
     for b in _edge_lists(m):
@@ -63,7 +63,7 @@ def packed_words(m: MiniBatch) -> int:
 
 
 def packed_bytes(bulk: Bulk) -> int:
-    """Bytes of a bulk's packed rows: what the queue's bound counts."""
+    """Bytes of a bulk's packed rows, which the queue's bound counts."""
     return 4 * sum(packed_words(m) for m in bulk.minibatches)
 
 
@@ -102,7 +102,7 @@ def pack_bulk(bulk: Bulk) -> Words:
 
 
 class _Reader:
-    """Takes sections off a row, one after the other, and refuses to run past its end."""
+    """Takes sections off a row, one after the other, and refuses to read past its end."""
 
     def __init__(self, row: Words, at: int, where: str) -> None:
         self.row, self.at, self.where = row, at, where
@@ -128,10 +128,10 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
 
     Args:
         row: int32 [cap].
-        where: how messages name the row.
+        where: name of the row in messages.
 
     Raises:
-        StoreError: the magic number, a count or a bound is not as it must be.
+        StoreError: the magic number, a count or a bound is wrong.
     """
     _require(row.dtype == np.int32 and row.ndim == 1, where, f"{row.dtype}{list(row.shape)} seen, int32 [cap] expected")
     _require(len(row) >= HEADER_WORDS, where, f"{len(row)} words are too few for a header")
@@ -150,7 +150,7 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
     _require(num_layers >= 1 and num_nodes >= 0, where, f"{num_layers} layers, {num_nodes} nodes")
     reader = _Reader(row[:used], HEADER_WORDS, where)
     counts = reader.take(3 * num_layers).reshape(-1, 3)
-    # The header has an even number of words, so the counts' own padding keeps what follows even.
+    # The header has an even number of words, so padding the counts keeps what follows even.
     _require((counts >= 0).all() and (counts[:, 0] <= counts[:, 1]).all(), where, f"block sizes {counts.tolist()}")
     _require(
         (counts[1:, 1] == counts[:-1, 0]).all() and counts[0, 1] == num_nodes,

@@ -1,4 +1,4 @@
-"""A finished store of samples, read as if it went on for ever: epoch e is epoch e mod E of the E that are there."""
+"""Finished store of samples, read in cycles: epoch e is stored epoch e mod E."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from .zarr import ZarrQueue
 
 
 class Cycled:
-    """A queue that reads E stored epochs over and over.
+    """Queue that reads E stored epochs over and over.
 
     A minibatch keeps its nodes and edges but carries the epoch it was asked for: dropout, which is drawn by epoch, is
     new each time. Nothing is put or dropped.
@@ -25,7 +25,8 @@ class Cycled:
     def __init__(self, store: ZarrQueue) -> None:
         if not store.complete:
             raise StoreError(
-                f"{store.path} is not finished: only a whole store can be cycled through; let `millrace sample` end first"
+                f"{store.path} is not finished: only a whole store can be cycled through; let `millrace sample` end "
+                "first"
             )
         held = [epoch for epoch in store.epochs() if store.committed(epoch)]
         if not held:
@@ -50,18 +51,19 @@ class Cycled:
         return self._store.level
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
-        """Nothing can be put. Raises StoreError."""
+        """Not supported. Raises StoreError."""
         raise StoreError(
-            f"{self._store.path} is cycled through: bulk {bulk.number} of epoch {bulk.epoch} cannot be put; it is read only"
+            f"{self._store.path} is cycled through: bulk {bulk.number} of epoch {bulk.epoch} cannot be put; it is "
+            "read only"
         )
 
     def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
-        """Minibatch `index` of stored epoch ``epoch % E``, as one of `epoch`. See `MinibatchQueue.get` for what it
-        raises."""
+        """Minibatch `index` of stored epoch ``epoch % E``, relabelled as one of `epoch`. Raises what
+        `MinibatchQueue.get` raises."""
         return replace(self._store.get(epoch % self.num_epochs, index, timeout_s), epoch=epoch)
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
-        """See `MinibatchQueue.release`; nothing is dropped, for it comes round again."""
+        """See `MinibatchQueue.release`; nothing is dropped, since epochs repeat."""
 
     def committed(self, epoch: int) -> set[int]:
         """See `MinibatchQueue.committed`."""

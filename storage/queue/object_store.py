@@ -1,8 +1,7 @@
-"""The minibatch queue on an object store: S3, Google Cloud Storage, Azure, or what obstore makes of a URL.
+"""Minibatch queue on an object store: S3, Google Cloud Storage, Azure, or any other URL that obstore supports.
 
-The stores, their names and their bytes are those of `zarr`. An object store has atomic puts and no rename, so a store
-is
-committed by its manifest: data objects first, the manifest last, and nothing is there without it.
+The stores, their names and their bytes are those of `zarr`. An object store has atomic puts and no rename, so the
+manifest commits a store: data objects are written first, the manifest last, and a store without one does not exist.
 
 The endpoint, the region and the keys come from the environment, as obstore reads them: ``AWS_ENDPOINT_URL``,
 ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, and ``AWS_ALLOW_HTTP=true`` for an endpoint without
@@ -32,18 +31,19 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer
 
 REQUEST_TIMEOUT_S, RETRY_TIMEOUT_S, MAX_RETRIES = 15, 10, 3
-"""A request is tried again within RETRY_TIMEOUT_S of its start, so a place that does not answer is given up after at
-most REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
+"""Timeouts and retries. A request is retried within RETRY_TIMEOUT_S of its start, so a store that does not answer is
+given up after at most REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
 UPLOADS = 4
-"""Parts (5 MiB each) of a large shard on their way at once: few enough for each to end within REQUEST_TIMEOUT_S on a
-slow line."""
+"""Parts (5 MiB each) of a large shard uploaded at once: few enough for each to end within REQUEST_TIMEOUT_S on a slow
+line."""
 _SILENT = re.compile(r"HTTP error: (?!builder)|status code: (?:5\d\d|408|429)")
-"""In obstore's messages: no answer, or one that may be another soon. What a server refuses, it refuses again."""
+"""Messages of obstore that mean no answer, or a temporary failure. A request that the server refuses would be refused
+again."""
 _BULK_OBJECT = re.compile(r"(epoch-\d+/bulk-\d+)/")
 
 
 def queue_at(location: str | Path) -> type[ZarrQueue]:
-    """The queue for a location: ``queue_at(where).create(where, ...)``, ``queue_at(where).open(where)``."""
+    """Queue class for a location: ``queue_at(where).create(where, ...)``, ``queue_at(where).open(where)``."""
     return ObjectQueue if is_url(location) else ZarrQueue
 
 
@@ -60,7 +60,8 @@ class ObjectPlace:
     def __init__(self, url: str) -> None:
         if has_secrets(url):
             raise InputError(
-                f"{url} holds credentials or a query, and is written down and shown; leave them out, and give keys in the environment "
+                f"{url} holds credentials or a query, and is written down and shown; leave them out, and give keys in "
+                "the environment "
                 "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... for S3)"
             )
         try:
@@ -70,7 +71,7 @@ class ObjectPlace:
             raise MissingExtraError(
                 f"{url} needs obstore, which is not installed: pip install 'millrace-gnn[cloud]'"
             ) from None
-        # Options that are given replace what obstore finds in the environment, so this one is looked up here.
+        # Options given here would override the environment, so this one is read from it.
         allow_http = any(
             os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("true", "1", "yes")
             for cloud in ("AWS", "AZURE", "GOOGLE")
@@ -153,7 +154,7 @@ class ObjectPlace:
             try:
                 self._obstore.put(self._objects, key, text, mode="create")
             except NotImplementedError:
-                # AWS_CONDITIONAL_PUT=disabled, for servers that cannot: then the last of two writers wins.
+                # AWS_CONDITIONAL_PUT=disabled, for servers without conditional puts: the last of two writers then wins.
                 self._obstore.put(self._objects, key, text)
 
     def remove(self, name: str) -> None:
@@ -162,7 +163,7 @@ class ObjectPlace:
         self._delete([f"{name}/{key}" for key in self._keys(name)])
 
     def remove_empty(self, name: str) -> None:
-        """See `Place.remove_empty`. There are no folders."""
+        """See `Place.remove_empty`. Object stores have no folders."""
 
     def sweep(self) -> None:
         """See `Place.sweep`."""
@@ -175,7 +176,8 @@ class ObjectPlace:
         if not _SILENT.search(str(error)):
             return None
         return RunError(
-            f"{self.url} does not answer ({_gist(error)}); see the endpoint in the environment (AWS_ENDPOINT_URL for S3) and the "
+            f"{self.url} does not answer ({_gist(error)}); see the endpoint in the environment (AWS_ENDPOINT_URL for "
+            "S3) and the "
             "network, then go on: what is there is kept"
         )
 
@@ -195,7 +197,7 @@ class ObjectPlace:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turn what obstore raises into the error family."""
+        """Turn obstore's exceptions into Millrace's."""
         try:
             yield
         except (self._obstore.exceptions.BaseError, OSError, StoreError) as e:
@@ -204,7 +206,8 @@ class ObjectPlace:
             if isinstance(e, StoreError):
                 raise
             raise StoreError(
-                f"{self.url} cannot be used ({_gist(e)}); see that the bucket (or folder) exists, and that the keys in the environment "
+                f"{self.url} cannot be used ({_gist(e)}); see that the bucket (or folder) exists, and that the keys "
+                "in the environment "
                 "(AWS_ACCESS_KEY_ID, AWS_ALLOW_HTTP, ... for S3) let you read and write there"
             ) from e
 
@@ -214,8 +217,7 @@ def _manifest(name: str) -> str:
 
 
 def _gist(error: Exception) -> str:
-    """An error of obstore without the server's document, but with the code in it, and without the dump of its
-    insides."""
+    """Short form of an obstore error: with its code, without the server's document and the dump of its state."""
     code = re.search(r"<Code>(\w+)</Code>", str(error))
     return re.split(r"\n|<\?xml|<Error>", str(error))[0].rstrip(": ") + (f": {code[1]}" if code else "")
 
@@ -223,12 +225,12 @@ def _gist(error: Exception) -> str:
 class ObjectQueue(ZarrQueue):
     """A `ZarrQueue` below a URL such as ``s3://bucket/prefix``.
 
-    Its methods raise StoreError where the object store refuses, and RunError where it does not answer in time; see
+    Its methods raise StoreError if the object store refuses a request, and RunError if it does not answer in time; see
     `ObjectPlace`.
     """
 
-    # Each look is one or two requests. Five times a second is little beside the seconds that sampling a bulk takes, and
-    # lets a thousand waiting ranks stay below the 5500 reads a second that S3 serves under one prefix.
+    # A poll is one or two requests. Five polls a second are cheap compared with the seconds that sampling a bulk takes,
+    # and let a thousand waiting ranks stay below the 5500 reads a second that S3 serves under one prefix.
     _poll_s = 0.2
     _remedy = "mend that"
 

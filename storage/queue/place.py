@@ -1,4 +1,4 @@
-"""Locations of a stored queue's bulks: the protocol, and a folder of a file system."""
+"""Locations of a queue's stores: the protocol, and a folder of a file system."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,29 +18,29 @@ KIND, BULK_KIND, COMPLETE_KIND = "samples", "bulk", "samples-complete"
 
 
 class Place(Protocol):
-    """Where the stores of a queue lie. Stores go by names below it: "" is the queue's own, "epoch-0/bulk-2" a bulk's.
+    """Location of a queue's stores. Stores are named relative to it: "" is the queue's own, "epoch-0/bulk-2" a bulk's.
 
-    A store is there whole or not at all. What cannot be read or written raises OSError or the error family.
+    A store is there whole or not at all. Failed reads and writes raise OSError or a `MillraceError`.
     """
 
     def path(self, name: str) -> str:
-        """What messages call a store."""
+        """Name of a store in messages."""
         ...
 
     def has(self, name: str) -> bool:
-        """Whether a store is there."""
+        """True if a store is there."""
         ...
 
     def names(self, under: str) -> set[str]:
-        """The next part of the name of every store below `under`."""
+        """Next component of the names of all stores below `under`."""
         ...
 
     def manifest(self, name: str, kind: str) -> dict[str, Any]:
-        """Its verified manifest. Raises StoreError as `read_manifest` does."""
+        """Verified manifest of a store. Raises StoreError as `read_manifest` does."""
         ...
 
     def rows(self, name: str) -> zarr.Array:
-        """The packed rows of a bulk, as its manifest says they are. Raises StoreError otherwise."""
+        """Packed rows of a bulk, checked against its manifest. Raises StoreError if they differ."""
         ...
 
     def commit(
@@ -53,29 +53,29 @@ class Place(Protocol):
         *,
         overwrite: bool = False,
     ) -> None:
-        """Make a store, with packed rows or without. One that another process commits first is left alone, or
-        overwritten."""
+        """Make a store, with or without packed rows. If another process commits it first, it is left alone, or
+        overwritten if `overwrite`."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a store; readers never see half of it."""
+        """Remove a store; readers never see part of it."""
         ...
 
     def remove_empty(self, name: str) -> None:
-        """Remove what holds stores below `name`, once it holds none."""
+        """Remove the folder `name` if it holds no stores."""
         ...
 
     def sweep(self) -> None:
-        """Remove what killed writers left. Only while nobody writes."""
+        """Remove what killed writers left. Call only while no process writes."""
         ...
 
     def silence(self, error: Exception) -> RunError | None:
-        """What to raise when `error` says that the place did not answer, rather than what lies there."""
+        """The error to raise if `error` means that the location did not answer; None if it concerns the data."""
         ...
 
 
 class FolderPlace:
-    """A folder of a file system: stores are written aside and renamed."""
+    """Folder of a file system: stores are written aside and renamed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -89,7 +89,7 @@ class FolderPlace:
         return (self.root / name).exists()
 
     def names(self, under: str) -> set[str]:
-        """See `Place.names`; with those of folders that no longer hold a store."""
+        """See `Place.names`. Includes folders that no longer hold a store."""
         return {p.name for p in (self.root / under).glob("*")}
 
     def manifest(self, name: str, kind: str) -> dict[str, Any]:
@@ -113,13 +113,12 @@ class FolderPlace:
         """See `Place.commit`."""
         folder = self.root / name
         try:
-            # A bulk is not synced: one that a power cut loses is sampled again, and checksums tell a torn one.
+            # A bulk is not synced: if a power cut loses it, it is sampled again, and checksums reveal a torn one.
             with committed_folder(folder, overwrite=overwrite, durable=words is None) as aside:
                 entries = {} if words is None else write_arrays(aside, {"rows": words}, one_shard=True)
                 write_manifest(aside, kind, fingerprint, meta, entries)
         except (InputError, OSError):
-            # Another process may have committed the same a moment before; if something else is there, its manifest is
-            # missing.
+            # Another process may have committed the same store a moment before. Anything else there has no manifest.
             if overwrite or not (folder / MANIFEST).exists():
                 raise
 
@@ -138,4 +137,4 @@ class FolderPlace:
             sweep_leftovers(folder)
 
     def silence(self, error: Exception) -> None:
-        """A file system answers."""
+        """None: a file system always answers."""

@@ -1,10 +1,11 @@
-"""The minibatch queue on disk: shared, replayable, each bulk one committed store with a single Zarr shard.
+"""Minibatch queue on disk: shared, replayable, each bulk one committed store with a single Zarr shard.
 
-Where the stores lie is a `Place`: a folder of a file system here, a prefix of an object store in `object_store`.
+The location of the stores is a `Place`: a folder of a file system here, a prefix of an object store in `object_store`.
 
-``` <path>/manifest.json              kind "samples": what made the store, bulk_size, minibatches_per_epoch
-<path>/epoch-<e>/bulk-<n>/        kind "bulk": int32 [k, cap] (see bulk_codec), a Zarr chunk per minibatch, one Zarr
-shard <path>/complete/                  kind "samples-complete": bulks of each epoch, written by `finish`
+```
+<path>/manifest.json         kind "samples": what made the store, bulk_size, minibatches_per_epoch
+<path>/epoch-<e>/bulk-<n>/   kind "bulk": int32 [k, cap] (see bulk_codec), a Zarr chunk per minibatch, one Zarr shard
+<path>/complete/             kind "samples-complete": bulks of each epoch, written by `finish`
 ```
 """
 
@@ -33,12 +34,11 @@ _EPOCH, _BULK = re.compile(r"epoch-(\d+)"), re.compile(r"bulk-(\d+)")
 class ZarrQueue(BoundedQueue):
     """Bulks as committed stores in one folder, written by this process or by others.
 
-    A bulk that is in the folder already is not written again, so an interrupted producer goes on where it stopped.
-    Release
-    positions live in memory: bulks left by an earlier life are dropped once they are passed, and do not count against
-        the bound.
+    A bulk that is in the folder already is not written again, so an interrupted producer continues where it stopped.
+    Release positions live in memory: bulks left by an earlier run are dropped once they are passed, and do not count
+    against the bound.
 
-    Iterating over it gives every minibatch that is there, by epoch and index, without waiting.
+    Iterating gives every minibatch that is there, by epoch and index, without waiting.
 
     Make one with `create` or `open`.
     """
@@ -74,12 +74,12 @@ class ZarrQueue(BoundedQueue):
         self._expected = expected
         self._mend = mend
         self._sound: set[BulkKey] = set()
-        """Bulks that were written or read whole here, where damaged ones are to be dropped."""
+        """Bulks that were written here or read whole, if damaged ones are to be dropped."""
         self._complete: Mapping[str, int] | None = None
         self._opened: OrderedDict[BulkKey, zarr.Array] = OrderedDict()
         self._opening = threading.Lock()
         self._tidy = 0
-        """Epochs before this one have left no empty folder."""
+        """Epochs before this one have no empty folder left."""
 
     @staticmethod
     def _place_at(path: str | Path) -> Place:
@@ -100,22 +100,22 @@ class ZarrQueue(BoundedQueue):
         expected: Expected | None = None,
         mend: Callable[[str], None] | None = None,
     ) -> Self:
-        """Make a queue in a folder, or go on with the one that is there.
+        """Make a queue in a folder, or continue the one that is there.
 
         Args:
             path: the folder; made when absent, joined when it was made from the same things.
-            fingerprint: what the minibatches are made from (graph, partitioning, sampler, seed, ...).
+            fingerprint: description of what the minibatches are made from (graph, partitioning, sampler, seed, ...).
             bulk_size: k, minibatches in a bulk.
             max_bytes: the bound, in bytes of packed bulks.
             keep: when bulks are dropped.
             consumers: how many consumers must release a bulk.
-            meta: what readers should know, plain values. With ``minibatches_per_epoch`` an epoch's end is seen at once,
-                and a `get` beyond it is refused.
-            sweep: remove what killed writers left. Only while no other process writes there: producers that join pass
-                False.
-            expected: what minibatches must be like; others are refused when they are read.
-            mend: drop a bulk that an earlier life left and that cannot be read, and say so to this: it counts as one
-                that is not there. Each bulk that is found is read whole for that, once.
+            meta: plain values for readers. With ``minibatches_per_epoch`` a `get` beyond the end of an epoch is refused
+                at once.
+            sweep: remove what killed writers left. Allowed only while no other process writes there: producers that
+                join pass False.
+            expected: required properties of minibatches; others are refused when they are read.
+            mend: drops a damaged bulk of an earlier run, which then counts as absent, and reports it to this function.
+                Each bulk found is read whole once for this.
 
         Raises:
             InputError: an argument is out of range.
@@ -155,8 +155,8 @@ class ZarrQueue(BoundedQueue):
         consumers: int = 1,
         expected: Expected | None = None,
     ) -> Self:
-        """Open a store of minibatches to read it only: finished, or still being written (then a `get` waits). Nothing
-        is dropped.
+        """Open a store of minibatches for reading only: finished, or still being written (then `get` waits). Nothing is
+        dropped.
 
         Args:
             path: its folder.
@@ -174,7 +174,7 @@ class ZarrQueue(BoundedQueue):
         return cls(path, body["fingerprint"], body["meta"], read_only=True, **options)
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        """Every minibatch that is there. Raises StoreError for a damaged one, and for a bulk that a finished store
+        """All minibatches that are there. Raises StoreError for a damaged one, and for a bulk that a finished store
         lacks."""
         counts = self._complete if self.complete else None
         for epoch in self.epochs() if counts is None else sorted(map(int, counts)):
@@ -183,11 +183,11 @@ class ZarrQueue(BoundedQueue):
                     yield self._load((epoch, number), row)
 
     def epochs(self) -> list[int]:
-        """Numbers of the epochs of which some bulk is (in a folder: or was) there, ascending."""
+        """Epochs with at least one bulk that is there (in a folder: or was there), ascending."""
         return sorted(int(m[1]) for name in self._place.names("") if (m := _EPOCH.fullmatch(name)))
 
     def _last_on_disk(self, key: BulkKey) -> int:
-        """Index of a bulk's last minibatch; a damaged one is taken for a full one: it only decides when it is
+        """Index of a bulk's last minibatch. A damaged bulk counts as a full one: the index only decides when it is
         dropped."""
         full = (key[1] + 1) * self.bulk_size - 1
         try:
@@ -210,7 +210,7 @@ class ZarrQueue(BoundedQueue):
 
     @property
     def complete(self) -> bool:
-        """Whether `finish` was called: nothing more will come."""
+        """True if `finish` was called: no more bulks will come."""
         if self._complete is None and self._place.has(COMPLETE):
             bulks = self._place.manifest(COMPLETE, COMPLETE_KIND)["meta"].get("bulks")
             if not isinstance(bulks, dict) or not all(
@@ -223,14 +223,15 @@ class ZarrQueue(BoundedQueue):
         return self._complete is not None
 
     def finish(self) -> None:
-        """Say, durably, that every bulk is there. Readers then wait no more for one that is missing."""
+        """Record durably that every bulk is there. Readers then stop waiting for missing ones."""
         assert not self._read_only, "this queue was opened to read"
         counts = {str(epoch): len(self.committed(epoch)) for epoch in self.epochs()}
         try:
             self._place.commit(COMPLETE, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, overwrite=True)
         except (OSError, MillraceError) as e:
             raise RunError(
-                f"cannot finish the minibatches in {self.path} ({e}); {self._remedy}, then run again: what is there is kept"
+                f"cannot finish the minibatches in {self.path} ({e}); {self._remedy}, then run again: what is there "
+                "is kept"
             ) from e
         self._complete = counts
 
@@ -246,7 +247,7 @@ class ZarrQueue(BoundedQueue):
             return key in self._sound or (self._place.has(_name(key)) and self._is_sound(key, self._mend))
 
     def _is_sound(self, key: BulkKey, mend: Callable[[str], None]) -> bool:
-        """Whether all of a bulk can be read; one that cannot is dropped."""
+        """True if all of a bulk can be read; drops it otherwise."""
         n, first = self.minibatches_per_epoch, key[1] * self.bulk_size
         try:
             rows = self._rows(key).shape[0]
@@ -274,7 +275,7 @@ class ZarrQueue(BoundedQueue):
 
     def _save(self, bulk: Bulk) -> None:
         if self.complete:
-            # Something was missing, or more is wanted: readers must wait for it again until the next `finish`.
+            # A bulk was missing, or more are wanted: readers must wait for it until the next `finish`.
             self._place.remove(COMPLETE)
             self._complete = None
         meta = {"first_index": bulk.first_index, "last_index": bulk.minibatches[-1].index}
@@ -282,7 +283,8 @@ class ZarrQueue(BoundedQueue):
             self._place.commit(_name((bulk.epoch, bulk.number)), BULK_KIND, {}, meta, pack_bulk(bulk))
         except (OSError, MillraceError) as e:
             raise RunError(
-                f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then resume: what is "
+                f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then "
+                "resume: what is "
                 "there is kept"
             ) from e
         if self._mend is not None:
@@ -326,7 +328,7 @@ class ZarrQueue(BoundedQueue):
             self._opened.pop(key, None)
         self._sound.discard(key)
         self._place.remove(_name(key))
-        # Nobody writes bulks of earlier epochs any more.
+        # No process writes bulks of earlier epochs any more.
         for epoch in range(self._tidy, key[0]):
             self._place.remove_empty(f"epoch-{epoch}")
         self._tidy = max(self._tidy, key[0])

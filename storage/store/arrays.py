@@ -1,4 +1,4 @@
-"""Zarr arrays of a store, and the check that each is as its manifest says."""
+"""Zarr arrays of a store, checked against its manifest."""
 
 import math
 import os
@@ -18,12 +18,12 @@ from ..errors import StoreError, first_line
 CHUNK_BYTES = 4 << 20
 """Zarr chunks hold about this many bytes before compression."""
 CHUNKS_PER_WRITE = 16
-"""Rows are handed to Zarr so many chunks at a time: enough to compress in parallel, few enough to bound memory."""
+"""Zarr chunks written at a time: enough to compress in parallel, few enough to bound memory."""
 
 
 class Rows(Protocol):
-    """What can be written as an array: a NumPy array, or anything that gives its rows by slices, first to last, once
-    each."""
+    """Anything that can be written as an array: a NumPy array, or an object that gives slices of rows, first to last,
+    once each."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class Rows(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the elements."""
+        """Dtype of the elements."""
         ...
 
     def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
@@ -49,7 +49,7 @@ def write_arrays(folder: Path | ZarrStore, arrays: Mapping[str, Rows], *, one_sh
     """Write arrays into ``folder/arrays`` and return the manifest's entries for them.
 
     Args:
-        folder: what `committed_folder` gave; or a Zarr store, in place of ``folder/arrays``.
+        folder: from `committed_folder`; or a Zarr store, in place of ``folder/arrays``.
         arrays: by name; read by ascending slices, so an array need never be in memory as a whole.
         one_shard: write each array as one Zarr shard, in one write, with a Zarr chunk per row: a row is then read
             alone.
@@ -82,7 +82,7 @@ def _num_chunks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> int:
 
 
 def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path: Path | str) -> zarr.Array:
-    """The Zarr array at `at`, after proof that it is what the manifest of the store at `path` says of `name`.
+    """Open the Zarr array at `at` and check it against the entry `name` in the manifest of the store at `path`.
 
     Raises:
         StoreError: absent or not as the manifest says.
@@ -92,7 +92,7 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
         raise StoreError(f"{path} has no array '{name}'; it holds {sorted(entries)}")
     try:
         z = zarr.open_array(at, mode="r", zarr_format=3)
-        # Chunks are counted last: how many there ought to be is known to be as the manifest says by then.
+        # Chunks are counted last: only then is the number expected known to match the manifest.
         there = _num_chunks(z.shape, z.shards or z.chunks)
         seen = (list(z.shape), str(z.dtype), _num_chunks(z.shape, z.chunks))
         want = (entry["shape"], entry["dtype"], entry["chunks"])
@@ -108,8 +108,7 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
 
 
 def _chunks_there(at: str | StorePath, z: zarr.Array, expected: int) -> int:
-    """How many of an array's `expected` stored chunks there are. Zarr's own count takes time that grows with the square
-    of it."""
+    """Number of an array's `expected` stored chunks that exist. Zarr's own count takes quadratic time."""
     if not isinstance(at, str):
         return z.nchunks_initialized * expected // max(1, z.nchunks)
     grid, root = [-(-n // c) for n, c in zip(z.shape, z.shards or z.chunks)], os.path.join(at, "c")

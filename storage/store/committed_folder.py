@@ -12,7 +12,7 @@ from pathlib import Path
 from ..errors import InputError, StoreError
 
 ASIDE = ".writing-"
-"""What begins like this is on its way, or is left of a writer that was killed."""
+"""Prefix of folders that are being written, or that a killed writer left."""
 _REMOVED = ".removed-"
 
 
@@ -23,8 +23,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, or a file that lies in its place, so that no reader sees half of it: it is renamed aside
-    first."""
+    """Remove a folder, or a file in its place. It is renamed aside first, so that no reader sees part of it."""
     if path.is_dir():
         shutil.rmtree(_set_aside(path), ignore_errors=True)
     else:
@@ -32,15 +31,14 @@ def remove_tree(path: Path) -> None:
 
 
 def sweep_leftovers(folder: Path, of: str = "") -> int:
-    """Remove what killed writers left directly in `folder`, and say how many folders that were.
+    """Remove what killed writers left directly in `folder`. Returns the number of folders removed.
 
-    A writer that lives holds its folder where the file system has locks, and is left alone. Elsewhere it loses its
-    work, or has committed
-    it whole: its folder is renamed before anything in it is removed.
+    A live writer locks its folder, if the file system has locks, and is left alone. Without locks it loses its work,
+    unless it has committed: a folder is renamed before anything in it is removed.
 
     Args:
         folder: where stores are written.
-        of: only of a store with this name, of all by default.
+        of: only of a store with this name; of all by default.
     """
     removed = 0
     for p in list(folder.glob(".*")):
@@ -57,7 +55,7 @@ def sweep_leftovers(folder: Path, of: str = "") -> int:
 
 
 def _hold(folder: Path) -> int:
-    """A descriptor that holds a folder until it is closed, or its process ends."""
+    """Lock a folder until the returned descriptor is closed or the process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +79,7 @@ def _is_held(folder: Path) -> bool:
 
 
 def fsync_tree(path: Path) -> None:
-    """Make every file below `path` durable before it is renamed into place."""
+    """Flush every file below `path` to disk before it is renamed into place."""
     for folder, _, files in os.walk(path):
         for name in files:
             with open(os.path.join(folder, name), "rb") as f:
@@ -99,7 +97,8 @@ def _fsync_folder(folder: str | Path) -> None:
 
 @contextmanager
 def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = True) -> Iterator[Path]:
-    """A folder to write into that appears at `path` when the block ends without an error, and never otherwise.
+    """Write a folder that appears at `path` when the block ends without an error, and never otherwise. Yields the
+    folder to write into.
 
     Raises:
         StoreError: `path` exists and `overwrite` is false.
@@ -118,7 +117,7 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
         yield aside
         if durable:
             fsync_tree(aside)
-        # The old store goes only once the new one stands: between the two renames there is no slow work.
+        # The old store is removed only after the new one is in place: nothing slow happens between the two renames.
         old = _set_aside(path) if overwrite and path.exists() else None
         os.rename(aside, path)
         if durable:

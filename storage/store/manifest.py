@@ -14,16 +14,16 @@ from ..errors import StoreError, first_line
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"[^./\\\0][^/\\\0]*")
-"""Of an array."""
+"""Names that arrays may have."""
 
 
 def canonical_json(record: Any) -> bytes:
-    """The one byte string that stands for a record of plain values, whatever the order of its keys."""
+    """Canonical bytes of a record of plain values: the same whatever the order of its keys."""
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
 def manifest_text(kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
-    """The manifest of a store, with its checksum."""
+    """Text of a store's manifest, with its checksum."""
     body = {
         "format": f"millrace-{kind}",
         "schema_version": SCHEMA_VERSION,
@@ -43,7 +43,7 @@ def write_manifest(
 
 
 def no_manifest(path: Path | str) -> StoreError:
-    """What to raise where a store was expected and no manifest lies."""
+    """Error for a folder that should be a store but has no manifest."""
     return StoreError(
         f"{path} holds no {MANIFEST}: it is not a Millrace store, or it was never committed; make it again"
     )
@@ -89,7 +89,8 @@ def parse_manifest(text: bytes, path: Path | str, kind: str) -> dict[str, Any]:
         raise StoreError(f"{path}/{MANIFEST} does not match its checksum; the store is damaged: make it again")
     if not _is_well_formed(body):
         raise StoreError(
-            f"{path}/{MANIFEST} is not laid out as a manifest; expected fingerprint, meta and arrays: make the store again"
+            f"{path}/{MANIFEST} is not laid out as a manifest; expected fingerprint, meta and arrays: make the store "
+            "again"
         )
     return body
 
@@ -102,7 +103,7 @@ def _is_well_formed(body: Mapping[str, Any]) -> bool:
 
 
 def _is_entry(name: str, entry: Any) -> bool:
-    """Whether `entry` says of an array what `write_arrays` says of one."""
+    """True if `entry` is a valid description of an array, as `write_arrays` makes it."""
     if not (isinstance(entry, dict) and _NAME.fullmatch(name)):
         return False
     shape, dtype, chunks = (entry.get(key) for key in ("shape", "dtype", "chunks"))

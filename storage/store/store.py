@@ -1,4 +1,4 @@
-"""Stores of small metadata and arrays."""
+"""Stores: small metadata and arrays in one committed folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Store:
         return name in self.entries
 
     def array(self, name: str) -> zarr.Array:
-        """The Zarr array `name`, after proof that its shape, dtype and number of chunks are those of the manifest.
+        """Open the Zarr array `name`, after checking its shape, dtype and number of chunks against the manifest.
 
         Raises:
             StoreError: absent or not as the manifest says.
@@ -39,7 +39,7 @@ class Store:
         return open_array(str(self.path / "arrays" / name), name, self.entries, self.path)
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """The whole array `name` in memory.
+        """Read the whole array `name` into memory.
 
         Raises:
             StoreError: absent, incomplete, or a chunk fails its checksum.
@@ -47,8 +47,7 @@ class Store:
         return self.piece(name, slice(None))
 
     def piece(self, name: str, rows: slice) -> npt.NDArray[Any]:
-        """Some rows of the array `name`; only the Zarr chunks that hold them are read. Raises StoreError like
-        `read`."""
+        """Rows of the array `name`; reads only the Zarr chunks that hold them. Raises StoreError like `read`."""
         z = self.array(name)
         try:
             return np.asarray(z[rows])
@@ -56,7 +55,7 @@ class Store:
             raise StoreError(f"{self.path}: array '{name}' is damaged ({first_line(e)}); make the store again") from e
 
     def value(self, key: str, kind: type[T]) -> T:
-        """A value of `meta`. Raises StoreError: it is absent, or of another kind."""
+        """Value of `key` in `meta`. Raises StoreError if it is absent or of another type."""
         found = self.meta.get(key)
         if type(found) is not kind:
             raise StoreError(
@@ -87,7 +86,7 @@ def write_store(
 
 
 def open_store(path: Path, kind: str, *, fingerprint: Mapping[str, str] | None = None) -> Store:
-    """Open a store of `kind`, and refuse it when `fingerprint` is given and differs.
+    """Open a store of `kind`; refuse it if `fingerprint` is given and differs.
 
     Raises:
         StoreError: see `read_manifest` and `require_fingerprint`.

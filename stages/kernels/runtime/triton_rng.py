@@ -62,7 +62,8 @@ def device() -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InputError(
-            'kernel is "cuda", but torch sees no GPU here; run on a machine with one and its driver, or leave kernel out'
+            'kernel is "cuda", but torch sees no GPU here; run on a machine with one and its driver, or leave kernel '
+            "out"
         )
     return torch.device("cuda")
 

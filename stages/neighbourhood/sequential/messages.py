@@ -218,7 +218,8 @@ def parameters_used(message: Message, h: Tensor, weight: Tensor | None, params: 
                 found[id(variable)] = variable
         elif node._sequence_nr() < first:
             raise InputError(
-                "the message function uses a tensor that was computed, with gradients, outside of it; expected only its arguments and "
+                "the message function uses a tensor that was computed, with gradients, outside of it; expected only "
+                "its arguments and "
                 "parameters: pass that tensor in `params`"
             )
         todo += [n for n, _ in node.next_functions if n is not None]

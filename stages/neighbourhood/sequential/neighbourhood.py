@@ -4,7 +4,8 @@ The rows of a rank are fetched, aggregated and freed before those of the next co
 ranks' rows at a time however many there are. What the backward pass needs of them again depends on the call:
 
 ============================  ===================================================  ==========================================
-call                          backward                                             rows of width D that travel, for B remote rows
+call                          backward                                             rows of width D that travel,
+for B remote rows
 ============================  ===================================================  ==========================================
 sum, mean, mean_beside, max   gradients are handed back; no row is needed again    B D forward, B D back
 attend, apply                 rows are fetched again, coefficients and messages    B D forward, 2 B D back

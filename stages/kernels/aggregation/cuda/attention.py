@@ -30,8 +30,10 @@ from .sums import UNROLL, add_lists, row_of, tile
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
 def _attend_rows(
-    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, before, out, n, E, H, D, z_row, z_head,
-    LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr, OWN: tl.constexpr,
+    begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, before, out, n, E, H, D,
+    z_row, z_head,
+    LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr,
+    OWN: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     # Heads of the same rows run side by side.
@@ -92,9 +94,11 @@ def _attend(
         if n and heads and width:
             launched: Any = _attend_rows[-(-n // rows_per) * heads, -(-width // columns)]
             launched(
-                begin, end, rows, there.indices, *names, rule.key, z, logit_src, logit_dst, log_sum, before if whole else None, result,
+                begin, end, rows, there.indices, *names, rule.key, z, logit_src, logit_dst, log_sum,
+                before if whole else None, result,
                 n, lists.num_edges, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
-                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, UNROLL=UNROLL, BR=rows_per, BD=columns,
+                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, UNROLL=UNROLL,
+                BR=rows_per, BD=columns,
             )  # fmt: skip
 
     launch(there.begin, there.end, at, out, True)

@@ -33,7 +33,8 @@ def logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
 def _backward_dst(
     begin, end, rows, indices, first, own_names, edge, key, z, logit_src, logit_dst, log_sum, grad, delta, d_dst,
     n, E, H, D, z_row, z_head,
-    LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr, OWN: tl.constexpr,
+    LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr,
+    OWN: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     h = tl.program_id(0) % H
@@ -91,9 +92,11 @@ def _one_head(total, d, grad, a, there, v, name, here, h, k, columns, key, logit
 
 @triton.jit(do_not_specialize=["n", "E", "key", "own_rows"])
 def _backward_src(
-    begin, end, rows, dst, position, first, own_names, edge, key, z, a_src, logit_src, logit_dst, log_sum, grad, delta, dz, d_src,
+    begin, end, rows, dst, position, first, own_names, edge, key, z, a_src, logit_src, logit_dst, log_sum, grad,
+    delta, dz, d_src,
     n, E, own_rows, H, D, z_row, z_head,
-    LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, OWN: tl.constexpr, SHARED: tl.constexpr,
+    LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, OWN: tl.constexpr,
+    SHARED: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """List i is of source ``rows[i]``, or i, and its gradients go to place i."""
@@ -122,13 +125,15 @@ def _backward_src(
                 v = tl.load(dst + q, here, 0).to(tl.int64)
                 name = edge_name(first, edge, tl.load(position + q, here, 0).to(tl.int64), v, here)
                 total, d = _one_head(
-                    total, d, grad, a, there, v, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE, THRESHOLD, KEEP,
+                    total, d, grad, a, there, v, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D,
+                    SLOPE, THRESHOLD, KEEP,
                 )  # fmt: skip
         if OWN:
             here = u < own_rows
             name = own_name(own_names, E, u, here)
             total, d = _one_head(
-                total, d, grad, a, there, u, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE, THRESHOLD, KEEP,
+                total, d, grad, a, there, u, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D, SLOPE,
+                THRESHOLD, KEEP,
             )  # fmt: skip
         tl.store(d_src + i.to(tl.int64) * H + h, d, inside)
         total += d[:, None] * tl.load(a_src + h * D + k, columns, 0)[None, :]
@@ -181,8 +186,10 @@ def gradients_by_src(
         if n and heads:
             launched: Any = _backward_src[(-(-n // shape["BR"]) * (1 if shared else heads),)]
             launched(
-                begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *logits, log_sum, grad, delta, dz, d_src,
-                n, there.num_edges, there.num_dst, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
+                begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *logits, log_sum, grad, delta,
+                dz, d_src,
+                n, there.num_edges, there.num_dst, heads, width, z.stride(0), z.stride(1), LIMIT=there.limit,
+                SLOPE=rule.slope,
                 THRESHOLD=rule.threshold, KEEP=rule.keep_scale, OWN=own and whole, SHARED=shared, **shape,
             )  # fmt: skip
         return dz, d_src

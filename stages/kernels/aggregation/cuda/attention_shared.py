@@ -127,7 +127,8 @@ def _plus(x, d, a, HEADS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
 def _backward_shared_dst(
-    begin, end, rows, indices, first, own_names, edge, key, x, logit_src, logit_dst, log_sum, grad, delta, d_dst, weighted, n, E,
+    begin, end, rows, indices, first, own_names, edge, key, x, logit_src, logit_dst, log_sum, grad, delta, d_dst,
+    weighted, n, E,
     H: tl.constexpr, D: tl.constexpr, X_ROW: tl.constexpr, HEADS: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,

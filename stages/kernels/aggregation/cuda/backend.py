@@ -160,7 +160,8 @@ _PLACE, _GIVEN, _GIVEN_BY_COLUMN = tl.constexpr(0), tl.constexpr(1), tl.constexp
 @triton.jit(do_not_specialize=["n"])
 def _max_rows(
     begin, end, rows, indices, position, x, out, arg, n, F,
-    LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, INTO: tl.constexpr, POSITION: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+    LIMIT: tl.constexpr, TO_ROWS: tl.constexpr, INTO: tl.constexpr, POSITION: tl.constexpr, BR: tl.constexpr,
+    BF: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BR + tl.arange(0, BR)
     k = tl.program_id(1) * BF + tl.arange(0, BF)

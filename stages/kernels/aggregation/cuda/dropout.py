@@ -22,7 +22,8 @@ _COLUMN, _A, _B = tl.constexpr(0x9E3779B9), tl.constexpr(0x21F0AAAD), tl.constex
 # The key is signed: as an unsigned one, half of all keys would be of another type and need a kernel of their own.
 @triton.jit(do_not_specialize=["n", "key"])
 def _scale_kept_rows(
-    base, ids, names, key_at, out, n, F, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr
+    base, ids, names, key_at, out, n, F, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BR: tl.constexpr,
+    BF: tl.constexpr
 ):  # fmt: skip
     i = tl.program_id(0) * BR + tl.arange(0, BR)
     k = tl.program_id(1) * BF + tl.arange(0, BF)

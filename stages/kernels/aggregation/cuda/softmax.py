@@ -119,7 +119,8 @@ def log_denominators(
         if len(begin) and heads:
             launched: Any = _log_sums[(-(-len(begin) // rows_per),)]
             launched(
-                begin, end, rows, lists.indices, logit_src, logit_dst, result, len(begin), heads, LIMIT=lists.limit, SLOPE=slope,
+                begin, end, rows, lists.indices, logit_src, logit_dst, result, len(begin), heads, LIMIT=lists.limit,
+                SLOPE=slope,
                 TO_ROWS=whole, INTO=into and whole, OWN=own and whole, BR=rows_per, BH=lanes, num_warps=1,
             )  # fmt: skip
 

@@ -130,7 +130,8 @@ def add_lists(
             launched: Any = _sum_rows[grid]
             launched(
                 begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n, width,
-                x.stride(0), result.stride(0), own_rows if whole else 0, LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole,
+                x.stride(0), result.stride(0), own_rows if whole else 0, LIMIT=lists.limit, TO_ROWS=whole,
+                ADD=add and whole,
                 KIND=kind if whole else NOTHING, UNROLL=UNROLL, BR=rows_per, BF=columns,
             )  # fmt: skip
 

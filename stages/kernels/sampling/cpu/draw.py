@@ -163,7 +163,8 @@ def _fetch(sources, begin, end):
 
 @njit(**JIT)
 def sample_uniform(
-    first, last, indptr, sources, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions, keep_positions, edge_end,
+    first, last, indptr, sources, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions,
+    keep_positions, edge_end,
     sorted_rows
 ):  # fmt: skip
     """Sample up to `fanout` edges of each row nodes[q, begin[q]:end[q]] of minibatches first..last-1.
@@ -242,7 +243,8 @@ def sample_uniform(
 
 @njit(**JIT)
 def sample_rows(
-    first, last, indptr, sources, weight, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions, keep_positions, edge_end,
+    first, last, indptr, sources, weight, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions,
+    keep_positions, edge_end,
     sorted_rows, table, max_degree
 ):  # fmt: skip
     """Like `sample_uniform`, in proportion to `weight`; or all edges of each row if `fanout` is negative."""
@@ -268,6 +270,7 @@ def sample_rows(
                 )  # fmt: skip
             else:
                 edge_end[q] = _take_weighted(
-                    indptr, sources, weight, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q], edges[q], positions[q],
+                    indptr, sources, weight, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q], edges[q],
+                    positions[q],
                     keep_positions, edge_end[q], table, best, place, sums
                 )  # fmt: skip

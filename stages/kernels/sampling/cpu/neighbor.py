@@ -204,7 +204,8 @@ class _Bulk:
         parallel(
             _number,
             [
-                (a, b, self.nodes, self.node_end, self.edges, edge_begin, self.edge_end, self.known, self.found[t], self.local[t],
+                (a, b, self.nodes, self.node_end, self.edges, edge_begin, self.edge_end, self.known, self.found[t],
+                self.local[t],
                  self.words, self.target, self.offset)
                 for t, (a, b) in enumerate(self.spans)
             ],

@@ -244,7 +244,8 @@ def draw(
             all_ends = cumulated(degree)
             order = _finishers(graph, rows, keys, weights, all_ends)
         launch(_take, programs(room, BLOCK))(
-            *known, rows.nodes, rows.owner, ends, order, all_ends, tables.found, edges, edges if positions is None else positions,
+            *known, rows.nodes, rows.owner, ends, order, all_ends, tables.found, edges,
+            edges if positions is None else positions,
             n, room, tables.stride, steps, ORDERED=not all_, KEEP=keep, BLOCK=BLOCK,
         )  # fmt: skip
         return Drawn(ends, edges, positions)
@@ -261,7 +262,8 @@ def draw(
         )  # fmt: skip
     else:
         launch(_in_proportion, *grid)(
-            *known, weights.sums, rows.nodes, rows.owner, keys, *target, n, s, tables.stride, graph.max_degree.bit_length(),
+            *known, weights.sums, rows.nodes, rows.owner, keys, *target, n, s, tables.stride,
+            graph.max_degree.bit_length(),
             KEEP=keep, ROWS=tile, WIDTH=width, num_warps=warps,
         )  # fmt: skip
     return Drawn(ends, edges, positions)

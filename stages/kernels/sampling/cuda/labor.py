@@ -64,7 +64,8 @@ def _look(indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, boun
 
 @triton.jit(do_not_specialize=["num_edges", "bound"])
 def _count(
-    indptr, sources, nodes, owner, keys, ends, block_rows, counts, row_begin, row_end, num_edges, bound, BLOCK: tl.constexpr
+    indptr, sources, nodes, owner, keys, ends, block_rows, counts, row_begin, row_end, num_edges, bound,
+    BLOCK: tl.constexpr
 ):  # fmt: skip
     """Count the edges that are taken in this stretch, and up to each row's begin and end in it."""
     some, e, f, first, degree, _, _, _, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
@@ -79,7 +80,8 @@ def _count(
 
 @triton.jit(do_not_specialize=["num_edges", "bound"])
 def _write(
-    indptr, sources, nodes, owner, keys, ends, block_rows, offsets, row_begin, taken_ends, found, edges, positions, words, places,
+    indptr, sources, nodes, owner, keys, ends, block_rows, offsets, row_begin, taken_ends, found, edges, positions,
+    words, places,
     num_edges, bound, stride, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write what is taken: the sample, marked, or with EXACT the candidates' words and which edge of its row each

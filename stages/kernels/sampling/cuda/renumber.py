@@ -189,8 +189,10 @@ def joined(hops: list[Hop], tables: Tables) -> DeviceList:
         longest = int(h.counts.max(initial=0))
         if longest:
             launch(_translate, programs(longest, BLOCK), k)(
-                h.drawn.sources, h.drawn.sources if h.drawn.positions is None else h.drawn.positions, to_device(bounds, device),
-                to_device(edge_at - bounds[:-1], device), tables.local, tables.stride, indices, indices if positions is None else positions,
+                h.drawn.sources, h.drawn.sources if h.drawn.positions is None else h.drawn.positions,
+                to_device(bounds, device),
+                to_device(edge_at - bounds[:-1], device), tables.local, tables.stride, indices,
+                indices if positions is None else positions,
                 KEEP=positions is not None, BLOCK=BLOCK,
             )  # fmt: skip
         row_at, edge_at, seen = row_at + h.group.counts, edge_at + h.counts, seen + h.counts

@@ -160,7 +160,8 @@ def _made(graph: Graph) -> Terms:
     on, V = on_device(graph), graph.num_nodes
     if on.indices.device != on.device:
         raise InputError(
-            'layer-wise samplers need the topology in the GPU\'s memory, and it is not there: use neighbor or labor, or kernel = "cpu"'
+            "layer-wise samplers need the topology in the GPU's memory, and it is not there: use neighbor or labor, "
+            'or kernel = "cpu"'
         )
     bits, w = fraction_bits(V), graph.edge_weight
     if w is None:
