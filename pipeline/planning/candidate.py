@@ -1,4 +1,4 @@
-"""What a plan knows of one candidate before it is rehearsed."""
+"""A job under one system, and where it is to run: what the laws of a plan start from."""
 
 import math
 from dataclasses import dataclass
@@ -15,29 +15,20 @@ from ...storage.partition.book import PartitionBook
 from ..config.load import Job, build
 from ..config.systems import System
 from ..setup.prepare import TORCH_DTYPES, Outline
+from .inputs import Numbers
 from .network import Link
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
-    """One candidate."""
+class Setting:
+    """The data and the machines, the same for all candidates."""
 
-    label: str
-    job: Job
-    system: System
     dataset: Dataset
-    """What is rehearsed on."""
+    """The trial's."""
     outline: Outline
-    nodes: int
-    """V of the run; that of `dataset` unless it stands in."""
-    edges: int
-    train: int
-    """Train nodes of the run."""
+    numbers: Numbers
+    """Of the run's dataset, for which a generated one may stand in."""
     stands_in: bool
-    cut: CutCounts | None
-    """`dataset` in as many parts as the run's ranks need."""
-    rehearsed_cut: CutCounts | None
-    book: PartitionBook | None
     per_host: int
     """Ranks of one machine."""
     threads: int
@@ -46,89 +37,106 @@ class Candidate:
     link: Link | None
 
     @property
+    def growth(self) -> float:
+        """Nodes of the run over those of the trial."""
+        return self.numbers.nodes / self.dataset.num_nodes
+
+    @property
+    def work_growth(self) -> float:
+        """The same of nodes and edges, their mean."""
+        return (self.growth + self.numbers.edges / max(1, self.dataset.graph.num_edges)) / 2
+
+    @property
+    def train(self) -> int:
+        """Train nodes of the run."""
+        n = self.numbers
+        return max(1, round(n.train * n.nodes)) if self.stands_in else len(self.dataset.split.train)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A job under one system."""
+
+    label: str
+    job: Job
+    system: System
+    at: Setting
+    cut: CutCounts | None = None
+    """The trial's graph in as many parts as the run's ranks need."""
+    trial_cut: CutCounts | None = None
+    """The same for the ranks of the trial."""
+    book: PartitionBook | None = None
+
+    @property
     def ranks(self) -> int:
         """P."""
         return self.job.ranks
 
     @property
-    def growth(self) -> float:
-        """How many times as large the run's graph is as the one that is rehearsed on."""
-        return self.nodes / self.dataset.num_nodes
-
-    @property
-    def edge_growth(self) -> float:
-        """The same for edges."""
-        return self.edges / max(1, self.dataset.graph.num_edges)
-
-    @property
     def itemsize(self) -> int:
-        """Of a number."""
+        """Bytes of a number."""
         return TORCH_DTYPES[self.job.dtype].itemsize
 
     @property
+    def row_bytes(self) -> int:
+        """Of a feature row."""
+        return self.at.outline.num_features * self.itemsize
+
+    @property
     def feature_bytes(self) -> int:
-        """Of all features."""
-        return self.nodes * self.outline.num_features * self.itemsize
+        """Of all features of the run."""
+        return self.at.numbers.nodes * self.row_bytes
 
     @property
-    def graph_bytes(self) -> int:
-        """Of in-neighbour lists: V + 1 places and E ids."""
-        return 8 * (self.nodes + 1) + (4 if self.nodes < 2**31 else 8) * self.edges
+    def is_local(self) -> bool:
+        """True where each rank samples from its own part."""
+        return isinstance(self.system.sample, Local)
 
     @property
-    def sampled(self) -> bool:
-        """Whether steps are over minibatches."""
+    def is_sampled(self) -> bool:
+        """True where steps are over minibatches."""
         return isinstance(self.system.sample, Sampled | Local)
 
     @property
     def exchanges(self) -> bool:
-        """Whether feature rows of minibatches travel."""
+        """True where feature rows of minibatches travel."""
         return self.job.features == "owned" and self.ranks > 1
-
-    @property
-    def replication(self) -> int:
-        """c."""
-        return self.job.bulk.replication
 
     def model(self) -> nn.Module:
         """As the system trains it."""
-        record = build("model", MODELS, self.job.model)
-        built = self.system.schedule.build(record, self.outline.num_features, self.outline.num_classes)
+        record, outline = build("model", MODELS, self.job.model), self.at.outline
+        built = self.system.schedule.build(record, outline.num_features, outline.num_classes)
         return built.to(TORCH_DTYPES[self.job.dtype])
+
+    @property
+    def minibatches(self) -> float:
+        """Per epoch over all ranks; a partial last one counts fractionally."""
+        return self.at.train / self.job.train.batch_size
+
+    def per_step(self, ranks: int) -> int:
+        """Minibatches in a step of so many ranks."""
+        return self.job.train.minibatches_per_step or ranks
 
     @property
     def most_seeds(self) -> float:
         """Train nodes of the rank that has most."""
         if self.cut is None:
-            return self.train / self.ranks
-        per_rank = self.job.grappa.chunks if self.system.name == "grappa" else 1
+            return self.at.train / self.ranks
+        options = self.system.options
         deal = ChunkSchedule(
-            self.job.seed,
-            self.ranks,
-            per_rank,
-            self.job.grappa.reshuffle_fraction if self.system.name == "grappa" else 0.0,
-            "none",
+            self.job.seed, self.ranks, options.get("chunks", 1), options.get("reshuffle_fraction", 0.0), "none"
         )
-        share = max(int(self.cut.train[list(deal.base(r, 0))].sum()) for r in range(self.ranks)) / max(
-            1, int(self.cut.train.sum())
-        )
-        return share * self.train
-
-    @property
-    def minibatches(self) -> float:
-        """Of an epoch, over all ranks; a smaller one at the end counts for what it is."""
-        return self.train / self.job.train.batch_size
+        most = max(int(self.cut.train[list(deal.base(r, 0))].sum()) for r in range(self.ranks))
+        return most / max(1, int(self.cut.train.sum())) * self.at.train
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
-        if isinstance(self.system.sample, Local):
+        """Per epoch."""
+        if self.is_local:
             return max(1, math.ceil(round(self.most_seeds, 6) / self.job.train.batch_size))
-        if isinstance(self.system.sample, Sampled):
-            return max(1, math.ceil(math.ceil(self.minibatches) / (self.job.train.minibatches_per_step or self.ranks)))
-        return 1
+        return max(1, math.ceil(math.ceil(self.minibatches) / self.per_step(self.ranks))) if self.is_sampled else 1
 
     @property
     def epochs(self) -> int:
-        """That are trained: of layer-by-layer training, all layers'."""
+        """Of the run: of layer-by-layer training, all layers'."""
         return self.system.schedule.phases(self.job.epochs, self.model())[-1].last_epoch

@@ -12,7 +12,7 @@ from ..config.load import Job, resolve
 from .network import Link
 
 MOST_EDGES, MOST_FEATURE_BYTES = 6_000_000, 1 << 30
-"""Of a graph that is rehearsed on; a generated one stands for a larger one."""
+"""Of a trial's graph; a generated one stands for a larger one."""
 CANDIDATES: dict[str, dict[str, Any]] = {
     "bulk": {"system": "bulk"},
     "bulk, owned features": {"system": "bulk", "features": "owned"},
@@ -20,6 +20,11 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "sar": {"system": "sar"},
     "retexo": {"system": "retexo"},
 }
+UNPREDICTED: dict[str, dict[str, Any]] = {
+    "bulk": {"topology": "replicated"},
+    "retexo": {"clients": "ranks", "local_steps": None, "inductive": False, "distill": 0.0},
+}
+"""Options that change what travels by no law that is known here, each with the value that a plan can predict."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,22 @@ class Numbers:
     @classmethod
     def of(cls, dataset: Dataset) -> "Numbers":
         """Of a dataset."""
-        share = len(dataset.split.train) / max(1, dataset.num_nodes)
-        return cls(
-            dataset.num_nodes, dataset.graph.num_edges, dataset.features.num_features, dataset.num_classes, share
+        n, share = dataset.num_nodes, len(dataset.split.train) / max(1, dataset.num_nodes)
+        return cls(n, dataset.graph.num_edges, dataset.features.num_features, dataset.num_classes, share)
+
+    @property
+    def is_large(self) -> bool:
+        """True where a generated graph stands for it in a trial."""
+        return self.edges > MOST_EDGES or self.nodes * self.features * 4 > MOST_FEATURE_BYTES
+
+    def stand_in(self) -> str:
+        """A generated graph as dense as these numbers say, and small enough for a trial."""
+        density = max(1.0, self.edges / self.nodes)
+        nodes = min(self.nodes, MOST_FEATURE_BYTES // (4 * self.features), MOST_EDGES / density)
+        scale = max(1, min(30, int(math.log2(max(2, nodes)))))
+        return (
+            f"rmat:scale={scale},edge_factor={max(1, round(density / 2))},features={self.features},"
+            f"classes={self.classes},train={min(0.9, self.train):g}"
         )
 
 
@@ -62,7 +80,7 @@ class Cluster:
     memory_bytes: int | None = None
     """What a rank may take; None: its share of this machine's."""
     link: Link | None = None
-    """Between ranks; None: they talk over this machine's loopback, which the rehearsal has measured."""
+    """Between ranks; None: they talk over this machine's loopback, which the trial has measured."""
 
     def check(self, ranks: int) -> "Cluster":
         """Raises InputError: what cannot be."""
@@ -85,66 +103,43 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     Raises:
         InputError: the configuration does not hold together.
     """
-    table = {k: v for k, v in table.items() if k not in ("system", "executor")}
     _check_known(table)
-    bulk = {k: v for k, v in dict(table.get("bulk", {})).items() if k == "prefetch_bytes"}
-    features = table.get("features", "memory")
-    common = {**table, "features": "memory" if features == "owned" else features, "bulk": bulk}
+    bulk = dict(table.get("bulk", {}))
+    common = {k: v for k, v in table.items() if k not in ("system", "executor")}
+    common["bulk"] = {k: v for k, v in bulk.items() if k == "prefetch_bytes"}
+    if common.get("features") == "owned":
+        common["features"] = "memory"
     sampled = resolve({**common, "system": "bulk"})
     found = {}
     for label, changes in CANDIDATES.items():
-        if sampled.ranks == 1 and changes.get("features") == "owned":
-            continue
-        wanted = {**common, **changes}
-        if wanted.get("features") == "owned":
-            wanted["bulk"] = dict(table.get("bulk", {})) | {"topology": "replicated"}
+        wanted, unused = {**common, **changes}, set[str]()
+        if "features" in changes:
+            wanted["bulk"] = {**bulk, "topology": "replicated"}
+            if sampled.ranks == 1:
+                continue
         if changes["system"] != "bulk":
             wanted.pop("queue", None)
-        if changes["system"] == "grappa" and "train" in wanted:
-            wanted["train"] = {k: v for k, v in wanted["train"].items() if k != "minibatches_per_step"}
+            unused = {"minibatches_per_step"}
         if changes["system"] in ("sar", "retexo"):
             wanted["model"] = sampled.model
-            wanted = {k: v for k, v in wanted.items() if k != "sampler"}
-            wanted["train"] = {
-                k: v for k, v in wanted.get("train", {}).items() if k not in ("batch_size", "minibatches_per_step")
-            }
+            wanted.pop("sampler", None)
+            unused = {"minibatches_per_step", "batch_size"}
+        wanted["train"] = {k: v for k, v in wanted.get("train", {}).items() if k not in unused}
         found[label] = resolve(wanted)
     return found
 
 
 def _check_known(table: Mapping[str, Any]) -> None:
     """Raises InputError: options that change what travels, by no law that is known here."""
-    bulk, retexo = table.get("bulk", {}), table.get("retexo", {})
-    known = {("bulk", "topology"): "replicated", ("retexo", "clients"): "ranks"}
-    known |= {
-        ("retexo", "local_steps"): None,
-        ("retexo", "inductive"): False,
-        ("retexo", "distill"): 0.0,
-    }
-    for (section, key), usual in known.items():
-        given = (bulk if section == "bulk" else retexo).get(key, usual)
-        if given != usual:
-            raise InputError(
-                f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes and memory"
-            )
+    for section, known in UNPREDICTED.items():
+        for key, usual in known.items():
+            if (given := table.get(section, {}).get(key, usual)) != usual:
+                raise InputError(
+                    f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes and memory"
+                )
     if table.get("device", "cpu") != "cpu":
         raise InputError(
             f"device is '{table['device']}', but plan predicts CPUs only in this version; leave device out to plan for them"
         )
     if table.get("model", {}).get("norm") == "batch" and table.get("ranks", 1) > 1:
         raise InputError('model.norm is "batch", whose traffic plan cannot predict; use another norm, or one rank')
-
-
-def stand_in(numbers: Numbers) -> str:
-    """A generated graph as dense as these numbers say, and small enough to rehearse on."""
-    nodes = min(numbers.nodes, MOST_FEATURE_BYTES // (4 * numbers.features))
-    density = max(1.0, numbers.edges / numbers.nodes)
-    scale = max(1, min(30, int(math.log2(max(2, min(nodes, MOST_EDGES / density))))))
-    options = {
-        "scale": scale,
-        "edge_factor": max(1, round(density / 2)),
-        "features": numbers.features,
-        "classes": numbers.classes,
-        "train": min(0.9, numbers.train),
-    }
-    return "rmat:" + ",".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in options.items())

@@ -1,7 +1,7 @@
 """Before a run: what each system would take in memory, bytes and time, whether that fits, and which one to choose.
 
-Every system is rehearsed for a few steps on this machine (`trial_setup`, `rehearsal`); laws make a whole run on the
-cluster of that (`forecast`, `traffic`).
+Every system is tried for a few steps on this machine (`trial_setup`, `trial`); laws make a whole run on the cluster of
+that (`traffic`, `forecast`).
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 from .choice import choice
 from .forecast import Forecast
 from .inputs import Cluster, Numbers, candidates
-from .trial_setup import Stage
+from .trial_setup import Trials
 
 
 @dataclass(frozen=True)
@@ -88,49 +88,47 @@ def plan(
     first = next(iter(jobs.values()))
     where = (cluster or Cluster()).check(first.ranks)
     with heard(emit, verbose) as message, tempfile.TemporaryDirectory(prefix="millrace-plan-") as scratch:
-        stage = Stage(first, dataset, numbers, where, Path(scratch), message)
         forecasts, seen = [], {}
-        message(StageStarted("plan", f"rehearsing {stage.dataset.name}", len(jobs)))
-        with stage:
+        with Trials(first, dataset, numbers, where, Path(scratch), message) as trials:
+            message(StageStarted("plan", f"rehearsing {trials.dataset.name}", len(jobs)))
             for done, (label, job) in enumerate(jobs.items()):
-                forecast, rehearsed = stage.forecast(label, job)
+                forecast, result = trials.forecast(label, job)
                 forecasts.append(forecast)
-                if rehearsed is not None:
-                    seen[label] = asdict(rehearsed)
+                if result is not None:
+                    seen[label] = asdict(result)
                 message(StageAdvanced("plan", done + 1, len(jobs)))
         seconds = time.perf_counter() - started
         message(StageEnded("plan", seconds))
     recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
     return Plan(
-        dataset=stage.name,
-        numbers=stage.numbers,
+        dataset=trials.name,
+        numbers=trials.at.numbers,
         ranks=first.ranks,
         epochs=first.epochs,
         cluster=where,
-        memory_bytes=stage.room,
+        memory_bytes=trials.room,
         systems=tuple(forecasts),
         recommended=recommended,
         why=why,
         goals=goals,
-        notes=_notes(stage, forecasts),
+        notes=_notes(forecasts, trials.dataset.name if trials.at.stands_in else None),
         seconds=seconds,
         rehearsed=seen,
     )
 
 
-def _notes(stage: Stage, forecasts: list[Forecast]) -> tuple[str, ...]:
+def _notes(forecasts: list[Forecast], stand_in: str | None) -> tuple[str, ...]:
     notes = []
-    fast = [f for f in forecasts if f.fits]
-    if len({f.steps_per_epoch > 1 for f in fast}) > 1:
-        whole = [f.label for f in forecasts if f.system in ("sar", "retexo")]
+    if len({f.steps_per_epoch > 1 for f in forecasts if f.fits}) > 1:
+        whole = " or ".join(f.label for f in forecasts if f.system in ("sar", "retexo"))
         notes.append(
-            f"An epoch of {' or '.join(whole)} is one step over all train nodes, and runs take hundreds; the others take many in one."
+            f"An epoch of {whole} is one step over all train nodes, and runs take hundreds; the others take many in one."
         )
     if any(f.system == "retexo" for f in forecasts):
         notes.append(
             "retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer."
         )
     notes.append("Accuracy is not predicted.")
-    if stage.stands_in:
-        notes.append(f"An estimate: rehearsed on {stage.dataset.name}, which stands for the graph.")
+    if stand_in is not None:
+        notes.append(f"An estimate: rehearsed on {stand_in}, which stands for the graph.")
     return tuple(notes)

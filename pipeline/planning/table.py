@@ -1,7 +1,5 @@
 """A plan as its reader sees it on a terminal."""
 
-from collections.abc import Mapping
-
 from ...storage.plural import counted
 from .choice import network_bytes, whole_seconds
 from .forecast import Forecast
@@ -49,27 +47,22 @@ def _goals(plan: Plan) -> list[str]:
 
 
 def _row(f: Forecast) -> str:
-    network, store = f.bytes_per_epoch.get("network", {}), f.bytes_per_epoch.get("store", {})
-    rows = sum(count for kind, count in network.items() if kind not in ("gradients", "control"))
-    seconds = "" if f.seconds_per_epoch is None else f"{f.seconds_per_epoch:.3g}"
-    evaluation = f"{f.evaluate_seconds:.2g}" if f.evaluate_seconds else ""
     if f.seconds_per_epoch is None:
         return ROW.format(f.label, size(f.memory_bytes), "no", *[""] * 3, f.steps_per_epoch, "", "")
-    cells = (_bytes(f, "network", sum(network.values())), _rows(f, rows), _bytes(f, "store", sum(store.values())))
-    return ROW.format(
-        f.label, size(f.memory_bytes), "yes" if f.fits else "no", *cells, f.steps_per_epoch, seconds, evaluation
+    cells = (_bytes(f, "network"), _bytes(f, "network", ("gradients", "control")), _bytes(f, "store"))
+    seconds, evaluation = f"{f.seconds_per_epoch:.3g}", f"{f.evaluate_seconds:.2g}" if f.evaluate_seconds else ""
+    fits = "yes" if f.fits else "no"
+    return ROW.format(f.label, size(f.memory_bytes), fits, *cells, f.steps_per_epoch, seconds, evaluation)
+
+
+def _bytes(f: Forecast, channel: str, without: tuple[str, ...] = ()) -> str:
+    """Of an epoch; in brackets, of a run."""
+    run, epoch = (
+        sum(count for kind, count in of.get(channel, {}).items() if kind not in without)
+        for of in (f.bytes, f.bytes_per_epoch)
     )
-
-
-def _bytes(f: Forecast, channel: str, per_epoch: float) -> str:
-    once = sum(f.bytes.get(channel, {}).values()) - f.epochs * per_epoch
-    return size(per_epoch) if per_epoch else f"({size(once)})" if once >= 1 else "0"
-
-
-def _rows(f: Forecast, per_epoch: float) -> str:
-    kinds: Mapping[str, int] = f.bytes.get("network", {})
-    once = sum(count for kind, count in kinds.items() if kind not in ("gradients", "control")) - f.epochs * per_epoch
-    return size(per_epoch) if per_epoch else f"({size(once)})" if once >= 1 else "0"
+    once = run - f.epochs * epoch
+    return size(epoch) if epoch else f"({size(once)})" if once >= 1 else "0"
 
 
 def size(count: float) -> str:

@@ -1,49 +1,53 @@
-"""How many bytes a run will move between ranks and read from stores: laws, from the number of parameters and the counts
-of a cut.
+"""Laws of the bytes that a run moves between ranks and reads from stores.
 
-They follow what `storage.ledger` counts: payload that ranks send, by kind, over all of them. What hangs on the samples
-themselves, rows and ids of minibatches, is no law's: the plan counts it in a rehearsal.
+They follow what `storage.ledger` counts: payload that ranks send, by kind, over all of them. Most follow from the number
+of parameters and the counts of a cut; rows and ids of minibatches depend on the samples, and are counted in a trial.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch import nn
 
 from ...stages.comm.gloo import ring_bytes, sum_waits
+from ...stages.feed.queue_feed import Sampled
+from ...stages.fetch.exchange import MOST_STEPS
+from ...stages.fetch.visit import VisitFetch
+from ...stages.fetch.visit import row_bytes as visited_bytes
 from ...stages.memory.quantize import row_bytes
-from ...stages.messages import Phase
 from ...stages.models.lazy import Lazy
 from ...stages.partition.cut_counts import CutCounts, halo_nodes
+from ...stages.placement.boundary import WithBoundary
 from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.placement.chunks import Chunks
+from ...stages.placement.sharded import Sharded
 from ...stages.reduce.seed_weighted import TOLD
-from ...storage.graph import Graph
 from ...storage.ledger import KINDS
-from ...storage.partition.book import PartitionBook
-from ..config.systems import System
+from ..setup.prepare import TORCH_DTYPES
+from .candidate import Candidate
+from .trial import TrialResult
 
-ID_BYTES = 8
-COUNT_BYTES = 8
+ID_BYTES = COUNT_BYTES = 8
 SUMS = 3
 """Numbers that ranks add up when an epoch ends, in float64."""
 
 
 @dataclass
 class Moved:
-    """What a run moves."""
+    """Bytes over all ranks by (channel, kind), and what the network makes ranks wait for."""
 
     once: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """Bytes over all ranks, by (channel, kind), however many epochs there are."""
+    """However many epochs there are."""
     per_epoch: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """The same, of one epoch; the mean where epochs differ."""
-    busiest: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    """Of one epoch, what the rank sends that sends most of a kind."""
+    """The mean where epochs differ."""
+    busiest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By kind, what the rank sends in an epoch that sends most of it."""
     waits: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Messages of one epoch that a rank waits for one after the other, by kind."""
+    """By kind, messages of an epoch that a rank waits for one after the other."""
+    most_seen: int = 0
+    """Of isolated parts, the most nodes that any rank sees at once."""
 
     def total(self, epochs: int) -> dict[str, dict[str, int]]:
         """Bytes of a run, by channel and kind."""
@@ -53,24 +57,51 @@ class Moved:
         return found
 
     def add(self, kind: str, total: float, busiest: float, waits: float) -> None:
-        """Network bytes of an epoch."""
+        """Count network bytes of an epoch."""
         self.per_epoch["network", kind] += total
-        self.busiest["network", kind] += busiest
+        self.busiest[kind] += busiest
         self.waits[kind] += waits
 
+    def grow(self, growth: float) -> None:
+        """Multiply all that is in proportion to the graph."""
+        for table in (self.once, self.per_epoch):
+            for key in table:
+                table[key] *= growth if key[1] not in ("gradients", "control") else 1
+        for kind in self.busiest:
+            self.busiest[kind] *= growth if kind not in ("gradients", "control") else 1
 
-def gradients(moved: Moved, system: System, model: nn.Module, steps: float, size: int, phases: Sequence[Phase]) -> None:
+
+def moves(s: Candidate, seen: TrialResult) -> Moved:
+    """Bytes of the candidate's run, with rows of minibatches as its trial has counted them."""
+    moved, policy = Moved(), s.system.partition
+    if s.ranks > 1:
+        _steps(moved, s)
+    if isinstance(policy, Sharded):
+        moved.once["store", "features"] += s.at.dataset.num_nodes * s.row_bytes
+    if s.cut is not None and s.ranks > 1:
+        if isinstance(policy, WithBoundary):
+            _layer_by_layer(moved, s, s.cut)
+        elif isinstance(policy, Sharded):
+            _visits(moved, s, s.cut, policy.prune)
+        elif isinstance(policy, Chunks):
+            _chunks(moved, s, s.cut, policy)
+    if isinstance(s.system.sample, Sampled):
+        _minibatch_rows(moved, s, seen)
+    if s.at.stands_in:
+        moved.grow(s.at.growth)
+    return moved
+
+
+def _steps(moved: Moved, s: Candidate) -> None:
     """What every system's steps take: one sum over ranks of all gradients, a count, and whether to stop."""
-    if size == 1:
-        return
-    kind = "gradients"
+    model, size = s.model(), s.ranks
+    phases = s.system.schedule.phases(s.job.epochs, model)
     for phase in phases:
-        module = system.schedule.begin(phase, model)
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        parameters = [p for p in s.system.schedule.begin(phase, model).parameters() if p.requires_grad]
         numel, itemsize = sum(p.numel() for p in parameters) + TOLD, parameters[0].element_size()
         sent = [ring_bytes(numel, itemsize, r, size) for r in range(size)]
-        share = steps / len(phases)
-        moved.add(kind, share * sum(sent), share * max(sent), share * sum_waits(numel, size, kind))
+        share = s.steps / len(phases)
+        moved.add("gradients", share * sum(sent), share * max(sent), share * sum_waits(numel, size, "gradients"))
     # A checkpoint at the end of each phase: every rank's counters, and four sums.
     counters = size * 2 * sum(len(kinds) for kinds in KINDS.values()) + 4
     moved.once["network", "control"] += len(phases) * (2 * (size - 1) * 8 * counters + size * (size - 1))
@@ -78,27 +109,22 @@ def gradients(moved: Moved, system: System, model: nn.Module, steps: float, size
     moved.add("control", sum(sums), max(sums), sum_waits(SUMS, size, "control"))
 
 
-def visits(moved: Moved, cut: CutCounts, traffic: Sequence[tuple[int, int]], prune: bool) -> None:
-    """Full-batch training: rows and their gradients, layer by layer.
-
-    Args:
-        moved: added to.
-        cut: of the run's parts.
-        traffic: for each layer, bytes of a row that is sent and of the gradient of one that was read.
-        prune: whether layers leave out what no train node's result depends on.
-    """
-    total = busiest = np.zeros(cut.size)
+def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
+    """Full-batch training: rows and their gradients, layer by layer; a pruned layer leaves out what no train node's
+    result depends on."""
+    assert isinstance(s.system.fetch, VisitFetch)
+    traffic = visited_bytes(s.system.fetch, s.model(), s.at.outline.num_features, TORCH_DTYPES[s.job.dtype])
+    total = np.zeros(cut.size)
     for i, (there, back) in enumerate(traffic):
         rows = cut.rows[i if prune else -1]
         total = total + there * rows.sum(0) + back * rows.sum(1)
-    busiest = total.max(initial=0)
-    rounds = sum(1 for pair in traffic for n in pair if n) if cut.size > 1 else 0
-    moved.add("activations", float(total.sum()), float(busiest), rounds)
+    rounds = sum(1 for pair in traffic for n in pair if n)
+    moved.add("activations", float(total.sum()), float(total.max(initial=0)), rounds)
     arrange(moved, cut, len(traffic) if prune else 0)
 
 
 def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
-    """What ranks tell each other before a full batch: which rows they read, and how many of them in which layers."""
+    """Before a full batch ranks tell each other which rows they read, and how many of them in which layers."""
     pairs = cut.size * (cut.size - 1)
     levels = pruned_layers + 2 if pruned_layers else 1
     ids = cut.boundary + (int(cut.rows[0].sum()) if pruned_layers else 0)
@@ -107,79 +133,124 @@ def arrange(moved: Moved, cut: CutCounts, pruned_layers: int) -> None:
     moved.once["network", "control"] += COUNT_BYTES * pairs * (2 + pruned_layers)
 
 
-def handed_on(moved: Moved, cut: CutCounts, model: Lazy, dtype: torch.dtype) -> None:
-    """Layer after layer: rows of the boundary once for each phase that passes messages; their names and degrees
-    before."""
+def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
+    """Rows of the boundary once for each phase that passes messages; their names and degrees before."""
+    model = s.model()
+    assert isinstance(model, Lazy)
     arrange(moved, cut, 0)
     moved.once["network", "graph"] += 2 * ID_BYTES * cut.boundary
     for k, width in enumerate(model.phase_widths):
         if model.phase(k).passes_messages:
-            moved.once["network", "features" if k == 0 else "activations"] += cut.boundary * row_bytes(
-                width, model.phases.rounding, dtype
-            )
+            row = row_bytes(width, model.phases.rounding, TORCH_DTYPES[s.job.dtype])
+            moved.once["network", "features" if k == 0 else "activations"] += cut.boundary * row
 
 
-def features_read(moved: Moved, num_nodes: int, num_features: int, itemsize: int) -> None:
-    """Every rank reads its own rows, once."""
-    moved.once["store", "features"] += num_nodes * num_features * itemsize
-
-
-def chunks_read(
-    moved: Moved,
-    graph: Graph,
-    book: PartitionBook,
-    cut: CutCounts,
-    policy: Chunks,
-    seed: int,
-    super_epochs: int,
-    row_size: int,
-) -> int:
-    """Isolated parts: what ranks read from stores, chunk by chunk, in so many super-epochs.
-
-    Args:
-        moved: added to.
-        graph: the whole.
-        book: who owns what: a chunk is a part.
-        cut: of the same.
-        policy: what is seen.
-        seed: of the run.
-        super_epochs: of the run; the mean of the first few stands for the others.
-        row_size: bytes of a feature row.
-
-    Returns:
-        The most nodes that any rank sees at once.
-    """
-    ranks = cut.size // policy.per_rank
-    deal = ChunkSchedule(seed, ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
-    most, looked = 0, min(super_epochs, max(2, ranks))
-    found: list[tuple[float, float]] = []
-    before: list[set[int]] = [set() for _ in range(ranks)]
-    for t in range(looked):
-        graph_bytes = feature_bytes = 0.0
-        for rank in range(ranks):
+def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
+    """Isolated ranks read from stores, chunk by chunk and super-epoch by super-epoch; the mean of the first few
+    super-epochs stands for those that follow."""
+    assert s.book is not None
+    graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model()))
+    deal = ChunkSchedule(s.job.seed, s.ranks, policy.per_rank, policy.reshuffle_fraction, policy.rotation)
+    found = np.zeros((min(super_epochs, max(2, s.ranks)), 2))
+    before: list[set[int]] = [set() for _ in range(s.ranks)]
+    for t in range(len(found)):
+        for rank in range(s.ranks):
             chunks = [*deal.base(rank, t), *deal.variable(rank, t)]
-            own = int(cut.nodes[chunks].sum())
-            halo = halo_nodes(graph, book, chunks) if policy.halo and len(chunks) < cut.size else 0
-            seen = round(halo * policy.halo)
-            most = max(most, own + seen)
+            halo = halo_nodes(graph, s.book, chunks) if policy.halo and len(chunks) < cut.size else 0
+            around = round(halo * policy.halo)
+            moved.most_seen = max(moved.most_seen, int(cut.nodes[chunks].sum()) + around)
             if set(chunks) == before[rank] and policy.halo in (0, 1):
                 continue
             new = [c for c in chunks if c not in before[rank]]
             before[rank] = set(chunks)
-            graph_bytes += sum(shard_bytes(cut, c, graph.edge_weight is not None) for c in new)
-            feature_bytes += (int(cut.nodes[new].sum()) + seen) * row_size
-        found.append((graph_bytes, feature_bytes))
-    first, later = np.array(found[0]), np.array(found[1:]).mean(0) if looked > 1 else np.zeros(2)
-    read = first + (super_epochs - 1) * later
+            lists = sum(shard_bytes(cut, c, graph.edge_weight is not None) for c in new)
+            found[t] += lists, (int(cut.nodes[new].sum()) + around) * s.row_bytes
+    read = found[0] + (super_epochs - 1) * (found[1:].mean(0) if len(found) > 1 else 0.0)
     moved.once["store", "graph"] += read[0]
     moved.once["store", "features"] += read[1]
-    return most
 
 
 def shard_bytes(cut: CutCounts, part: int, weighted: bool) -> int:
     """Of a part's `EdgeShards`: three splits, a row and a count for each list, two numbers an edge, the sources, the
     first edges."""
     edges, sources = int(cut.edges[part]), int(cut.rows[-1, part].sum())
-    edge_ids = 4 if edges < 2**31 else 8
-    per_edge = 4 + edge_ids + (4 if weighted else 0)
+    per_edge = 4 + (4 if edges < 2**31 else 8) + (4 if weighted else 0)
     return 24 * (cut.size + 1) + 8 * int(cut.lists[part]) + per_edge * edges + 4 * sources + 8 * int(cut.nodes[part])
+
+
+def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
+    """Rows and ids of sampled minibatches, as counted in the trial. All of it is divided by the growth of the graph that
+    `Moved.grow` multiplies by."""
+    growth = s.at.growth
+    if s.job.queue.kind == "zarr":
+        moved.per_epoch["store", "minibatches"] += seen.minibatch_bytes * s.minibatches / growth
+    if not s.exchanges:
+        # The last minibatch of an epoch is counted whole only where the trial had it, as small as it is.
+        minibatches = math.ceil(s.minibatches) if seen.all_seeds and not s.at.stands_in else s.minibatches
+        per_epoch = minibatches / max(1, seen.minibatches)
+        moved.per_epoch["store", "features"] += seen.bytes["store"]["features"] * per_epoch / growth
+        return
+    c = s.job.bulk.replication
+    moved.once["store", "features"] += s.feature_bytes * c / growth
+    # Of the rows that a column of the grid holds, all but one block are other ranks'.
+    share = (1 - c / s.ranks) / (1 - c / seen.ranks)
+    first, later = rows_asked(s, seen, s.minibatches, s.ranks)
+    tried = tried_minibatches(s, seen)
+    begun, again = rows_asked(s, seen, tried, seen.ranks)
+    epochs = seen.minibatches / math.ceil(tried)
+    asked = begun + (epochs - 1) * again if epochs > 1 else begun * epochs
+    words = seen.bytes["network"]["control"] - seen.steps * seen.ranks * (seen.ranks - 1)
+    for kind, count in (("features", seen.bytes["network"]["features"]), ("control", words)):
+        each = count / asked * share / (growth if kind == "features" else 1)
+        moved.add(kind, later * each, later * each / s.ranks, seen.waits[kind] / max(1, seen.steps) * s.steps)
+        moved.once["network", kind] += (first - later) * each
+
+
+def tried_minibatches(s: Candidate, seen: TrialResult) -> float:
+    """Of an epoch of the trial."""
+    if seen.all_seeds:
+        return len(s.at.dataset.split.train) / s.job.train.batch_size
+    return float(MOST_STEPS * s.per_step(seen.ranks))
+
+
+def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
+    """Rows that ranks ask for in the first epoch and in each later one, in rows of one minibatch.
+
+    The minibatches of a few steps are fetched together, each row once (`fetch.exchange.RowsAhead`): how many rows that
+    leaves was counted.
+
+    Args:
+        s: the run.
+        seen: its trial.
+        minibatches: of an epoch; the last one may be less than whole.
+        ranks: that train on them.
+    """
+    per_step, count = s.per_step(ranks), math.ceil(round(minibatches, 9))
+    distinct, together = seen.distinct or [1.0], 1
+    if s.job.queue.kind != "zarr" and len(distinct) > 1:
+        step = per_step / ranks * distinct[0] * s.row_bytes
+        together = max(1, min(MOST_STEPS, int(s.job.bulk.prefetch_bytes // max(1, step))))
+
+    def unit(first: int, last: int) -> float:
+        held = np.zeros(ranks)
+        for i in range(first * per_step, min(last * per_step, count)):
+            held[i % per_step % ranks] += min(1.0, minibatches - i)
+        return float(sum(rows_of(distinct, m) for m in held)) / distinct[0]
+
+    def epoch(step: int) -> float:
+        steps = -(-count // per_step)
+        full = max(0, (steps - 1 - step) // together)
+        return full * unit(0, together) * (full > 0) + unit(step + full * together, steps)
+
+    return unit(0, 1) + (epoch(1) if count > per_step else 0.0), epoch(0)
+
+
+def rows_of(distinct: Sequence[float], minibatches: float) -> float:
+    """Distinct nodes of so many minibatches together: powers between what was counted, and beyond it."""
+    if minibatches <= 0:
+        return 0.0
+    if len(distinct) == 1:
+        return distinct[0] * minibatches
+    i = min(max(int(minibatches), 1), len(distinct) - 1)
+    power = math.log(distinct[i] / distinct[i - 1]) / math.log((i + 1) / i)
+    return distinct[i - 1] * (minibatches / i) ** power

@@ -1,4 +1,4 @@
-"""Rehearsals: a run's own code on its own data, by fewer ranks and for a few steps, to learn what a step takes here."""
+"""Trials: a run's own code on its own data, by few ranks and for a few steps, to learn what a step takes here."""
 
 import json
 import os
@@ -14,14 +14,39 @@ from typing import Any
 import numpy as np
 
 from ...storage.errors import RunError
-from .trial_spec import TrialSpec
 
-STEADY = 1
-"""Epochs before this one pay for what is done once: kernels are loaded, buffers made."""
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """A trial, as plain values."""
+
+    job: dict[str, Any]
+    """A resolved configuration, of as many epochs as are tried."""
+    dataset: str
+    """What `open_dataset` takes, where `features` is None; else the folder of a store that all ranks open."""
+    features: str | None
+    outline: dict[str, Any]
+    """Of the dataset."""
+    parts: str | None
+    """Folder of the parts, of which each rank opens its own instead of the dataset."""
+    out: str
+    """Folder of the trial's run."""
+    ranks: int
+    threads: int
+    """Of each rank."""
+    seeds: int | None
+    """Train nodes to train on: of each part under isolated training, else of all ranks. None: all."""
+    limit_s: float
+    """A rank cuts its training short after so many seconds of each of its threads."""
+
+    @property
+    def all_seeds(self) -> bool:
+        """True where an epoch is one of the run, with its smaller last minibatch."""
+        return self.seeds is None or self.seeds >= self.outline["splits"]["train"]
 
 
 class TrialProcess:
-    """The process that rehearses. Use as a context manager."""
+    """The process that runs trials (`trial_main`). Use as a context manager."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """
@@ -38,7 +63,7 @@ class TrialProcess:
             text=True,
             start_new_session=True,
         )
-        self.base_bytes = int(self._hear()["base_bytes"])
+        self.base_bytes = int(self._answer()["base_bytes"])
         """What a rank takes before it has any data."""
 
     def __enter__(self) -> "TrialProcess":
@@ -51,30 +76,23 @@ class TrialProcess:
         self._process.communicate()
         self._errors.close()
 
-    def run_trial(self, cast: TrialSpec) -> "TrialResult":
-        """Have it rehearsed.
-
-        Raises:
-            RunError: a rank failed.
-        """
+    def run_trial(self, spec: TrialSpec) -> "TrialResult":
+        """Run one. Raises RunError: a rank failed."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(cast)) + "\n")
+        self._process.stdin.write(json.dumps(asdict(spec)) + "\n")
         self._process.stdin.flush()
-        message = self._hear()
-        if "failed" in message:
-            raise RunError(f"the rehearsal of system '{cast.job['system']}' failed: {message['failed']}")
-        return TrialResult.of(cast, message["ranks"])
+        answer = self._answer()
+        if "failed" in answer:
+            raise RunError(f"the rehearsal of system '{spec.job['system']}' failed: {answer['failed']}")
+        return TrialResult.of(spec, answer["ranks"])
 
-    def _hear(self) -> dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._errors.seek(0)
-            last = self._errors.read().strip().splitlines()[-1:]
-            raise RunError(
-                f"the rehearsing process ended with status {self._process.wait()}: {' '.join(last) or 'it said nothing'}"
-            )
-        return json.loads(line)
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        self._errors.seek(0)
+        last = self._errors.read().strip().splitlines()[-1:] or ["it said nothing"]
+        raise RunError(f"the rehearsing process ended with status {self._process.wait()}: {last[0]}")
 
 
 @dataclass(frozen=True)
@@ -92,7 +110,7 @@ class TrialResult:
     """Of all ranks and epochs."""
     minibatch_bytes: float
     """Structure of one, in memory; 0 where there are none."""
-    united: list[float]
+    distinct: list[float]
     """Distinct nodes of one minibatch, of two, and so on, the mean over ranks; empty where nobody asks."""
     sample_s: float
     """Seconds of sampling a minibatch, beside training."""
@@ -110,66 +128,59 @@ class TrialResult:
     whole: bool
     """Whether all epochs were done."""
     all_seeds: bool
-    """Whether an epoch was one of the run, with its smaller last minibatch."""
+    """See `TrialSpec.all_seeds`."""
 
     @classmethod
-    def of(cls, cast: TrialSpec, message: Sequence[Mapping[str, Any]]) -> "TrialResult":
+    def of(cls, spec: TrialSpec, ranks: Sequence[Mapping[str, Any]]) -> "TrialResult":
         """From what the ranks say."""
-        reports = [t["report"] for t in message]
-        first, heard = reports[0], message[0]["heard"]
-        whole = "history" in first
-        steps = heard["steps"]
+        reports, meters = [r["report"] for r in ranks], [r["meter"] for r in ranks]
+        first, steps, whole = reports[0], meters[0]["steps"], "history" in reports[0]
+        per_epoch = max(1, sum(epoch == 0 for epoch, _ in steps))
+        steady = _steady([e["seconds"] for e in first["history"]], spec) if whole else []
         # From one step to the next, within an epoch where it has several: between epochs lie other things.
         pairs = list(zip(steps, steps[1:]))
-        gaps = (
-            [b[1] - a[1] for a, b in pairs if a[0] == b[0]]
-            or [b[1] - a[1] for a, b in pairs]
-            or [steps[0][1] - heard["started"]]
+        gaps = [b[1] - a[1] for a, b in pairs if a[0] == b[0]] or [b[1] - a[1] for a, b in pairs]
+        gaps = gaps or [steps[0][1] - meters[0]["started"]]
+        handed, per_step = (
+            sum(m["minibatches"] for m in meters),
+            spec.job["train"]["minibatches_per_step"] or spec.ranks,
         )
-        epochs = [e["seconds"] for e in first["history"]] if whole else []
-        per_epoch = max(1, sum(1 for epoch, _ in steps if epoch == 0))
-        steady = _steady(epochs, cast)
-        counted = [t["heard"] for t in message]
-        handed = sum(h["minibatches"] for h in counted)
-        per_step = cast.job["train"]["minibatches_per_step"] or cast.ranks
         # Where training was cut short, what had been handed on was sampled and, before more of it was, fetched.
         trained = sum(r["minibatches"] for r in reports) if whole else handed or len(steps) * per_step
-        first_bulks = (
-            cast.ranks * min(cast.job["queue"]["bulk_size"], -(-per_epoch * per_step // cast.ranks)) if trained else 0
-        )
+        # The first bulk pays for loading kernels.
+        bulks = min(spec.job["queue"]["bulk_size"], -(-per_epoch * per_step // spec.ranks)) * spec.ranks
         evaluations = 1 + sum("val_accuracy" in e for e in first["history"]) if whole else 0
-        sent: dict[str, dict[str, int]] = {}
-        for channel in first["bytes"]:
-            sent[channel] = {kind: sum(r["bytes"][channel][kind] for r in reports) for kind in first["bytes"][channel]}
+
+        def slowest(stage: str, count: int) -> float:
+            apart = [m["sampled_s"] if stage == "sample" else 0.0 for m in meters]
+            return max(r["seconds"].get(stage, 0.0) - a for r, a in zip(reports, apart)) / max(1, count)
+
         return cls(
-            ranks=cast.ranks,
+            ranks=spec.ranks,
             epochs=[s for phase in steady for s in phase],
-            step_s=float(np.mean([np.median(s) for s in steady])) / per_epoch
-            if steady
-            else float(np.mean(gaps[1:] or gaps)),
+            step_s=float(np.mean([np.median(s) for s in steady]) / per_epoch if steady else np.mean(gaps[1:] or gaps)),
             steps=len(steps),
             minibatches=trained,
-            minibatch_bytes=sum(h["minibatch_bytes"] for h in counted) / max(1, handed),
-            united=[float(np.mean(sizes)) for sizes in zip(*(h["united"] for h in counted))],
-            # The first bulk pays for loading kernels.
-            sample_s=max(r["seconds"].get("sample", 0.0) - h["sampled_s"] for r, h in zip(reports, counted))
-            * cast.ranks
-            / max(1, trained - first_bulks),
-            fetch_s=max(r["seconds"].get("exchange", 0.0) for r in reports) * cast.ranks / max(1, trained),
-            evaluate_s=max(r["seconds"].get("evaluate", 0.0) for r in reports) / evaluations if evaluations else 0.0,
+            minibatch_bytes=sum(m["minibatch_bytes"] for m in meters) / max(1, handed),
+            distinct=[float(np.mean(sizes)) for sizes in zip(*(m["distinct"] for m in meters))],
+            sample_s=slowest("sample", trained - bulks if trained else 1) * spec.ranks,
+            fetch_s=slowest("exchange", trained) * spec.ranks,
+            evaluate_s=slowest("evaluate", evaluations) if evaluations else 0.0,
             peak_rss_bytes=[r["peak_rss_bytes"] for r in reports],
             memory_bytes=[r["memory_bytes"] for r in reports] if whole else [],
-            bytes=sent,
+            bytes={
+                channel: {kind: sum(r["bytes"][channel][kind] for r in reports) for kind in kinds}
+                for channel, kinds in first["bytes"].items()
+            },
             waits=first["waits"]["network"],
             whole=whole,
-            all_seeds=cast.seeds is None or cast.seeds >= cast.outline["splits"]["train"],
+            all_seeds=spec.all_seeds,
         )
 
 
-def _steady(epochs: list[float], cast: TrialSpec) -> list[list[float]]:
-    """Of each phase, its epochs but the first; of sampled minibatches not the last either, when nothing is sampled any
-    more."""
-    per_phase = cast.job["epochs"]
-    last = per_phase - 1 if cast.seeds is not None else per_phase
-    phases = [epochs[i : i + per_phase] for i in range(0, len(epochs), per_phase)]
-    return [phase[STEADY:last] or phase for phase in phases]
+def _steady(epochs: list[float], spec: TrialSpec) -> list[list[float]]:
+    """Of each phase, its epochs but the first, which pays for what is done once; of sampled minibatches not the last
+    either, when nothing is sampled any more."""
+    n = spec.job["epochs"]
+    phases = [epochs[i : i + n] for i in range(0, len(epochs), n)]
+    return [phase[1 : n - 1 if spec.seeds is not None else n] or phase for phase in phases]

@@ -1,8 +1,8 @@
 """The process that runs trials: ``python -m millrace.pipeline.planning.trial_main``, started by `trial.TrialProcess`.
 
 It imports what a rank needs once, and forks the ranks of each trial, so that they start in no time. A rank does what it
-would do in a run, on the same data and through the same code (`trainer.train_and_evaluate`), only for a few steps. Each
-line of standard input is a `TrialSpec`, each line of standard output what its ranks report.
+would do in a run, on the same data and by the same code (`trainer.train_and_evaluate`), only for a few steps. Each line
+of standard input is a `TrialSpec`, each line of standard output what its ranks report.
 """
 
 import json
@@ -38,7 +38,7 @@ from ..telemetry.events import Event, StageStarted, StepDone, silent
 from ..telemetry.timers import Clock
 from ..training.dynamo import leave_compiler_out
 from ..training.trainer import train_and_evaluate
-from .trial_spec import TrialSpec
+from .trial import TrialSpec
 
 TIMEOUT_S = 120.0
 """Ranks that wait longer for each other have lost one."""
@@ -47,8 +47,8 @@ LEAST_STEPS = 2
 
 
 @dataclass
-class Heard:
-    """What a rehearsing rank notices beside its report."""
+class Meter:
+    """What is measured in a rank beside its report."""
 
     started: float = 0.0
     """When training began."""
@@ -56,59 +56,55 @@ class Heard:
     """(epoch, when), as each step was done."""
     minibatches: int = 0
     minibatch_bytes: int = 0
-    united: list[int] = field(default_factory=list)
+    distinct: list[int] = field(default_factory=list)
     """Distinct nodes of the first minibatch, of the first two, and so on."""
     sampled_s: float = 0.0
     """Seconds of sampling until the first step was done, in which kernels were loaded."""
     loaded_s: float = 0.0
-    """Of processors, by then: where kernels are compiled for the first time, more than all that follows."""
+    """Seconds of processors by then: where kernels are compiled for the first time, more than all that follows."""
 
-    def __call__(self, event: Event) -> None:
-        """Listen to a rank's events."""
+    def hear(self, event: Event, clock: Clock) -> None:
+        """Take note of a rank's event."""
         if isinstance(event, StageStarted) and event.stage == "train":
             self.started = time.perf_counter()
         if isinstance(event, StepDone):
             self.steps.append((event.epoch, time.perf_counter()))
+            if len(self.steps) == 1:
+                self.sampled_s, self.loaded_s = clock.look()[0].get("sample", 0.0), time.process_time()
 
 
 class MeteredQueue:
-    """A queue, or a feed, that adds up the bytes of what it hands out."""
+    """A queue, or a feed, that measures what it hands out; nodes of the first `MOST_STEPS` minibatches of `counts` seeds
+    are counted together."""
 
-    def __init__(self, inner: Any, heard: Heard, unites: int = 0) -> None:
-        """
-        Args:
-            inner: what is weighed.
-            heard: where it is noted.
-            unites: size of the minibatches whose nodes are counted together, MOST_STEPS of them; 0: of none.
-        """
-        self._inner, self._heard, self._unites = inner, heard, unites
-        self._nodes: Any = np.empty(0, np.int64)
+    def __init__(self, inner: Any, meter: Meter, counts: int = 0) -> None:
+        self._inner, self._meter, self._counts, self._nodes = inner, meter, counts, np.empty(0, np.int64)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def get(self, *where: Any, **how: Any) -> MiniBatch:
         """See `MinibatchQueue.get` and `Feed.get`."""
-        minibatch = self._inner.get(*where, **how)
-        self._heard.minibatches += 1
-        self._heard.minibatch_bytes += minibatch.nbytes
-        if self._unites and self._nodes is not None and len(minibatch.seeds) == self._unites:
+        minibatch, meter = self._inner.get(*where, **how), self._meter
+        meter.minibatches += 1
+        meter.minibatch_bytes += minibatch.nbytes
+        if self._counts and len(minibatch.seeds) == self._counts and len(meter.distinct) < MOST_STEPS:
             self._nodes = np.union1d(self._nodes, minibatch.nodes)
-            self._heard.united.append(len(self._nodes))
-            if len(self._heard.united) == MOST_STEPS:
-                self._nodes = None
+            meter.distinct.append(len(self._nodes))
+            if len(meter.distinct) == MOST_STEPS:
+                self._nodes = np.empty(0, np.int64)
         return minibatch
 
 
 @dataclass(frozen=True)
 class ShortLocal(Local):
-    """`Local` a bulk ahead, as in the midst of a long epoch; weighed."""
+    """`Local` a bulk ahead, as in the midst of a long epoch; measured."""
 
-    heard: Heard = field(default_factory=Heard)
+    meter: Meter = field(default_factory=Meter)
 
     def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> Any:
         """See `SamplePolicy.feed`."""
-        return MeteredQueue(super().feed(placement, phase, job, first), self.heard)
+        return MeteredQueue(super().feed(placement, phase, job, first), self.meter)
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ class ShortParts(Parts):
     def part(self, number: int) -> Part:
         """See `Peers.part`."""
         part = super().part(number)
-        return part if self.seeds is None else replace(part, split=shortened(part.split, self.seeds))
+        return replace(part, split=shortened(part.split, self.seeds))
 
 
 def shortened(split: Split, seeds: int | None) -> Split:
@@ -128,6 +124,11 @@ def shortened(split: Split, seeds: int | None) -> Split:
     if seeds is None or seeds >= len(split.train):
         return split
     return replace(split, train=split.train[torch.linspace(0, len(split.train) - 1, seeds).long().numpy()])
+
+
+def shortened_dataset(dataset: Dataset, seeds: int | None) -> Dataset:
+    """With so many train nodes."""
+    return replace(dataset, split=shortened(dataset.split, seeds))
 
 
 def library_bytes() -> int:
@@ -164,99 +165,86 @@ def main() -> NoReturn:
     os._exit(0)
 
 
-def perform(cast: TrialSpec, library: int) -> dict[str, Any]:
-    """The reports of all ranks, or in ``failed`` what the first that failed has said."""
+def perform(spec: TrialSpec, library: int) -> dict[str, Any]:
+    """The reports of all ranks, or in ``failed`` the message of the first that failed."""
     # A file, not a server: that would be a thread of this process, which forks.
-    place = Path(cast.out) / "meeting"
+    place = Path(spec.out) / "meeting"
     place.parent.mkdir(parents=True, exist_ok=True)
-    pipes: list[Any] = []
-    pids: list[int] = []
-    for rank in range(cast.ranks):
+    pids, pipes = [], []
+    for rank in range(spec.ranks):
         theirs, ours = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(theirs)
-            _play(cast, rank, str(place), library, os.fdopen(ours, "w"))
+            _rank(spec, rank, str(place), library, ours)
         os.close(ours)
         pids.append(pid)
         pipes.append(os.fdopen(theirs))
-    reports = [pipe.read() for pipe in pipes]
+    texts = [pipe.read() for pipe in pipes]
     for pid in pids:
         os.waitpid(pid, 0)
-    message = [json.loads(text) if text else {"failed": "a rank died without a word"} for text in reports]
+    ranks = [json.loads(text) if text else {"failed": "a rank died without a word"} for text in texts]
     # A rank whose peer is gone says so; the cause is what the others do not say.
-    failed = sorted((t["failed"] for t in message if "failed" in t), key=lambda text: "PeerLostError" in text)
-    return {"failed": failed[0]} if failed else {"ranks": message}
+    failed = sorted((r["failed"] for r in ranks if "failed" in r), key=lambda text: "PeerLostError" in text)
+    return {"failed": failed[0]} if failed else {"ranks": ranks}
 
 
-def _play(cast: TrialSpec, rank: int, place: str, library: int, answer: Any) -> NoReturn:
+def _rank(spec: TrialSpec, rank: int, place: str, library: int, answer: int) -> NoReturn:
     try:
-        torch.set_num_threads(cast.threads)
-        set_num_threads(cast.threads)
-        message = run_trial(cast, rank, place)
+        torch.set_num_threads(spec.threads)
+        set_num_threads(spec.threads)
+        message = run_trial(spec, rank, place)
         message["report"]["peak_rss_bytes"] = as_if_started(library)
     except BaseException as e:
         message = {"failed": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()}
-    answer.write(json.dumps(message))
-    answer.flush()
+    with os.fdopen(answer, "w") as out:
+        json.dump(message, out)
     os._exit(0)
 
 
-def run_trial(cast: TrialSpec, rank: int, place: str) -> dict[str, Any]:
-    """One rank's part in a rehearsal. Returns its `RankReport` and `Heard` as plain values."""
-    job, ledger, heard = Job.model_validate(cast.job), Ledger(), Heard()
-    if cast.parts is not None:
-        prepared = prepare_part(job, Outline(**cast.outline), Path(cast.parts), rank, {"rehearsed": "parts"})
-        parts = ShortParts(Path(cast.parts), TORCH_DTYPES[job.dtype], prepared.outline.task == "multilabel", cast.seeds)
+def run_trial(spec: TrialSpec, rank: int, place: str) -> dict[str, Any]:
+    """One rank's part in a trial. Returns its `RankReport` and `Meter` as plain values."""
+    job, ledger, meter, clock, out = Job.model_validate(spec.job), Ledger(), Meter(), Clock(), Path(spec.out)
+    if spec.parts is not None:
+        prepared = prepare_part(job, Outline(**spec.outline), Path(spec.parts), rank, {"rehearsed": "parts"})
+        parts = ShortParts(Path(spec.parts), TORCH_DTYPES[job.dtype], prepared.outline.task == "multilabel", spec.seeds)
         prepared = replace(prepared, data=parts.part(prepared.system.parts_before(rank)))
+    elif spec.features is None:
+        prepared = prepare(job, shortened_dataset(open_data(job, spec.dataset, silent), spec.seeds))
     else:
-        prepared = prepare(job, _opened(cast, job))
+        shared = open_shared(Path(spec.dataset), spec.outline["name"], spec.features)
+        prepared = prepare(job, shortened_dataset(shared, spec.seeds))
     if isinstance(prepared.system.sample, Local):
-        sample = ShortLocal(prepared.system.sample.sampler, max_bytes=1, heard=heard)
+        sample = ShortLocal(prepared.system.sample.sampler, max_bytes=1, meter=meter)
         prepared = replace(prepared, system=replace(prepared.system, sample=sample))
     group: Any = Solo()
-    if cast.ranks > 1:
-        group = Gloo(dist.FileStore(place, cast.ranks), rank, cast.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)  # pyright: ignore[reportPrivateImportUsage]
-    unites = job.train.batch_size if cast.ranks > 1 and job.features == "owned" else 0
-    queue: Any = MeteredQueue(own_queue(prepared, Path(cast.out)), heard, unites) if prepared.has_minibatches else None
-    clock = Clock()
-
-    def hear(event: Event) -> None:
-        heard(event)
-        if isinstance(event, StepDone) and len(heard.steps) == 1:
-            heard.sampled_s, heard.loaded_s = clock.look()[0].get("sample", 0.0), time.process_time()
+    if spec.ranks > 1:
+        group = Gloo(dist.FileStore(place, spec.ranks), rank, spec.ranks, ledger, host="127.0.0.1", timeout_s=TIMEOUT_S)  # pyright: ignore[reportPrivateImportUsage]
+    counts = job.train.batch_size if spec.ranks > 1 and job.features == "owned" else 0
+    queue: Any = MeteredQueue(own_queue(prepared, out), meter, counts) if prepared.has_minibatches else None
 
     def enough() -> bool:
-        # Of processors: on a busy machine a rehearsal takes longer, but is no shorter.
-        return len(heard.steps) > LEAST_STEPS and time.process_time() - heard.loaded_s > cast.limit_s * cast.threads
+        # Of processors: on a busy machine a trial takes longer, but is no shorter.
+        return len(meter.steps) > LEAST_STEPS and time.process_time() - meter.loaded_s > spec.limit_s * spec.threads
 
     try:
         report = asdict(
             train_and_evaluate(
                 prepared,
-                Path(cast.out),
+                out,
                 queue,
                 group=group,
                 ledger=ledger,
                 produce=True,
                 producer_alive=lambda: True,
-                emit=hear,
+                emit=lambda event: meter.hear(event, clock),
                 stop=enough,
                 clock=clock,
             )
         )
     except Interrupted:
         report = {"bytes": ledger.as_record(), "waits": ledger.waits(), "seconds": clock.snapshot()}
-    return {"report": report, "heard": asdict(heard)}
-
-
-def _opened(cast: TrialSpec, job: Job) -> Dataset:
-    dataset = (
-        open_data(job, cast.dataset, silent)
-        if cast.features is None
-        else open_shared(Path(cast.dataset), cast.outline["name"], cast.features)
-    )
-    return replace(dataset, split=shortened(dataset.split, cast.seeds))
+    return {"report": report, "meter": asdict(meter)}
 
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ import pytest
 import millrace as mr
 from millrace.pipeline.config.load import Job
 from millrace.pipeline.planning import forecast as plan_laws
-from millrace.pipeline.planning import rows, time, trial_setup
+from millrace.pipeline.planning import traffic, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
-from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates, stand_in
+from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates
 from millrace.pipeline.planning.network import LINKS, Link
 from millrace.pipeline.planning.planner import Plan, plan
 from millrace.pipeline.planning.table import as_text
 from millrace.pipeline.planning.traffic import Moved
-from millrace.pipeline.planning.trial import TrialResult
-from millrace.pipeline.planning.trial_spec import TrialSpec
+from millrace.pipeline.planning.trial import TrialProcess, TrialResult, TrialSpec
 from millrace.pipeline.setup.prepare import make_system, placed
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
@@ -36,15 +35,21 @@ class Played:
         self.seen: dict[str, TrialResult] = {}
         self.laws: dict[str, Moved] = {}
         self.events: list[object] = []
-        foresee = plan_laws.foresee
+        specs: list[TrialSpec] = []
+        foresee, run_trial = plan_laws.foresee, TrialProcess.run_trial
 
-        def heard(s: Candidate, seen: TrialResult, cast: TrialSpec, base: int, room: int) -> Forecast:
-            job = Job.model_validate(cast.job)
-            as_rehearsed = replace(s, job=job, system=make_system(placed(job)))
-            self.situations[s.label], self.seen[s.label] = as_rehearsed, seen
-            self.laws[s.label] = plan_laws.moves(as_rehearsed, seen)[0]
-            return foresee(s, seen, cast, base, room)
+        def tried(process: TrialProcess, spec: TrialSpec) -> TrialResult:
+            specs.append(spec)
+            return run_trial(process, spec)
 
+        def heard(s: Candidate, seen: TrialResult, base: int, room: int) -> Forecast:
+            job = Job.model_validate(specs[-1].job)
+            as_tried = replace(s, job=job, system=make_system(placed(job)))
+            self.situations[s.label], self.seen[s.label] = as_tried, seen
+            self.laws[s.label] = plan_laws.moves(as_tried, seen)
+            return foresee(s, seen, base, room)
+
+        patch.setattr(TrialProcess, "run_trial", tried)
         patch.setattr(trial_setup, "foresee", heard)
         # However busy this machine is: what was cut short has not counted everything.
         patch.setattr(trial_setup, "LIMIT_S", 1e6)
@@ -113,37 +118,44 @@ def test_a_run_moves_what_the_plan_says(played: Played, tmp_path, scheduler) -> 
 
 def test_slower_links_take_longer(played: Played) -> None:
     s = played.situations["sar"]
-    slow = replace(s, link=LINKS["edge"])
+    slow = replace(s, at=replace(s.at, link=LINKS["edge"]))
     moved = played.laws["sar"]
-    assert time.network_seconds(s, moved) == 0
+    assert plan_laws.network_seconds(s, moved) == 0
     # Two layers, one way and back but for the first layer's gradients where features are aggregated first; three sums.
     expected = sum(
-        moved.busiest["network", k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s
-        for k, n in moved.waits.items()
+        moved.busiest[k] / LINKS["edge"].bandwidth + 2 * n * LINKS["edge"].latency_s for k, n in moved.waits.items()
     )
-    assert time.network_seconds(slow, moved) == pytest.approx(expected)
+    assert plan_laws.network_seconds(slow, moved) == pytest.approx(expected)
     assert expected > 0.2
 
 
-def test_more_ranks_than_were_rehearsed_grow_by_their_parts(played: Played) -> None:
+def test_larger_graphs_than_were_tried_grow(played: Played) -> None:
     s, seen = played.situations["sar"], played.seen["sar"]
-    assert time.share_of_work(s) == pytest.approx(1)
-    double = replace(s, nodes=2 * s.nodes, edges=2 * s.edges)
-    assert time.share_of_work(double) == pytest.approx(2)
+    assert plan_laws.share_of_work(s) == pytest.approx(1)
+    n = s.at.numbers
+    double = replace(s, at=replace(s.at, numbers=replace(n, nodes=2 * n.nodes, edges=2 * n.edges)))
+    assert plan_laws.share_of_work(double) == pytest.approx(2)
     base = 10 << 20
     small, large = (plan_laws.memory_of(x, seen, base, 0) for x in (s, double))
     assert large["data"] == pytest.approx(2 * small["data"], abs=2) and large["process"] == base
-    crowded = replace(s, per_host=8, threads=2, cores=4)
-    assert time.load(crowded, 8) == 4 and time.load(crowded, 1) == 1
 
 
-def test_dask_takes_its_share_where_no_core_is_left(played: Played) -> None:
-    s = replace(played.situations["sar"], threads=1, per_host=2)
+def test_ranks_that_share_cores_take_longer(played: Played) -> None:
+    """And so they do where no core is left to the driver and to Dask's workers."""
+    s = played.situations["sar"]
     assert s.job.executor == "dask"
-    assert time.tended(replace(s, cores=4)) == 1
-    assert time.tended(replace(s, cores=2)) == pytest.approx(1 / (1 - 0.14 / 2))
-    assert time.tended(replace(s, per_host=1000, cores=2)) == 2
-    assert time.tended(replace(s, cores=1, job=s.job.model_copy(update={"executor": "inline"}))) == 1
+    inline = s.job.model_copy(update={"executor": "inline"})
+
+    def crowding(per_host: int, threads: int, cores: int, job: Job = s.job, tried: int = 1) -> float:
+        return plan_laws.crowding(
+            replace(s, job=job, at=replace(s.at, per_host=per_host, threads=threads, cores=cores)), tried
+        )
+
+    assert (crowding(8, 2, 4, inline), crowding(8, 2, 4, inline, 8)) == (4, 1)
+    assert crowding(2, 1, 4) == 1
+    assert crowding(2, 1, 2) == pytest.approx(1 / (1 - 0.14 / 2))
+    assert crowding(1000, 1, 2, tried=1000) == 2
+    assert crowding(1, 1, 1, inline) == 1
 
 
 def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
@@ -162,7 +174,7 @@ def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
 
 
 def test_a_stand_in_is_as_dense_and_no_larger() -> None:
-    spec = stand_in(Numbers(nodes=10**9, edges=16 * 10**9, features=128, classes=7, train=0.25))
+    spec = Numbers(nodes=10**9, edges=16 * 10**9, features=128, classes=7, train=0.25).stand_in()
     dataset = mr.open_dataset(spec.replace("scale=18", "scale=10"))
     assert spec.startswith("rmat:scale=18,edge_factor=8,features=128,classes=7")
     assert dataset.graph.num_edges / dataset.num_nodes == pytest.approx(16, rel=0.3)
@@ -210,35 +222,39 @@ def test_links_and_clusters_are_checked() -> None:
 def test_rows_of_minibatches_fetched_together_are_asked_for_once(played: Played) -> None:
     s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
     united = [100.0, 180.0, 240.0, 280.0, 310.0, 335.0, 355.0, 370.0]
-    seen, s = replace(seen, united=united), replace(s, job=s.job.model_copy(update={"epochs": 1}))
+    seen, s = replace(seen, distinct=united), replace(s, job=s.job.model_copy(update={"epochs": 1}))
     # 11 steps of two ranks: one, then eight, then two; later eight and three.
-    first, later = rows.rows_asked(s, seen, 22, 2)
+    first, later = traffic.rows_asked(s, seen, 22, 2)
     assert first * 100 == pytest.approx(2 * (100 + 370 + 180)) and later * 100 == pytest.approx(2 * (370 + 240))
     # Of the last step one rank has half a minibatch, the other none: half of one is more than half the rows.
-    _, shorter = rows.rows_asked(s, seen, 20.5, 2)
+    _, shorter = traffic.rows_asked(s, seen, 20.5, 2)
     assert 370 + 370 + 180 + 180 < shorter * 100 < 370 + 370 + 180 + 240
-    assert rows.rows_asked(s, seen, 1, 2)[0] == rows.rows_asked(s, seen, 1, 2)[1] == 1
-    assert 50 < rows.rows_of(united, 0.5) < 100 < rows.rows_of(united, 1.5) < 180
+    assert traffic.rows_asked(s, seen, 1, 2)[0] == traffic.rows_asked(s, seen, 1, 2)[1] == 1
+    assert 50 < traffic.rows_of(united, 0.5) < 100 < traffic.rows_of(united, 1.5) < 180
     stored = replace(s, job=s.job.model_copy(update={"queue": s.job.queue.model_copy(update={"kind": "zarr"})}))
-    assert rows.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
+    assert traffic.rows_asked(stored, seen, 22, 2) == pytest.approx((22, 22))
 
 
 def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played) -> None:
     s, seen = played.situations["bulk, owned features"], played.seen["bulk, owned features"]
     job = s.job.model_copy(update={"epochs": 100, "queue": s.job.queue.model_copy(update={"max_bytes": 1 << 30})})
-    fast = replace(seen, united=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0)
+    fast = replace(
+        seen, distinct=[100.0], minibatch_bytes=1000.0, step_s=1.0, sample_s=0.25, fetch_s=0.5, evaluate_s=0.0
+    )
     # Rows of 12 numbers. Of a rank's 468.75 minibatches half are ready when the last one is, of those rehearsed as
     # well.
-    held, rehearsed = rows.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
+    held, rehearsed = plan_laws.waiting_bytes(replace(s, job=job), fast), seen.minibatches / 2 * 9.375 / 10
     # The last minibatch of each epoch is smaller.
     assert held["rows"] == pytest.approx((468.75 - rehearsed) * 0.5 * (9.375 / 10 * 100 * 12 * 4 + 1000), rel=0.01)
     assert held["bulks"] == pytest.approx((468.75 * (0.75 - 0.5) - s.job.queue.bulk_size) * 1000, rel=0.01)
     # Validation is time for the fetching too: where it takes as long as an epoch's training, three in four are ready.
     every = job.model_copy(update={"train": job.train.model_copy(update={"evaluate_every": 1})})
-    validates = replace(s, job=every, outline=replace(s.outline, splits={**s.outline.splits, "val": 1}))
-    validated = rows.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
+    validates = replace(
+        s, job=every, at=replace(s.at, outline=replace(s.at.outline, splits={**s.at.outline.splits, "val": 1}))
+    )
+    validated = plan_laws.waiting_bytes(validates, replace(fast, evaluate_s=9.375 / s.ranks))
     assert validated["rows"] / held["rows"] == pytest.approx(
         (468.75 * 0.75 - rehearsed * 0.5) / ((468.75 - rehearsed) * 0.5), rel=0.01
     )
     slow = replace(fast, sample_s=2.0)
-    assert rows.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
+    assert plan_laws.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
