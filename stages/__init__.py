@@ -1,4 +1,4 @@
-"""How one message becomes another."""
+"""Stages of the dataflow: each turns one message into another."""
 
 if not __name__.startswith("millrace."):
     # The checkout's root holds this folder, so Python would import it from there, as a second copy of every type.

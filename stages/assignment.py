@@ -9,8 +9,8 @@ Bulk sampling shares one plan between all ranks (`SeedPlan`, with `of_rank` wher
 minibatches). Isolated ranks cut their own seeds (`isolated_plan`): minibatch s P + r is the s-th of rank r. Full-batch
 ranks take one piece of work each, so that M = P and an epoch is one step.
 
-All of it is pure arithmetic, the same in every process. The loop, the feeds, the fetchers that work ahead, and the
-sampling tasks of a cluster ask this module.
+All of it is pure arithmetic, the same in every process, and used by the loop, the feeds, the fetchers that work ahead,
+and the sampling tasks of a cluster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ class Steps:
         return range(step * self.per_step, min(last * self.per_step, self.minibatches))
 
     def is_mine(self, index: int) -> bool:
-        """Whether this rank trains on minibatch `index`."""
+        """True if this rank trains on minibatch `index`."""
         return index % self.per_step % self.ranks == self.rank
 
     def rounds(self, step: int) -> Iterator[int | None]:
@@ -73,15 +73,14 @@ class BulkRequest:
     seeds: tuple[npt.NDArray[np.int64], ...]
     """k vectors of distinct node ids."""
     indices: Sequence[int] = ()
-    """Of the k minibatches in the epoch, ascending; by default they follow `first_index` without gaps."""
+    """Positions of the k minibatches in the epoch, ascending; by default they follow `first_index` without gaps."""
 
     def __post_init__(self) -> None:
         if not self.indices:
             object.__setattr__(self, "indices", range(self.first_index, self.first_index + len(self.seeds)))
 
     def keys(self, hops: int) -> npt.NDArray[np.uint64]:
-        """uint64 [k, hops]: the random stream of each minibatch and hop. It knows nothing of bulks, ranks or
-        threads."""
+        """uint64 [k, hops]: random stream of each minibatch and hop. It does not depend on bulks, ranks or threads."""
         return np.array(
             [[stream(self.seed, Purpose.SAMPLE, self.epoch, index, h) for h in range(hops)] for index in self.indices],
             np.uint64,
@@ -102,7 +101,7 @@ class SeedPlan:
     seed: int
     shuffle: bool = True
     steps: Steps | None = None
-    """Set where bulks hold one rank's minibatches only; None: all."""
+    """Set if bulks hold one rank's minibatches only; None: all."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "bulk_size"):
@@ -130,7 +129,7 @@ class SeedPlan:
         return _order(self, epoch)
 
     def request(self, epoch: int, number: int) -> BulkRequest:
-        """Bulk `number` of `epoch`. That of one rank may be empty."""
+        """Request for bulk `number` of `epoch`. That of one rank may be empty."""
         order = self.order(epoch)
         first = number * self.bulk_size
         last = min(first + self.bulk_size, self.num_minibatches)
@@ -151,12 +150,13 @@ def isolated_plan(
     """The plan of a rank that trains on its own seeds in every step.
 
     Args:
-        seeds: of this rank, as local ids.
-        batch_size: of the rank with the most seeds; the others make theirs smaller, so that all have as many steps.
+        seeds: seeds of this rank, as local ids.
+        batch_size: batch size of the rank with the most seeds; the others use smaller ones, so that all have the same
+            number of steps.
         bulk_size: minibatches that are sampled together.
         seed: of the run.
         steps: in an epoch, the same on all ranks.
-        rank: draws differ between ranks, whose local ids are the same numbers.
+        rank: number of this rank: local ids coincide between ranks, but draws must not.
     """
     own = -(-len(seeds) // batch_size)
     size = batch_size if own == steps else max(1, -(-len(seeds) // max(1, steps)))

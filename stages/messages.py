@@ -29,9 +29,9 @@ class Phase:
     last_epoch: int
     """Exclusive. Epochs are counted over the whole run."""
     name: str = ""
-    """What it trains, in words."""
+    """Description of what it trains."""
     fresh_optimizer: bool = False
-    """Whether it has an optimiser and a best epoch of its own; the next phase then starts from the parameters of that
+    """True if it has an optimiser and a best epoch of its own. The next phase then starts from the parameters of that
     epoch."""
 
     @property
@@ -42,10 +42,10 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """What one rank sees of the data during a phase."""
+    """One rank's view of the data during a phase."""
 
     graph: Graph
-    """Rows that this rank can sample from (all of them where the topology is replicated)."""
+    """Rows that this rank can sample from (all of them if the topology is replicated)."""
     features: FeatureStore
     labels: Tensor
     """int64 [V] or floating [V, C]."""
@@ -55,7 +55,7 @@ class Placement:
 
     @property
     def seeds(self) -> npt.NDArray[np.int64]:
-        """The training nodes that the seed plan cuts into minibatches."""
+        """Training nodes that the seed plan divides into minibatches."""
         return self.split.train
 
     def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
@@ -65,7 +65,7 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one rank opens of data that were cut into parts before it started; rows are local ids."""
+    """Data of a partition, as one rank opens it. Rows are local ids."""
 
     shards: EdgeShards
     owned: npt.NDArray[np.int64]
@@ -77,11 +77,11 @@ class Part:
     split: Split
     """Local ids."""
     peers: "Peers | None" = None
-    """The other parts, for policies that look at them."""
+    """The other parts, for policies that read them."""
 
 
 class Peers(Protocol):
-    """The parts of all ranks, in the stores that all of them can read."""
+    """Parts of all ranks, in stores that all of them can read."""
 
     def part(self, number: int) -> Part:
         """A whole part."""
@@ -93,7 +93,7 @@ class Peers(Protocol):
 
 
 class PlacedData(Protocol):
-    """What a partition policy gives; the policies of one system know what else it is."""
+    """Result of a partition policy. Policies of one system know its other attributes."""
 
     @property
     def graph(self) -> "Sized":
@@ -107,7 +107,7 @@ class PlacedData(Protocol):
 
 
 class Sized(Protocol):
-    """Something whose size in memory is known."""
+    """Protocol of objects whose size in memory is known."""
 
     @property
     def nbytes(self) -> int:
@@ -128,26 +128,26 @@ class Fetched:
     y: Tensor
     """Labels of the seeds, int64 [B] or floating [B, C]; they are the first B rows of the model's result."""
     weight: Tensor | None = None
-    """float64 [B], what each seed counts; None: all the same."""
+    """float64 [B], weight of each seed; None: all alike."""
     begun: "Begun | None" = None
-    """What of the forward pass was done before the parameters were there: see `stages.train.begin`."""
+    """Part of the forward pass that was computed before the parameters were ready: see `stages.train.begin`."""
     clients: "tuple[Fetched, ...]" = ()
-    """The same work as so many clients would have it, where clients are simulated."""
+    """The same work divided among simulated clients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """The start of a forward pass, up to its first parameter."""
+    """Start of a forward pass, up to its first parameter."""
 
     entered: Any
-    """What the model's `enter` gave."""
+    """Result of the model's `enter`."""
     generator: Tensor
-    """The state of torch's CPU generator after it."""
+    """State of torch's CPU generator afterwards."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankJob:
-    """What the policies may know of the run: plain values, the same on every rank but for `group`."""
+    """Facts about the run that policies may use: plain values, the same on every rank except for `group`."""
 
     seed: int
     batch_size: int
@@ -159,63 +159,65 @@ class RankJob:
     group: Group
     ledger: Ledger
     queue: Any = None
-    """An opened MinibatchQueue for systems that use one."""
+    """Open MinibatchQueue, for systems that use one."""
     produce: bool = True
-    """Fill the queue from inside this process (false when it was filled beforehand or elsewhere)."""
+    """Fill the queue from this process. False if it was filled beforehand, or is filled elsewhere."""
     minibatches_per_step: int = 1
     """M, over all ranks."""
     producer_alive: Callable[[], bool] = lambda: True
-    """Whether whoever fills the queue from elsewhere may still add to it; asked while waiting."""
+    """True while a producer elsewhere may still add to the queue; called while waiting."""
 
     tell: Callable[[str], None] = lambda text: None
-    """Called with a sentence that the user should read."""
+    """Called with a sentence for the user."""
     num_layers: int = 1
     """L of the model."""
     folder: Path | None = None
-    """Of the run, which all ranks see."""
+    """Folder of the run, visible to all ranks."""
     generation: int = 0
-    """How often the ranks of this run have been started before."""
+    """Number of earlier starts of the run's ranks."""
     fingerprint: str = ""
-    """A digest of everything that decides the parameters of this run."""
+    """Digest of everything that decides the parameters of this run."""
     device: torch.device | None = None
-    """Whose memory a step's tensors lie in, the model's too; None: the host's."""
+    """Device of a step's tensors and of the model; None: the CPU."""
     resident: bool = False
-    """Whether minibatches are drawn on `device` and stay there."""
+    """True if minibatches are sampled on `device` and stay there."""
     needs_all_rows: bool = False
-    """Whether training depends on nodes that no seed's result does, as batch normalisation over all nodes makes it."""
+    """True if training depends on nodes that no seed's result depends on, as with batch normalisation over all
+    nodes."""
 
     def steps(self, minibatches: int) -> Steps:
-        """The steps of an epoch of so many minibatches (over all ranks), and this rank's part in them."""
+        """Steps of an epoch with this many minibatches over all ranks, and this rank's minibatches in them."""
         return Steps(minibatches, self.minibatches_per_step, self.group.size, self.group.rank)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How a module does on the validation nodes."""
+    """Validation result of a module."""
 
     accuracy: float
     merit: float
-    """What the best epoch has most of."""
+    """Value that the best epoch maximises."""
 
 
 @dataclass(frozen=True)
 class WorkDone:
-    """What a piece of work contributed."""
+    """Result of training on a piece of work."""
 
     loss_sum: float | Tensor
-    """Summed over its seeds, unweighted; a scalar on the device of those who train there, who must not wait for it."""
+    """Loss summed over its seeds, unweighted. A scalar on the device if training runs there, so that the host need not
+    wait for it."""
     seeds: int
     weight: float | None = None
-    """What its seeds count together; None: each one."""
+    """Total weight of its seeds; None: each counts one."""
 
 
 @dataclass(frozen=True)
 class StepRules:
-    """How a piece of work is trained on, the same for all of a run."""
+    """Settings for training on a piece of work, the same for all of a run."""
 
     seed: int
     task: Literal["multiclass", "multilabel"]
     matmul_precision: Literal["float32", "bfloat16"]
     group: Group
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    """A fresh one, as the configuration has it."""
+    """Makes a fresh optimiser, as configured."""

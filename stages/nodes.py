@@ -1,4 +1,4 @@
-"""Which nodes a caller means: all, ids in any form, a mask, names, or a split."""
+"""Node selections by a caller: all, ids in any form, a mask, names, or a split."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or a
 
 
 def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None) -> IdArray:
-    """int64 [n], the nodes that a caller means, in his order; they may repeat.
+    """int64 [n], the selected nodes, in the caller's order; they may repeat.
 
     Args:
         nodes: None (all), one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a dataset, a
@@ -53,7 +53,7 @@ def _array(nodes: Any) -> np.ndarray[Any, np.dtype[Any]]:
         found = np.asarray(sorted(nodes) if isinstance(nodes, set | frozenset) else nodes)
     except (TypeError, ValueError):
         raise InputError(f"nodes are a {type(nodes).__name__} that is no array; {WANTED}") from None
-    # An empty list has no type of its own.
+    # An empty list has no dtype of its own.
     return found.astype(np.int64) if found.shape == (0,) else found
 
 

@@ -17,52 +17,50 @@ from .partition.base import Partitioner
 
 
 class Feed(Protocol):
-    """Where a rank's work comes from. Waits are bounded; a failure of the other side is raised here."""
+    """Source of a rank's work. Waits are bounded; failures of the other side are raised here."""
 
     def get(self, epoch: int, index: int) -> Any:
-        """Piece `index` of `epoch`: a MiniBatch, or whatever the neighbourhood policy of the same system
-        understands."""
+        """Piece `index` of `epoch`: a MiniBatch, or any other work that the fetch policy of the same system accepts."""
         ...
 
     def release(self, epoch: int, index: int) -> None:
-        """Everything up to and including that piece is done with: whoever works ahead may go on."""
+        """Declare everything up to and including that piece done, so that prefetching may continue."""
         ...
 
     @property
     def sample_s(self) -> float:
-        """Seconds of sampling that this process has done for the feed so far."""
+        """Seconds of sampling done by this process for the feed so far."""
         ...
 
     def close(self) -> None:
-        """Stop whatever works ahead. May be called twice."""
+        """Stop prefetching. May be called twice."""
         ...
 
 
 @runtime_checkable
 class PeeksAhead(Feed, Protocol):
-    """A `Feed` that can be asked for a piece before the step before is done."""
+    """A `Feed` that can be asked for a piece before the previous step is done."""
 
     def peek(self, epoch: int, index: int) -> Any | None:
-        """What `get` gives, if it is there: nothing is waited for."""
+        """Like `get`, but without waiting; None if the piece is not there."""
         ...
 
 
 class PartitionPolicy(Protocol):
-    """How graph, features and seeds are laid out over ranks."""
+    """Layout of graph, features and seeds over ranks."""
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """How data are cut into stored parts before several ranks start, each of which then opens its own part alone;
-        None: ranks open the whole."""
+        """Partitioner of the stored parts that several ranks open, one each; None: ranks open the whole data."""
         ...
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> PlacedData:
-        """This rank's view of the data in this phase; `before` is what this gave for the phase before it."""
+        """This rank's view of the data in this phase; `before` is the view of the previous phase."""
         ...
 
 
 class SamplePolicy(Protocol):
-    """How pieces of work come to be."""
+    """Origin of the pieces of work."""
 
     @property
     def num_layers(self) -> int | None:
@@ -83,10 +81,10 @@ class SamplePolicy(Protocol):
 
 
 class FetchPolicy(Protocol):
-    """How a layer's neighbours are seen: from work to tensors."""
+    """Turns work into tensors: the rows and neighbourhoods that the model's layers read."""
 
     def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "Fetcher":
-        """Made once per phase for the module that it trains; owns the buffers."""
+        """Make the fetcher of a phase for the module that it trains; it owns the buffers."""
         ...
 
 
@@ -107,7 +105,7 @@ class Fetcher(Protocol):
         ...
 
     def idle(self) -> None:
-        """Take part in one round of fetching without work of one's own."""
+        """Take part in one round of fetching in which this rank has no work."""
         ...
 
     @property
@@ -121,14 +119,14 @@ class PhaseFetcher(Fetcher, Protocol):
     """A `Fetcher` of a system whose phases train parts of the model. All ranks call its methods at the same time."""
 
     def validate(self, module: nn.Module) -> Validation:
-        """How this phase's module does on the validation nodes."""
+        """Validation result of this phase's module."""
         ...
 
     def finish(self, module: nn.Module) -> dict[str, Any]:
-        """Leave to the next phase what it reads, from the best parameters of this one.
+        """Leave the rows that the next phase reads, computed with the best parameters of this one.
 
         Returns:
-            What there is to tell of it: plain values, the same on every rank.
+            Facts to report: plain values, the same on every rank.
         """
         ...
 
@@ -138,7 +136,7 @@ class FetchesAhead(Fetcher, Protocol):
     """A `Fetcher` that works ahead of the training. All ranks call its methods at the same time."""
 
     def ahead(self, feed: Feed, sample: "SamplePolicy", phase: Phase, first: tuple[int, int]) -> Feed:
-        """Start to fetch what `feed` gives, from (epoch, index) `first`.
+        """Start to fetch the work of `feed`, from (epoch, index) `first`.
 
         Returns:
             The feed to train from; it closes the other.
@@ -147,50 +145,50 @@ class FetchesAhead(Fetcher, Protocol):
 
     @property
     def hit_counts(self) -> dict[str, int]:
-        """How much of what was needed was there already: plain counts."""
+        """Counters of cache hits: plain counts."""
         ...
 
 
 @runtime_checkable
 class RecordsSteps(Fetcher, Protocol):
-    """A `Fetcher` that can have steps on its work recorded and played again."""
+    """A `Fetcher` whose steps can be recorded and replayed."""
 
     def recorded(
         self, module: nn.Module, rules: "StepRules", parameters: list[nn.Parameter], alone: bool
     ) -> "RecordedStep | None":
-        """What plays steps of this module, for a `ReducePolicy` by which every seed counts the same; None: they cannot
-        be recorded.
+        """Object that replays steps of this module, for a `ReducePolicy` that weighs all seeds alike; None if they
+        cannot be recorded.
 
         Args:
-            module: what is trained.
-            rules: how.
-            parameters: whose gradients are wanted.
+            module: the trained module.
+            rules: settings of the steps.
+            parameters: the parameters that need gradients.
             alone: whether each step has one piece of work.
         """
         ...
 
 
 class RecordedStep(Protocol):
-    """Forward and backward of pieces of work that look alike."""
+    """Recorded forward and backward passes for pieces of work of the same shape."""
 
     def contribute(self, work: Any) -> "WorkDone | None":
-        """See `ReducePolicy.contribute`; None: this piece is another matter, and still to be done."""
+        """See `ReducePolicy.contribute`. None if this piece cannot be replayed and is still to be done."""
         ...
 
 
 class ReducePolicy(Protocol):
-    """How losses and gradients of one step are put together over minibatches and ranks."""
+    """Combines losses and gradients of one step over minibatches and ranks."""
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
-        """What takes a step along the gradient that `reduce` gives."""
+        """Optimiser that takes a step along the gradient of `reduce`."""
         ...
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
-        """Add what this piece of work has to say to the gradients of the module's parameters."""
+        """Add the gradient of this piece of work to the parameters of the module."""
         ...
 
     def statistics(self, module: nn.Module, group: Group) -> "Statistics":
-        """What keeps the statistics of the module's batch normalisations right; made once per phase."""
+        """Object that keeps the statistics of the module's batch normalisations right; made once per phase."""
         ...
 
     def reduce(
@@ -200,13 +198,12 @@ class ReducePolicy(Protocol):
 
         Args:
             parameters: their `.grad` holds the sum over this rank's seeds (None counts as zero).
-            count: what this rank's seeds in the step count.
+            count: total weight of this rank's seeds in the step.
             group: the ranks.
-            flag: raised by a rank that all ranks are to hear of; it travels with the gradients.
+            flag: true on a rank that wants to alert all ranks; travels with the gradients.
             overlap: see `Group.all_reduce`.
 
-        Returns: The count over all ranks (zero: there was nothing to learn from, skip the step), and whether any has
-            raised the flag.
+        Returns: The count over all ranks (zero: no seed contributed, skip the step), and true if any rank's flag is.
         """
         ...
 
@@ -215,34 +212,33 @@ class Statistics(Protocol):
     """Batch normalisation over minibatches and ranks."""
 
     def minibatch(self, position: int, of: int) -> AbstractContextManager[None]:
-        """Around forward and backward of one of this rank's pieces of work, `position` in [0, of) of the step."""
+        """Context of forward and backward of one of this rank's pieces of work, `position` in [0, of) of the step."""
         ...
 
     def finish(self, of: int) -> None:
-        """At the end of a step of `of` pieces of work, on every rank."""
+        """End a step of `of` pieces of work; called on every rank."""
         ...
 
 
 class SchedulePolicy(Protocol):
-    """What is trained when."""
+    """Order in which parts of the model are trained."""
 
     def record(self, epochs: int) -> dict[str, Any]:
-        """Everything that decides parameters beside how long the last phase goes on, as plain values, for
-        fingerprints."""
+        """Everything that decides parameters, except the length of the last phase, as plain values for fingerprints."""
         ...
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
-        """The whole model.
+        """Build the whole model.
 
         Raises:
-            InputError: it cannot be trained like this.
+            InputError: it cannot be trained with this schedule.
         """
         ...
 
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
-        """The run's phases, where the configuration says so many epochs."""
+        """Phases of a run with this many configured epochs."""
         ...
 
     def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
-        """The module that this phase trains: the model, or a part of it that shares its parameters."""
+        """Module that this phase trains: the model, or a part of it that shares its parameters."""
         ...

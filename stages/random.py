@@ -1,4 +1,4 @@
-"""Counter-based random streams: every choice is a pure function of what it is about, never of who makes it.
+"""Counter-based random streams: every choice is a pure function of its coordinates, never of the process that makes it.
 
 A stream's key folds its coordinates one after the other; draw i of node v in a stream is one more fold, by the mixing
 function of `storage.splitmix`. The NumPy forms are the definition; `kernels/cpu` compiles the same arithmetic.
@@ -33,7 +33,7 @@ _WORD = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What a stream is for: streams of different purposes share nothing."""
+    """Purpose of a stream. Streams of different purposes are independent."""
 
     SAMPLE = 1
     SHUFFLE = 2
@@ -54,8 +54,7 @@ def _mix_int(z: int) -> int:
 
 
 def stream(seed: int, purpose: Purpose, *coordinates: int) -> int:
-    """The 64-bit key of the stream for these coordinates, e.g. ``stream(seed, Purpose.SAMPLE, epoch, minibatch,
-    hop)``."""
+    """64-bit key of the stream for these coordinates, e.g. ``stream(seed, Purpose.SAMPLE, epoch, minibatch, hop)``."""
     key = 0
     for value in (seed, int(purpose), *coordinates):
         key = _mix_int((key + ((value + 1) & _WORD) * int(GOLDEN)) & _WORD)
@@ -63,31 +62,30 @@ def stream(seed: int, purpose: Purpose, *coordinates: int) -> int:
 
 
 def branches(key: int, values: npt.ArrayLike) -> Words:
-    """The keys of the streams that have one more coordinate than the stream `key`: one for each of `values`, each >=
-    0."""
+    """Keys of the streams that have one more coordinate than the stream `key`: one for each of `values`, each >= 0."""
     with np.errstate(over="ignore"):
         return mix(np.uint64(key) + (np.asarray(values).astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
 def draw_word(words: Words, i: int) -> Words:
-    """The i-th draw (i >= 0) of each node's word: 64 uniform bits."""
+    """64 uniform bits: the i-th draw (i >= 0) of each node's word."""
     with np.errstate(over="ignore"):
         return mix(words + np.uint64((i + 1) * int(GOLDEN) & _WORD))
 
 
 def draw(words: Words, i: int) -> Words:
-    """The i-th draw (i >= 0) of each node's word: the upper 32 bits of `draw_word`, in uint64."""
+    """Upper 32 bits of `draw_word`, in uint64."""
     return draw_word(words, i) >> np.uint64(32)
 
 
 def permutation(key: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """`values` in the order of their words: a uniform permutation that depends only on the key and the *set* of
     values."""
-    # Distinct nodes have distinct words (their mixing is one to one), so neither the order given nor the sort's
-    # stability can show.
+    # Distinct nodes have distinct words (mixing is one to one), so neither the order given nor the stability of the
+    # sort affects the result.
     return values[np.argsort(node_words(key, values))]
 
 
 def torch_seed(key: int) -> int:
-    """The key folded into what `torch.manual_seed` takes."""
+    """The key folded into the range that `torch.manual_seed` takes."""
     return key & 0x7FFF_FFFF_FFFF_FFFF

@@ -1,4 +1,4 @@
-"""Whether RAPIDS 26.10 can be used here, and with how many GPUs; and a cluster of processes, one for each of them."""
+"""Checks that RAPIDS 26.10 can be used, counts its GPUs, and starts a cluster of one process per GPU."""
 
 import os
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ TO_READ = ("cupy", "cudf", "dask_cuda")
 
 
 def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int:
-    """How many GPUs RAPIDS can use here, at least one.
+    """Number of GPUs that RAPIDS can use on this machine, at least one.
 
     Args:
-        what: needs them, for the message.
-        instead: what needs none, for the message.
-        needed: modules that it imports; with several GPUs, `NEEDED_BY_SEVERAL` too.
+        what: the feature that needs them, for the message.
+        instead: an alternative that needs none, for the message.
+        needed: modules that the feature imports; with several GPUs, `NEEDED_BY_SEVERAL` too.
 
     Raises:
         MissingExtraError: a module is not installed.
@@ -58,7 +58,7 @@ def _check_has(modules: tuple[str, ...], what: str, instead: str) -> None:
 def gpu_cluster(gpus: int) -> Iterator[Any]:
     """A Dask client of a cluster on this machine, with one process and one thread for each of `gpus` GPUs.
 
-    What they hold of a device's memory goes back when they end, with the block.
+    Device memory is freed when the processes end, at the end of the block.
     """
     from dask_cuda import LocalCUDACluster  # pyright: ignore[reportMissingImports]
     from distributed import Client
@@ -73,7 +73,8 @@ def gpu_cluster(gpus: int) -> Iterator[Any]:
 
 @contextmanager
 def _environment_as_it_was() -> Iterator[None]:
-    """Dask and dask-cuda leave settings for their workers in this process's environment, which ranks would inherit."""
+    """Restore this process's environment: Dask and dask-cuda leave settings for their workers there, which ranks would
+    inherit."""
     before = dict(os.environ)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The training stage: one piece of work in, its gradient accumulated."""
+"""Training stage: adds the gradient of one piece of work."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -57,8 +57,8 @@ def forward_backward(
 def begin(
     model: nn.Module, fetched: Fetched, seed: int, matmul_precision: Literal["float32", "bfloat16"] = "float32"
 ) -> Fetched:
-    """Do what of the forward pass needs no parameters, for a model that has ``enter(hood, h)``: `forward_backward` on
-    the result does the rest, with the same bits. On the CPU."""
+    """Compute the part of the forward pass that needs no parameters, for a model with ``enter(hood, h)``.
+    `forward_backward` on the result does the rest, with the same bits. CPU only."""
     enter = getattr(model, "enter", None)
     if enter is None:
         return fetched
@@ -69,11 +69,11 @@ def begin(
 
 
 def _seed_generators(fetched: Fetched, seed: int) -> None:
-    # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might
-    # appear.
+    # Not torch.manual_seed: without a GPU it also queues a call, with a stack trace, for every device that might appear
+    # later.
     torch.default_generator.manual_seed(torch_seed(stream(seed, Purpose.DROPOUT, fetched.epoch, fetched.index)))
     if fetched.y.is_cuda:
-        # What a module of the user's draws itself, it draws there.
+        # Random numbers that the user's module draws come from that state too.
         torch.cuda.default_generators[fetched.y.device.index].manual_seed(torch.default_generator.initial_seed())
 
 
@@ -88,7 +88,7 @@ def loss_of(
     matmul_precision: Literal["float32", "bfloat16"],
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or more."""
+    """Summed loss of one piece of work, and the logits of its seeds, [B, C], in float32 or wider."""
     with _precision(fetched, matmul_precision):
         logits = model(fetched.neighbourhoods, fetched.h, *([] if fetched.begun is None else [fetched.begun.entered]))
     logits = logits[: len(fetched.y)]

@@ -1,4 +1,4 @@
-"""How the ranks of a run talk to each other: groups, and messages that are under way."""
+"""Protocols of communication: groups of ranks, and messages under way."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 TAGS = 1 << 30
-"""Tags that `Group.swap` takes."""
+"""Number of tags that `Group.swap` accepts."""
 
 
 Overlap = Callable[[], None]
@@ -15,11 +15,11 @@ Overlap = Callable[[], None]
 
 
 def nothing() -> None:
-    """Nothing to do meanwhile."""
+    """The empty `Overlap`."""
 
 
 class Group(Protocol):
-    """The ranks that train together.
+    """Ranks that train together.
 
     All ranks call the same methods in the same order, from one thread. Payload bytes that this rank sends are counted
     in its ledger, channel ``network``, under the `kind` that the caller names. A method raises PeerLostError when a
@@ -38,34 +38,33 @@ class Group(Protocol):
 
     @property
     def present(self) -> Sequence[int]:
-        """The ranks that were in the last sum, ascending: all, but in a group that outlives its members
+        """Ranks that took part in the last sum, ascending: all of them, except in a group that survives losses
         (`comm.survivors`)."""
         ...
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Group":
-        """A group of its own among some of these ranks, for another thread or for a smaller circle.
+        """Separate group of some of these ranks, for another thread or a smaller circle.
 
         Exactly those ranks call this, at the same time. It counts in the same ledger, and closes with this group.
 
         Args:
-            name: what else there is on the same ranks has another.
+            name: distinguishes groups of the same ranks.
             ranks: ascending, this one among them.
-            same_thread: whether the thread that uses this group will use the other too, and every rank in the same
-                order.
+            same_thread: true if one thread uses both groups, on every rank in the same order.
         """
         ...
 
     def counting(self, channel: str) -> AbstractContextManager[None]:
-        """Within, bytes are counted under this channel of the ledger."""
+        """Context in which bytes are counted under this channel of the ledger."""
         ...
 
     def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """Sum a contiguous tensor over the ranks, in place: the same bits on every rank.
 
         Args:
-            flat: on all ranks of one size and dtype.
-            kind: what the ledger counts it under.
-            overlap: called at most once, while this rank's numbers are on their way: work that asks nothing of other
+            flat: of the same size and dtype on all ranks.
+            kind: its kind in the ledger.
+            overlap: called at most once, while this rank's numbers are on their way: work that does not involve other
                 ranks.
         """
         ...
@@ -79,11 +78,11 @@ class Group(Protocol):
         ...
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
-        """Hand part r to rank r, and get what each rank has for this one.
+        """Send part r to rank r, and return the parts that the other ranks have for this one.
 
         Args:
             parts: P tensors, [n_r] or [n_r, F], of one dtype and one F on all ranks; any n_r, also 0.
-            kind: what the ledger counts the parts under. Sizes that ranks tell each other first count as ``control``.
+            kind: kind of the parts in the ledger. Sizes that ranks exchange first count as ``control``.
             into: P tensors that fit what will arrive, for a caller who knows the sizes: nothing is allocated and no
                 sizes travel. All ranks pass it, or none. Cut from one tensor (``Tensor.split``), with no rows for this
                 rank.
@@ -96,8 +95,8 @@ class Group(Protocol):
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "Swap":
         """Start to send `part` to rank `to` and to receive `into` from rank `source`; returns at once.
 
-        Both sides know all sizes: an empty tensor neither travels nor is waited for. Ranks need not be in step: what
-        belongs together is told by the tag.
+        Both sides know all sizes: an empty tensor neither travels nor is waited for. Ranks need not be in step: the tag
+        matches messages.
 
         Args:
             part: contiguous; not to be changed until it is sent.
@@ -105,18 +104,18 @@ class Group(Protocol):
             into: contiguous; not to be read until it has been received.
             source: another rank, unless `into` is empty.
             tag: in [0, `TAGS`); the same on both sides, and no other message of these two under way has it.
-            kind: what the ledger counts `part` under.
+            kind: kind of `part` in the ledger.
         """
         ...
 
 
 class Swap(Protocol):
-    """A message out and a message in, both under way. `what` says in words what is waited for, should it never come."""
+    """One outgoing and one incoming message under way. `what` describes the wait in error messages."""
 
     def received(self, what: str) -> None:
-        """Wait for what comes in. Raises PeerLostError when the peer is gone."""
+        """Wait for the incoming message. Raises PeerLostError if the peer is gone."""
         ...
 
     def sent(self, what: str) -> None:
-        """Wait until the part that goes out may be changed. Raises PeerLostError when the peer is gone."""
+        """Wait until the outgoing part may be changed. Raises PeerLostError if the peer is gone."""
         ...

@@ -1,4 +1,4 @@
-"""Ranks that talk over TCP, through the gloo backend of torch.distributed."""
+"""Ranks that communicate over TCP, through the gloo backend of torch.distributed."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ from .base import TAGS, Overlap, nothing
 from .watch import Watch
 
 SEGMENT_BYTES = 1 << 20
-"""What gloo cuts a vector into, at most, to overlap sending with summing."""
+"""Segments of a vector, at most this large, let gloo overlap sending with summing."""
 
 
 class Gloo:
@@ -35,10 +35,10 @@ class Gloo:
     swap          the bytes of the part
     ============  =====================================================================================================
 
-    What it counts as waited for, one after the other, are round trips: gloo sends when the receiver has said that it is
-    ready. These are `sum_waits` for all_reduce, log2 P for broadcast, one for the others and one more for sizes.
+    Waits are counted in round trips: gloo sends once the receiver has said that it is ready. These are `sum_waits` for
+    all_reduce, log2 P for broadcast, one for the others and one more for sizes.
 
-    Tensors in a device's memory go by way of the host's, which waits for the device: ranks may share a GPU so.
+    Tensors in a device's memory go through host memory, which waits for the device. Ranks may thus share a GPU.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Gloo:
         """Meet the other ranks and connect to each of them.
 
         Args:
-            store: where ranks leave their addresses; one that no other group has used, so wrap it in a ``PrefixStore``.
+            store: where ranks exchange addresses; unused by any other group, so wrap it in a ``PrefixStore``.
             rank: this process, in [0, size).
             size: P.
-            ledger: where bytes are counted.
+            ledger: counts the bytes.
             timeout_s: seconds to wait for the other ranks here, and in every collective.
-            host: a name or an address of this machine that the other ranks can reach. None: what the machine's own name
-                resolves to, or loopback if it does not.
+            host: a name or an address of this machine that the other ranks can reach. None: the address of the
+                machine's own name, or loopback if it has none.
             on_wait: called with a sentence when this rank waits long for a `swap`, from another thread.
             slow_peer_warning_s: seconds that are long.
 
@@ -75,7 +75,7 @@ class Gloo:
         self.present = range(size)
         self._store, self._host = store, host
         self._names: Sequence[int] = range(size)
-        """What the ledger calls the ranks: those of the whole group, which has `_world`."""
+        """Ranks as the ledger names them: those of the whole group, which has `_world`."""
         self._world = size
         self._subs: list[Gloo] = []
         self._times: Counter[str] = Counter()
@@ -84,8 +84,8 @@ class Gloo:
         self._timeout_s = timeout_s
         self._ahead: dict[tuple[int, torch.dtype], _Ahead] = {}
         self._under_way: Any = None
-        """The sum that was begun. Here and in no variable: connections stay open while anything holds it, also the
-        frames of an error, and whoever waits for this rank learns of a loss by their end."""
+        """The sum under way. Held here and in no variable: connections stay open while anything refers to them, even
+        the frames of an error, and peers learn of a loss when they close."""
         self._watch = Watch(on_wait, slow_peer_warning_s) if on_wait is not None else None
         backend: Any = dist.ProcessGroupGloo
         options = backend._Options()
@@ -98,13 +98,13 @@ class Gloo:
             ) from e
         with self._speaking("the first meeting"):
             self._group: Any = backend(store, rank, size, options)
-            # Connected to all is not yet connected by all: a rank that ends at once must not spoil the meeting of the
+            # Connected to all is not yet connected by all: a rank that ends at once must not disturb the meeting of the
             # others.
             self._group.barrier().wait()
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Gloo":
         """See `Group.sub`."""
-        # What an earlier group of that name has left in the store is none of this one's.
+        # Remove what an earlier group of that name left in the store.
         place = "/".join([name, *map(str, ranks)])
         self._times[place] += 1
         store = dist.PrefixStore(f"sub/{place}/{self._times[place]}", self._store)  # pyright: ignore[reportPrivateImportUsage]
@@ -129,20 +129,20 @@ class Gloo:
 
     def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """See `Group.all_reduce`. A ring: each chunk is summed once, on its way round, and then handed on. Two ranks
-        tell each other their gradients, step after step as many, without a question (`_Ahead`)."""
+        send each other their gradients, whose size is the same in every step, without a handshake (`_Ahead`)."""
         assert flat.is_contiguous()
         if not flat.numel():
             return
         with self._speaking("all_reduce"):
             there = self._begin_sum(flat, kind)
-        # What fails in it is no peer's doing.
+        # A failure in the callback is not a peer's fault.
         overlap()
         with self._speaking("all_reduce"):
             sent, waits = self._finish_sum(there, flat, kind)
         self._ledger.add(self._channel, kind, sent, waits)
 
     def any(self, flag: bool) -> bool:
-        """See `Group.any`. One round to all others: sooner there than a ring of 2 (P-1) hops."""
+        """See `Group.any`. One round to all others: faster than a ring of 2 (P-1) hops."""
         heard = self._swap(torch.full((self.size,), flag, dtype=torch.uint8), "any")
         return bool(heard.any())
 
@@ -156,10 +156,9 @@ class Gloo:
         self._ledger.add(self._channel, kind, sent, waits)
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
-        """See `Group.all_to_all`. Parts that lie one after the other, as those of ``Tensor.split`` do, are not copied
-        first."""
+        """See `Group.all_to_all`. Adjacent parts, such as those of ``Tensor.split``, are not copied first."""
         assert len(parts) == self.size
-        # This rank's part would only be copied.
+        # This rank's own part would only be copied.
         sent = [p[:0] if r == self.rank else p for r, p in enumerate(parts)]
         if into is None:
             counts = self._swap(torch.tensor([len(p) for p in sent]), "all_to_all").tolist()
@@ -181,15 +180,15 @@ class Gloo:
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < TAGS
         with self._speaking(f"sending to rank {to}"):
             mine, theirs = on_host(part), room_on_host(into)
-            # First: that this rank is ready would else wait behind what it sends, and two ranks that swap would do so
-            # one after the other.
+            # Offer to receive first: the offer would otherwise queue behind what this rank sends, and two ranks that
+            # swap would take turns.
             received = self._group.recv([theirs], source, tag) if into.numel() else None
             sent = self._group.send([mine], to, tag) if part.numel() else None
         self._count(kind, [part.nbytes if r == to else 0 for r in range(self.size)], min(1, into.numel()))
         return _Swap(self, sent, received, mine, theirs, into)
 
     def wait(self, work: Any, what: str) -> None:
-        """Until `work` is done; `what` is waited for."""
+        """Wait until `work` is done; `what` describes it."""
         with self._speaking(what), self._watch.waiting(f"rank {self.rank}, {what}") if self._watch else nullcontext():
             work.wait()
 
@@ -206,7 +205,7 @@ class Gloo:
         self._ahead.clear()
 
     def _begin_sum(self, flat: Tensor, kind: str) -> Tensor:
-        """Begin to sum over the ranks. Returns what is summed: the tensor, or a copy of it."""
+        """Begin to sum over the ranks. Returns the tensor that is summed: the given one, or a copy."""
         there = on_host(flat)
         if self.size == 2 and kind == "gradients":
             self._pair(there).send(there)
@@ -215,7 +214,7 @@ class Gloo:
         return there
 
     def _finish_sum(self, there: Tensor, flat: Tensor, kind: str) -> tuple[int, int]:
-        """Once it is done, in place of `flat`. Returns bytes that this rank has sent, and waits."""
+        """Finish a sum and store it in `flat`. Returns bytes that this rank has sent, and waits."""
         if self.size == 2 and kind == "gradients":
             mine, theirs = self._pair(there).receive()
             # In the order of ranks: not even a NaN may differ.
@@ -228,14 +227,14 @@ class Gloo:
         return ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), sum_waits(flat.numel(), self.size, kind)
 
     def _pair(self, flat: Tensor) -> "_Ahead":
-        """What tells the only other rank vectors like this one, on the host."""
+        """Exchanges vectors like this one with the only other rank, on the host."""
         sort = flat.numel(), flat.dtype
         if sort not in self._ahead:
             self._ahead[sort] = _Ahead(self._group, 1 - self.rank, flat, TAGS + len(self._ahead))
         return self._ahead[sort]
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
-        """Overwrite with that of rank `source`. Returns bytes that this rank has sent, and waits."""
+        """Overwrite with the tensor of rank `source`. Returns bytes that this rank has sent, and waits."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         there = on_host(flat)
@@ -244,13 +243,13 @@ class Gloo:
         return flat.nbytes * broadcast_sends(self.rank, self.size, source), (self.size - 1).bit_length()
 
     def _exchange(self, heard: Tensor, sent: Tensor, heard_rows: list[int], sent_rows: list[int]) -> None:
-        """Rows to every rank and from every rank, each rank's after those of the rank before."""
+        """Exchange rows with every rank; received rows are in the order of ranks."""
         there = room_on_host(heard)
         self._group.alltoall_base(there, on_host(sent), heard_rows, sent_rows).wait()
         _hand_over(there, heard)
 
     def _swap(self, sent: Tensor, name: str) -> Tensor:
-        """Element r to rank r."""
+        """Exchange element r with rank r."""
         heard = torch.empty_like(sent)
         with self._speaking(name):
             self._group.alltoall_base(heard, sent, [], []).wait()
@@ -258,7 +257,7 @@ class Gloo:
         return heard
 
     def _count(self, kind: str, sent: Sequence[int], waits: int = 1) -> None:
-        """Messages to other ranks, in bytes."""
+        """Bytes of messages to other ranks, counted."""
         to = [0] * self._world
         for name, num_bytes in zip(self._names, sent):
             to[name] = num_bytes
@@ -269,7 +268,7 @@ class Gloo:
         try:
             yield
         except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # what is wrong with this rank's own device is no peer's doing
+            raise  # a fault of this rank's own device is not a peer's fault
         except RuntimeError as e:
             line = _gist(e)
             late = "timed out" in line.lower() or "timeout" in line.lower()
@@ -306,8 +305,8 @@ class _Swap:
 class _Ahead:
     """Vectors of one size between two ranks. Room for the next one is offered as soon as the last one has been read.
 
-    So the peer sends without asking, and what it sends arrives while this rank computes: the later one of two waits for
-    nothing. In a ring it waits for several answers of the other, whose threads are waiting for a core meanwhile.
+    So the peer sends without a handshake, and its vector arrives while this rank computes: the slower of the two never
+    waits. In a ring it waits for several answers of the other, whose threads compete for cores.
     """
 
     def __init__(self, group: Any, peer: int, like: Tensor, tag: int) -> None:
@@ -317,34 +316,34 @@ class _Ahead:
         self.listen()
 
     def listen(self) -> None:
-        """Offer room for the next one, which overwrites the last one."""
+        """Offer room for the next vector, which overwrites the last one."""
         self._received = self._group.recv([self._theirs], self._peer, self._tag)
 
     def send(self, flat: Tensor) -> None:
-        """A copy of `flat` is on its way when this returns."""
+        """Start to send a copy of `flat`."""
         if self._sent is not None:
             self._sent.wait()
         self._mine.copy_(flat)
         self._sent = self._group.send([self._mine], self._peer, self._tag)
 
     def receive(self) -> tuple[Tensor, Tensor]:
-        """What was sent, and what the peer has sent, until `listen`."""
+        """The vector sent and the vector received, valid until `listen`."""
         self._received.wait()
         return self._mine, self._theirs
 
 
 def on_host(t: Tensor) -> Tensor:
-    """The tensor, or a copy of one that lies in a device's memory."""
+    """The tensor, or a copy in host memory if it lies on a device."""
     return t.cpu()
 
 
 def room_on_host(t: Tensor) -> Tensor:
-    """The tensor, or room for one that lies in a device's memory: what it holds is not copied."""
+    """The tensor, or uninitialised host memory of its shape if it lies on a device."""
     return t if t.device.type == "cpu" else torch.empty_like(t, device="cpu")
 
 
 def _hand_over(there: Tensor, t: Tensor) -> None:
-    """Give `t` what lies on the host, unless that is `t` itself."""
+    """Copy the host tensor to `t`, unless it is `t` itself."""
     if there is not t:
         t.copy_(there)
 
@@ -365,21 +364,21 @@ def ring_bytes(numel: int, itemsize: int, rank: int, size: int) -> int:
 def ring_waits(numel: int, size: int) -> int:
     """Round trips in gloo's all-reduce of `numel` elements over `size` ranks: 2 (P-1), fewer for very few elements.
 
-    A chunk has two pieces, of one element each where there are few. Where chunks are empty, receivers have long been
-    ready for the full ones, which then take a one-way trip for each hop: found by timing 1 to 4,000 elements over 4
-    ranks that are 20 ms apart.
+    A chunk has two pieces, of one element each if there are few. If chunks are empty, receivers are ready early for the
+    full ones, which then take a one-way trip for each hop; measured with 1 to 4,000 elements over 4 ranks that are 20
+    ms apart.
     """
     return size - 2 + min(size, -(-numel // 2)) if size > 1 else 0
 
 
 def sum_waits(numel: int, size: int, kind: str) -> int:
-    """Round trips that `Gloo.all_reduce` waits for. Gradients of two ranks take one way only, which is counted as one
-    all the same."""
+    """Round trips that `Gloo.all_reduce` waits for. Gradients of two ranks take a one-way trip, which also counts as
+    one."""
     return 1 if size == 2 and kind == "gradients" else ring_waits(numel, size)
 
 
 def broadcast_sends(rank: int, size: int, source: int) -> int:
-    """How often `rank` sends the vector in gloo's broadcast over `size` ranks.
+    """Number of times that `rank` sends the vector in gloo's broadcast over `size` ranks.
 
     In round i the first 2^i ranks, counted from the source, hand it to the next 2^i (gloo/broadcast.cc).
     """
@@ -403,8 +402,8 @@ def _adjoining(parts: list[Tensor]) -> Tensor | None:
 
 
 def _gist(e: Exception) -> str:
-    """A backend's message without the place in its source and without its advice; NCCL says what it is about in the
-    last line."""
+    """A backend's message without the place in its source and without its advice; NCCL names the cause in the last
+    line."""
     lines = str(e).strip().splitlines() or [type(e).__name__]
     return (
         re.sub(r"\[/\S+:\d+\] ?", "", lines[-1 if "Last error:" in str(e) else 0])

@@ -1,4 +1,4 @@
-"""A thread that does numbered pieces of work together with the same thread of other ranks, ahead of who needs them."""
+"""Thread that does numbered pieces of work together with the same thread of other ranks, ahead of their consumer."""
 
 import sys
 import threading
@@ -10,15 +10,14 @@ from .base import Group
 
 T = TypeVar("T")
 LOOK_S = 1.0
-"""A waiting thread looks up this often, should nobody have told it."""
+"""Interval at which a waiting thread polls, in case no notification came."""
 JOIN_S = 60.0
 
 
 class Lockstep(Generic[T]):
     """All ranks do the same pieces in the same order; each begins one when it has room for it.
 
-    A rank must find room for a piece, sooner or later, without anybody having done it: else ranks wait for each other
-    in a ring.
+    A rank must eventually find room for a piece even if no rank has done it; otherwise ranks deadlock in a ring.
     """
 
     def __init__(
@@ -33,14 +32,13 @@ class Lockstep(Generic[T]):
     ) -> None:
         """
         Args:
-            name: of the thread.
+            name: name of the thread.
             group: for this thread alone.
             pieces: of work, the same on every rank.
-            has_room: whether this rank may begin a piece; asked again after each `look`.
-            do: does it; may talk over the group.
+            has_room: true if this rank may begin a piece; called again after each `look`.
+            do: does a piece; may use the group.
             failed: called when the thread has ended by an error.
-            prepare: called before a rank says that it comes along; may wait, without the group, until `close`, and then
-                raise.
+            prepare: called before a rank joins a piece; may wait, without the group, until `close`, and then raise.
         """
         self._group, self._pieces, self._has_room, self._do, self._failed = group, pieces, has_room, do, failed
         self._prepare = prepare
@@ -54,12 +52,12 @@ class Lockstep(Generic[T]):
         self._thread.start()
 
     def look(self) -> None:
-        """There may be room now."""
+        """Check again for room."""
         with self._changed:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise what ended the thread, if an error did: of a kind that tells a lost peer from a fault here."""
+        """Raise the error that ended the thread, if any; its type tells a lost peer from a local fault."""
         e = self.error
         if isinstance(e, MillraceError):
             raise type(e)(*e.args) from e
@@ -68,11 +66,11 @@ class Lockstep(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread has ended."""
+        """True if the thread has ended."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Do no more pieces; what a `prepare` raises from now on is no error."""
+        """Do no more pieces. Errors that `prepare` raises from now on are ignored."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -86,8 +84,8 @@ class Lockstep(Generic[T]):
                 self._thread.join(JOIN_S)
             if self._thread.is_alive():
                 raise RunError(f"{self._thread.name} did not stop within {JOIN_S:g} s")
-            # Who works with this thread and this thread name each other: what they hold would stay until somebody looks
-            # for such rings.
+            # The thread and its user refer to each other: what they hold would stay until the garbage collector finds
+            # the cycle.
             del self._pieces, self._has_room, self._do, self._failed, self._prepare
 
     def _run(self) -> None:
@@ -102,7 +100,7 @@ class Lockstep(Generic[T]):
                 except Exception:
                     if not self._closing:
                         raise
-                # One that ends must not leave the others waiting in the next piece.
+                # A rank that ends must not leave the others waiting in the next piece.
                 if self._group.any(self._closing):
                     return
                 self._do(piece)

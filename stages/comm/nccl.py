@@ -1,4 +1,4 @@
-"""Ranks with a GPU each: what lies in the GPUs' memories goes over NCCL, and everything else over gloo."""
+"""Ranks with a GPU each: tensors in GPU memory go over NCCL, everything else over gloo."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,10 +19,10 @@ from .gloo import Gloo
 class Nccl(Gloo):
     """A `Gloo` group whose sums, broadcasts and all-to-alls of tensors on the rank's GPU go over NCCL.
 
-    Such a call returns when the GPU has been told to do it, on the current stream, and nothing waits for the GPU.
-    Whether all ranks are well is learnt from what goes over gloo: the sums at the end of every epoch end at once when a
-    peer is gone. Before that the driver sees that a process has ended, and ends the others. What a GPU waits for in
-    vain is ended by NCCL's watchdog, and with it the process, `timeout_s` after it was begun.
+    Such a call returns when it is enqueued on the current stream; the host does not wait for the GPU. Lost ranks show
+    in what goes over gloo: the sums at the end of every epoch fail at once when a peer is gone. Before that the driver
+    sees that a process has ended, and ends the others. An operation that a GPU waits for in vain is ended by NCCL's
+    watchdog, together with the process, after `timeout_s`.
 
     Over gloo go, as in a `Gloo` group:
 
@@ -33,9 +33,9 @@ class Nccl(Gloo):
       order here and in another one there, can stand still for ever. Where one thread uses both, in one order on all
       ranks, the other is such a group too.
 
-    NCCL does not say by which way it sends. The ledger counts that of a ring: 2 (P-1)/P n for a sum, n for a broadcast
-    on every rank but the last one after the source, and the bytes of the parts for other ranks, with as many waits as
-    there are hops: 2 (P-1), P-1, and 1.
+    NCCL does not report its algorithm. The ledger counts a ring: 2 (P-1)/P n for a sum, n for a broadcast on every rank
+    but the last one after the source, and the bytes of the parts for other ranks, with as many waits as there are hops:
+    2 (P-1), P-1, and 1.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Nccl(Gloo):
         on_wait: Callable[[str], None] | None = None,
         slow_peer_warning_s: float = 10.0,
     ) -> None:
-        """Meet the other ranks and connect to each of them, over gloo and over NCCL. For the rest see `Gloo`.
+        """Meet the other ranks and connect to each of them, over gloo and over NCCL. See `Gloo` for the rest.
 
         Args:
             store: as for `Gloo`.
@@ -87,7 +87,7 @@ class Nccl(Gloo):
         options._timeout = timedelta(seconds=timeout_s)
         with self._speaking("the first meeting on GPUs"):
             self._on_gpus: Any = backend(dist.PrefixStore("nccl", store), rank, size, options)  # pyright: ignore[reportPrivateImportUsage]
-            # NCCL connects when it is first used. A fault is to show here, and not in the middle of a step.
+            # NCCL connects when it is first used. Faults are to show here, not in the middle of a step.
             first = torch.ones(1, device=device)
             self._on_gpus.allreduce([first]).wait()
             assert first.item() == size
@@ -95,7 +95,7 @@ class Nccl(Gloo):
     def close(self) -> None:
         """Close the connections; ranks that still talk to this one get an error. May be called twice."""
         if self._on_gpus is not None:
-            # What is under way with a peer that is gone never ends: it must not be waited for.
+            # An operation under way with a lost peer never ends: do not wait for it.
             if self._is_broken or sys.exception() is not None:
                 self._on_gpus.abort()
             else:
@@ -155,7 +155,7 @@ class Nccl(Gloo):
 
 
 def check_nccl() -> None:
-    """Raises InputError: torch was built without NCCL."""
+    """Raises InputError if torch was built without NCCL."""
     if not hasattr(dist, "ProcessGroupNCCL"):
         raise InputError(
             f"ranks on GPUs talk over NCCL, but this torch ({torch.__version__}) is built without it; install torch "

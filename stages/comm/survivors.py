@@ -1,4 +1,4 @@
-"""Ranks that need nothing of each other but sums: when some are lost, the others go on summing among themselves."""
+"""Ranks that need only sums of each other: if some are lost, the others go on summing among themselves."""
 
 import json
 import time
@@ -15,12 +15,11 @@ from ...storage.errors import PeerLostError
 from .base import Group, Overlap, Swap, nothing
 
 ORDER_S = 15.0
-"""Whoever starts the ranks sees that one has ended, and says who is left, within this time after the others have seen
-it."""
+"""Time within which the process that starts the ranks reports who is left, after the others have noticed a loss."""
 POLL_S = 0.02
 
 Meet = Callable[[Store, int, int], "Closing"]
-"""Makes a group: a store that no other group has used, this rank's place in it, how many there are."""
+"""Makes a group from a store that no other group has used, this rank's place in it, and the number of ranks."""
 
 
 class Closing(Group, Protocol):
@@ -31,52 +30,51 @@ class Closing(Group, Protocol):
 
 
 class Survivors:
-    """A `Group` that outlives its members. Rank and size stay what they were; `present` says who is left.
+    """A `Group` that survives the loss of members. Rank and size stay what they were; `present` lists those left.
 
-    While it `bears`, a rank that is lost costs the others nothing but what that rank would have added: the sum under
-    way is taken again over those that are left, and its result is the same bits on all of them. No sum is done on a
-    rank before all have begun it, so when one breaks, some may have its result, the others ask for that same sum, and
-    nobody is further on. Where some have it they hand it on; where nobody has, all add what they had. So no parameters
-    travel, nothing else is repeated, and whoever comes late, from a long computation, finds the others where it left
-    them.
+    While `bears` is set, a lost rank costs the others only its own contribution: the sum under way is repeated over
+    those left, with the same bits on all of them. No sum completes on a rank before all have begun it. So when one
+    breaks, some ranks may have its result, the others still want that same sum, and none is further on. If some have
+    the result they hand it on; otherwise all add up again. No parameters travel, nothing else is repeated, and a rank
+    that arrives late from a long computation finds the others where it left them.
 
-    Who is left is for whoever starts the ranks to say, in the store: ``members/k`` is the k-th order, the ranks as
-    JSON, and ``here/k/r`` is set by rank r when it is ready to meet by that order. Nobody is left out for being slow.
+    The process that starts the ranks decides who is left, in the store: ``members/k`` is the k-th order, the ranks as
+    JSON, and rank r sets ``here/k/r`` when it is ready to meet by that order. No rank is excluded for being slow.
 
-    Everything but sums (`all_reduce`, `any`) needs all ranks, and so does a sum while the group does not bear: a loss
-    is then raised.
+    Everything but sums (`all_reduce`, `any`) needs all ranks, and so does a sum while `bears` is not set: a loss is
+    then raised.
     """
 
     def __init__(self, store: Store, rank: int, size: int, meet: Meet) -> None:
         """
         Args:
-            store: for orders and meetings; one that nobody else uses, so wrap it in a ``PrefixStore``.
+            store: for orders and meetings; not shared with anything else, so wrap it in a ``PrefixStore``.
             rank: this process, in [0, size).
             size: P.
-            meet: makes the group of all, and those of fewer.
+            meet: makes the group of all ranks, and those of fewer.
 
         Raises:
             PeerLostError: the others did not come in time.
         """
         self.rank, self.size = rank, size
         self.present: tuple[int, ...] = tuple(range(size))
-        """Whose parts are in the last sum done: the same on all ranks after every sum, whenever they have learnt of a
-        loss."""
+        """Ranks whose parts are in the last completed sum: the same on all ranks after every sum, whenever they learn
+        of a loss."""
         self._members = self.present
-        """Those that the next sum is over."""
+        """Ranks that the next sum is over."""
         self.bears = False
-        """Whether what is summed makes sense without those that are lost; the same on all ranks in every sum."""
+        """True if sums make sense without lost ranks; the same on all ranks in every sum."""
         self._store, self._meet = store, meet
         self._order = 0
         self._sums = 0
-        """Sums done so far, while bearing."""
+        """Completed sums while `bears` was set."""
         self._last = torch.empty(0), "control"
-        """The result of the last of them, and its kind."""
+        """Result of the last of them, and its kind."""
         self._group = meet(self._place(), rank, size)
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:
-        """See `Group.counting`. What is counted apart is evaluation, which needs the rows of all ranks: it bears no
+        """See `Group.counting`. Separate counting means evaluation, which needs the rows of all ranks and tolerates no
         loss."""
         bears, self.bears = self.bears, False
         try:
@@ -86,7 +84,7 @@ class Survivors:
             self.bears = bears
 
     def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
-        """See `Group.all_reduce`; over those that are left."""
+        """See `Group.all_reduce`; over the ranks left."""
         left = [overlap]
 
         def once() -> None:
@@ -97,7 +95,7 @@ class Survivors:
             self._sum(flat, kind, lambda: self._group.all_reduce(flat, kind, once))
 
     def any(self, flag: bool) -> bool:
-        """See `Group.any`; of those that are left."""
+        """See `Group.any`; over the ranks left."""
         heard = torch.tensor([flag], dtype=torch.uint8)
         self._sum(heard, "control", lambda: heard.fill_(self._group.any(flag)))
         return bool(heard)
@@ -133,7 +131,7 @@ class Survivors:
         if not self.bears:
             add()
             return
-        # A sum that breaks leaves parts of sums in place of what was to be added.
+        # A sum that breaks leaves partial sums in the tensor.
         mine = flat.clone()
         while True:
             self.present = self._members
@@ -141,7 +139,7 @@ class Survivors:
                 add()
                 break
             except PeerLostError as lost:
-                # The lost have a part in what was handed on, so they are missing from the next sum on.
+                # Lost ranks have a part in a result that was handed on, so they are missing from the next sum on.
                 if self._regroup(lost, flat, kind):
                     break
                 flat.copy_(mine)
@@ -149,9 +147,9 @@ class Survivors:
         self._last = flat.clone(), kind
 
     def _regroup(self, lost: PeerLostError, flat: Tensor, kind: str) -> bool:
-        """Meet those that are left. True if one of them had the result that this one asks for: it is in `flat` then."""
+        """Meet the ranks left. True if one of them had the result of this sum, which is then in `flat`."""
         while True:
-            # Ranks that wait for this one, and not for the one that is lost, learn of the loss by this.
+            # Ranks that wait for this one, rather than for the lost one, learn of the loss by this.
             self._group.close()
             members = self._ordered(lost)
             place = members.index(self.rank)
@@ -171,8 +169,8 @@ class Survivors:
             return behind
 
     def _ordered(self, lost: PeerLostError) -> tuple[int, ...]:
-        """Those that are left by the newest order, once all of them are here. Raises `lost`: nobody says that a rank
-        has ended."""
+        """Ranks left by the newest order, once all of them are here. Raises `lost` if no rank is reported to have
+        ended."""
         until = time.monotonic() + ORDER_S
         members: tuple[int, ...] = ()
         while True:
@@ -192,5 +190,5 @@ class Survivors:
 
 
 def here(order: int, members: Sequence[int]) -> list[str]:
-    """The keys that are set once all members are ready to meet by an order."""
+    """Keys that are set once all members are ready to meet by an order."""
     return [f"here/{order}/{r}" for r in members]

@@ -1,4 +1,5 @@
-"""Says what a rank is waiting for when a wait lasts: a peer that stops answering looks like silence otherwise."""
+"""Reports what a rank is waiting for when a wait lasts: a peer that stops answering would otherwise look like
+silence."""
 
 import threading
 import time
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Watch:
-    """Tells of waits longer than `after_s`, again each time they have lasted twice as long. One wait at a time."""
+    """Reports waits longer than `after_s`, again each time the duration has doubled. One wait at a time."""
 
     def __init__(self, tell: Callable[[str], None], after_s: float = 10.0) -> None:
         """
@@ -22,7 +23,7 @@ class Watch:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Around a wait for `what`."""
+        """Context of a wait for `what`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
             self._thread.start()
@@ -33,7 +34,7 @@ class Watch:
             self._wait = None
 
     def close(self) -> None:
-        """Tell no more. May be called twice."""
+        """Stop reporting. May be called twice."""
         self._closed.set()
 
     def _look(self) -> None:

@@ -1,7 +1,6 @@
-"""A layer over the whole graph in bounded memory: chunks of its rows, and where the rows come from and go to.
+"""Layer over the whole graph in bounded memory, in chunks of rows, with the sources and sinks of these rows.
 
-Rows lie on the host, in memory or in files, and travel to where the model is chunk by chunk; or they lie there all the
-time.
+Rows lie on the host, in memory or in files, and travel to the model's device chunk by chunk; or they stay there.
 """
 
 import tempfile
@@ -25,25 +24,25 @@ from ..neighbourhood.block import BlockNeighbourhood
 IdArray = npt.NDArray[np.int64]
 MAX_BYTES = 256 << 20
 EDGE_BYTES = 48
-"""What building a block takes for an edge: position, source and stamp in 64 bits each, twice."""
+"""Memory for building a block, per edge: position, source and stamp in 64 bits each, twice."""
 
 
 class Source(Protocol):
     """Rows of some of the nodes, by global id."""
 
     count: int
-    """How many."""
+    """Number of rows."""
     width: int
     """Columns."""
     itemsize: int
-    """Bytes of a number, as it is kept."""
+    """Bytes per number, as stored."""
     device: torch.device
-    """Where rows are wanted: where the model is."""
+    """Device of the model, where rows are needed."""
     dtype: torch.dtype
-    """Of the model."""
+    """Dtype of the model."""
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """[n, width] of `dtype` on `device`; good until the next call."""
+        """[n, width] of `dtype` on `device`; valid until the next call."""
         ...
 
 
@@ -61,7 +60,7 @@ class HostRows:
         self.count, self.width, self.itemsize = store.num_rows, store.num_features, store.dtype.itemsize
         self.device, self.dtype = device, dtype
         self._store, self._ids = store, ids
-        # One buffer for all chunks of a layer: fresh pages would cost as much as the rows that are copied into them.
+        # One buffer for all chunks of a layer: fresh pages would cost as much as copying the rows.
         self._buffer = np.empty((0, self.width), store.dtype)
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
@@ -93,7 +92,7 @@ class DeviceRows:
 
 
 class DeviceSink:
-    """Takes the rows of a layer's result first to last, in the memory of the model's device."""
+    """Collects the rows of a layer's result, first to last, on the model's device."""
 
     def __init__(self, rows: int) -> None:
         self._count, self._filled = rows, 0
@@ -113,7 +112,7 @@ class DeviceSink:
 
 
 class HostSink:
-    """Takes the rows of a layer's result first to last, on the host, in memory or in a nameless file."""
+    """Collects the rows of a layer's result, first to last, on the host, in memory or in an unnamed file."""
 
     def __init__(self, rows: int, scratch: Path | None, max_bytes: int) -> None:
         self.rows, self.scratch, self.max_bytes = rows, scratch, max_bytes
@@ -141,7 +140,7 @@ class HostSink:
         if self.scratch is not None and self.rows * chunk.shape[1] * chunk.itemsize > self.max_bytes:
             try:
                 self.scratch.mkdir(parents=True, exist_ok=True)
-                # It has no name: a killed process leaves nothing behind.
+                # It has no name, so that a killed process leaves nothing behind.
                 self.file = tempfile.TemporaryFile(dir=self.scratch)  # noqa: SIM115
             except OSError as e:
                 raise self._full(e) from e
@@ -169,7 +168,7 @@ class HostSink:
 
 
 def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[np.bool_]]:
-    """For each layer, first to last, [V] whether it must give a node's row: those of the next layer and their
+    """For each layer, first to last, a mask [V] of the rows it must compute: those of the next layer and their
     in-neighbours."""
     mask = np.zeros(graph.num_nodes, np.bool_)
     mask[wanted] = True
@@ -185,7 +184,7 @@ def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[
 
 
 def edges_of(graph: Graph, rows: IdArray) -> slice | IdArray:
-    """Positions of the in-edges of ascending `rows`, in their order; a slice where the rows are neighbours."""
+    """Positions of the in-edges of ascending `rows`, in their order; a slice if the rows are consecutive."""
     if not len(rows):
         return slice(0, 0)
     starts = graph.indptr[rows]
@@ -197,7 +196,7 @@ def edges_of(graph: Graph, rows: IdArray) -> slice | IdArray:
 
 
 class Chunks:
-    """Cuts rows into chunks under the bound, and builds their blocks."""
+    """Divides rows into chunks under the bound, and builds their blocks."""
 
     def __init__(
         self, graph: Graph, degree: Tensor, max_bytes: int, device: torch.device, kernels: ModuleType | None = None
@@ -207,7 +206,7 @@ class Chunks:
             graph: V nodes.
             degree: [V], in the dtype of the model, on the host.
             max_bytes: see `layerwise.infer`.
-            device: where the model is.
+            device: device of the model.
             kernels: see `BlockNeighbourhood`.
         """
         self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
@@ -215,8 +214,8 @@ class Chunks:
         self._table = np.empty(graph.num_nodes, index_dtype(graph.num_edges))
 
     def cut(self, rows: IdArray, source: Source, widest: int) -> Iterator[IdArray]:
-        """Successive pieces of `rows`, as long as the bound allows; one empty piece for no rows, which tells the
-        result's width."""
+        """Successive pieces of `rows`, as long as the bound allows; one empty piece if there are no rows, which shows
+        the result's width."""
         width = source.width
         wide = max(width, widest)
         itemsize = max(self.degree.element_size(), source.itemsize)
@@ -235,15 +234,15 @@ class Chunks:
             start = stop
 
     def neighbourhood(self, dst: IdArray) -> BlockNeighbourhood:
-        """The block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in
+        """Block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in
         order."""
         graph, table = self.graph, self._table
         indptr = np.zeros(len(dst) + 1, np.int64)
         np.cumsum(graph.in_degree[dst], out=indptr[1:])
         edges = edges_of(graph, dst)
         sources = graph.indices[edges]
-        # Of the edges that share a source one stamp stays, whichever: it finds the distinct sources without a sort or
-        # an O(V) scan.
+        # Of the edges that share a source one stamp stays, no matter which: it finds the distinct sources without a
+        # sort or an O(V) scan.
         stamp = np.arange(len(sources), dtype=table.dtype)
         table[sources] = stamp
         table[dst] = -1

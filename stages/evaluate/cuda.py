@@ -1,5 +1,4 @@
-"""Exact evaluation where all rows of a layer fit into a device's memory: each layer is one block, and no row ever
-leaves the device.
+"""Exact evaluation for layers that fit into a device's memory: each layer is one block, and no row leaves the device.
 
 Nodes are renamed so that those which more layers need come first. The rows of a layer are then the first of what the
 next one reads: nothing is gathered between two layers, and the blocks are those of a nested minibatch whose fanouts
@@ -26,15 +25,14 @@ from ..neighbourhood.block import BlockNeighbourhood
 from .chunks import EDGE_BYTES, MAX_BYTES, IdArray, needed_rows
 
 LIST_BYTES = 8
-"""What a layer keeps of an edge on the device: its source in 32 bits, its weight."""
+"""Device memory per edge of a layer: source in 32 bits, weight."""
 CALL_BYTES = 24
-"""What aggregating takes for an edge meanwhile: its source's number in 64 bits, its coefficient and its factor in 64
-bits each."""
+"""Temporary memory per edge while aggregating: source in 64 bits, coefficient and factor in 64 bits each."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Where a model's layers are computed, and how much an evaluation may take there."""
+    """Device that computes a model's layers, and the memory that evaluation may take there."""
 
     device: torch.device
     num_bytes: int
@@ -43,18 +41,18 @@ class Room:
 
     @classmethod
     def on(cls, device: torch.device) -> "Room":
-        """Half of what is free on a CUDA device: the allocator's pieces fit together only so well, and training goes on
-        beside it."""
+        """Half of the free memory of a CUDA device: the allocator fragments it, and training goes on beside
+        evaluation."""
         free, _ = torch.cuda.mem_get_info(device)
         return cls(device, (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // 2)
 
 
 @dataclass(frozen=True, eq=False)
 class Layers:
-    """What the layers of a model read for the outputs of some nodes."""
+    """Blocks that the layers of a model read for the outputs of some nodes."""
 
     nodes: IdArray
-    """int64 [S], sources of the first layer. The first of them are the nodes in question, ascending."""
+    """int64 [S], sources of the first layer. The first of them are the requested nodes, ascending."""
     neighbourhoods: tuple[BlockNeighbourhood, ...]
     """One for each layer, first to last."""
     device: torch.device
@@ -64,7 +62,7 @@ class Layers:
         return torch.from_numpy(self.nodes).to(self.device)
 
     def rows(self, features: FeatureStore | Tensor, dtype: torch.dtype) -> Tensor:
-        """[S, F], what the first layer reads.
+        """[S, F], input of the first layer.
 
         Args:
             features: [V, F], in a store or on the device.
@@ -82,11 +80,11 @@ class Layers:
 
 
 def rows_fit(needed: Sequence[npt.NDArray[np.bool_]], row_bytes: int, room: Room) -> bool:
-    """Whether the rows of two layers take half of the room at most, and chunks have the rest.
+    """True if the rows of two layers take at most half of the room, leaving the rest to chunks.
 
     Args:
         needed: L times [V], rows of each layer.
-        row_bytes: of the widest row.
+        row_bytes: bytes of the widest row.
         room: how much there is.
     """
     return 2 * max(int(np.count_nonzero(mask)) for mask in needed) * row_bytes <= room.num_bytes // 2
@@ -95,8 +93,8 @@ def rows_fit(needed: Sequence[npt.NDArray[np.bool_]], row_bytes: int, room: Room
 def fits(
     graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], width: int, widest: int, itemsize: int, num_bytes: int
 ) -> bool:
-    """Whether all layers fit, each as one block: lists of all, and of one its rows, its results and two working copies
-    of each.
+    """True if all layers fit, each as one block: the lists of all, and for one layer its rows, its results and two
+    working copies of each.
 
     Args:
         graph: V nodes.
@@ -104,7 +102,7 @@ def fits(
         width: F.
         widest: rows of the model's widest weight.
         itemsize: bytes of a number.
-        num_bytes: the room.
+        num_bytes: memory available.
     """
     rows = [int(np.count_nonzero(mask)) for mask in needed]
     edges = [
@@ -129,7 +127,7 @@ def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Ten
     np.cumsum(graph.in_degree[dst], out=indptr[1:])
     indices = np.empty(indptr[-1], np.int32)
     weight = None if graph.edge_weight is None else np.empty(indptr[-1], np.float32)
-    # In pieces: positions of all edges at once would take several times what the lists take.
+    # In pieces: positions of all edges at once would take several times the memory of the lists.
     cuts = np.searchsorted(indptr, np.arange(0, indptr[-1], max(1, MAX_BYTES // EDGE_BYTES)))
     for first, last in pairwise([*cuts.tolist(), len(dst)]):
         _, edges = edges_of_rows(graph.indptr[dst[first:last]], graph.in_degree[dst[first:last]])
@@ -151,8 +149,8 @@ def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Ten
 
 
 _kept: WeakKeyDictionary[Graph, tuple[Tensor, tuple[Any, ...], IdArray, Layers]] = WeakKeyDictionary()
-"""Of each graph the last one: validation asks for the same nodes epoch after epoch, and neither makes nor moves their
-lists again."""
+"""Last result for each graph: validation asks for the same nodes epoch after epoch, and then neither makes nor moves
+their lists again."""
 
 
 def layers_for(
@@ -165,7 +163,7 @@ def layers_for(
     dtype: torch.dtype,
     room: Room,
 ) -> Layers | None:
-    """What the layers read for the outputs of `wanted`; None where that does not fit.
+    """Layers for the outputs of `wanted`; None if they do not fit.
 
     Args:
         graph: V nodes.
@@ -175,7 +173,7 @@ def layers_for(
         width: F.
         widest: rows of the model's widest weight.
         dtype: of the model.
-        room: where, and how much there is.
+        room: device and available memory.
     """
     known = _kept.get(graph)
     key = num_layers, width, widest, dtype, room.device, room.kernels

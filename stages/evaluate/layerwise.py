@@ -1,7 +1,6 @@
 """Exact evaluation: layer after layer over full neighbourhoods, in bounded memory.
 
-Every node's layer is computed once, instead of once for each seed that reaches it as sampled evaluation would
-(layer-wise
+Every node's layer is computed once, instead of once for each seed that reaches it as in sampled evaluation (layer-wise
 inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nodes).
 """
 
@@ -53,10 +52,10 @@ def infer(
     Beyond the chunk there are the results of two successive layers (in `scratch` where they are larger than
     `max_bytes`), those for `nodes`, and about (40 + L) V bytes of tables.
 
-    A model whose parameters lie on a CUDA device is computed there. Where half of the device's free memory holds the
-    layers, each is one block and rows stay there; the graph's lists then stay there too, for the next time that the
-    same nodes are asked for. Where it holds two layers' rows and no more, chunks are gathered there, and are as large
-    as that leaves room for; else chunks travel.
+    A model whose parameters lie on a CUDA device is computed there. If the layers fit into half of the device's free
+    memory, each is one block and rows stay there; so do the graph's lists, for the next call with the same nodes. If
+    only the rows of two layers fit, chunks are gathered there, as large as the remaining memory allows; otherwise
+    chunks travel.
 
     Args:
         model: has `num_layers` and `layer(i, neighbourhood, h)`.
@@ -70,14 +69,14 @@ def infer(
         max_bytes: see above.
         scratch: folder for nameless temporary files; without one, all results stay in memory.
         on_progress: called with (rows done, rows in all), over all layers.
-        base: [V, F], the features where they lie on the model's device already: then `features` is not read.
-        room: where to compute and how much memory that may take; by default what the parameters' device has.
+        base: [V, F], the features, if they lie on the model's device already; `features` is then not read.
+        room: device and memory for the computation; by default those of the parameters' device.
 
     Returns:
         [n, C], in the order of `nodes`, on the device of the model.
 
     Raises:
-        InputError: something of the above is not as described, or a layer's result has the wrong shape.
+        InputError: an argument is not as described, or a layer's result has the wrong shape.
         RunError: the scratch folder cannot be written.
     """
     check_initialised(as_model(model))
@@ -130,7 +129,7 @@ def outputs(
     base: Tensor | None = None,
     room: Room | None = None,
 ) -> Tensor:
-    """`infer`, with its arguments as they are documented there: a graph, a feature store, a tensor, int64 ids."""
+    """`infer` with checked arguments: a graph, a feature store, a tensor, int64 ids."""
     as_model(model)
     _check(graph, features, degree, max_bytes)
     wanted, order = np.unique(nodes, return_inverse=True)
@@ -160,7 +159,7 @@ def outputs(
 
 
 def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress | None) -> Tensor:
-    """[n, C] for the n nodes that `layers` was made for, from the rows [S, F] that the first layer reads."""
+    """[n, C] for the n nodes of `layers`, from the rows [S, F] that the first layer reads."""
     done, total = 0, sum(neighbourhood.num_dst for neighbourhood in layers.neighbourhoods)
     for i, neighbourhood in enumerate(layers.neighbourhoods):
         h = _layer(model, i, neighbourhood, h)
@@ -180,8 +179,8 @@ def _in_chunks(
     scratch: Path | None,
     on_progress: Progress | None,
 ) -> Tensor:
-    """The last layer's rows, ascending; those of all layers stay where the model is if they are `resident`, else on the
-    host."""
+    """Rows of the last layer, ascending. Rows of all layers stay on the model's device if they are `resident`, else on
+    the host."""
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed), 0
     for i, mask in enumerate(needed):
         rows, last = np.flatnonzero(mask), i == len(needed) - 1
@@ -207,7 +206,7 @@ def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tenso
     try:
         out = model.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
     except RuntimeError as e:
-        # torch has no error of its own for this.
+        # torch has no error class of its own for this.
         if i or "shapes cannot be multiplied" not in str(e):
             raise
         name, width = type(model).__name__, h.shape[1]
@@ -255,13 +254,13 @@ def evaluate(
         for name, own, y in zip(splits, torch.split(logits, parts), torch.split(labels, parts), strict=True)
         if len(y)
     }
-    # Of a device all are asked for at once.
+    # On a device, read all at once.
     scores = dict(zip(found, torch.stack(list(found.values())).cpu())) if found else {}
     return {name: quotient(scores[name]) if name in scores else None for name in splits}
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """The share of rows whose largest logit is at the label; for multi-label targets, `micro_f1`.
+    """Share of rows whose largest logit is at the label; for multi-label targets, `micro_f1`.
 
     Args:
         logits: [n, C].
@@ -283,7 +282,7 @@ def _counted(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def micro_f1(logits: Tensor, labels: Tensor) -> float:
-    """F1 over all (row, class) pairs together, 2 TP / (2 TP + FP + FN), where a logit above 0 means yes; 0 where
+    """F1 over all (row, class) pairs together, 2 TP / (2 TP + FP + FN); a logit above 0 predicts the class. 0 if
     nothing is positive.
 
     Args:
@@ -294,7 +293,7 @@ def micro_f1(logits: Tensor, labels: Tensor) -> float:
 
 
 def tally(logits: Tensor, labels: Tensor) -> Tensor:
-    """What `accuracy` counts, float64 [2] on the device of the logits: those of several sets of rows may be added
+    """Counts behind `accuracy`, float64 [2] on the device of the logits. Counts of several sets of rows may be added
     up."""
     if not len(labels):
         return torch.zeros(2, dtype=torch.float64, device=logits.device)
@@ -307,7 +306,7 @@ def tally(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def quotient(counts: Tensor) -> float:
-    """The accuracy that a `tally` amounts to."""
+    """Accuracy from the counts of `tally`."""
     right, of = counts.tolist()
     return right / of if of else 0.0
 

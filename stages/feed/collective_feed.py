@@ -1,5 +1,5 @@
-"""The sampling stage where no rank has the whole topology: a thread of each rank samples bulk after bulk together with
-the others."""
+"""Sampling without the whole topology on any rank: a thread of each rank samples bulk after bulk together with the
+others."""
 
 import time
 from collections.abc import Iterator
@@ -22,8 +22,7 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True)
 class SampledByOwners:
-    """Work is minibatches that a sampler draws in bulk over block rows: each rank its own, with the help of those that
-    own the rows."""
+    """Minibatches sampled in bulk over block rows: each rank its own, with the help of the owners of the rows."""
 
     sampler: Sampler
     max_bytes: int = 512 << 20
@@ -39,7 +38,7 @@ class SampledByOwners:
         return self.sampler.record()
 
     def plan(self, placement: BlockRows, job: RankJob) -> SeedPlan:
-        """The seeds of this rank's minibatches. A bulk holds those among k P consecutive ones."""
+        """Seeds of this rank's minibatches. A bulk holds those among k P consecutive ones."""
         ranks = job.group.size
         plan = SeedPlan(placement.seeds, job.batch_size, job.bulk_size * ranks, job.seed)
         return plan.of_rank(job.minibatches_per_step, ranks, job.group.rank)
@@ -49,7 +48,7 @@ class SampledByOwners:
         return self.plan(placement, job).num_minibatches
 
     def preview(self, placement: BlockRows, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
-        """This rank's minibatches of an epoch, beside the feed. All ranks go through all of it."""
+        """This rank's minibatches of an epoch, sampled outside the feed. All ranks must consume all of it."""
         assert placement.column is not None
         owners, plan = Owners(placement, placement.column), self.plan(placement, job)
         for number in range(plan.num_bulks):
@@ -73,7 +72,7 @@ class OwnersFeed(QueueFeed):
         assert placement.column is not None
         group = placement.column.sub("sample", range(placement.column.size))
         self._owners = Owners(placement, group)
-        # What may wait is decided before sampling, which ranks must begin together.
+        # Room is checked before sampling, which ranks must begin together.
         per_epoch = max(1, self._plan.num_minibatches)
         queue = MemoryQueue(bulk_size=self._plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
         super().__init__(queue, None, job.ledger, lambda: True)
@@ -99,8 +98,8 @@ class OwnersFeed(QueueFeed):
         if drawn.minibatches:
             self._queue.put(drawn, timeout_s=1.0)
         del drawn
-        # A bulk in the making takes many times what is left of it, of this thread's part of the heap, where no other
-        # would find it.
+        # A bulk in the making takes many times its final size on this thread's part of the heap, where other threads
+        # cannot use it.
         give_back()
         self._sample_s += time.perf_counter() - start
 
@@ -132,5 +131,5 @@ class OwnersFeed(QueueFeed):
         self._thread.look()
 
     def close(self) -> None:
-        """See `Feed.close`. All ranks do."""
+        """See `Feed.close`. All ranks call it."""
         self._thread.close()

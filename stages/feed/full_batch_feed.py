@@ -1,4 +1,4 @@
-"""No sampling: the work of an epoch is the whole graph, one share for each rank."""
+"""Full-batch work without sampling: the work of an epoch is the whole graph, one share for each rank."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from ..placement.sharded import Share
 
 @dataclass(frozen=True)
 class FullBatchWork:
-    """Every rank takes its own share of the nodes; all shares together are one optimiser step, and one step is an
+    """Every rank trains on its own share of the nodes. All shares together are one optimiser step, and one step is an
     epoch."""
 
     num_layers: None = None
@@ -24,7 +24,7 @@ class FullBatchWork:
         """See `SamplePolicy.num_minibatches`: one piece of work for each rank.
 
         Raises:
-            InputError: a step is to be less or more than all of them.
+            InputError: a step is not made of exactly all of them.
         """
         if job.minibatches_per_step != job.group.size:
             raise InputError(
@@ -52,7 +52,7 @@ class FullBatchFeed:
         return replace(self._batch, epoch=epoch)
 
     def release(self, epoch: int, index: int) -> None:
-        """Nobody works ahead."""
+        """No effect: nothing is prefetched."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No effect: nothing is open."""

@@ -1,5 +1,4 @@
-"""Any sampler, within what one rank sees: each rank draws minibatches from its own seeds and its own piece of the
-graph."""
+"""Sampling within one rank's view: each rank samples minibatches from its own seeds and its own piece of the graph."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +16,14 @@ from ..sample.base import Sampler
 from .queue_feed import Producer, QueueFeed
 
 QUIET = ("features", "activations", "graph")
-"""Kinds that must not be on the network while a phase is trained."""
+"""Kinds of bytes that must not be on the network while a phase is trained."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """`sampler`, isolated. In every step each rank trains on one minibatch of its own; there are as many steps as the
-    rank with the most seeds needs, and the others make theirs smaller. One without seeds takes part with nothing."""
+    """Runs `sampler` in isolation. In every step each rank trains on one minibatch of its own. There are as many steps
+    as the rank with the most seeds needs; the others use smaller minibatches. A rank without seeds takes part with
+    empty work."""
 
     sampler: Sampler
     max_bytes: int = 512 << 20
@@ -42,7 +42,7 @@ class Local:
         """See `SamplePolicy.num_minibatches`: one for each rank and step. All ranks call this at the same time.
 
         Raises:
-            InputError: a step is to be more or less than one minibatch of each rank.
+            InputError: a step is not made of exactly one minibatch of each rank.
         """
         if job.minibatches_per_step != job.group.size:
             raise InputError(
@@ -72,7 +72,7 @@ class Local:
         producer = None
         step = job.steps(steps * job.group.size).step_of(first[1])
         if plan.num_minibatches:
-            # A short epoch may be over where others go on.
+            # This rank's epoch may be over while others go on.
             late = step >= plan.num_minibatches
             producer = Producer(
                 queue,
@@ -95,8 +95,8 @@ class LocalFeed:
     def __init__(self, feed: QueueFeed, minibatches: int, layers: int, job: RankJob) -> None:
         """
         Args:
-            feed: of this rank's minibatches by their own numbers.
-            minibatches: of an epoch.
+            feed: this rank's minibatches by their own numbers.
+            minibatches: number in an epoch.
             layers: L.
             job: of this rank.
         """
@@ -105,14 +105,14 @@ class LocalFeed:
         self._bear(True)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        """See `Feed.get`: nothing once the rank's own are used up."""
+        """See `Feed.get`: empty work once the rank's own is used up."""
         own = index // self._job.group.size
         if own >= self._minibatches:
             return nothing(epoch, index, self._layers)
         return replace(self._feed.get(epoch, own), index=index)
 
     def peek(self, epoch: int, index: int) -> MiniBatch | None:
-        """See `PeeksAhead.peek`: of the rank's own."""
+        """See `PeeksAhead.peek`: for the rank's own minibatches."""
         own = index // self._job.group.size
         work = self._feed.peek(epoch, own) if own < self._minibatches else None
         return None if work is None else replace(work, index=index)
@@ -129,7 +129,7 @@ class LocalFeed:
         return self._feed.sample_s
 
     def close(self) -> None:
-        """See `Feed.close`. What a phase has moved was gradients and statistics."""
+        """See `Feed.close`. A phase has moved nothing but gradients and statistics."""
         self._feed.close()
         self._bear(False)
         assert self._moved() == self._before, (
@@ -137,7 +137,7 @@ class LocalFeed:
         )
 
     def _bear(self, losses: bool) -> None:
-        """What ranks that see no more than this ask of each other makes sense without one of them."""
+        """Tell the group that sums make sense without lost ranks."""
         if isinstance(self._job.group, Survivors):
             self._job.group.bears = losses
 
@@ -146,7 +146,7 @@ class LocalFeed:
 
 
 def nothing(epoch: int, index: int, layers: int) -> MiniBatch:
-    """A minibatch without seeds."""
+    """Minibatch without seeds."""
     ids = np.empty(0, np.int64)
     return MiniBatch(
         epoch, index, (Block(0, ids, np.zeros(1, np.int64), np.empty(0, np.int32)),) * layers, nested=False

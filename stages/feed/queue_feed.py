@@ -1,4 +1,4 @@
-"""The sampling stage: fill a minibatch queue, from a thread of this process or from a task of its own."""
+"""Sampling stage: fills a minibatch queue, from a thread of this process or from a task of its own."""
 
 import threading
 import time
@@ -17,14 +17,14 @@ from ..messages import Phase, Placement, RankJob
 from ..sample.base import Sampler
 
 WAIT_S = 1.0
-"""A producer looks up this often while the queue is full."""
+"""Interval at which a producer polls while the queue is full."""
 GIVE_UP_S = 600.0
-"""A consumer waits this long for a live producer before it calls the run failed."""
+"""Time that a consumer waits for a live producer before the run fails."""
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a producer says about a bulk: never the bulk itself."""
+    """A producer's report about a bulk, without the bulk itself."""
 
     epoch: int
     number: int
@@ -49,8 +49,8 @@ def sample_bulks(
     """Sample every bulk of epochs first_epoch..last_epoch-1 into the queue, in order, from `first_bulk` of the first
     one.
 
-    Bulks that the queue already holds are left alone. Blocks while the queue is full; once `stop` says true it ends
-    within a second.
+    Bulks that the queue already holds are left alone. Blocks while the queue is full; ends within a second once `stop`
+    returns true.
 
     Raises:
         RunError: the queue cannot be written.
@@ -82,8 +82,7 @@ def sample_bulks(
 
 
 class Producer:
-    """A thread that runs `sample_bulks` for the rank it lives in. Whatever goes wrong in it reaches the consumer at
-    once."""
+    """Thread that runs `sample_bulks` for its rank. Errors reach the consumer at once."""
 
     def __init__(self, queue: MinibatchQueue, **arguments: Any) -> None:
         self._queue, self._arguments = queue, arguments
@@ -93,7 +92,7 @@ class Producer:
         self._thread.start()
 
     def _run(self) -> None:
-        # Between training and sampling ahead, cores go to training: a rank that waits for a minibatch leaves its own.
+        # Training goes before sampling ahead: a rank that waits for a minibatch leaves its cores to the producer.
         stand_back()
         try:
             sample_bulks(queue=self._queue, stop=self._stop.is_set, on_receipt=self.receipts.append, **self._arguments)
@@ -110,7 +109,7 @@ class Producer:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Work is minibatches that a sampler draws in bulk and a queue hands over."""
+    """Minibatches that a sampler draws in bulk and a queue hands over."""
 
     sampler: Sampler
 
@@ -124,11 +123,11 @@ class Sampled:
         return self.sampler.record()
 
     def plan(self, placement: Placement, job: RankJob) -> SeedPlan:
-        """The seeds of all ranks' minibatches."""
+        """Seeds of all ranks' minibatches."""
         return SeedPlan(placement.seeds, job.batch_size, job.bulk_size, job.seed)
 
     def _own_plan(self, placement: Placement, job: RankJob) -> SeedPlan:
-        """The seeds of this rank's minibatches."""
+        """Seeds of this rank's minibatches."""
         return self.plan(placement, job).of_rank(job.minibatches_per_step, job.group.size, job.group.rank)
 
     def num_minibatches(self, placement: Placement, job: RankJob) -> int:
@@ -136,7 +135,7 @@ class Sampled:
         return self.plan(placement, job).num_minibatches
 
     def preview(self, placement: Placement, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
-        """This rank's minibatches of an epoch, beside the feed."""
+        """This rank's minibatches of an epoch, sampled outside the feed."""
         plan = self._own_plan(placement, job)
         for number in range(plan.num_bulks):
             request = plan.request(epoch, number)
@@ -173,7 +172,7 @@ def _on_device(sampler: Sampler, job: RankJob) -> Any:
 
 
 class QueueFeed:
-    """The consumer's end of the queue, and the producer behind it if it lives here."""
+    """Consumer's end of the queue, with the producer if it runs in this process."""
 
     def __init__(
         self, queue: MinibatchQueue, producer: Producer | None, ledger: Ledger, alive: Callable[[], bool]
@@ -205,7 +204,7 @@ class QueueFeed:
     def _wait(self, epoch: int, index: int) -> MiniBatch:
         give_up = time.monotonic() + GIVE_UP_S
         while True:
-            # Asked before the look, so that what a producer committed as its last act is found.
+            # Read before polling, so that a bulk that a producer committed last is found.
             alive = self._alive()
             try:
                 return self._queue.get(epoch, index, timeout_s=WAIT_S)
@@ -219,16 +218,16 @@ class QueueFeed:
                     raise
 
     def give_up(self) -> None:
-        """Whoever waits in `get` need not any more: within a moment it raises QueueTimeoutError."""
+        """Make a waiting `get` raise QueueTimeoutError soon."""
         self._given_up = True
 
     def expect(self, epoch: int, index: int) -> None:
-        """Everything up to and including that minibatch will be asked for, here or on other ranks, before more is
-        released."""
+        """Announce that everything up to and including that minibatch will be read, here or on other ranks, before more
+        is released."""
 
     @property
     def stored(self) -> bool:
-        """Whether whoever samples keeps to a bound that knows nothing of what is expected."""
+        """True if the producer's bound takes no account of `expect`."""
         return self._queue.stored
 
     def release(self, epoch: int, index: int) -> None:

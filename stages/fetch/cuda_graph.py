@@ -1,8 +1,8 @@
-"""A training step that is recorded once and played again for every minibatch, without the host: CUDA graphs.
+"""Training steps recorded once as CUDA graphs and replayed for every minibatch, without the host.
 
 On a GPU the host spends more time on launching a step than the device on computing it. A recording needs the same
-memory and the same sizes each time, which `kernels.frames_cuda` provides. What is played is what
-`train.forward_backward` does: the same numbers, but for how a product of more rows is cut into sums.
+memory and the same sizes each time, which `kernels.minibatch_cuda.frames` provides. A replay computes what
+`train.forward_backward` does, with the same numbers except for how products of more rows are split into sums.
 """
 
 from typing import Protocol
@@ -23,25 +23,25 @@ from ..sample.resident import ResidentMiniBatch
 from ..train import loss_of
 
 FIRST = 2
-"""Steps that are taken as ever before one is recorded: a short run needs no recording."""
+"""Steps that run unrecorded first: a short run needs no recording."""
 MOST = 4
-"""Recordings, each with room for larger minibatches than the one before, until there are none any more."""
+"""Maximum number of recordings, each with room for larger minibatches than the one before."""
 
 
 class GathersFrames(Protocol):
     """A fetcher that reads rows and labels of a `Frame`."""
 
     def framed(self, frame: Frame) -> Fetched:
-        """The minibatch that lies in the frame, as a recorded step reads it."""
+        """The minibatch in the frame, as a recorded step reads it."""
         ...
 
 
 def can_record(module: nn.Module) -> bool:
-    """Whether a step of this model depends on nothing but what a frame holds, and rows beyond a minibatch's own end do
-    not show in it."""
+    """True if a step of this model depends on nothing but the frame, and rows beyond a minibatch's end do not affect
+    it."""
     if type(module) is not Stack or any(isinstance(m, _BatchNorm) for m in module.modules()):
         return False
-    # Others' convolutions may look at every edge, and a frame has some that are none.
+    # Other convolutions may look at every edge, and a frame has padding edges.
     if not all(type(conv).__module__.startswith(Stack.__module__.rpartition(".")[0]) for conv in module.convs):
         return False
     return not any(getattr(m, "attention_dropout", 0.0) for m in module.modules())
@@ -56,10 +56,10 @@ class StepGraph:
         """
         Args:
             module: see `can_record`; its parameters stay where they are.
-            gather: knows rows and labels.
-            rules: of the step.
-            parameters: whose gradients are wanted.
-            alone: whether a step has one minibatch, so that its gradients may be overwritten by the next.
+            gather: gathers rows and labels.
+            rules: settings of the step.
+            parameters: the parameters that need gradients.
+            alone: true if a step has one minibatch, so that the next may overwrite its gradients.
         """
         self._module, self._gather, self._rules, self._parameters, self._alone = (
             module,
@@ -70,20 +70,20 @@ class StepGraph:
         )
         self._seen = self._recorded = 0
         self._hops: set[int] = set()
-        """Whose lists by source gradients need."""
+        """Hops whose lists by source the gradients need."""
         self._layout: Layout | None = None
         self._rows: tuple[ResidentBulk, Tensor] | None = None
         self._seeds: int | None = None
-        """Of every minibatch that is played: those of the first."""
+        """Seeds of every replayed minibatch: as many as the first has."""
         self._stale = False
-        """Whether the frame is new, and nothing recorded on it."""
+        """True if the frame is new and nothing is recorded on it."""
         self._draws = module.num_layers if isinstance(module, Stack) and module.dropout else 0
-        """Keys of dropout that a step takes."""
+        """Dropout keys that a step draws."""
         self._keys = torch.zeros(max(self._draws, 1), dtype=torch.int64, device=parameters[0].device)
 
     def contribute(self, work: object) -> WorkDone | None:
-        """`ReducePolicy.contribute` of one minibatch; None: it is no matter for a recording, and to be trained on as
-        ever."""
+        """`ReducePolicy.contribute` of one minibatch. None if it cannot be replayed and must be trained on without a
+        recording."""
         if not isinstance(work, ResidentMiniBatch) or not self._suits(work):
             return None
         if self._seen < FIRST:
@@ -119,7 +119,7 @@ class StepGraph:
         )
 
     def _laid_out(self, bulk: ResidentBulk) -> Tensor | None:
-        """The bulk's minibatches as rows; None: there is no room for them, and no recording is to be made once more."""
+        """Rows of the bulk's minibatches; None if they do not fit and no further recording may be made."""
         if self._rows is not None and self._rows[0] is bulk:
             return self._rows[1]
         if self._layout is None or not self._layout.holds(bulk):
@@ -131,21 +131,21 @@ class StepGraph:
         return self._rows[1]
 
     def _lay_out(self, bulk: ResidentBulk) -> None:
-        # The memory of the last recording goes first.
+        # Free the memory of the last recording first.
         self._graph, self._grads, self._rows = None, [], None
         self._layout = Layout.of(bulk, tuple(sorted(self._hops)), self._layout)
         self._frame = Frame(self._layout, bulk.device)
         self._stale = True
 
     def _fill_keys(self, work: ResidentMiniBatch) -> None:
-        """What `forward_backward` would draw for this minibatch."""
+        """Draw the keys that `forward_backward` would draw for this minibatch."""
         if self._draws:
             torch.default_generator.manual_seed(
                 torch_seed(stream(self._rules.seed, Purpose.DROPOUT, work.epoch, work.index))
             )
             keys = np.array([draw_key() for _ in range(self._draws)], np.uint64).view(np.int64)
-            # New memory each time: the last keys may still be on their way, and locked memory is not used again before
-            # they have come.
+            # New memory each time: the last keys may still be under way, and page-locked memory is not reused before
+            # they have arrived.
             here = torch.from_numpy(keys)
             self._keys.copy_(here.pin_memory() if self._keys.is_cuda else here, non_blocking=True)
 
@@ -156,11 +156,12 @@ class StepGraph:
             fetched = self._gather.framed(self._frame)
             loss, _ = loss_of(self._module, fetched, self._rules.task, self._rules.matmul_precision)
             grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            # Optimisers want them to lie as their parameters do; accumulating into `.grad` would see to that.
+            # Optimisers expect gradients with the layout of their parameters; accumulating into `.grad` would ensure
+            # it.
             return loss.detach(), [None if g is None else g.contiguous() for g in grads]
 
     def _record(self) -> bool:
-        """Record the step over the frame; False: the layout was short of something, and is another now."""
+        """Record the step over the frame. False if the layout was too small; it has been replaced."""
         try:
             self._compute()
         except NoListsBySourceError as e:
@@ -173,12 +174,12 @@ class StepGraph:
         aside = torch.cuda.Stream(self._frame.words.device)
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            # Kernels for these shapes are chosen and compiled before: a recording may not wait.
+            # Kernels for these shapes are chosen and compiled first: a recording may not wait.
             for _ in range(2):
                 self._compute()
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads launch and allocate meanwhile.
+        # Other threads launch and allocate at the same time.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss, self._grads = self._compute()
         return True
@@ -188,5 +189,5 @@ class StepGraph:
             assert self._graph is not None
             self._graph.replay()
         else:
-            # There is nothing to record on, and so nothing that is recorded.
+            # Without a frame there is nothing to record on.
             self._loss, self._grads = self._compute()

@@ -1,4 +1,4 @@
-"""Fetch with features that the ranks own between them, ahead of the training that reads them.
+"""Fetches features that ranks own between them, ahead of the training that reads them.
 
 Each row lies in the memory of one rank of a grid column, and travels to those that ask for it. A thread of each rank
 fetches the rows of the next minibatches while the last ones are trained on: a *unit* is the minibatches of this rank in
@@ -37,7 +37,7 @@ from .owned_rows import Collected, Owned, OwnedRows
 
 PREFETCH_BYTES = 512 << 20
 MOST_STEPS = 8
-"""Of a unit."""
+"""Maximum number of steps in a unit."""
 WAIT_S = 1.0
 
 
@@ -46,14 +46,14 @@ class ExchangeFetch:
     """The rank in row i of the grid keeps block i of the rows in memory, read once, and serves them to its column."""
 
     replication: int = 1
-    """c: how many ranks hold each block."""
+    """c: number of ranks that hold each block."""
     cache_fraction: float = 0.0
-    """The share of all rows that each rank keeps of the others', chosen before the run."""
+    """Share of all rows that each rank caches of the others', chosen before the run."""
     hot_by: HotBy = "samples"
-    """What is hot: what the rank's own minibatches of the first epoch name most, or what the most in-neighbour lists
-    hold."""
+    """Choice of cached rows: those that the rank's own minibatches of the first epoch need most, or those that the most
+    in-neighbour lists hold."""
     prefetch_bytes: int = PREFETCH_BYTES
-    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step:
+    """Rows that may be ready or under way beside those that are trained on. 0, or less than the rows of a step:
     fetching and training take turns."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
@@ -64,11 +64,11 @@ class ExchangeFetch:
     def held(
         self, placement: Placement, job: RankJob, same_thread: bool = False
     ) -> tuple[FeatureStore, int, RangeBook, Group, Tensor | None]:
-        """What a rank holds, and whom it asks for the rest: see `OwnedRows`. All ranks call this at the same time.
+        """This rank's rows, and access to the others: see `OwnedRows`. All ranks call this at the same time.
 
         Args:
-            placement: of this rank.
-            job: likewise.
+            placement: placement of this rank.
+            job: job of this rank.
             same_thread: see `Group.sub`.
         """
         grid = Grid(job.group.size, self.replication)
@@ -114,7 +114,7 @@ class Exchange(Gather):
 
     @property
     def exchange_s(self) -> float:
-        """See `Fetcher.exchange_s`: of whoever fetches ahead."""
+        """See `Fetcher.exchange_s`: of the fetching thread."""
         return self._ahead.exchange_s if self._ahead else 0.0
 
     @property
@@ -125,31 +125,31 @@ class Exchange(Gather):
         return {"rows": owned.num_hot, "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}
 
     def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`: waits for the rows of `work`, if they are not there yet."""
+        """See `Fetcher.fetch`: waits for the rows of `work`, if they have not arrived yet."""
         assert isinstance(self._ahead, RowsAhead)
         rows, place, degree = self._ahead.rows(work)
         return self._fetched(work, LazyRows(rows, place), degree)
 
     def idle(self) -> None:
-        """See `Fetcher.idle`: the thread answers what others ask for."""
+        """See `Fetcher.idle`: the thread answers the requests of others."""
 
 
 class Unit:
     """The minibatches of this rank in a few steps of an epoch."""
 
     def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
-        """`last_step` is the first one behind."""
+        """`last_step` is exclusive."""
         self.epoch, self.first_step, self.last_step = epoch, first_step, last_step
         self.minibatches: dict[int, MiniBatch] | None = None
-        """By index; None until all are there."""
+        """By index; None until all have arrived."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be trained."""
+    """Range of work to be trained."""
 
     steps: Steps
-    """Of an epoch."""
+    """Steps of an epoch."""
     last_epoch: int
     """Exclusive."""
     first: tuple[int, int]
@@ -160,26 +160,26 @@ U = TypeVar("U", bound=Unit)
 
 
 class Units(ABC, Generic[U]):
-    """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit is of
-    one step; how much that takes decides about the others."""
+    """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit has
+    one step; its size decides the size of the others."""
 
     _unit: type[U]
 
     def __init__(self, feed: QueueFeed, group: Group, plan: Plan, prefetch_bytes: int) -> None:
         """
         Args:
-            feed: of this rank's minibatches.
-            group: of those that fetch together.
-            plan: what is to come.
+            feed: gives this rank's minibatches.
+            group: ranks that fetch together.
+            plan: range of work to come.
             prefetch_bytes: see `ExchangeFetch`.
         """
         self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, prefetch_bytes
         self._units: list[U] = []
-        """Those that are begun and not trained yet, in order."""
+        """Units begun and not trained yet, in order."""
         self._trained = plan.first[0] * len(plan.steps) + plan.steps.step_of(plan.first[1])
         """Steps that have been trained, over all epochs."""
         self._together = 0
-        """Steps of a unit; 0: not known yet."""
+        """Steps per unit; 0: not known yet."""
         self.exchange_s = 0.0
 
     def _all(self) -> Iterator[U]:
@@ -193,15 +193,15 @@ class Units(ABC, Generic[U]):
                 step = last
 
     def _work(self, unit: U) -> dict[int, MiniBatch]:
-        """This rank's minibatches of a unit, once they are there."""
+        """This rank's minibatches of a unit, once they have arrived."""
         steps = self._plan.steps
         span = steps.minibatches_of(unit.first_step, unit.last_step)
         self._feed.expect(unit.epoch, span.stop - 1)
         return {i: self._feed.get(unit.epoch, i) for i in filter(steps.is_mine, span)}
 
     def _agree(self, num_bytes: int) -> int:
-        """Steps whose rows may wait for training, on the rank whose minibatches are largest; a unit is of as many,
-        within bounds. 0, and asked again after the next unit, where no rank had any."""
+        """Number of steps whose rows may wait for training, on the rank with the largest minibatches; a unit has as
+        many, within bounds. 0 if no rank had any minibatches: decided again after the next unit."""
         table = torch.zeros(self._column.size, dtype=torch.int64)
         table[self._column.rank] = num_bytes
         self._column.all_reduce(table, "control")
@@ -212,7 +212,7 @@ class Units(ABC, Generic[U]):
         return may_wait
 
     def _leave(self, epoch: int, index: int) -> None:
-        """Let go of what is trained, up to and including that minibatch, the last of a step."""
+        """Drop what is trained, up to and including that minibatch, the last of a step."""
         steps = len(self._plan.steps)
         self._trained = epoch * steps + self._plan.steps.step_of(index) + 1
         self._units = [u for u in self._units if u.epoch * steps + u.last_step > self._trained]
@@ -232,7 +232,7 @@ class Units(ABC, Generic[U]):
 
     @abstractmethod
     def close(self) -> None:
-        """See `Feed.close`. All ranks do, after the same step."""
+        """See `Feed.close`. All ranks call it after the same step."""
 
 
 class _Unit(Unit):
@@ -240,15 +240,16 @@ class _Unit(Unit):
         super().__init__(epoch, first_step, last_step)
         self.got: Collected | None = None
         self.places: dict[int, npt.NDArray[np.integer]] = {}
-        """By minibatch, of its nodes among the ids of the unit; none for a unit of one minibatch."""
+        """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
+        minibatch."""
         self.bytes = 0
 
 
 class RowsAhead(Units[_Unit]):
-    """A `Feed` whose minibatches have their rows on the way, in a thread of its own.
+    """A `Feed` that fetches the rows of its minibatches ahead, in a thread of its own.
 
-    A unit is fetched as soon as there is room for it, and whatever the room when all steps before it have been trained:
-    no rank needs it earlier, and then all ranks do.
+    A unit is fetched as soon as there is room for it. When all steps before it have been trained, it is fetched
+    regardless of room: then all ranks need it.
     """
 
     _unit = _Unit
@@ -256,16 +257,16 @@ class RowsAhead(Units[_Unit]):
     def __init__(self, feed: QueueFeed, owned: OwnedRows, plan: Plan, prefetch_bytes: int) -> None:
         """
         Args:
-            feed: of this rank's minibatches.
-            owned: rows, and whom to ask for the others.
-            plan: what is to come.
+            feed: gives this rank's minibatches.
+            owned: own rows, and access to the others.
+            plan: range of work to come.
             prefetch_bytes: see `ExchangeFetch`.
         """
         super().__init__(feed, owned.group, plan, prefetch_bytes)
         self._owned = owned
         self._changed = threading.Condition()
         self._step_bytes = 0
-        """Of a unit for each of its steps, at most so far."""
+        """Bytes per step of a unit, the largest so far."""
         self._thread = Lockstep(
             "fetching rows", owned.group, self._all(), self._has_room, self._load, self._notify, self._take
         )
@@ -303,7 +304,7 @@ class RowsAhead(Units[_Unit]):
             self._agree(unit.bytes)
 
     def _united(self, unit: _Unit, work: list[MiniBatch]) -> npt.NDArray[np.integer]:
-        """The nodes of some minibatches, each once."""
+        """Distinct nodes of some minibatches."""
         if len(work) < 2:
             return work[0].nodes if work else np.empty(0, np.int64)
         nodes = Numbering(work[0].nodes, work[0].nodes.dtype)
@@ -342,7 +343,7 @@ class RowsAhead(Units[_Unit]):
         return unit.minibatches[index]
 
     def rows(self, work: MiniBatch) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer], Tensor | None]:
-        """Rows, the place of each node's among them, and the nodes' degrees, for a minibatch that `get` gave."""
+        """Rows, position of each node's among them, and the nodes' degrees, for a minibatch from `get`."""
         unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
         got, among = unit.got, unit.places.get(work.index)
         assert got is not None
@@ -358,9 +359,9 @@ class RowsAhead(Units[_Unit]):
         self._thread.look()
 
     def close(self) -> None:
-        """See `Feed.close`. All ranks do, after the same step."""
+        """See `Feed.close`. All ranks call it after the same step."""
         self._thread.stop()
-        # Those that sample elsewhere may wait for steps that will not be trained any more.
+        # Samplers elsewhere may be waiting for steps that will not be trained any more.
         self._feed.give_up()
         self._thread.close()
         self._feed.close()

@@ -1,9 +1,9 @@
-"""`exchange` for ranks that train on GPUs: rows lie there, and go from GPU to GPU.
+"""`exchange` for ranks that train on GPUs: rows stay in GPU memory and go from GPU to GPU.
 
-NCCL wants every rank to begin the same messages in the same order, and messages of two threads have none. So it is the
-training's thread that begins them, at steps that are the same on all ranks of a grid column. A GPU works on while the
-host goes on to what comes next: rows still come ahead, on a stream of their own. Where ranks talk over gloo, whoever
-begins a message waits for it, and fetching and training take turns.
+NCCL wants every rank to begin the same messages in the same order, and messages of two threads have none. So the
+training thread begins them, at steps that are the same on all ranks of a grid column. The GPU keeps working while the
+host proceeds: rows still come ahead, on a stream of their own. Over gloo the thread that begins a message waits for it,
+and fetching and training take turns.
 """
 
 import time
@@ -33,12 +33,12 @@ class DeviceExchangeFetch:
 
     inner: ExchangeFetch
     features: ArrayPlace = "auto"
-    """Where this rank's rows lie."""
+    """Location of this rank's rows."""
     cache_bytes: int = 1 << 30
-    """Of device memory for own rows that lie on the host: those with the most out-edges, of the edges that this rank
+    """Device memory for own rows that lie on the host: those with the most out-edges, among the edges that this rank
     knows."""
     topology: ArrayPlace = "auto"
-    """Where neighbour lists lie that are sampled from there."""
+    """Location of neighbour lists for sampling."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "ExchangeOnDevice":
         """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
@@ -54,14 +54,14 @@ class DeviceExchangeFetch:
 
 
 class ExchangeOnDevice(Exchange):
-    """`Exchange` whose neighbourhoods are over lists on the device, as `DeviceGather`'s are."""
+    """`Exchange` whose neighbourhoods are over lists on the device, like those of `DeviceGather`."""
 
     def __init__(self, policy: ExchangeFetch, placement: Placement, job: RankJob, owned: OwnedOnDevice) -> None:
         """See `DeviceExchangeFetch.fetcher`."""
         super().__init__(policy, placement, job, owned)
         assert job.device is not None
         self._device = job.device
-        # Of a block of rows: those of the train nodes are looked up on the host, by id.
+        # With a block of rows, labels of the train nodes are looked up on the host, by id.
         self._labels = None if isinstance(placement, BlockRows) else placement.labels.to(self._device)
         self._degree = cache(lambda: placement.degree.to(self._device))
         wait_for_copies(self._device)
@@ -71,7 +71,7 @@ class ExchangeOnDevice(Exchange):
         return UnitsOnDevice(feed, self._owned, plan, prefetch_bytes, self._device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`: begins what is due, and tells the device to wait for the rows of `work`."""
+        """See `Fetcher.fetch`: begins what is due, and makes the device wait for the rows of `work`."""
         assert isinstance(self._ahead, UnitsOnDevice)
         self._ahead.begin()
         bulk, q, got = self._ahead.rows(work)
@@ -88,7 +88,7 @@ class ExchangeOnDevice(Exchange):
         return Fetched(work.epoch, work.index, neighbourhoods, LazyRows(got.rows, got.place), y)
 
     def idle(self) -> None:
-        """See `Fetcher.idle`: begins what is due, and answers what others ask for."""
+        """See `Fetcher.idle`: begins what is due, and answers the requests of others."""
         assert isinstance(self._ahead, UnitsOnDevice)
         self._ahead.begin()
 
@@ -99,19 +99,19 @@ class _Unit(Unit):
         self.bulks: dict[int, tuple[ResidentBulk, int]] = {}
         """By minibatch."""
         self.places: dict[int, Tensor] = {}
-        """By minibatch, of its nodes among the ids of the unit; none for a unit of one minibatch."""
+        """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
+        minibatch."""
         self.got: CollectedThere | None = None
         self.done: torch.cuda.Event | None = None
-        """When the device has all of it."""
+        """Recorded when the device has all of it."""
 
 
 class UnitsOnDevice(Units[_Unit]):
-    """A `Feed` whose minibatches have their rows on the way: those of the unit that is trained on, and, where there is
-    room for two, of the next.
+    """A `Feed` whose rows are fetched ahead: those of the current unit and, if there is room for two, of the next.
 
-    Whoever trains begins a unit when the one before the last has been trained, having waited for its minibatches. Those
-    of a queue on disk may not come before others are released, so there a unit is begun when the last one has been
-    trained.
+    The training thread begins a unit when the one before the last has been trained, after waiting for its minibatches.
+    Minibatches of a queue on disk may not come before others are released, so there a unit is begun when the last one
+    has been trained.
     """
 
     _unit = _Unit
@@ -121,9 +121,9 @@ class UnitsOnDevice(Units[_Unit]):
     ) -> None:
         """
         Args:
-            feed: of this rank's minibatches.
-            owned: rows, and whom to ask for the others.
-            plan: what is to come.
+            feed: gives this rank's minibatches.
+            owned: own rows, and access to the others.
+            plan: range of work to come.
             prefetch_bytes: see `ExchangeFetch`.
             device: where rows go.
         """
@@ -140,12 +140,12 @@ class UnitsOnDevice(Units[_Unit]):
             for unit in self._units:
                 if unit.got is None:
                     self._load(unit)
-            # What the first unit takes decides whether there is to be another one.
+            # The size of the first unit decides whether another one is fetched ahead.
             if not self._take():
                 return
 
     def _take(self) -> bool:
-        """Wait for the minibatches of the next unit, if there is one and there is to be one; whether that is so."""
+        """Wait for the minibatches of the next unit, if one is due; true if so."""
         unit = next(self._coming, None) if len(self._units) <= self._is_ahead else None
         if unit is None:
             return False
@@ -154,7 +154,7 @@ class UnitsOnDevice(Units[_Unit]):
         return True
 
     def _load(self, unit: _Unit) -> None:
-        """Have the rows of its minibatches fetched."""
+        """Start fetching the rows of its minibatches."""
         assert unit.minibatches is not None
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
@@ -168,7 +168,7 @@ class UnitsOnDevice(Units[_Unit]):
         self.exchange_s += time.perf_counter() - start
 
     def _united(self, unit: _Unit) -> Tensor:
-        """The nodes of its minibatches, each once."""
+        """Distinct nodes of its minibatches."""
         nodes = []
         for bulk, q in unit.bulks.values():
             bulk.await_here()
@@ -181,14 +181,14 @@ class UnitsOnDevice(Units[_Unit]):
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`."""
-        # Here, and not when they are begun: this is where training tells how long it waits for samples.
+        # Here, and not when they are begun: this is where training measures its waits for samples.
         while self._take():
             pass
         work: Any = self._units[0].minibatches
         return work[index]
 
     def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, CollectedThere]:
-        """A minibatch that `get` gave, as the device has it, with the row and the degree of each of its nodes, for this
+        """A minibatch from `get`, as the device has it, with the row and the degree of each of its nodes, for this
         thread's stream."""
         unit = self._units[0]
         got, among = unit.got, unit.places.get(work.index)
@@ -214,5 +214,5 @@ class UnitsOnDevice(Units[_Unit]):
         self._feed.release(epoch, index)
 
     def close(self) -> None:
-        """See `Feed.close`. All ranks do, after the same step."""
+        """See `Feed.close`. All ranks call it after the same step."""
         self._feed.close()

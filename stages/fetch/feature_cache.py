@@ -1,4 +1,4 @@
-"""Which rows of other ranks a rank keeps in memory: the hot ones, chosen before the run and then fixed."""
+"""Chooses the rows of other ranks that a rank caches: the hot ones, fixed before the run."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -25,21 +25,21 @@ def choose(
     group: Group,
     previewed: Callable[[], Iterable[npt.NDArray[np.integer]]],
 ) -> IdArray:
-    """The ids of the rows to keep: int64, ascending. All ranks of a column call this at the same time.
+    """Ids of the rows to cache: int64, ascending. All ranks of a column call this at the same time.
 
     Args:
         by: ``samples``: rows that this rank's own minibatches need most often. ``degree``: rows that the most
             in-neighbour lists hold, the same for all.
         count: rows to keep, at most.
         graph: the whole graph, or this rank's block of rows.
-        book: which rank of the group owns a row.
+        book: maps rows to ranks of the group.
         group: the column.
         previewed: the nodes of each minibatch of this rank in an epoch to come.
     """
     if by == "samples":
         ids, times = counted(previewed())
     elif group.any(graph.num_nodes != book.num_nodes):
-        # Asked of all: one block may have all rows, and the others none.
+        # Ask all ranks: one block may have all rows, and the others none.
         ids, times = _listed(graph, book, group, count)
     else:
         ids, times = counted([graph.indices])
@@ -49,7 +49,7 @@ def choose(
 
 
 def counted(parts: Iterable[npt.NDArray[np.integer]]) -> tuple[IdArray, IdArray]:
-    """Distinct ids of all parts together, ascending, and how often each comes."""
+    """Distinct ids of all parts together, ascending, and the number of occurrences of each."""
     known = np.empty(0, np.int64), np.empty(0, np.int64)
     waiting: list[npt.NDArray[np.integer]] = []
     for part in parts:
@@ -67,7 +67,7 @@ def _merged(known: tuple[IdArray, IdArray], parts: list[npt.NDArray[np.integer]]
 
 
 def added(ids: tuple[IdArray, ...], times: tuple[IdArray, ...]) -> tuple[IdArray, IdArray]:
-    """Distinct ids, ascending, and the sum of their times."""
+    """Distinct ids, ascending, and the sum of their counts."""
     found, place = np.unique(np.concatenate(ids), return_inverse=True)
     total = np.zeros(len(found), np.int64)
     np.add.at(total, place, np.concatenate(times))
@@ -75,7 +75,7 @@ def added(ids: tuple[IdArray, ...], times: tuple[IdArray, ...]) -> tuple[IdArray
 
 
 def _listed(graph: Graph, book: RangeBook, group: Group, count: int) -> tuple[IdArray, IdArray]:
-    """The `count` rows of each rank that the most lists of all ranks hold, and in how many places."""
+    """The `count` rows of each rank that the most lists of all ranks hold, and the number of those lists."""
 
     def published(ids: list[IdArray], times: list[IdArray]) -> tuple[IdArray, IdArray]:
         heard = [group.all_to_all([torch.from_numpy(p) for p in parts], "graph") for parts in (ids, times)]

@@ -1,5 +1,4 @@
-"""Fetch for minibatches: name the feature rows that a minibatch needs where they lie in memory, and gather them
-elsewhere."""
+"""Fetches feature rows of minibatches: by name if they lie in memory, else gathered."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +18,10 @@ from ..neighbourhood.block import BlockNeighbourhood
 
 @dataclass(frozen=True)
 class GatherFetch:
-    """Each node's row is fetched at most once per minibatch; every block then aggregates locally."""
+    """Fetches each node's row at most once per minibatch; every block then aggregates locally."""
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Gather":
-        """See `FetchPolicy.fetcher`. Asks nothing of the module."""
+        """See `FetchPolicy.fetcher`. Does not depend on the module."""
         return Gather(placement, CountedFeatures(placement.features, job.ledger, "store"))
 
 
@@ -35,7 +34,7 @@ class Gather:
         """
         Args:
             placement: labels and degrees.
-            features: where rows come from.
+            features: source of the rows.
         """
         self._placement = placement
         self._features = features
@@ -45,9 +44,9 @@ class Gather:
         return self._fetched(work, self._rows(work.nodes))
 
     def _fetched(self, work: MiniBatch, h: Tensor, degrees: Tensor | None = None) -> Fetched:
-        """With the rows of all nodes, and their degrees if they are known."""
+        """`Fetched` from the rows of all nodes, and their degrees if known."""
         data, nodes = self._placement, work.nodes
-        # Most layers ask for no degrees, and those of all sources are as many random reads as a small gather.
+        # Most layers need no degrees, and those of all sources are as many random reads as a small gather.
         degree = cache(
             lambda: data.degree[torch.from_numpy(nodes.astype(np.int64, copy=False))] if degrees is None else degrees
         )
@@ -64,4 +63,4 @@ class Gather:
         return rows
 
     def idle(self) -> None:
-        """See `Fetcher.idle`: ranks gather by themselves."""
+        """See `Fetcher.idle`: no effect, ranks gather by themselves."""

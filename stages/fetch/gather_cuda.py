@@ -1,4 +1,5 @@
-"""Fetch for ranks that train on a GPU: everything a step reads is there, or on its way, when the step is asked for."""
+"""Fetches for ranks that train on a GPU: everything a step reads is on the device, or on its way, when the step
+begins."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,9 +29,9 @@ from ..sample.resident import ResidentMiniBatch
 from .cuda_graph import StepGraph, can_record
 
 UPLOAD_BYTES = 256 << 20
-"""Rows of a store that is not in memory travel in pieces of this size."""
+"""Rows of a store that is not in memory are uploaded in pieces of this size."""
 STEPS_AHEAD = 3
-"""Steps that the host may be ahead of the device where each has rows of its own."""
+"""Steps by which the host may be ahead of the device if each has rows of its own."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,19 @@ class DeviceGatherFetch:
     minibatch."""
 
     features: ArrayPlace = "auto"
-    """Where rows lie."""
+    """Location of the rows."""
     cache_bytes: int = 1 << 30
-    """Of device memory for rows that lie on the host: those with the most out-edges."""
+    """Device memory for rows that lie on the host: those with the most out-edges."""
     topology: ArrayPlace = "auto"
-    """Where neighbour lists lie that are sampled from there."""
+    """Location of neighbour lists for sampling."""
     graphs: bool = True
-    """Whether to record steps where that can be done."""
+    """Record steps if possible."""
     _uploads: "WeakKeyDictionary[FeatureStore, Uploaded]" = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
-        """See `FetchPolicy.fetcher`. Asks nothing of the module."""
+        """See `FetchPolicy.fetcher`. Does not depend on the module."""
         assert job.device is not None
         if job.resident and job.produce:
             place_graph(placement.graph, self.topology)
@@ -63,7 +64,7 @@ class DeviceGatherFetch:
         return uploaded.rows if uploaded.in_device_memory else None
 
     def _uploaded(self, features: FeatureStore, job: RankJob) -> "Uploaded":
-        """Once: fetchers and evaluation read the same rows."""
+        """Uploaded rows, made once: fetchers and evaluation read the same rows."""
         assert job.device is not None
         if features not in self._uploads:
             self._uploads[features] = upload(CountedFeatures(features, job.ledger, "store"), job.device, self.features)
@@ -72,22 +73,21 @@ class DeviceGatherFetch:
 
 @dataclass(frozen=True, eq=False)
 class Uploaded:
-    """Rows, where kernels of a device can read them."""
+    """Rows that kernels of a device can read."""
 
     rows: Tensor
     """[n, F]."""
     in_device_memory: bool
-    """Whether that is the device's own memory."""
+    """True if they lie in the device's own memory."""
 
     def cache(self, placement: Placement, cache_bytes: int, device: torch.device, first: int = 0) -> Cache | None:
-        """Those with the most out-edges, of those in the graph at hand, on the device; None where that has all of them
-        anyway.
+        """Cache of the rows with the most out-edges in this graph, on the device; None if all rows lie there.
 
         Args:
-            placement: knows the edges.
-            cache_bytes: of the device's memory, at most.
-            device: where to.
-            first: the node that the first row is of.
+            placement: has the edges.
+            cache_bytes: maximum size.
+            device: the device.
+            first: node of the first row.
         """
         count = 0 if self.in_device_memory else min(cache_bytes // max(self.rows[:1].nbytes, 1), len(self.rows))
         if not count:
@@ -98,20 +98,19 @@ class Uploaded:
 
 
 class Leash:
-    """Keeps the host from running further ahead of a device than so many marks: what waits to be trained on takes
-    memory."""
+    """Keeps the host at most so many marks ahead of a device, since work that waits to be trained on takes memory."""
 
     def __init__(self, device: torch.device, marks: int) -> None:
         """
         Args:
-            device: that works.
-            marks: how far it may be behind.
+            device: the device.
+            marks: maximum lag.
         """
         self._device, self._most = device, marks
         self._marks: deque[torch.cuda.Event] = deque()
 
     def mark(self) -> None:
-        """Here, on the stream of this thread."""
+        """Set a mark on the stream of this thread."""
         if self._device.type == "cuda":
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self._device))
@@ -121,9 +120,9 @@ class Leash:
 
 
 class DeviceGather:
-    """Hands out neighbourhoods over lists that stay where they were drawn. Rows on the device are only named: the first
-    layer reads them where they lie. Rows on the host are gathered by a stream of their own, one minibatch ahead of the
-    training as long as the next one is of the same bulk."""
+    """Hands out neighbourhoods over lists that stay where they were sampled. Rows on the device are only named: the
+    first layer reads them in place. Rows on the host are gathered on a separate stream, one minibatch ahead of the
+    training while the next one is in the same bulk."""
 
     exchange_s = 0.0
 
@@ -133,9 +132,9 @@ class DeviceGather:
         """
         Args:
             placement: labels and degrees.
-            uploaded: where rows come from.
-            device: where to.
-            policy: see there.
+            uploaded: source of the rows.
+            device: the device.
+            policy: settings.
         """
         self._device = device
         self._base, self._near = uploaded.rows, uploaded.in_device_memory
@@ -158,7 +157,7 @@ class DeviceGather:
         return Fetched(work.epoch, work.index, neighbourhoods, h, self._labels[nodes[: int(bulk.node_ends[0][q])]])
 
     def framed(self, frame: Frame) -> Fetched:
-        """What `fetch` gives for whatever lies in the frame when the device reads it."""
+        """Like `fetch`, for any minibatch that is in the frame when the device reads it."""
         nodes, sizes = frame.nodes, frame.layout.nodes
         degree = cache(lambda: self._degree()[nodes])
         hops = reversed(range(len(sizes) - 1))
@@ -176,7 +175,7 @@ class DeviceGather:
         )
 
     def _gathered(self, bulk: ResidentBulk, q: int) -> Tensor:
-        """The rows of minibatch q; those of the next one are begun."""
+        """Rows of minibatch q; starts gathering those of the next one."""
         self._steps.mark()
         here, self._ahead = self._ahead, None
         if here is None or here[0] is not bulk or here[1] != q:
@@ -200,7 +199,7 @@ class DeviceGather:
         return bulk, q, rows, done
 
     def idle(self) -> None:
-        """See `Fetcher.idle`: ranks gather by themselves."""
+        """See `Fetcher.idle`: no effect, ranks gather by themselves."""
 
 
 def upload(features: FeatureStore, device: torch.device, where: ArrayPlace, rows: range | None = None) -> Uploaded:
@@ -208,16 +207,16 @@ def upload(features: FeatureStore, device: torch.device, where: ArrayPlace, rows
 
     Args:
         features: the store; read once.
-        device: whose kernels.
-        where: in its memory, in the host's, or there if they fit.
-        rows: which, one after the other; None: all.
+        device: the device.
+        where: location of the rows, see `ArrayPlace`.
+        rows: consecutive rows to upload; None: all.
 
     Raises:
         StoreError: the store is damaged.
     """
     rows = range(features.num_rows) if rows is None else rows
     wanted, F = np.arange(rows.start, rows.stop), features.num_features
-    # Asked once: what fits changes by what is put there.
+    # Decided once: uploading changes what fits.
     there_fits = goes_to_device(len(wanted) * F * features.dtype.itemsize, device, where)
     base = in_place(features, wanted)
     if base is not None:
@@ -233,8 +232,7 @@ def upload(features: FeatureStore, device: torch.device, where: ArrayPlace, rows
 
 
 def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device) -> Tensor:
-    """int64 [count], on the device: the nodes with the most out-edges, which are asked for most often in the long
-    run."""
+    """int64 [count], on the device: the nodes with the most out-edges, which minibatches need most often."""
     first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
     return to_device(first.astype(np.int64), to)
 
@@ -242,18 +240,19 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
 def resident_neighbourhoods(
     bulk: ResidentBulk, q: int, degree: Callable[[], Tensor]
 ) -> tuple[ResidentNeighbourhood, ...]:
-    """Of minibatch q, outermost first; `degree` gives that of each of its nodes, [n], on the device."""
+    """Neighbourhoods of minibatch q, outermost first; `degree` gives the degree of each of its nodes, [n], on the
+    device."""
     hops = reversed(range(bulk.num_hops))
     return tuple(ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n]) for h in hops)
 
 
 def resident_there(work: MiniBatch, device: torch.device) -> tuple[ResidentBulk, int]:
-    """The minibatch as the device has it: a bulk, and its position there. What was sampled on the host is moved."""
+    """The minibatch on the device: a bulk, and its position there. A minibatch sampled on the host is copied."""
     return (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, device), 0)
 
 
 def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
-    """A minibatch that was sampled on the host, on the device: a bulk of one."""
+    """Copy of a minibatch on the device, as a bulk of one."""
 
     def count(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.array([n], np.int64)
@@ -284,8 +283,8 @@ def _moved(work: MiniBatch, device: torch.device) -> ResidentBulk:
 
 @dataclass(frozen=True)
 class DeviceMoveFetch:
-    """Another policy's minibatches, fetched on the host: rows, labels and weights move to the device, and lists when a
-    layer asks."""
+    """Fetches another policy's minibatches on the host, then copies rows, labels and weights to the device, and lists
+    when a layer needs them."""
 
     inner: FetchPolicy
 
@@ -297,13 +296,13 @@ class DeviceMoveFetch:
 
 
 class MovedFetcher:
-    """What the inner fetcher gives, on the device."""
+    """Results of the inner fetcher, copied to the device."""
 
     def __init__(self, inner: Fetcher, device: torch.device) -> None:
         """
         Args:
             inner: fetches on the host.
-            device: where its results go.
+            device: device of the results.
         """
         self._inner, self._device = inner, device
 
@@ -331,7 +330,7 @@ class MovedFetcher:
 
 
 class MovedAhead(MovedFetcher):
-    """The same of a fetcher that works ahead."""
+    """`MovedFetcher` for a fetcher that works ahead."""
 
     _inner: FetchesAhead
 

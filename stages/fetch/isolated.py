@@ -1,4 +1,4 @@
-"""Fetch within what one rank sees, with a weight for each seed: how much of its neighbourhood is there."""
+"""Fetches within one rank's view, and weighs each seed by the share of its neighbourhood that is there."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,18 +13,18 @@ from ..placement.chunks import Isolated
 from .gather import Gather
 
 Correction = Literal["none", "batch", "node"]
-"""How missing neighbours are made up for: not at all; a weight for each rank's minibatch, its seeds' mean coverage; or a
-weight for each seed, its coverage."""
+"""Correction for missing neighbours: none; a weight for each rank's minibatch, its seeds' mean coverage; or a weight
+for each seed, its coverage."""
 
 
 @dataclass(frozen=True)
 class CoverageFetch:
-    """Rows come from this rank's memory; seeds are weighed as the correction has it."""
+    """Rows come from this rank's memory; seeds are weighted according to the correction."""
 
     correction: Correction = "batch"
 
     def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module) -> "CoverageFetcher":
-        """See `FetchPolicy.fetcher`. Asks nothing of the module."""
+        """See `FetchPolicy.fetcher`. Does not depend on the module."""
         return CoverageFetcher(placement, self)
 
 
@@ -39,7 +39,7 @@ class CoverageFetcher(Gather):
         """
         super().__init__(placement, placement.features)
         with np.errstate(divide="ignore"):
-            # By way of logarithms, as earlier versions multiplied coverages: the weights keep their bits.
+            # Through logarithms, since earlier versions multiplied coverages: the weights keep their bits.
             coverage = np.exp(np.log(placement.coverage.numpy()))
         self._weight = None if policy.correction == "none" else torch.from_numpy(coverage)
 

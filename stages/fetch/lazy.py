@@ -1,9 +1,9 @@
-"""Fetch for training layer after layer (RETEXO): rows of other ranks come once for each phase, and lie still while it
+"""Fetches for layer-by-layer training (RETEXO): rows of other ranks come once for each phase, and stay fixed while it
 is trained.
 
-At the end of a phase every rank computes what its own rows hand on, in evaluation mode, and one all-to-all brings each
-rank the rows of others that its edges read. Both are written down, stamped with the phase and with a digest of the
-parameters that made them: a resumed run goes on from there, and rows of anything else are refused.
+At the end of a phase every rank computes the outputs of its own rows, in evaluation mode, and one all-to-all brings
+each rank the rows of others that its edges read. Both are stored with the phase and a digest of the parameters that
+made them: a resumed run continues from there, and other rows are refused.
 """
 
 import time
@@ -34,7 +34,7 @@ IdArray = npt.NDArray[np.int64]
 ROWS_AT_ONCE = 1 << 16
 """Rows that are computed together at the end of a phase."""
 SAID = "said"
-"""The array of logits that the next phase learns from, [N, C], beside the rows that it reads."""
+"""Array of the logits that the next phase learns from, [N, C], beside the rows that it reads."""
 TEMPERATURE = 0.5
 """Those logits are divided by it (sharpening: Berthelot et al., MixMatch, arXiv 1905.02249, section 3.2): a phase whose
 best epoch is an early one is right more often than it is sure."""
@@ -42,18 +42,18 @@ best epoch is an early one is right more often than it is sure."""
 
 @dataclass(frozen=True)
 class LazyFetch:
-    """Rows of other ranks are exchanged once before each phase that reads neighbours."""
+    """Exchanges rows of other ranks once before each phase that reads neighbours."""
 
     select_by: Literal["val_accuracy", "val_loss"] = "val_accuracy"
-    """What the best epoch of a phase has most, or least, of."""
+    """Criterion of a phase's best epoch: highest accuracy or lowest loss."""
     clients: bool = False
-    """Whether the work is cut up by clients, for policies that train each of them by itself."""
+    """Divide the work by clients, for policies that train each client by itself."""
 
     def fetcher(self, placement: BoundaryShare, job: RankJob, module: nn.Module) -> "LazyRows":
         """See `FetchPolicy.fetcher`.
 
         Raises:
-            StoreError: rows that the phase before was to leave are lacking, damaged, or of other parameters.
+            StoreError: rows of the previous phase are missing, damaged, or made by other parameters.
         """
         assert isinstance(module, Phase)
         client = None if not self.clients else open_clients(job.folder or Path(), placement.graph.names)
@@ -61,7 +61,7 @@ class LazyFetch:
 
 
 class LazyRows:
-    """What one phase reads on one rank. See `Fetcher` and `PhaseFetcher`."""
+    """Rows that one phase reads on one rank. See `Fetcher` and `PhaseFetcher`."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class LazyRows:
     ) -> None:
         """
         Args:
-            policy: how.
+            policy: settings.
             share: of this rank.
             job: of this rank.
-            module: what the phase trains.
-            client: [N], the client of each row, where they are simulated.
+            module: the module that the phase trains.
+            client: [N], the client of each row, if clients are simulated.
         """
         self._policy, self._share, self._job, self._client = policy, share, job, client
         self._edges = share.boundary
@@ -95,10 +95,10 @@ class LazyRows:
         )
 
     def idle(self) -> None:
-        """See `Fetcher.idle`: there is work for every rank."""
+        """See `Fetcher.idle`: never called, every rank has work."""
 
     def validate(self, module: nn.Module) -> Validation:
-        """See `PhaseFetcher.validate`: over the rows that the phase reads, so nothing but counts is exchanged."""
+        """See `PhaseFetcher.validate`. Uses the rows that the phase reads, so only counts are exchanged."""
         assert isinstance(module, Phase)
         with evaluating(module):
             logits, y = module.logits(self._validation), self._share.labels[self._share.splits["val"]]
@@ -111,7 +111,7 @@ class LazyRows:
         )
 
     def finish(self, module: nn.Module) -> dict[str, Any]:
-        """See `PhaseFetcher.finish`: the rows that the next phase reads, exchanged and written down."""
+        """See `PhaseFetcher.finish`: exchanges and stores the rows that the next phase reads."""
         assert isinstance(module, Phase)
         model, group = module.model, self._job.group
         message: dict[str, Any] = {
@@ -177,7 +177,7 @@ class LazyRows:
         y = self._share.labels[torch.from_numpy(seeds)]
         said = said / TEMPERATURE
         target = share * (said.softmax(1) if y.ndim == 1 else said.sigmoid())
-        # Cross entropy is linear in the target, so that one forward pass serves both.
+        # Cross entropy is linear in the target, so one forward pass serves both.
         of_label = (1 - share) * taught / max(1, labels)
         at = torch.from_numpy(np.searchsorted(rows, seeds))
         target[at] += of_label * (F.one_hot(y, said.shape[1]) if y.ndim == 1 else y).to(target)
@@ -189,7 +189,7 @@ class LazyRows:
 
     @cached_property
     def _taught_rows(self) -> IdArray:
-        """Rows that are there in training, ascending."""
+        """Rows that are present in training, ascending."""
         present = np.ones(self._share.graph.whole.num_dst, bool)
         if self._graph("train") == "train":
             for split in ABSENT["train"]:
@@ -197,7 +197,7 @@ class LazyRows:
         return np.flatnonzero(present)
 
     def _count_taught(self) -> tuple[int, int]:
-        """Labels and rows that are learnt from, over all ranks. All of them call this at the same time."""
+        """Number of labels and rows that are learnt from, over all ranks. All of them call this at the same time."""
         counts = torch.tensor([len(self._seeds), len(self._taught_rows)], dtype=torch.float64)
         self._job.group.all_reduce(counts, "control")
         return int(counts[0]), int(counts[1])
@@ -225,7 +225,7 @@ class LazyRows:
         return decode(message, self._rounding, own.dtype)
 
     def _agree(self, phase: int) -> None:
-        """Refuse to exchange with a rank that is elsewhere."""
+        """Refuse to exchange with a rank that is at another phase."""
         group, generation = self._job.group, self._job.generation
         mine = torch.tensor([phase, generation])
         for rank, theirs in enumerate(group.all_to_all([mine] * group.size, "control", None)):
@@ -237,7 +237,7 @@ class LazyRows:
                 )
 
     def _opened(self, module: Phase) -> dict[str, Tensor]:
-        """What the phase reads of each graph, [N + B, D]."""
+        """Rows that the phase reads of each graph, [N + B, D]."""
         self._module = module
         graphs = self._edges.graphs
         if module.number == 0:

@@ -1,5 +1,4 @@
-"""Feature rows that the ranks of a grid column hold between them, with a set of hot rows that each rank keeps of the
-others'."""
+"""Feature rows that the ranks of a grid column own between them, with a cache of hot rows of the other ranks."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -18,36 +17,36 @@ from ..memory.lazy_rows import torch_dtype
 
 IdArray = npt.NDArray[np.int64]
 LOAD_BYTES = 64 << 20
-"""Rows are loaded in slices of about this size, since a store may hold a second copy of what it converts."""
+"""Rows are loaded in slices of about this size, since a store may hold a second copy while it converts."""
 SPARE = 3
 """Buffers that are kept for reuse."""
 
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """Rows that were asked for, in the order in which they came."""
+    """Requested rows, in the order of arrival."""
 
     rows: FloatArray
     """[n, F]."""
     place: npt.NDArray[np.integer]
-    """[n], where the row of each id lies."""
+    """[n], position of each id's row."""
     degree: Tensor | None
-    """[n], degrees of the ids in the whole graph, in their order; None where every rank knows them."""
+    """[n], degrees of the ids in the whole graph, in their order; None if every rank knows them."""
 
 
 @dataclass
 class Hits:
-    """How often hot rows were of use."""
+    """Hit counts of the cache."""
 
     asked: int = 0
     """Rows of other ranks that minibatches needed."""
     hits: int = 0
-    """Those that were hot."""
+    """Those that were cached."""
 
 
 @dataclass(frozen=True, eq=False)
 class HotRows:
-    """Rows of other ranks that this one keeps."""
+    """Cached rows of other ranks."""
 
     ids: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
     """int64 [H], ascending."""
@@ -55,7 +54,7 @@ class HotRows:
     degree: Tensor | None = None
 
     def find(self, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-        """[n], the row of each id, or -1."""
+        """[n], cached row of each id, or -1."""
         if not len(self.ids):
             return np.full(len(ids), -1)
         at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -73,7 +72,7 @@ class Owned(ABC):
     def __init__(self, book: RangeBook, group: Group) -> None:
         """
         Args:
-            book: which rank of the group holds a row.
+            book: maps rows to ranks of the group.
             group: the column, for the thread that asks.
         """
         self.book, self.group = book, group
@@ -83,16 +82,16 @@ class Owned(ABC):
     @property
     @abstractmethod
     def row_bytes(self) -> int:
-        """Of a row."""
+        """Bytes of a row."""
 
     @property
     @abstractmethod
     def num_hot(self) -> int:
-        """Hot rows that are kept."""
+        """Number of cached rows."""
 
     @abstractmethod
     def keep(self, ids: IdArray) -> None:
-        """Make these the hot rows, from the ranks that own them. All ranks call this at the same time.
+        """Cache these rows, fetched from their owners. All ranks call this at the same time.
 
         Args:
             ids: int64, ascending, none of this rank's own.
@@ -100,16 +99,16 @@ class Owned(ABC):
 
 
 class OwnedRows(Owned):
-    """`Owned` in the memory of the host."""
+    """`Owned` in host memory."""
 
     def __init__(self, own: FeatureStore, first: int, book: RangeBook, group: Group, degree: Tensor | None) -> None:
         """
         Args:
             own: rows to keep; read here and not kept.
             first: row of `own` that this rank's block begins with.
-            book: which rank of the group holds a row.
+            book: maps rows to ranks of the group.
             group: the column, for the thread that asks.
-            degree: [N] of this rank's block, where ranks know their own only.
+            degree: [N] of this rank's block, if ranks know only their own.
 
         Raises:
             StoreError: the store is damaged.
@@ -146,7 +145,7 @@ class OwnedRows(Owned):
         self.hits = Hits()
 
     def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
-        """Rows of distinct `ids`, which may be none.
+        """Rows of distinct `ids`, which may be empty.
 
         Raises:
             IndexError: an id is out of range.
@@ -155,7 +154,7 @@ class OwnedRows(Owned):
         group, n = self.group, len(ids)
         owner = self.book.part(ids)
         mine, hot = owner == group.rank, self.hot.find(ids)
-        # What travels lies in one piece; own rows come after it, then hot ones. Two-byte keys are sorted in linear
+        # Received rows are contiguous; own rows come after them, then cached ones. Two-byte keys are sorted in linear
         # time.
         source = np.where(mine, group.size, np.where(hot >= 0, group.size + 1, owner)).astype(np.uint16)
         order = np.argsort(source, kind="stable")
@@ -195,8 +194,8 @@ class OwnedRows(Owned):
         return Collected(arrived, place, degree)
 
     def _buffer(self, n: int) -> FloatArray:
-        """[n, F], not initialised: memory that nobody views any more, if there is enough of it (fresh pages cost as
-        much as the rows)."""
+        """[n, F], not initialised: memory without views, if there is enough of it (fresh pages cost as much as the
+        rows)."""
         need, width = n * self.row_bytes, self._own.shape[1]
         for raw in self._spare:
             # Three references: the list's, the loop's and the argument's. Views would add theirs.
@@ -204,12 +203,12 @@ class OwnedRows(Owned):
                 break
         else:
             raw = np.empty(need * 9 // 8, np.uint8)
-            # The smallest that are free go first: sizes creep up.
+            # The smallest free ones go first: sizes grow slowly.
             self._spare = sorted([*self._spare, raw], key=len)[-SPARE:]
         return raw[:need].view(self._own.dtype).reshape(n, width)
 
 
 def _take(rows: npt.NDArray[Any], ids: Tensor, out: Tensor) -> None:
-    # In range by how ids were made; mode="clip" skips the buffering that mode="raise" needs with `out`.
+    # In range by construction of the ids; mode="clip" skips the buffering that mode="raise" needs with `out`.
     if len(ids):
         np.take(rows, ids.numpy(), axis=0, out=out.numpy(), mode="clip")

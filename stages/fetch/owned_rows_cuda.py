@@ -1,4 +1,5 @@
-"""Feature rows that the ranks of a grid column hold between them on their GPUs, with hot rows of the others'."""
+"""Feature rows that the ranks of a grid column own between them on their GPUs, with a cache of hot rows of the
+others."""
 
 from dataclasses import dataclass
 
@@ -20,13 +21,13 @@ class CollectedThere:
     rows: Tensor
     """[n, F]."""
     place: Tensor
-    """int32 or int64 [n], where the row of each id lies."""
+    """int32 or int64 [n], position of each id's row."""
     degree: Tensor | None
-    """[n], degrees of the ids in the whole graph, in their order; None where every rank knows them."""
+    """[n], degrees of the ids in the whole graph, in their order; None if every rank knows them."""
 
 
 class OwnedOnDevice(Owned):
-    """`Owned` for kernels of a device: ids are sorted there, rows are gathered there, and both travel from there."""
+    """`Owned` on a device: ids are sorted there, rows are gathered there, and both travel from there."""
 
     def __init__(
         self,
@@ -40,11 +41,11 @@ class OwnedOnDevice(Owned):
         """
         Args:
             own: [n, F], this rank's rows, on the device or in locked memory of the host.
-            cache: of those in the host's memory.
-            book: which rank of the group holds a row.
+            cache: cache of rows that lie in host memory.
+            book: maps rows to ranks of the group.
             group: the column, for the thread that asks.
-            degree: [n] on the device, of this rank's rows, where ranks know their own only.
-            device: where ids come from, and rows go to.
+            degree: [n] on the device, of this rank's rows, if ranks know only their own.
+            device: device of the ids and rows.
         """
         super().__init__(book, group)
         self._own, self._cache, self._degree, self._device = own, cache, degree, device
@@ -78,15 +79,15 @@ class OwnedOnDevice(Owned):
     def collect(self, ids: Tensor) -> CollectedThere:
         """Rows of distinct `ids`, integers [n] on the device and in range, n = 0 included.
 
-        The host waits once for the device, to hear how many rows each rank is asked for, and once for the other ranks,
-        to tell them.
+        The host waits once for the device, for the number of rows requested from each rank, and once for the other
+        ranks, to exchange these.
 
         Raises:
             PeerLostError: a peer is gone.
         """
         group, n, ids = self.group, len(ids), ids.long()
         owner = torch.searchsorted(self._ends, ids, right=True)
-        # What travels lies in one piece; own rows come after it, then hot ones.
+        # Received rows are contiguous; own rows come after them, then cached ones.
         source = torch.where(owner == group.rank, group.size, owner)
         where = ids - self._begins[owner]
         if len(self._hot):

@@ -1,4 +1,4 @@
-"""Where the rows lie that phases read on one rank, between the phase that makes them and the one that reads them."""
+"""Storage of the rows that phases read on one rank, between the phase that makes them and the one that reads them."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from ..messages import RankJob
 from ..models.lazy import Phase
 
 PHASES = "phases"
-"""The folder of all of them, in that of the run."""
+"""Folder of all phases in the run's folder."""
 
 
 class PhaseStore:
-    """One rank's rows by phase. What is read was made by this run, for this phase, with the parameters that the model
-    has now."""
+    """One rank's rows by phase. Reads only rows that this run made, for this phase, with the model's current
+    parameters."""
 
     def __init__(self, job: RankJob, rows: npt.NDArray[np.int64]) -> None:
         """
@@ -32,28 +32,29 @@ class PhaseStore:
         self._job, self._folder, self._rows = job, job.folder / PHASES, digest_arrays(rows=rows)
 
     def read(self, phase: Phase) -> Store:
-        """The rows that a phase reads.
+        """Read the rows of a phase.
 
         Raises:
-            StoreError: they are lacking, damaged, or of something else, which it names.
+            StoreError: they are missing, damaged, or were made by something else, which the message names.
         """
         return open_phase_rows(self._path(phase), self._fingerprint(phase))
 
     def write(self, phase: Phase, arrays: dict[str, npt.NDArray[Any]]) -> None:
-        """Write them down, in place of any that are there. All ranks call this at the same time."""
+        """Store the rows, replacing any that are there. All ranks call this at the same time."""
         sent = self._job.ledger.get("network", kind(phase))
         write_phase_rows(self._path(phase), self._fingerprint(phase), self._job.generation, arrays, sent)
-        # Nobody goes on before all rows stand: a run that ends now is resumed from them, or from before all of them.
+        # No rank continues before all rows are stored: a run that ends now is resumed from them, or from before all of
+        # them.
         self._job.group.any(False)
 
     def stand(self, phase: Phase, *, replaceable: bool = False) -> bool:
-        """Whether an earlier life of the run left the rows of a phase on every rank; then what they took is counted.
+        """True if an earlier start of the run left the rows of a phase on every rank; their bytes are then counted.
 
         All ranks call this at the same time.
 
         Args:
-            phase: whose rows.
-            replaceable: rows of something else are as good as none, for they are about to be made.
+            phase: the phase that reads them.
+            replaceable: ignore rows of something else, since they are about to be replaced.
 
         Raises:
             StoreError: see `read`.
@@ -68,7 +69,7 @@ class PhaseStore:
         if self._job.group.any(found is None):
             return False
         assert found is not None
-        # That life may have ended before a checkpoint held its ledger.
+        # That run may have ended before a checkpoint held its ledger.
         ledger = self._job.ledger
         missed = found.meta["sent_bytes"] - ledger.get("network", kind(phase))
         if missed > 0:
@@ -89,5 +90,5 @@ class PhaseStore:
 
 
 def kind(phase: Phase) -> str:
-    """What the ledger counts the rows under that a phase reads."""
+    """Ledger kind of the rows that a phase reads."""
     return "activations" if phase.number else "features"

@@ -1,11 +1,11 @@
-"""What a training step over a full batch will take in memory, found by rehearsing it at a small scale.
+"""Memory of a full-batch training step, found by running it at a small scale.
 
 The step is run with the real model and the real neighbourhoods, on a graph of a few rows that has the same proportions:
-as many shards, and of rows, remote rows and edges one in so many. Whatever the model calls, the sizes of what it makes
-are those of the step to come, divided by the scale, but for what does not grow with the graph, such as the gradients of
-weights: two scales tell them apart, tensor by tensor. Then an arena is asked for tensors of the sizes to come, in the
-same order: which of them can share a buffer hangs on their sizes, and at a small scale a gradient of weights is as
-large as a layer's rows. Nobody is talked to.
+as many shards, and of rows, remote rows and edges one in so many. Whatever the model calls, its tensors have the sizes
+of the full step divided by the scale, except those that do not grow with the graph, such as the gradients of weights:
+two scales tell them apart, tensor by tensor. Then an arena is asked for tensors of the sizes to come, in the
+same order: which of them can share a buffer depends on their sizes, and at a small scale a gradient of weights is as
+    large as a layer's rows. There is no communication.
 """
 
 import copy
@@ -29,9 +29,9 @@ from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, Shard, View
 
 ROWS = (256, 512)
-"""Of the two rehearsals: few enough for one block of a product (`dense`), so that both have as many."""
+"""Rows of the two trial runs: few enough for one block of a product (`dense`), so that both have as many blocks."""
 REPLAYED_BYTES = 1 << 20
-"""What the largest tensor is to an arena that only has to say how much it would take."""
+"""Size of the largest tensor in an arena that only computes how much it would take."""
 
 
 Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
@@ -41,12 +41,11 @@ Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
 def step_bytes(
     module: nn.Module, batch: FullBatch, size: int, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
 ) -> int:
-    """Bytes of tensors at the peak of one forward and backward pass, beside the features, the graph and the model
-    itself.
+    """Peak bytes of tensors in one forward and backward pass, beside the features, the graph and the model itself.
 
     Args:
-        module: what will be trained; not changed.
-        batch: what it will be trained on.
+        module: the module to be trained; not changed.
+        batch: its work.
         size: P.
         num_features: F.
         dtype: of the features.
@@ -63,18 +62,18 @@ def step_bytes(
     beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
     if [number for number, _ in few] == [number for number, _ in many]:
         return round(_peak([(number, a + beyond * (b - a)) for (number, a), (_, b) in zip(few, many)]))
-    # What is made depends on how many rows there are.
+    # The tensors depend on the number of rows.
     return max(0, round(_peak(few) + beyond * (_peak(many) - _peak(few))))
 
 
 Change = tuple[int, float]
-"""The number of a tensor and its bytes as they are taken, or negative as they are given back; or `ELSEWHERE` and by how
-much the bytes of all tensors that `arena.empty` did not make have changed."""
+"""Number of a tensor, and its bytes when it is made, or their negative when it is freed; or `ELSEWHERE` and the change
+in bytes of all tensors that `arena.empty` did not make."""
 ELSEWHERE = -1
 
 
 class _Log(Arena):
-    """Gives every tensor memory of its own, and writes down what changes."""
+    """Arena that gives every tensor memory of its own, and logs the changes."""
 
     def __init__(self) -> None:
         super().__init__(small=1)
@@ -100,7 +99,7 @@ class _Log(Arena):
 
 
 class _Elsewhere(TensorBytes):
-    """Writes into the same log."""
+    """Logs tensors made elsewhere."""
 
     def __init__(self, log: _Log) -> None:
         super().__init__(log)
@@ -113,7 +112,7 @@ class _Elsewhere(TensorBytes):
 
 
 def _peak(changes: list[Change]) -> float:
-    """Bytes of an `Arena` that is asked for these tensors, and of all others, at the peak of each."""
+    """Peak bytes of an `Arena` that is asked for these tensors, and of all others."""
     unit = max(1.0, max(n for _, n in changes) / REPLAYED_BYTES)
     arena, held = Arena(int(SMALL / unit)), {}
     elsewhere = most = 0.0
@@ -180,7 +179,7 @@ def _smaller_view(view: View, rank: int, scale: float) -> View:
 
 
 class _Absent:
-    """A `Group` whose other ranks say nothing but zeros."""
+    """A `Group` whose other ranks contribute only zeros."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -189,13 +188,13 @@ class _Absent:
         return nullcontext()
 
     def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
-        """Nobody adds anything."""
+        """No effect."""
 
     def any(self, flag: bool) -> bool:
         return flag
 
     def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
-        """Nobody sends anything."""
+        """No effect."""
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         return [p.zero_() for p in into] if into is not None else [torch.zeros_like(p) for p in parts]
@@ -206,20 +205,18 @@ class _Absent:
 
 
 FEW, SENT, READ = 8, 2, 3
-"""Of the two ranks of `row_traffic`: rows, those that one sends and those that it reads, which tell apart what
-travels."""
+"""Rows of the two ranks of `row_traffic`: all, those sent and those read, chosen to tell apart what travels."""
 
 
 def row_traffic(
     module: nn.Module, num_features: int, dtype: torch.dtype, neighbourhoods: Hoods
 ) -> list[tuple[int, int]]:
-    """What travels for a row between ranks in a training step, layer by layer.
+    """Bytes that travel per row between ranks in a training step, layer by layer.
 
-    Each layer is rehearsed by itself on a handful of rows, by one of two ranks, of which the other says nothing but
-    zeros.
+    Each layer runs by itself on a handful of rows, on one of two ranks; the other contributes only zeros.
 
     Args:
-        module: what will be trained; not changed.
+        module: the module to be trained; not changed.
         num_features: F.
         dtype: of the features.
         neighbourhoods: see `Hoods`.
@@ -272,12 +269,12 @@ class _Counting(_Absent):
 
 class _Done:
     def __init__(self, part: Tensor) -> None:
-        # Held until it has gone, as a real one does.
+        # Held until it has been sent, as a real one does.
         self._part: Tensor | None = part
 
     def received(self, what: str) -> None:
-        """It has come."""
+        """No effect: received at once."""
 
     def sent(self, what: str) -> None:
-        """It has gone."""
+        """Release the part."""
         self._part = None

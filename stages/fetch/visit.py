@@ -1,4 +1,5 @@
-"""Fetch for full-batch training: nothing is gathered beforehand; layers visit the rows of other ranks by themselves."""
+"""Fetches for full-batch training: nothing is gathered beforehand; layers visit the rows of other ranks by
+themselves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +25,11 @@ from ..placement.sharded import Share
 from .step_memory import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
-"""How a layer sees the rows of other ranks: one rank after the other, and again in the backward pass; one after the
+"""Ways for a layer to read rows of other ranks: one rank after the other, and again in the backward pass; one after the
 other, kept for the backward pass; all in one exchange."""
 PREFETCH_BYTES = 64 << 20
 UNKNOWN = 1 << 50
-"""Stands for a step whose size could not be found out: it fits nowhere."""
+"""Size of a step whose memory could not be determined: fits nowhere."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,15 @@ class VisitFetch:
     modes: tuple[Mode | Literal["auto"], ...] = ("auto",)
     """One for each layer, or one for all."""
     memory_bytes: int | None = None
-    """For ``auto``: what a rank's tensors may take; None: half of what the machine has to spare for each of its
-    ranks."""
+    """Memory of a rank's tensors, for ``auto``; None: half of the free memory divided by the ranks of the machine."""
     prefetch_bytes: int = PREFETCH_BYTES
-    """Rows of the ranks to come that may be under way before they are needed."""
+    """Rows of later ranks that may be under way before they are needed."""
 
     def for_layers(self, layers: int) -> tuple[Mode | Literal["auto"], ...]:
-        """The mode of each of so many layers.
+        """Mode of each of so many layers.
 
         Raises:
-            InputError: as many modes as neither one nor the layers.
+            InputError: the number of modes is neither one nor that of the layers.
         """
         modes = self.modes * layers if len(self.modes) == 1 else self.modes
         if len(modes) != layers:
@@ -57,13 +57,13 @@ class VisitFetch:
         return modes
 
     def fetcher(self, placement: Share, job: RankJob, module: nn.Module) -> "Visits":
-        """See `FetchPolicy.fetcher`. Tells the modes, and what a step will take. Raises InputError: see
+        """See `FetchPolicy.fetcher`. Reports the modes and the memory of a step. Raises InputError: see
         `for_layers`."""
         modes = self.for_layers(job.num_layers)
         if reads_blocks(module):
             modes = ("halo",) * len(modes)
         if job.group.size == 1:
-            # There is nobody to visit: the modes are all the same.
+            # With one rank all modes are the same.
             return Visits(placement, ("halo",) * len(modes), self.prefetch_bytes, job.group)
         chosen, step = plan(placement, modes, self, job.group, module)
         if job.group.rank == 0:
@@ -86,17 +86,17 @@ class VisitFetch:
 def plan(
     share: Share, modes: Sequence[Mode | Literal["auto"]], policy: VisitFetch, group: Group, module: nn.Module
 ) -> tuple[tuple[Mode, ...], int]:
-    """The modes that are taken, the same on all ranks, and what a step takes with them on this one, in bytes.
+    """Modes to use, the same on all ranks, and the bytes of a step with them on this rank.
 
-    One exchange is sooner done than one for each rank, and rows that are kept need not come again: layers are moved
-    from ``halo`` to ``keep``, and from there to ``rematerialize``, only as long as a step does not fit on every rank,
-    that move first which helps most.
+    One exchange is faster than one for each rank, and kept rows need not come again. So layers are moved from ``halo``
+    to ``keep``, and from there to ``rematerialize``, only while a step does not fit on every rank; the move that helps
+    most comes first.
     """
     chosen: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in modes)
     room = (policy.memory_bytes or spare_bytes() // (2 * group.size)) - share.graph.nbytes - share.x.nbytes
 
     def steps(candidates: list[tuple[Mode, ...]]) -> list[list[int]]:
-        """What each of them takes, beyond the room, on each rank."""
+        """Bytes beyond the limit that each choice takes, on each rank."""
         table = torch.zeros((group.size, len(candidates)), dtype=torch.int64)
         for c, candidate in enumerate(candidates):
             table[group.rank, c] = rehearsed(candidate) - room
@@ -108,9 +108,7 @@ def plan(
         visits = partial(_small_visits, share, candidate, policy.prefetch_bytes)
         try:
             return step_bytes(module, share.graph, group.size, share.x.shape[1], share.x.dtype, visits)
-        except (
-            Exception
-        ):  # a user's module may not be copied, or know its number of rows; every rank must get to the table above
+        except Exception:  # a user's module may not be copyable; all ranks must reach the table above
             return UNKNOWN
 
     beyond = max(steps([chosen])[0])
@@ -125,8 +123,8 @@ def plan(
 
 
 def row_bytes(policy: VisitFetch, module: nn.Module, num_features: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """What travels for each row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` is
-    taken for ``halo``."""
+    """Bytes per row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` counts as
+    ``halo``."""
     modes: tuple[Mode, ...] = tuple("halo" if m == "auto" else m for m in policy.for_layers(int(module.num_layers)))  # pyright: ignore[reportArgumentType]
 
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
@@ -138,7 +136,7 @@ def row_bytes(policy: VisitFetch, module: nn.Module, num_features: int, dtype: t
 
 
 def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:
-    """The modes with layer i a step nearer to ``rematerialize``."""
+    """The modes with layer i one step nearer to ``rematerialize``."""
     frugal: Mode = "keep" if modes[i] == "halo" else "rematerialize"
     return (*modes[:i], frugal, *modes[i + 1 :])
 
@@ -146,12 +144,12 @@ def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:
 def _small_visits(
     share: Share, modes: tuple[Mode, ...], prefetch_bytes: int, scale: int, batch: FullBatch, absent: Group
 ) -> Sequence[Neighbourhood]:
-    """Neighbourhoods for a rehearsal."""
+    """Neighbourhoods for a trial run."""
     return Visits(replace(share, graph=batch), modes, prefetch_bytes // scale, absent).fetch(batch).neighbourhoods
 
 
 def spare_bytes() -> int:
-    """Memory that this machine has to spare."""
+    """Free memory of this machine."""
     return psutil.virtual_memory().available
 
 
@@ -174,19 +172,19 @@ class Visits:
     def fetch(self, work: FullBatch) -> Fetched:
         """See `Fetcher.fetch`."""
         ring = Ring(self._group, self._ahead_bytes)
-        # The last one's account is complete when the next pass begins.
+        # The last pass's statistics are complete when the next pass begins.
         self._waited_s, self._ring = self.exchange_s, ring
         neighbourhoods = tuple(
             self._neighbourhood(work, view, i, mode, ring)
             for i, (view, mode) in enumerate(zip(work.layers, self._modes))
         )
-        # The same for all ranks: dropout is a function of the epoch and of what a row is, not of who holds it.
+        # The same for all ranks: dropout is a function of the epoch and of the row's name, not of its owner.
         return Fetched(
             work.epoch, 0, neighbourhoods, self._share.x[: work.layers[0].num_src], self._share.labels[: work.num_seeds]
         )
 
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
-        """Neighbourhoods for all rows, pruned or not, and the features: what evaluation of the module sees."""
+        """Neighbourhoods for all rows, pruned or not, and the features: for evaluating the module."""
         ring = Ring(self._group, self._ahead_bytes)
         mode = "halo" if reads_blocks(module) else "rematerialize"
         return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._share.x
@@ -194,7 +192,7 @@ class Visits:
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
         if mode != "halo" and self._group.size > 1:
             return SequentialNeighbourhood(batch, view, layer, ring, self._dtype, keep=mode == "keep")
-        # With one rank the modes are the same: there is nobody to visit.
+        # With one rank the modes are the same.
         if id(view) not in self._halos:
             self._halos[id(view)] = Halo(batch, view, self._dtype)
         return HaloNeighbourhood(self._halos[id(view)], ring)
@@ -209,4 +207,4 @@ class Visits:
         return self._waited_s + (self._ring.waited_s if self._ring is not None else 0.0)
 
     def idle(self) -> None:
-        """See `Fetcher.idle`: there is work for every rank."""
+        """See `Fetcher.idle`: never called, every rank has work."""

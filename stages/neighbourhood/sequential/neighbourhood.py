@@ -3,17 +3,15 @@
 The rows of a rank are fetched, aggregated and freed before those of the next come, so a layer takes memory for two
 ranks' rows at a time however many there are. What the backward pass needs of them again depends on the call:
 
-============================  ===================================================  ==========================================
-call                          backward                                             rows of width D that travel,
-for B remote rows
-============================  ===================================================  ==========================================
-sum, mean, mean_beside, max   gradients are handed back; no row is needed again    B D forward, B D back
-attend, apply                 rows are fetched again, coefficients and messages    B D forward, 2 B D back
-                              computed again; or kept (``keep``)                   (B D back)
-============================  ===================================================
-==========================================
+============================  =================================================  =======================================
+call                          backward                                           rows of width D sent, for B remote rows
+============================  =================================================  =======================================
+sum, mean, mean_beside, max   gradients are sent back; no row is needed again    B D forward, B D back
+attend, apply                 rows are fetched again, coefficients and messages  B D forward, 2 B D back
+                              computed again; or kept (``keep``)                 (B D back)
+============================  =================================================  =======================================
 
-Where the input needs no gradient, nothing is handed back.
+If the input needs no gradient, nothing is sent back.
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,6 @@ from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.kernels.sampling import device_graph, layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.cpu import buffers as room
 from millrace.stages.kernels.sampling.cuda import backend as cuda
 from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
 from millrace.stages.kernels.sampling.cuda import layerwise as layerwise_cuda
@@ -235,7 +234,7 @@ def test_a_minibatch_that_cannot_be_indexed_is_refused():
 
 def test_layers_that_cannot_be_indexed_are_refused(monkeypatch):
     graph = from_edges(np.arange(1, 301) % 5, np.zeros(300, np.int64), 5)
-    monkeypatch.setattr(room, "LIMIT", 200)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.cuda.neighbor.LIMIT", 200)
     with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
         LadiesSampler((5,)).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cuda)
 
