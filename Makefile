@@ -1,14 +1,16 @@
-# make venv | demo | test | docs | newest | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
+# make venv | demo | check | test | docs | newest | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+# The branch that `make check` compares with.
+BASE ?= main
 # What pip is held to; empty for the newest versions that pyproject.toml allows.
 LOCK ?= --constraint constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: venv demo test lint types tests notebooks docs newest lock
+.PHONY: venv demo check test lint types tests notebooks docs newest lock
 
 venv: $(STAMP)
 
@@ -28,6 +30,10 @@ demo: venv
 
 test: lint types tests notebooks docs
 
+# The tests of what has changed since BASE, without whole runs: see tests/layout.py.
+check: lint types
+	$(BIN)/pytest -m "not slow" --numprocesses=2 --dist=loadfile --durations=10 $$($(BIN)/python tests/layout.py $(BASE))
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,13 +41,13 @@ lint: venv
 types: venv
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-# Whole runs have both cores to themselves; the other tests mostly wait for one core to compile kernels.
+# Whole runs come last: their processes find the kernels that the other tests have compiled.
 tests: venv
-	$(BIN)/pytest --ignore=tests/whole_runs --numprocesses=2 --dist=loadfile
-	$(BIN)/pytest tests/whole_runs
+	$(BIN)/pytest --ignore=tests/whole_runs --numprocesses=2 --dist=loadfile --durations=25
+	$(BIN)/pytest tests/whole_runs --numprocesses=2 --dist=loadfile --durations=25
 
 notebooks: venv
-	$(BIN)/pytest --nbmake notebooks
+	$(BIN)/pytest --nbmake notebooks --numprocesses=2
 
 # A warning is an error: a name that is gone, a page that nothing leads to.
 docs: venv

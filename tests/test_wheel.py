@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import millrace
+
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("storage", "stages", "pipeline")
 
@@ -57,7 +59,7 @@ def test_wheel_names_the_command_and_carries_the_licence(installed):
     )
 
 
-def test_millrace_runs_from_the_wheel(installed, tmp_path):
+def test_millrace_runs_from_the_wheel(wheel, installed, tmp_path):
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     code = f"""
 import importlib, millrace
@@ -72,7 +74,8 @@ print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
     )
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = millrace.__version__
+    assert wheel.name.startswith(f"millrace_gnn-{version}-")
     assert done.stdout == f"{version} 2\n", done.stderr
     named = subprocess.run(
         [sys.executable, "-m", "millrace", "--version"],
