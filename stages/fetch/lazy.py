@@ -36,7 +36,7 @@ ROWS_AT_ONCE = 1 << 16
 SAID = "said"
 """Array of the logits that the next phase learns from, [N, C], beside the rows that it reads."""
 TEMPERATURE = 0.5
-"""Those logits are divided by it (sharpening: Berthelot et al., MixMatch, arXiv 1905.02249, section 3.2): a phase whose
+"""Divisor of those logits (sharpening: Berthelot et al., MixMatch, arXiv 1905.02249, section 3.2): a phase whose
 best epoch is an early one is right more often than it is sure."""
 
 

@@ -41,7 +41,7 @@ class Hits:
     asked: int = 0
     """Rows of other ranks that minibatches needed."""
     hits: int = 0
-    """Those that were cached."""
+    """Rows found in the cache."""
 
 
 @dataclass(frozen=True, eq=False)

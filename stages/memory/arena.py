@@ -1,8 +1,7 @@
 """Memory that one training step leaves to the next.
 
 Fresh pages from the operating system cost up to half a millisecond a megabyte, and a step makes hundreds of megabytes:
-gathered rows, aggregates, activations, gradients. Here they lie in buffers that are handed out again once nobody holds
-them.
+gathered rows, aggregates, activations, gradients. Here they lie in buffers that are reused once nothing refers to them.
 """
 
 import ctypes
@@ -19,9 +18,9 @@ from torch import Tensor
 
 ALIGN = 64
 SMALL = 1 << 16
-"""Bytes below which the allocator is left to itself: it keeps such blocks anyway."""
+"""Bytes below which the allocator is used instead: it keeps such blocks anyway."""
 IDLE_STEPS = 8
-"""A buffer that nobody wanted for so many steps goes back to the system."""
+"""A buffer that was unused for this many steps goes back to the system."""
 
 _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
     torch.float32: np.float32,
@@ -32,13 +31,13 @@ _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
 
 
 def give_back() -> None:
-    """Give memory that nobody holds any more back to the system.
+    """Return freed memory to the system.
 
-    Before work that takes tensors of other sizes: ranks keep freed memory (``cluster.keep_freed_bytes``), and larger
-    tensors find no place among the pieces that smaller ones have left.
+    Call it before work with tensors of other sizes: ranks keep freed memory (``cluster.keep_freed_bytes``), and larger
+    tensors do not fit into the pieces that smaller ones have left.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc's
+    if trim is not None:  # glibc's constant
         trim(0)
 
 
@@ -48,7 +47,7 @@ class _Buffer:
         self.raw = np.empty(size, np.uint8)
         self.idle = 0
         self.used = 0
-        """The most that a tensor has taken of it: pages beyond that were never touched."""
+        """Largest number of bytes used so far: pages beyond were never touched."""
 
     @property
     def free(self) -> bool:
@@ -58,13 +57,13 @@ class _Buffer:
 
 
 class Arena:
-    """Buffers for the tensors of one rank. A tensor from here is like any other: its memory is used again only when no
+    """Buffers for the tensors of one rank. A tensor from here is like any other: its memory is reused only when no
     tensor and no array views it any more."""
 
     def __init__(self, small: int = SMALL) -> None:
         """
         Args:
-            small: bytes below which a tensor is no matter of the arena's.
+            small: smaller tensors, in bytes, come from the allocator.
         """
         self._buffers: list[_Buffer] = []
         self._lock = threading.Lock()
@@ -74,11 +73,11 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, by tensors or for them."""
+        """Bytes held, in use or kept for reuse."""
         return sum(b.used for b in self._buffers)
 
     def holds(self, address: int) -> bool:
-        """Whether memory at this address is the arena's."""
+        """True if memory at this address belongs to the arena."""
         return any(0 <= address - b.raw.ctypes.data < len(b.raw) for b in self._buffers)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -86,13 +85,13 @@ class Arena:
         kind = np.dtype(_NUMPY[dtype])
         size = prod(shape) * kind.itemsize
         with self._lock:
-            # Best fit, but never a buffer twice as large: a small tensor must not keep a large one from its buffer.
+            # Best fit, but never a buffer twice as large: a small tensor must not take the buffer of a large one.
             fits = [
                 b for b in self._buffers if size + ALIGN <= len(b.raw) <= 2 * (size + ALIGN) + self.small and b.free
             ]
             buffer = min(fits, key=lambda b: len(b.raw), default=None)
             if buffer is None:
-                # With slack: the next minibatch is a little larger or smaller.
+                # With slack, since the next minibatch is a little larger or smaller.
                 buffer = _Buffer(size * 9 // 8 + ALIGN)
                 self._buffers.append(buffer)
             if size > buffer.used:
@@ -104,7 +103,7 @@ class Arena:
             return torch.from_numpy(raw[first : first + size].view(kind).reshape(shape))
 
     def step(self) -> None:
-        """A step is over: buffers that none of the last `IDLE_STEPS` steps wanted are given back."""
+        """End a step: buffers unused in the last `IDLE_STEPS` steps are freed."""
         with self._lock:
             for b in self._buffers:
                 b.idle = b.idle + 1 if b.free else 0
@@ -116,7 +115,7 @@ _active = threading.local()
 
 @contextmanager
 def reusing(arena: Arena) -> Iterator[None]:
-    """Within, `empty` in this thread takes memory from `arena`."""
+    """Context in which `empty` in this thread takes memory from `arena`."""
     before = getattr(_active, "arena", None)
     _active.arena = arena
     try:

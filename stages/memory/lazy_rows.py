@@ -1,7 +1,7 @@
 """Feature rows that are named but not gathered yet, in the memory of the host or of a device.
 
-The first layer of a minibatch often needs no matrix of its sources' features at all: an aggregation can read them where
-they lie. Such a layer never pays for the gather; any other operation gathers first, and sees an ordinary tensor.
+The first layer of a minibatch often needs no matrix of its sources' features: an aggregation can read them in place.
+Such a layer never pays for the gather; any other operation gathers first, and sees an ordinary tensor.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from .arena import empty
 
 
 def torch_dtype(dtype: npt.DTypeLike) -> torch.dtype:
-    """The type of that name."""
+    """The torch dtype of that name."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -28,9 +28,9 @@ class LazyRows(Tensor):
     """
 
     base: npt.NDArray[np.floating] | Tensor
-    """[V, F], contiguous; a tensor where a device has it."""
+    """[V, F], contiguous; a tensor if it lies on a device."""
     ids: npt.NDArray[np.integer] | Tensor
-    """[n] rows of `base`; beside it."""
+    """[n] rows of `base`; on the same device."""
 
     @staticmethod
     def __new__(
@@ -79,7 +79,7 @@ class LazyRows(Tensor):
         return self.gathered().tolist()
 
     def data_ptr(self) -> int:
-        """Of the gathered rows."""
+        """Address of the gathered rows."""
         return self.gathered().data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -90,7 +90,7 @@ class LazyRows(Tensor):
 
 
 def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer] | None]:
-    """What a kernel reads: row u of `x` is ``base[ids[u]]``, or ``base[u]`` where there are no ids."""
+    """Arrays for a kernel: row u of `x` is ``base[ids[u]]``, or ``base[u]`` without ids."""
     if isinstance(x, LazyRows) and x._rows is None:  # pyright: ignore[reportPrivateUsage]
         return np.asarray(x.base), np.asarray(x.ids)
     return x.numpy(), None
@@ -106,7 +106,7 @@ def device_base_and_ids(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def head(x: Tensor, n: int) -> Tensor:
-    """The first n rows of x; of rows that are only named, no others are gathered."""
+    """The first n rows of x; of lazy rows, no others are gathered."""
     if isinstance(x, LazyRows):
         return x.head(n)
     # The gradient of a slice is a matrix of zeros with the slice's in it.

@@ -1,4 +1,4 @@
-"""How much memory the tensors of a step take at most."""
+"""Measures the peak memory of the tensors of a step."""
 
 import weakref
 from typing import Any
@@ -13,16 +13,16 @@ from .lazy_rows import LazyRows
 
 
 class TensorBytes(TorchDispatchMode):
-    """Within, follows every tensor that an operation of this thread makes, until its memory is free. Costs some 20 us
-    an operation.
+    """Context that follows every tensor that an operation of this thread makes, until its memory is free. Costs about
+    20 us per operation.
 
-    What lies in the arena is not counted here, and neither is what was there before or is made in other threads.
+    Tensors in the arena are not counted, and neither are those made before or in other threads.
     """
 
     def __init__(self, arena: Arena) -> None:
         """
         Args:
-            arena: of the step.
+            arena: arena of the step.
         """
         super().__init__()
         self._arena = arena
@@ -33,7 +33,7 @@ class TensorBytes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would load its compiler to have it look away from the next method.
+        # torch would load its compiler to make it skip the next method.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,7 +45,7 @@ class TensorBytes(TorchDispatchMode):
 
     def _follow(self, x: Tensor, lent: bool) -> None:
         storage = x.untyped_storage()
-        # A NumPy array as a tensor takes nothing, and neither do views of it.
+        # A NumPy array as a tensor takes no memory, and neither do views of it.
         key, size = storage._cdata, 0 if lent else storage.nbytes()
         if key in self._seen or self._arena.holds(storage.data_ptr()):
             return

@@ -1,6 +1,6 @@
-"""Rows as they travel: in full, in half precision, or as eight-bit integers with a scale for each row.
+"""Rounding of rows before they travel: none, half precision, or eight-bit integers with a scale for each row.
 
-Whoever owns a row rounds it once and uses the rounded one too, so what a row is does not depend on who reads it.
+The owner of a row rounds it once and uses the rounded row itself, so its value does not depend on the reader.
 """
 
 from typing import Literal
@@ -15,7 +15,7 @@ SCALE_BYTES = 4
 
 
 def row_bytes(width: int, payload: Payload, dtype: torch.dtype) -> int:
-    """What a row of so many elements takes."""
+    """Bytes of a row with so many elements."""
     return {"full": width * dtype.itemsize, "fp16": 2 * width, "int8": width + SCALE_BYTES}[payload]
 
 
@@ -36,23 +36,23 @@ def encode(h: Tensor, payload: Payload) -> Tensor:
 
 
 def decode(rows: Tensor, payload: Payload, dtype: torch.dtype) -> Tensor:
-    """uint8 [n, `row_bytes`] -> [n, D] of `dtype`: what `encode` was given, rounded."""
+    """uint8 [n, `row_bytes`] -> [n, D] of `dtype`: the argument of `encode`, rounded."""
     if payload == "full":
         return _viewed(rows, dtype)
     if payload == "fp16":
         return _viewed(rows, torch.float16).to(dtype)
-    # A copy even where the bytes lie in one piece: they may begin anywhere.
+    # A copy even if the bytes are contiguous: they may begin at any address.
     scale = rows[:, -SCALE_BYTES:].clone(memory_format=torch.contiguous_format)
     return _viewed(rows[:, :-SCALE_BYTES], torch.int8).to(dtype) * _viewed(scale, torch.float32).to(dtype)
 
 
 def rounded(h: Tensor, payload: Payload) -> Tensor:
-    """What readers of these rows see; `h` itself where nothing is rounded."""
+    """The rows as their readers see them; `h` itself if nothing is rounded."""
     return h if payload == "full" else decode(encode(h, payload), payload, h.dtype)
 
 
 def _viewed(h: Tensor, dtype: torch.dtype) -> Tensor:
-    # Torch makes no such view of nothing where NumPy has given it strides of zero.
+    # torch makes no such view of an empty array with strides of zero.
     return (
         h.contiguous().view(dtype)
         if h.numel()

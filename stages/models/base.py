@@ -1,5 +1,4 @@
-"""What a model is: L layers, each ``layer(i, hood, h) -> h'``, that see their neighbours only through a
-`Neighbourhood`."""
+"""Models: L layers, each ``layer(i, hood, h) -> h'``, that see their neighbours only through a `Neighbourhood`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,12 +24,12 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 
 
 class Model(nn.Module, ABC):
-    """A model by layers. A module of the user's need not derive from it: see `as_model`."""
+    """A model of layers. User modules need not derive from it: see `as_model`."""
 
     num_layers: int
     """L."""
     reads_blocks: ClassVar[bool] = False
-    """Whether a layer needs all rows that it reads in one block, those of other ranks too."""
+    """True if a layer needs all rows that it reads in one block, including those of other ranks."""
 
     @abstractmethod
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
@@ -54,8 +53,8 @@ class Model(nn.Module, ABC):
 
 
 def as_model(module: object) -> nn.Module:
-    """`module` itself, once it is known to be trainable by layers; it gets `Model.forward` if it has no `forward` of
-    its own.
+    """Check that `module` can be trained by layers and return it; it gets `Model.forward` if it has no `forward` of its
+    own.
 
     Raises:
         InputError: it is no `nn.Module`, or lacks `num_layers` or `layer(i, neighbourhood, h)`.
@@ -80,7 +79,7 @@ def as_model(module: object) -> nn.Module:
 
 
 def reads_blocks(module: nn.Module) -> bool:
-    """See `Model.reads_blocks`; modules of the user's own do not."""
+    """See `Model.reads_blocks`; False for user modules."""
     return getattr(module, "reads_blocks", False) is True
 
 
@@ -99,16 +98,16 @@ def check_initialised(module: nn.Module) -> None:
 
 
 class AggregateFirst(nn.Module, ABC):
-    """A convolution that can aggregate before it multiplies by its weights: then what it aggregates has no parameter in
-    it."""
+    """A convolution that can aggregate before it multiplies by its weights: the aggregate then depends on no
+    parameter."""
 
     @property
     @abstractmethod
     def weight(self) -> Tensor:
-        """[width_out, width_in], what each aggregated row is multiplied by, before or after."""
+        """[width_out, width_in], factor of each aggregated row, before or after."""
 
     def aggregates_first(self, neighbourhood: Neighbourhood) -> bool:
-        """Whether it does, over these edges: see `neighbourhood.base.aggregate_first`."""
+        """True if it aggregates first over these edges: see `neighbourhood.base.aggregate_first`."""
         weight = self.weight
         return aggregate_first(neighbourhood, weight.numel(), before=weight.shape[1], after=weight.shape[0])
 
@@ -122,12 +121,12 @@ class AggregateFirst(nn.Module, ABC):
 
 
 class Entered(NamedTuple):
-    """Rows that a layer's parameters come to next."""
+    """Input of a layer's first parameters."""
 
     rows: Tensor
-    """[num_src, D], with dropout; or what the convolution has made of them, [num_dst, A]."""
+    """[num_src, D], with dropout; or the convolution's aggregate of them, [num_dst, A]."""
     by: AggregateFirst | None = None
-    """The convolution that has."""
+    """The convolution that aggregated them."""
 
 
 class Stack(Model):
@@ -139,7 +138,7 @@ class Stack(Model):
         """
         Args:
             convs: L modules ``conv(hood, h, activation) -> h'``; they apply the activation, one of `dense.FUSED`, in
-                the same go.
+                the same pass.
             widths: L-1 widths of the hidden results.
             dropout: probability of dropping an element.
             norm: one of `NORMS`.
@@ -154,8 +153,8 @@ class Stack(Model):
 
     @property
     def spares_torch(self) -> bool:
-        """Whether what takes time is done by the kernels and `stages.nn.dense`: operations of torch itself are then
-        worth one thread."""
+        """True if the expensive work is done by the kernels and `stages.nn.dense`: torch's own operations then need
+        only one thread."""
         return all(isinstance(norm, nn.Identity) for norm in self.norms)
 
     def convolve(self, i: int, neighbourhood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
@@ -163,7 +162,7 @@ class Stack(Model):
         return self.convs[i](neighbourhood, h, activation)
 
     def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor, entered: Entered | None = None) -> Tensor:
-        """See `Model.forward`; `entered` is what `enter` has made of h, where that was called before."""
+        """See `Model.forward`; `entered` is the result of `enter` for h, if that was called before."""
         if entered is None:
             return super().forward(neighbourhoods, h)
         h = self._left(0, neighbourhoods[0], entered)
@@ -176,15 +175,15 @@ class Stack(Model):
         return self._left(i, neighbourhood, self.enter(neighbourhood, h, i))
 
     def enter(self, neighbourhood: Neighbourhood, h: Tensor, i: int = 0) -> Entered:
-        """What comes before the first parameter of layer i: dropout, and the aggregate where the convolution begins
-        with that."""
+        """Computation before the first parameter of layer i: dropout, and the aggregate if the convolution begins with
+        it."""
         h, conv = dropout(h, self.dropout, self.training, neighbourhood.names), self.convs[i]
         if isinstance(conv, AggregateFirst) and conv.aggregates_first(neighbourhood):
             return Entered(conv.aggregate(neighbourhood, h), conv)
         return Entered(h)
 
     def _left(self, i: int, neighbourhood: Neighbourhood, entered: Entered) -> Tensor:
-        """What follows `enter`."""
+        """Computation after `enter`."""
         last, by = i == self.num_layers - 1, entered.by
         plain = last or not isinstance(self.norms[i], nn.Identity)
         activation = "none" if plain else self.activation
@@ -198,7 +197,7 @@ class Stack(Model):
 
 @dataclass(frozen=True)
 class ModelConfig(ABC):
-    """What the models have in common. `build` draws the parameters from torch's generator: seed it first."""
+    """Options that the models share. `build` draws the parameters from torch's generator: seed it first."""
 
     name: ClassVar[str]
 
@@ -215,7 +214,7 @@ class ModelConfig(ABC):
 
     def __post_init__(self) -> None:
         if type(self.dropout) is int and self.dropout > 1:
-            # PyG's models take their numbers in the order input, hidden, layers, output.
+            # PyG's models take their widths in the order input, hidden, layers, output.
             raise InputError(
                 f"{self.name}: hidden, layers, dropout are {self.hidden}, {self.layers}, {self.dropout} in this "
                 "order, and widths of input "
@@ -223,7 +222,7 @@ class ModelConfig(ABC):
                 f"layers={self.dropout}"
             )
         for field in fields(self):
-            # Whoever writes 0 for 0.0 means the same, and ranks compare how a model is written down.
+            # 0 and 0.0 mean the same, and ranks compare the text of a model.
             if isinstance(field.default, float) and type(value := getattr(self, field.name)) is int:
                 object.__setattr__(self, field.name, float(value))
         for field in ("hidden", "layers"):
@@ -250,10 +249,10 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """The convolution of layer i, a module ``conv(hood, h, activation="none") -> h'``."""
+        """Convolution of layer i, a module ``conv(hood, h, activation="none") -> h'``."""
 
     def build(self, num_features: int, num_classes: int) -> Model:
-        """The model, [., num_features] -> [., num_classes].
+        """Build the model, [., num_features] -> [., num_classes].
 
         Raises:
             InputError: a width below 1.

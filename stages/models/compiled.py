@@ -1,8 +1,7 @@
-"""A model through `torch.compile`: what lies between the calls of its neighbourhoods becomes kernels for the shapes
-that come.
+"""Models under `torch.compile`: code between the calls of neighbourhoods is compiled for the shapes that occur.
 
-Aggregations are kernels already, over lists that the compiler cannot follow, and dropout is computed from a key. It
-does not look into these, and its graph breaks there.
+Aggregations are kernels already, over lists that the compiler cannot trace, and dropout is computed from a key. It does
+not trace these, and its graph breaks there.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +16,12 @@ from ..nn.compile_boundary import hide, outside
 from .base import Stack
 
 GRAPHS = 16
-"""Of one function for each layer, at most: constants and parameters, results with and without activation, are graphs of
-their own."""
+"""Graphs of one function for each layer, at most: constants and parameters, results with and without activation, are
+graphs of their own."""
 
 
 class Compiled(nn.Module):
-    """A model that is compiled when it is first called, for any sizes of minibatches. Its parameters are the
-    model's."""
+    """A model that is compiled when it is first called, for any sizes of minibatches. Shares the model's parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         """Raises the number of versions that torch keeps of a function, for the whole process.
@@ -37,7 +35,7 @@ class Compiled(nn.Module):
 
         limits.recompile_limit = max(limits.recompile_limit, GRAPHS * int(module.num_layers))  # pyright: ignore[reportArgumentType]
         self._names_rows = isinstance(module, Stack)
-        # Random numbers that a module draws by torch's own operations stay those that it would draw uncompiled.
+        # Random numbers of torch's own operations stay those of the uncompiled module.
         self._run = torch.compile(module, dynamic=True, options={"fallback_random": True})
 
     def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
@@ -47,12 +45,12 @@ class Compiled(nn.Module):
 
 
 class Seen:
-    """A `Neighbourhood` as the compiler sees it: sizes that may be any, and calls that it does not look into."""
+    """A `Neighbourhood` as the compiler sees it: dynamic sizes, and calls that it does not trace."""
 
     def __init__(self, neighbourhood: Neighbourhood) -> None:
         """
         Args:
-            neighbourhood: answers.
+            neighbourhood: the wrapped one.
         """
         self.inner, self.names = neighbourhood, neighbourhood.names
         self.num_dst, self.num_src, self.num_edges, self.spans_ranks = (

@@ -13,8 +13,8 @@ from .base import ModelConfig
 
 
 class GATConv(nn.Module):
-    """Softmax attention over in-neighbours and the node itself; H heads, concatenated or averaged. Edge weights are not
-    used."""
+    """Softmax attention over in-neighbours and the node itself; H heads, concatenated or averaged. Ignores edge
+    weights."""
 
     def __init__(
         self, width_in: int, heads: int, head_width: int, concat: bool, attention_dropout: float, slope: float
@@ -39,7 +39,7 @@ class GATConv(nn.Module):
             z = linear(h, weight).view(-1, self.heads, self.head_width)
             out = neighbourhood.attend_both(z, self.a_src, self.a_dst, self.slope, drop)
             return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
-        # The same with W after the sum: <a, W h> = <W^T a, h>, and W goes with each head's sum of h.
+        # The same with W after the sum: <a, W h> = <W^T a, h>, and W multiplies each head's sum of h.
         by_head = weight.view(self.heads, self.head_width, -1)
         a_src, a_dst = (torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst))
         out = neighbourhood.attend_shared(h, a_src, a_dst, self.slope, drop)
@@ -62,7 +62,7 @@ class GAT(ModelConfig):
     attention_dropout: float = 0.0
     """Probability of dropping an attention coefficient."""
     slope: float = 0.2
-    """Of the leaky ReLU below zero."""
+    """Slope of the leaky ReLU below zero."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

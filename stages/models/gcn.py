@@ -14,7 +14,7 @@ from .base import AggregateFirst, ModelConfig
 class GCNConv(AggregateFirst):
     """``D^-1/2 (A + I) D^-1/2 h W + b`` with D the in-degrees of the *whole* graph plus one.
 
-    A self loop that is in the graph stays beside the one added here.
+    A self loop in the graph stays, beside the one added here.
     """
 
     def __init__(self, width_in: int, width_out: int) -> None:

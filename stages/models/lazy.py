@@ -1,8 +1,8 @@
-"""A model whose layers are trained one after the other: RETEXO (Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053).
+"""Models whose layers are trained one after the other: RETEXO (Kolluri, Choudhary, Hooi, Saxena, arXiv 2302.13053).
 
-A *phase* trains one convolution with a head of its own on the labels, on rows that the finished phases gave and that no
-longer change. What a phase hands on, in evaluation mode and from its best parameters, is what the next one aggregates.
-All phases together are an ordinary `Model`: evaluated, saved and fine-tuned like any other.
+A *phase* trains one convolution with a head of its own on the labels, on the fixed output rows of the finished phases.
+The output of a phase, in evaluation mode and with its best parameters, is the input of the next. All phases together
+are an ordinary `Model`: evaluated, saved and fine-tuned like any other.
 """
 
 from collections.abc import Sequence
@@ -22,23 +22,22 @@ from .base import ACTIVATIONS, NORMS, AggregateFirst, ModelConfig, Stack
 
 @dataclass(frozen=True)
 class Phases:
-    """How a model is cut into phases. The defaults are v3 of the paper; `V1` is its first version."""
+    """Division of a model into phases. The defaults are v3 of the paper; `V1` is its first version."""
 
     base: Literal["none", "mlp"] = "none"
     """``mlp``: the first phase trains two products on the features and passes no message, so no raw feature leaves its
     owner."""
     propagate: Literal["hidden", "logits"] = "hidden"
-    """What the next phase aggregates: the row before the head, or the logits."""
+    """Input of the next phase: the row before the head, or the logits."""
     head: Literal["normed", "linear", "none"] = "normed"
-    """What a phase adds to its convolution to reach the classes: a layer norm and a product; a product; or nothing,
-    where the convolution gives the logits itself. Where hidden rows are handed on, the last convolution gives the
-    logits in any case."""
+    """Head after a phase's convolution: a layer norm and a product; a product; or none, if the convolution gives the
+    logits itself. If hidden rows are propagated, the last convolution gives the logits in any case."""
     rounding: Payload = "full"
-    """How rows are rounded before anyone reads them."""
+    """Rounding of rows before anyone reads them."""
     distill: float = 0.0
-    """Share of the loss of every phase but the first that is the cross entropy with what the phase before says of each
-    node, labelled or not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531), sharpened. 0: phases learn from
-    labels only."""
+    """Share of the loss of every phase but the first that is the cross entropy with the previous phase's sharpened
+    prediction for each node, labelled or not (distillation: Hinton, Vinyals, Dean, arXiv 1503.02531). 0: phases learn
+    from labels only."""
 
 
 V1 = Phases(base="mlp", propagate="logits", head="linear")
@@ -46,33 +45,33 @@ V1 = Phases(base="mlp", propagate="logits", head="linear")
 
 @dataclass(frozen=True, eq=False)
 class FrozenInputs:
-    """What a phase reads, which does not change while it is trained."""
+    """Input of a phase, which does not change while it is trained."""
 
     neighbourhood: Neighbourhood
     h: Tensor
-    """[num_src, D]; none where the aggregate has all that is needed of them."""
+    """[num_src, D]; None if the aggregate suffices."""
     aggregated: Tensor | None = None
-    """[num_dst, A], where the convolution can aggregate first. Clean: dropout comes after it."""
+    """[num_dst, A], if the convolution can aggregate first. Without dropout, which comes after it."""
 
 
 class Lazy(Stack):
-    """L convolutions, each with its head, and perhaps an MLP before them."""
+    """L convolutions, each with its head, and optionally an MLP before them."""
 
     def __init__(self, config: ModelConfig, num_features: int, num_classes: int, phases: Phases) -> None:
         """
         Args:
-            config: gives convolutions, hidden width, dropout, norm (layer norm where the head wants one and it names
-                none), activation.
+            config: gives convolutions, hidden width, dropout, norm (layer norm if the head needs one and none is
+                configured), activation.
             num_features: F.
             num_classes: C.
-            phases: how it is cut.
+            phases: the division into phases.
         """
         hidden, layers = config.hidden, config.layers
         propagate = hidden if phases.propagate == "hidden" else num_classes
         base = phases.base == "mlp"
         widths = [num_features if not base else propagate, *[propagate] * (layers - 1)]
         direct = [phases.head == "none" or (phases.propagate == "hidden" and i == layers - 1) for i in range(layers)]
-        # A convolution knows by its number whether it is the last, whose heads are averaged.
+        # A convolution knows by its number if it is the last, whose heads are averaged.
         numbers = [layers - 1 if d else max(0, min(i, layers - 2)) for i, d in enumerate(direct)]
         convs = [config.conv(n, width, num_classes if d else hidden) for n, width, d in zip(numbers, widths, direct)]
         norm = "layer" if phases.head == "normed" and config.norm == "none" else config.norm
@@ -82,18 +81,18 @@ class Lazy(Stack):
         self.base = nn.ModuleList([nn.Linear(num_features, hidden), nn.Linear(hidden, num_classes)] if base else [])
         self.phases = phases
         self.phase_widths = [*([num_features] if base else []), *widths]
-        """What each phase reads of a node."""
+        """Width of a node's row that each phase reads."""
 
     def __len__(self) -> int:
-        """Phases."""
+        """Number of phases."""
         return len(self.phase_widths)
 
     def phase(self, number: int) -> "Phase":
-        """What phase `number` trains; it shares its parameters with this model."""
+        """Module that phase `number` trains; it shares its parameters with this model."""
         return Phase(self, number)
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
-        """See `Model.layer`: what the phase of this convolution hands on, or the logits of the last."""
+        """See `Model.layer`: the output of this convolution's phase, or the logits of the last."""
         phases = [self.phase(k) for k in range(len(self))][-self.num_layers :]
         if i == 0 and len(self) > self.num_layers:
             h = self.phase(0).of_rows(h)
@@ -103,12 +102,12 @@ class Lazy(Stack):
         return phases[i].logits(still) if i == self.num_layers - 1 else self._rounded(phases[i].hand_on(still))
 
     def _rounded(self, h: Tensor) -> Tensor:
-        # Rounding has no gradient; training end to end sends rows in full.
+        # Rounding has no gradient; end-to-end training sends rows in full.
         return h if self.training else rounded(h, self.phases.rounding)
 
 
 class Phase(nn.Module):
-    """One phase of a `Lazy` model: `logits` is trained, `hand_on` is what is left to the next."""
+    """One phase of a `Lazy` model: `logits` is trained, `hand_on` gives the input of the next."""
 
     def __init__(self, model: Lazy, number: int) -> None:
         super().__init__()
@@ -124,26 +123,26 @@ class Phase(nn.Module):
 
     @property
     def model(self) -> Lazy:
-        """The whole."""
+        """The whole model."""
         return self._all[0]
 
     @property
     def is_taught(self) -> bool:
-        """Whether it learns from the phase before it too, and so from nodes without labels."""
+        """True if it also learns from the previous phase, and so from nodes without labels."""
         return self.number > 0 and self.model.phases.distill > 0
 
     @property
     def passes_messages(self) -> bool:
-        """Whether it reads neighbours."""
+        """True if it reads neighbours."""
         return self.conv is not None
 
     def still(self, neighbourhood: Neighbourhood, h: Tensor) -> FrozenInputs:
-        """What can be computed once for the whole phase, from rows [num_src, D]."""
+        """Part of the computation that is the same for the whole phase, from rows [num_src, D]."""
         if not isinstance(self.conv, AggregateFirst):
             return FrozenInputs(neighbourhood, h)
         with torch.no_grad():
             aggregated = self.conv.aggregate(neighbourhood, h)
-        # Of the rows themselves nothing is needed any more.
+        # The rows themselves are not needed any more.
         return FrozenInputs(neighbourhood, h[:0].clone(), aggregated)
 
     def forward(self, stills: Sequence[FrozenInputs], h: Tensor) -> Tensor:
@@ -163,7 +162,7 @@ class Phase(nn.Module):
         return self._hidden(still)
 
     def said(self, handed_on: Tensor) -> Tensor:
-        """Logits [n, C] of rows as `hand_on` gives them."""
+        """Logits [n, C] of rows from `hand_on`."""
         if self.model.phases.propagate == "logits":
             return handed_on
         return linear(handed_on, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
@@ -177,7 +176,7 @@ class Phase(nn.Module):
         return self.model._rounded(out)  # pyright: ignore[reportPrivateUsage]
 
     def digest_before(self) -> str:
-        """Of the parameters that made the rows which this phase reads."""
+        """Digest of the parameters that made the rows which this phase reads."""
         earlier = [self.model.phase(k).state_dict() for k in range(self.number)]
         return digest_record(
             {str(k): digest_arrays(**{n: v.numpy() for n, v in state.items()}) for k, state in enumerate(earlier)}

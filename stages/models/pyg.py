@@ -20,13 +20,13 @@ from .base import ACTIVATIONS, Stack
 from .pyg_checks import forward_parameters, refuse, try_out
 
 EDGE_BYTES = 256 << 20
-"""In evaluation, a convolution is given as many edges at a time as take this much."""
+"""Memory of the edges that a convolution gets at a time in evaluation."""
 ROWS_PER_EDGE = 3
-"""Rows that PyG holds for an edge: what was gathered, the message, and one on the way between them."""
+"""Rows that PyG keeps for an edge: the gathered row, the message, and one in between."""
 
 
 def takes_weights(conv: nn.Module) -> bool:
-    """Whether the convolution sums what each edge weighs."""
+    """True if the convolution sums its messages times edge weights."""
     return type(conv).__name__ == "GCNConv" or (
         "edge_weight" in forward_parameters(conv) and getattr(conv, "aggr", None) in ("add", "sum")
     )
@@ -73,11 +73,11 @@ class PyGModel(Stack):
         return False
 
     def fit(self, num_features: int, seed: int) -> int:
-        """Give lazy parameters their shapes, and check that features of this width go through all layers.
+        """Give lazy parameters their shapes, and check that features of this width pass through all layers.
 
         Args:
             num_features: F.
-            seed: what lazy parameters are drawn by; torch's generator is left as it was.
+            seed: seed of lazy parameters; torch's generator is left as it was.
 
         Returns:
             Columns of the result.
@@ -108,7 +108,7 @@ class PyGModel(Stack):
         return ACTIVATIONS[activation](self._bounded(self.convs[i], neighbourhood, h))
 
     def _bounded(self, conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
-        """The convolution; without gradients in bounded memory, for PyG keeps rows for each edge."""
+        """Apply the convolution; without gradients in bounded memory, since PyG keeps rows for each edge."""
         if not torch.is_grad_enabled() and isinstance(neighbourhood, BlockNeighbourhood) and h.device.type == "cpu":
             widest = max([h.shape[1], *(p.shape[0] for p in conv.parameters() if not is_lazy(p) and p.ndim)])
             most = max(1, EDGE_BYTES // (ROWS_PER_EDGE * widest * h.itemsize))

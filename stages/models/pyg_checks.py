@@ -1,4 +1,4 @@
-"""Checks of PyG convolutions: what a block cannot give them, and whether they fit a dataset."""
+"""Checks of PyG convolutions: needs that a block cannot meet, and shapes that do not fit a dataset."""
 
 import inspect
 from collections.abc import Iterable
@@ -20,17 +20,17 @@ NEED_EDGE_FEATURES = {
     "SplineConv": "SAGEConv",
     "CGConv": "GATConv",
 }
-"""Convolutions that compute nothing without edge features, and what does a like thing without."""
+"""Convolutions that need edge features, and similar ones that do not."""
 NO_EDGE_FEATURES = "but Millrace's graphs hold no edge features (edge weights at most)"
 
 
 def forward_parameters(module: nn.Module) -> dict[str, inspect.Parameter]:
-    """What the module's `forward` takes."""
+    """Parameters of the module's `forward`."""
     return dict(inspect.signature(module.forward).parameters)
 
 
 def refuse(conv: object) -> None:
-    """Refuse a convolution that would need more than a block holds, or would ignore part of what it was made for.
+    """Refuse a convolution that would need more than a block holds, or would ignore some of its options.
 
     Raises:
         InputError: the message names the change.
@@ -106,10 +106,11 @@ def _check_no_edge_features(conv: nn.Module, name: str) -> None:
 
 
 def try_out(model: Model, convs: Iterable[nn.Module], num_features: int) -> int:
-    """Run each layer once on a block of three edges: lazy parameters get their shapes, and what cannot work is refused.
+    """Run each layer once on a block of three edges: lazy parameters get their shapes, and convolutions that cannot
+    work are refused.
 
     Args:
-        model: of these convolutions; runs in evaluation mode without gradients, and gets its mode back.
+        model: made of these convolutions; runs in evaluation mode without gradients, and gets its mode back.
         convs: L.
         num_features: F.
 

@@ -72,7 +72,7 @@ class SAGE(ModelConfig):
     name: ClassVar[str] = "sage"
 
     aggregator: Literal["mean", "max"] = "mean"
-    """Of the neighbours; ``max`` pools them after a product to `hidden` columns and a ReLU."""
+    """Aggregator of the neighbours; ``max`` pools them after a product to `hidden` columns and a ReLU."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,8 @@
-"""How a layer sees its neighbours.
+"""Protocol of neighbourhoods: a layer's access to its neighbours.
 
-A layer is ``layer(hood, h) -> h'`` (DESIGN: models see a Neighbourhood). `h` holds the rows that this rank has,
-[num_src, ...]; the destinations are the first `num_dst` of them. The same calls are answered by a sampled block here,
-and by a sequence of remote partitions under SAR, so a layer is written once.
+A layer is ``layer(hood, h) -> h'``. `h` holds the rows that this rank has, [num_src, ...]; the destinations are the
+first `num_dst` of them. A sampled block answers the same calls as a sequence of remote partitions under SAR, so a layer
+is written once.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ class Neighbourhood(Protocol):
     """Aggregation over in-neighbours, differentiable in every floating-point argument.
 
     `sum`, `mean` and `apply(reduce="sum" | "mean")` estimate the value over the *full* neighbourhood of the graph,
-    without bias where the sampler promises that, and are exact when every in-edge is present: an edge counts
-    `Block.weight` where that is given, else in_degree(v) / (kept edges of v). Rows without an edge give zeros (in `max`
+    without bias if the sampler is unbiased, and are exact if every in-edge is present: the coefficient of an edge is
+    `Block.weight` if that is given, else in_degree(v) / (kept edges of v). Rows without an edge give zeros (in `max`
     too).
     """
 
@@ -46,8 +46,8 @@ class Neighbourhood(Protocol):
 
     @property
     def spans_ranks(self) -> bool:
-        """Whether rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the
-        same width, whatever they hold themselves. The same on every rank."""
+        """True if rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the
+        same width, whatever rows they have. The same on every rank."""
         ...
 
     @property
@@ -58,11 +58,11 @@ class Neighbourhood(Protocol):
 
     @property
     def names(self) -> npt.NDArray[np.int64] | None:
-        """int64 [num_src]: what names each row of `h` in random streams, wherever it lies; None: its place."""
+        """int64 [num_src]: name of each row of `h` in random streams, independent of its place; None: its position."""
         ...
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-        """sum over in-edges (u, v) of coefficient * factor[u] * h[u], plus own[v] * h[v]: [num_src, D] -> [num_dst, D].
+        """Sum over in-edges (u, v) of coefficient * factor[u] * h[u], plus own[v] * h[v]: [num_src, D] -> [num_dst, D].
 
         Args:
             h: the rows.
@@ -91,9 +91,9 @@ class Neighbourhood(Protocol):
 
         Args:
             z: [num_src, H, D].
-            a_src: [H, D]; the source logit is computed where z arrives, so that only z travels.
+            a_src: [H, D]; the source logit is computed at the receiver, so that only z travels.
             logit_dst: [num_dst, H].
-            slope: of the leaky ReLU below zero.
+            slope: slope of the leaky ReLU below zero.
             dropout: probability of dropping an attention coefficient (inverted scaling); pass 0 in evaluation.
 
         Returns:
@@ -137,31 +137,29 @@ class Neighbourhood(Protocol):
         ...
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
-        """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, D]."""
+        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, D]."""
         ...
 
 
 def destinations(neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
-    """The rows of `h` that belong to the destinations, [num_dst, ...]."""
+    """Rows of `h` that belong to the destinations, [num_dst, ...]."""
     return outside(head, h, neighbourhood.num_dst)
 
 
 EDGE_COST = 8
-"""What a multiply-add of an aggregation takes, in multiply-adds of a matrix product: the first waits for memory, the
-second does not."""
+"""Cost of a multiply-add of an aggregation, in multiply-adds of a matrix product: the first is bound by memory."""
 
 
 def aggregate_first(neighbourhood: Neighbourhood, weights: int, before: int, after: int) -> bool:
-    """Whether to aggregate and then multiply by a matrix, rather than multiply and then aggregate. Both give the same,
-    to rounding.
+    """True if aggregating before a product with a matrix is cheaper than after it. Both give the same, up to rounding.
 
-    Rows that travel go by the narrower side: the wire is slower than either, and widths are what all ranks agree on.
+    If rows travel, the narrower side decides: the network is slower than either, and all ranks know the widths.
 
     Args:
         neighbourhood: a block has many more sources than destinations; a whole graph as many.
         weights: elements of the matrix.
-        before: columns that are aggregated if that comes first.
-        after: columns that are aggregated if the product comes first.
+        before: columns of the aggregate if it comes first.
+        after: columns of the aggregate if the product comes first.
     """
     if neighbourhood.spans_ranks:
         return before <= after

@@ -35,7 +35,7 @@ from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBesi
 class ListNeighbourhood(ABC):
     """Aggregation over the edges of lists. See `Neighbourhood` for what each call computes.
 
-    Results lie where the rows do, in float32 or float64. A subclass says where the lists are.
+    Results are on the device of the rows, in float32 or float64. A subclass provides the lists.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class ListNeighbourhood(ABC):
         """
         Args:
             degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights);
-                or what gives it, called when a layer first asks.
-            kernels: the aggregation backend; by default what fits the device of the rows.
+                or a function that returns it, called when a layer first needs it.
+            kernels: the aggregation backend; by default that of the rows' device.
             names: int64 [num_src], see `Neighbourhood.names`.
-            numbers: what attention dropout keys edges by; by default their places in the lists.
+            numbers: keys of edges for attention dropout; by default their positions in the lists.
         """
         self._degree = degree
         self._given = kernels
@@ -75,11 +75,11 @@ class ListNeighbourhood(ABC):
 
     @abstractmethod
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
-        """What a row's weighted sum is multiplied by, [num_dst]; None where that is 1."""
+        """Factor of each row's weighted sum, [num_dst]; None if it is 1."""
 
     @abstractmethod
     def _ends(self, lists: Any, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
-        """[e] the source of each edge, and what gives [e] the destinations, on that device."""
+        """[e] sources of the edges, and a function that returns [e] destinations, on that device."""
 
     @property
     def spans_ranks(self) -> bool:
@@ -124,7 +124,7 @@ class ListNeighbourhood(ABC):
         return src.long(), dst().long()
 
     def coefficients(self, dtype: torch.dtype) -> Tensor:
-        """What each edge counts in `sum`, [e], on the device of the degrees."""
+        """Coefficient of each edge in `sum`, [e], on the device of the degrees."""
         scale = self._row_scale("sum", dtype)
         if scale is None:
             assert self.weight is not None
@@ -209,10 +209,10 @@ class ListNeighbourhood(ABC):
         return out  # pyright: ignore[reportReturnType]
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
-        """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
+        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
-        `message` sees each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to
-        what it returns.
+        `message` gets each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to
+        its result.
         """
         check_reduce(reduce)
         as_matrix(h, self.num_src, "h")
@@ -225,8 +225,7 @@ class ListNeighbourhood(ABC):
 
 class BlockNeighbourhood(ListNeighbourhood):
     """`ListNeighbourhood` over the edges of one block, for rows on the CPU or on a CUDA device. On the CPU the block's
-    arrays are shared, not copied, where their layout allows; to a device they travel once.
-    """
+    arrays are shared, not copied, if their layout allows; to a device they travel once."""
 
     def __init__(
         self,
@@ -240,10 +239,10 @@ class BlockNeighbourhood(ListNeighbourhood):
         Args:
             block: one layer's edges.
             degree: [num_src], in-degree in the whole graph of each source (weighted: the sum of its in-edges' weights);
-                or what gives it, called when a layer first asks.
-            kernels: the aggregation backend; by default what fits the device of the rows.
+                or a function that returns it, called when a layer first needs it.
+            kernels: the aggregation backend; by default that of the rows' device.
             names: int64 [num_src], see `Neighbourhood.names`.
-            numbers: what attention dropout keys edges by; by default their places in the block.
+            numbers: keys of edges for attention dropout; by default their positions in the block.
 
         Raises:
             InputError: degree has another shape.
@@ -289,8 +288,8 @@ class BlockNeighbourhood(ListNeighbourhood):
         return None if weight is None else torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))
 
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
-        """What a row's weighted sum is multiplied by, [num_dst], on the host or where the degrees are; None where that
-        is 1."""
+        """Factor of each row's weighted sum, [num_dst], on the host or on the device of the degrees; None if it is
+        1."""
         if self.weight is None:
             kept = torch.from_numpy(self.lists.kept).clamp(min=1).to(dtype)
             return 1 / kept if reduce == "mean" else self.degree[: self.num_dst].to(dtype) / kept.to(self.degree.device)

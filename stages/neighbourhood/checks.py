@@ -1,4 +1,4 @@
-"""What is refused when a layer calls its neighbourhood."""
+"""Checks of the arguments that layers pass to their neighbourhoods."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from ..memory.lazy_rows import LazyRows
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """Under autocast a product of the user's comes in bfloat16; aggregations are in float32."""
+    """Cast to float32 if it is bfloat16: under autocast products are in bfloat16, but aggregations in float32."""
     return x.float() if x.dtype == torch.bfloat16 and torch.is_autocast_enabled(x.device.type) else x
 
 
@@ -20,7 +20,7 @@ def check_dtype(x: Tensor, name: str) -> None:
 
 
 def as_matrix(h: Tensor, rows: int, name: str) -> Tensor:
-    """`h` as contiguous [rows, D]; rows that are only named stay so.
+    """`h` as contiguous [rows, D]; lazy rows stay lazy.
 
     Raises:
         InputError: another number of rows, or see `check_dtype`.
@@ -33,7 +33,7 @@ def as_matrix(h: Tensor, rows: int, name: str) -> Tensor:
 
 
 def check_scale(values: Tensor | None, rows: int, name: str) -> None:
-    """Raise InputError unless it is absent or [rows]."""
+    """Raise InputError unless the argument is None or [rows]."""
     if values is not None and values.shape != (rows,):
         raise InputError(f"{name} has shape {list(values.shape)}; expected [{rows}]")
 
@@ -50,7 +50,7 @@ def alike(**given: Tensor) -> None:
 
 
 def check_attention(z: Tensor, a_src: Tensor, logit_dst: Tensor, num_src: int, num_dst: int) -> None:
-    """Refuse what does not fit together in `attend`."""
+    """Refuse arguments of `attend` that do not fit together."""
     if not (
         z.ndim == 3 and len(z) == num_src and a_src.shape == z.shape[1:] and logit_dst.shape == (num_dst, z.shape[1])
     ):
@@ -61,7 +61,7 @@ def check_attention(z: Tensor, a_src: Tensor, logit_dst: Tensor, num_src: int, n
 
 
 def check_both(z: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
-    """Refuse what does not fit together in `attend_both`."""
+    """Refuse arguments of `attend_both` that do not fit together."""
     if not (z.ndim == 3 and len(z) == num_src and a_src.shape == a_dst.shape == z.shape[1:]):
         raise InputError(
             f"attend_both got z {list(z.shape)}, a_src {list(a_src.shape)}, a_dst {list(a_dst.shape)}; "
@@ -70,7 +70,7 @@ def check_both(z: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
 
 
 def check_shared(h: Tensor, a_src: Tensor, a_dst: Tensor, num_src: int) -> None:
-    """Refuse what does not fit together in `attend_shared`."""
+    """Refuse arguments of `attend_shared` that do not fit together."""
     if (
         h.ndim != 2
         or len(h) != num_src
@@ -91,7 +91,7 @@ def check_reduce(reduce: str) -> None:
 
 
 def attention_rule(slope: float, dropout: float) -> AttentionRule:
-    """The constants of one attention call; dropout takes one key from torch's CPU generator."""
+    """Constants of one attention call; dropout takes one key from torch's CPU generator."""
     if not 0 <= dropout < 1:
         raise InputError(f"attention dropout is {dropout}; expected at least 0 and below 1")
     return AttentionRule(slope, dropout, int(torch.randint(2**62, ()).item()) if dropout else 0)

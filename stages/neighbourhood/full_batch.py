@@ -1,10 +1,9 @@
-"""One rank's share of the whole graph, as full-batch training visits it: its nodes, and the edges that lead to them by
-source rank.
+"""One rank's share of the whole graph for full-batch training: its nodes, and their in-edges by source rank.
 
 SAR (Mostafa, MLSys 2022) keeps the edges of a part as one *edge shard* for each part that sources lie in. Here rows are
-put in the order in which layers need them, so that what a layer needs is the beginning of every array: with labelled
-seeds first, then the nodes one hop away from them, and so on (the pruning of SAR's ``construct_mfgs``, without a second
-copy of any edge).
+in the order in which layers need them, so that a layer needs the beginning of every array: with labelled seeds first,
+then the nodes one hop away from them, and so on (the pruning of SAR's ``construct_mfgs``, without a second copy of any
+edge).
 """
 
 from dataclasses import dataclass
@@ -27,14 +26,14 @@ FAR = 255
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The edges from the rows of one rank, S of which they read, to n rows of this one."""
+    """Edges from the rows of one rank, S of which they read, to n rows of this one."""
 
     lists: InLists
     """n lists over S sources."""
     rows: npt.NDArray[np.int32] | None
     """int32 [n], the row that each list belongs to, ascending; None: list i belongs to row i (the rank's own shard)."""
     edge: npt.NDArray[np.integer]
-    """[e], the place of each edge among all edges of the rank, in the order of its part."""
+    """[e], position of each edge among all edges of the rank, in the order of its part."""
     weight: Tensor | None
     """float32 [e]."""
 
@@ -54,14 +53,14 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What one layer needs of a `FullBatch`: rows [0, num_dst) from rows [0, num_src)."""
+    """Part of a `FullBatch` that one layer needs: rows [0, num_dst) from rows [0, num_src)."""
 
     num_dst: int
     num_src: int
     shards: tuple[Shard, ...]
     """By source rank."""
     wanted: tuple[npt.NDArray[np.int32], ...]
-    """By rank: which rows of this rank it reads, in the order in which it expects them. Of this rank: none."""
+    """By rank: rows of this rank that it reads, in the order in which it expects them. Empty for this rank."""
 
     @property
     def num_edges(self) -> int:
@@ -97,26 +96,26 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class FullBatch:
-    """N rows of one rank. Row i is the node `names[i]`; the first `num_seeds` rows are those whose loss counts."""
+    """N rows of one rank. Row i is the node `names[i]`; the loss is over the first `num_seeds` rows."""
 
     rank: int
     names: IdArray
     """int64 [N], global ids."""
     order: IdArray
-    """int64 [N], the local id that each row has in its part."""
+    """int64 [N], local id of each row in its part."""
     num_seeds: int
     numbers: EdgeNumbers
-    """What dropout keys edges by."""
+    """Keys of edges for dropout."""
     whole: View
     """All rows and all edges."""
     layers: tuple[View, ...]
-    """For each layer, from the input on, what it needs for the seeds' results; `whole` where nothing was left out."""
+    """For each layer, from the input on, the part that the seeds' results need; `whole` without pruning."""
     epoch: int = 0
 
     @cached_property
     def degree(self) -> Tensor:
-        """float64 [N], in-degree in the whole graph (weighted: the sum of its in-edges' weights): no edge is left out
-        here."""
+        """float64 [N], in-degree in the whole graph (weighted: the sum of its in-edges' weights), whatever edges are
+        pruned."""
         return torch.from_numpy(
             self.whole.kept.astype(np.float64) if self.whole.weights is None else self.whole.weights
         )
@@ -128,7 +127,8 @@ class FullBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the edges (and of their transposes, which training makes), and of what is known of each row."""
+        """Bytes of the edges (and of their transposes, which training makes), and of the arrays with an entry per
+        row."""
         edges = sum(2 * (s.lists.indices.nbytes + s.edge.nbytes) for s in self.whole.shards)
         weights = sum(s.weight.nbytes for s in self.whole.shards if s.weight is not None)
         lists = sum(s.lists.indptr.nbytes + 8 * (s.lists.num_src + 1) for s in self.whole.shards)
@@ -145,7 +145,7 @@ class FullBatch:
         )
 
     def check(self) -> "FullBatch":
-        """Prove the invariants (our own, hence assert)."""
+        """Check the invariants. Violations are bugs, hence assert."""
         n = len(self.names)
         assert len(np.unique(self.names)) == n and sorted(self.order) == list(range(n)) and 0 <= self.num_seeds <= n
         below = self.num_seeds
@@ -169,17 +169,16 @@ class FullBatch:
 def arrange(
     shards: EdgeShards, owned: IdArray, seeds: IdArray, num_layers: int, prune: bool, group: Group
 ) -> FullBatch:
-    """Put a rank's rows and edges in the order in which layers need them, and agree with the other ranks on what
-    travels.
+    """Order a rank's rows and edges as layers need them, and agree with the other ranks on the rows that travel.
 
-    All ranks call this at the same time. What they tell each other is counted as ``graph``.
+    All ranks call this at the same time. Messages count as ``graph``.
 
     Args:
         shards: N rows.
         owned: int64 [N], their global ids.
-        seeds: local ids whose loss counts.
+        seeds: local ids that the loss is over.
         num_layers: L.
-        prune: leave out of each layer what the seeds' results do not depend on.
+        prune: leave out rows and edges of each layer that the seeds' results do not depend on.
         group: the ranks, one for each part.
     """
     num_rows, rank = len(owned), group.rank
@@ -191,7 +190,7 @@ def arrange(
     place = np.empty(num_rows, np.int32)
     place[order] = np.arange(num_rows, dtype=np.int32)
     hops = hops[order]
-    # Level k holds what is at most k hops away; the last one is everything.
+    # Level k holds the nodes at most k hops away; the last one holds all.
     levels = num_layers + 1 if prune else 0
     row_ends = [int(np.searchsorted(hops, k, side="right")) for k in range(levels)] + [num_rows]
     own_ends = [*row_ends[1:], num_rows]
@@ -242,20 +241,20 @@ def arrange(
 
 
 def _part_indptr(shards: EdgeShards, num_rows: int) -> IdArray:
-    """int64 [N], where each row's edges begin in the order of the part."""
+    """int64 [N], position of each row's first edge in the order of the part."""
     kept = np.zeros(num_rows, np.int64)
     np.add.at(kept, shards.rows, shards.counts)
     return np.cumsum(kept) - kept
 
 
 def _lists(shards: EdgeShards, q: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], slice]:
-    """Rows, edges of each, and where the edges lie, of shard q."""
+    """Rows of shard q, edges of each, and positions of the edges."""
     of = slice(int(shards.row_splits[q]), int(shards.row_splits[q + 1]))
     return shards.rows[of], shards.counts[of], slice(int(shards.edge_splits[q]), int(shards.edge_splits[q + 1]))
 
 
 def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, group: Group) -> None:
-    """Set `hops` to each node's distance to the nearest seed, against the edges, as far as `num_layers`."""
+    """Set `hops` to each node's distance to the nearest seed, against the edges, up to `num_layers`."""
     asked = [np.zeros(int(n), bool) for n in np.diff(shards.source_splits)]
     for hop in range(1, num_layers + 1):
         own, parts = np.zeros(len(hops), bool), []
@@ -274,7 +273,7 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
             first = int(shards.source_splits[q])
             parts.append(shards.sources[first + np.flatnonzero(new)].astype(np.int64))
         message = group.all_to_all([torch.from_numpy(p) for p in parts], "graph")
-        # Only now: what this hop finds must not be taken for its own frontier.
+        # Only now, so that the nodes found in this hop do not join its own frontier.
         hops[own] = hop
         for ids in message:
             ids = ids.numpy()
@@ -284,8 +283,8 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
 def _arranged(
     shards: EdgeShards, q: int, place: npt.NDArray[np.int32], hops: npt.NDArray[np.uint8]
 ) -> tuple[Shard, npt.NDArray[np.uint8]]:
-    """Shard q with its lists in the new order of rows, and how near the nearest row is that reads each of its
-    sources."""
+    """Shard q with its lists in the new order of rows, and for each source the level of the nearest row that reads
+    it."""
     rows, counts, of = _lists(shards, q)
     rows = place[rows]
     turn = np.argsort(rows)

@@ -1,7 +1,7 @@
-"""The aggregation kernels as differentiable functions. `kernels` is a module of `stages.kernels`; matrices must be
+"""Aggregation kernels as differentiable functions. `kernels` is a module of `stages.kernels`; matrices must be
 contiguous.
 
-Rows that are only named (`stages.memory.lazy_rows`) are constants: they are read where they lie, and get no gradient.
+Lazy rows (`stages.memory.lazy_rows`) are constants: they are read in place, and get no gradient.
 """
 
 from types import ModuleType

@@ -1,7 +1,7 @@
-"""A layer's neighbours on other ranks, fetched in one exchange: plain domain-parallel training.
+"""Neighbours on other ranks, fetched in one exchange: plain domain-parallel training.
 
-Faster than one rank after the other where memory allows it: one message for each pair of ranks and one pass over the
-edges. What a layer keeps for its backward pass, it keeps for the rows of other ranks too.
+Faster than one rank after the other if memory allows it: one message for each pair of ranks and one pass over the
+edges. A layer keeps the rows of other ranks for its backward pass too.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from .ring import KIND, Ring
 
 
 class Halo:
-    """What a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made once for
-    a run."""
+    """Rows that a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made
+    once for a run."""
 
     def __init__(self, batch: FullBatch, view: View, dtype: torch.dtype) -> None:
         """
         Args:
             batch: this rank's share of the graph.
-            view: what the layer needs of it.
+            view: the part that the layer needs.
             dtype: of the features.
         """
         self.batch, self.view = batch, view
@@ -41,7 +41,7 @@ class Halo:
         """Rows from each rank."""
         whole = view.shards[0] if len(view.shards) == 1 else together(view, self.counts)
         lists = whole.lists
-        # Rows of other ranks need no names: dropout is over before they come.
+        # Rows of other ranks need no names: dropout is applied before they are sent.
         src = np.arange(lists.num_src)
         weight = None if whole.weight is None else whole.weight.numpy()
         block = Block(view.num_dst, src, lists.indptr, lists.indices, weight)
@@ -50,15 +50,15 @@ class Halo:
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
         self.neighbourhood = BlockNeighbourhood(block, degree, names=batch.names[: view.num_src], numbers=numbers)
         self.exchanged_degree: Tensor | None = None
-        """The degrees of all rows, those of other ranks too, once somebody has asked for them."""
+        """Degrees of all rows, including those of other ranks, once they have been needed."""
 
 
 def together(view: View, counts: list[int]) -> Shard:
-    """All shards as one, with the edges of each row in the order of the rank's part, as if they had never been cut.
+    """All shards as one, with the edges of each row in the order of the rank's part, as before sharding.
 
     Args:
-        view: what is needed.
-        counts: rows from each rank; they lie behind this rank's own.
+        view: the part that the layer needs.
+        counts: rows from each rank; they follow this rank's own.
     """
     first = view.num_src + np.cumsum(counts) - counts
     edge = np.concatenate([s.edge for s in view.shards])
@@ -115,13 +115,13 @@ class HaloNeighbourhood:
         return self._halo.batch.names[: self.num_src]
 
     def _all(self, h: Tensor) -> Tensor:
-        """The rows of this rank, then those of the others."""
+        """Rows of this rank, then those of the others."""
         x = as_matrix(h, self.num_src, "h").reshape(h.shape)
         return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)  # pyright: ignore[reportReturnType]
 
     def as_block(self, h: Tensor) -> tuple[BlockNeighbourhood, Tensor]:
-        """The layer as one block over this rank's rows and those of the others that it reads, and h of these. All ranks
-        call this at the same time, and ask for the block's degrees at the same time."""
+        """The layer as one block over this rank's rows and those of the others that it reads, and h of these rows. All
+        ranks call this at the same time, and use the block's degrees at the same time."""
         return BlockNeighbourhood(self._halo.neighbourhood.block, self._all_degrees), self._all(h)
 
     def _all_degrees(self) -> Tensor:
@@ -171,7 +171,7 @@ class HaloNeighbourhood:
         return self._halo.neighbourhood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
-        """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
+        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
         return self._halo.neighbourhood.apply(message, self._all(h), params, reduce)
 
 

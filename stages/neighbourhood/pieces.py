@@ -1,4 +1,4 @@
-"""A block cut into blocks of fewer edges, for whatever keeps a row for each edge."""
+"""Divides a block into blocks of fewer edges, for computations that keep a row for each edge."""
 
 from collections.abc import Iterator
 
@@ -15,10 +15,9 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
 
     Args:
         neighbourhood: the block.
-        most_edges: of a piece; one destination that has more is a piece of its own.
+        most_edges: maximum edges of a piece; a destination with more is a piece of its own.
 
-    Yields:
-        The piece, and int64 [its num_src]: which rows of the block's sources it reads, its destinations first.
+    Yields: The piece, and int64 [its num_src]: the rows of the block's sources that it reads, its destinations first.
     """
     lists, block, start = neighbourhood.lists, neighbourhood.block, 0
     indptr, indices = lists.indptr, lists.indices

@@ -1,4 +1,4 @@
-"""A minibatch's blocks as neighbourhoods where the device drew them."""
+"""Neighbourhoods over a minibatch's blocks on the device that sampled them."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -15,7 +15,7 @@ from .block import ListNeighbourhood
 
 
 class ResidentNeighbourhood(ListNeighbourhood):
-    """`ListNeighbourhood` over lists on a device: no call waits for it."""
+    """`ListNeighbourhood` over lists on a device: no call waits for the device."""
 
     def __init__(self, bulk: ResidentBulk | Frame, q: int, hop: int, degree: Callable[[], Tensor]) -> None:
         """
@@ -23,7 +23,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
             bulk: holds the minibatch.
             q: its position there.
             hop: 0 is nearest the seeds.
-            degree: gives [num_src] on the device, see `ListNeighbourhood`.
+            degree: returns [num_src] on the device, see `ListNeighbourhood`.
         """
         super().__init__(degree, aggregation_backend("cuda"))
         self._where = bulk, q, hop
@@ -54,8 +54,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
             return self.degree[: self.num_dst].to(dtype) * inverse if reduce == "sum" else inverse
         if reduce == "sum":
             return None
-        # Row by row, in the order of the edges: the same bits from run to run, which a running sum over all would not
-        # give.
+        # Row by row, in the order of the edges: the same bits from run to run, unlike a running sum over all edges.
         ones = torch.ones(self.num_src, 1, dtype=torch.float64, device=self.weight.device)
         total = self._kernels(ones).spmm(self._lists, ones, self.weight)[:, 0]
         return torch.where(total > 0, 1 / total, 0.0).to(dtype)

@@ -1,6 +1,6 @@
-"""Rows of a full batch on their way between ranks, one pair of ranks after the other.
+"""Exchange of full-batch rows between ranks, one pair of ranks after the other.
 
-In round r of P-1 every rank sends to the rank r places further on and hears from the rank r places back (SAR; Mostafa,
+In round r of P-1 every rank sends to the rank r places ahead and receives from the rank r places behind (SAR; Mostafa,
 MLSys 2022). Every message has a tag of its own, so there are no barriers: rounds of different ranks may drift apart.
 Pairs without rows are skipped.
 """
@@ -25,47 +25,47 @@ _NAMES = ("forward", "backward", "backward")
 
 
 class Ring:
-    """The exchanges of one pass over a model's layers. All ranks make the same calls in the same order."""
+    """Exchanges of one pass over a model's layers. All ranks make the same calls in the same order."""
 
     def __init__(self, group: Group, prefetch_bytes: int) -> None:
         """
         Args:
             group: the ranks.
-            prefetch_bytes: rows of later rounds are asked for ahead of time as long as no more than this is under way,
-                both ways.
+            prefetch_bytes: rows of later rounds are exchanged ahead of time while at most this much is under way, both
+                ways.
         """
         self.group = group
         self.prefetch_bytes = prefetch_bytes
         self.waited_s = 0.0
-        """Seconds in which this rank had nothing to do but wait for others."""
+        """Seconds in which this rank only waited for others."""
         self._calls = 0
 
     def wait(self, until: Callable[[str], object], words: str) -> None:
-        """Call ``until(words)``, on the clock."""
+        """Call ``until(words)`` and add its duration to `waited_s`."""
         start = time.perf_counter()
         until(words)
         self.waited_s += time.perf_counter() - start
 
     def call(self) -> int:
-        """A number for one aggregation: its messages are told from all others by it."""
+        """Number of a new aggregation, which distinguishes its messages."""
         self._calls += 1
         return self._calls
 
     def rows(
         self, view: View, x: Tensor, call: int, layer: int, factor: Tensor | None = None, again: bool = False
     ) -> Iterator[tuple[int, Tensor]]:
-        """What `view` reads of every other rank's x, one rank after the other.
+        """Rows that `view` reads of every other rank's x, one rank after the other.
 
         Args:
-            view: whose rows.
+            view: the part of the batch that reads.
             x: [num_src, ...] of this rank, contiguous.
             call: see `call`.
-            layer: for messages.
+            layer: number of the layer, for messages.
             factor: [num_src], rows travel multiplied by it.
-            again: whether this is for the backward pass.
+            again: true for the backward pass.
 
-        Yields: (rank, its rows in the order of the shard's sources) for each of `rounds`: none where this rank only
-            sends. They are the caller's.
+        Yields: (rank, its rows in the order of the shard's sources) for each of `rounds`: empty if this rank only
+        sends. The caller owns them.
         """
         kind = _FETCH_AGAIN if again else _FETCH
 
@@ -100,10 +100,9 @@ class Ring:
     def push(
         self, view: View, r: int, part: Tensor, onto: Tensor, call: int, layer: int, factor: Tensor | None = None
     ) -> "Push":
-        """Start round r of handing gradients back: `part` for the rows that were read of the rank r places back, and
-        what the rank r places further on has for this one's is added to `onto` [num_src, ...] (times `factor`) by
-        `Push.finish`."""
-        # Against the direction of `rows`: gradients go where rows came from.
+        """Start round r of sending gradients back: `part` goes to the owner of the rows that were read. `Push.finish`
+        adds the gradients that come in for this rank's rows to `onto` [num_src, ...] (times `factor`)."""
+        # Against the direction of `rows`: gradients go to the owners of the rows.
         source, to = self._peers(r)
         into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype)
         swap = self._start(part, to, into, source, call, _PUSH, r)
@@ -119,7 +118,7 @@ class Ring:
         layer: int,
         factor: Tensor | None = None,
     ) -> None:
-        """All rounds of `push`; ``make(q)`` gives the gradients of the rows of rank q. While one round travels, the
+        """All rounds of `push`; ``make(q)`` returns the gradients of the rows of rank q. While one round travels, the
         next is computed."""
         before: Push | None = None
         for r in self.rounds(view):
@@ -135,15 +134,15 @@ class Ring:
             before.finish()
 
     def rounds(self, view: View) -> list[int]:
-        """The rounds in which something travels from here or to here."""
+        """Rounds in which something travels from or to this rank."""
         return [r for r in range(1, self.group.size) if self._size(view, r)]
 
     def source(self, r: int) -> int:
-        """The rank that rows come from in round r."""
+        """Rank that sends rows in round r."""
         return self._peers(r)[1]
 
     def _peers(self, r: int) -> tuple[int, int]:
-        """Who this rank sends rows to in round r, and whom it hears from."""
+        """Ranks that this one sends rows to and receives rows from in round r."""
         rank, size = self.group.rank, self.group.size
         return (rank + r) % size, (rank - r) % size
 
@@ -178,10 +177,10 @@ class Push:
         self._ring, self._swap, self._into, self._ids, self._onto, self._factor = ring, swap, into, ids, onto, factor
         self._words = f"{words}: gradients {peers}"
         self.nbytes = part.nbytes + into.nbytes
-        """Both ways."""
+        """Bytes of both."""
 
     def finish(self) -> None:
-        """Wait for both, and add what came in."""
+        """Wait for both, and add the gradients received."""
         self._ring.wait(self._swap.received, self._words)
         if self._factor is not None:
             scale = self._factor[torch.from_numpy(self._ids)]

@@ -1,4 +1,4 @@
-"""What `torch.compile` is not to look into: it breaks its graph there and calls it as it is."""
+"""Boundary of `torch.compile`: functions that it calls without tracing them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 def outside(call: Callable[..., Any], *args: Any) -> Any:
-    """``call(*args)``; within a compiled module, once `hide` was called, without the compiler's looking into it."""
+    """``call(*args)``; within a compiled module, once `hide` was called, untraced."""
     return _call(call, *args)
 
 
@@ -19,7 +19,7 @@ _call = _plain
 
 
 def hide() -> None:
-    """Tell the compiler, which this loads: nobody else need wait for that."""
+    """Register the boundary with the compiler, which this loads: other users need not wait for that."""
     global _call
     if _call is _plain:
         _call = torch.compiler.disable(_plain)

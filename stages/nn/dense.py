@@ -16,7 +16,7 @@ from . import dense_cpu, dense_cuda
 from .compile_boundary import outside
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": F.elu, "none": lambda y: y}
-"""For a compiler, which fuses by itself."""
+"""Activations for the compiler, which fuses them itself."""
 FUSED = ("none", "relu", "elu")
 """Activations that a product can apply."""
 
@@ -31,7 +31,7 @@ def _in_bfloat16(x: Tensor) -> bool:
 
 
 def _products_on(device: torch.device) -> ModuleType:
-    """The module that multiplies tensors on `device`."""
+    """Module that multiplies tensors on `device`."""
     return dense_cpu if device.type == "cpu" else dense_cuda
 
 

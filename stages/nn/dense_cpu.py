@@ -17,15 +17,14 @@ from ..kernels.runtime.threads import parallel
 from ..memory.arena import empty
 
 LEAST_ROWS, MOST_ROWS = 512, 1024
-"""Of a block."""
+"""Rows of a block."""
 SERIAL = 1 << 24
 """Multiplications below which threads cost more than they save."""
 SHARE = 8
-"""A thread takes one in so many of the blocks that are left: few parts, and small ones in the end, when others wait."""
+"""A thread takes one in so many of the remaining blocks: few parts, and small ones at the end, when others wait."""
 _aten: Any = torch.ops.aten
 
-# Forward in place; gradient from (gradient, result) into a third tensor: neither needs what the activation was applied
-# to.
+# Forward in place; gradient from (gradient, result) into a third tensor: neither needs the activation's input.
 _FORWARD: dict[str, Callable[[Tensor], Any]] = {"relu": torch.relu_, "elu": torch.nn.functional.elu_}
 _BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "relu": lambda grad, out, into: _aten.threshold_backward.grad_input(grad, out, 0, grad_input=into),
@@ -34,7 +33,7 @@ _BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 
 
 def _parts(rows: int) -> list[list[slice]]:
-    """Ranges of rows, each as its blocks: what threads take, and whose gradients are summed apart."""
+    """Ranges of rows, each as a list of blocks. A thread takes one range, and its gradients are summed separately."""
     size = min(max(-(-rows // (4 * SHARE)), LEAST_ROWS), MOST_ROWS)
     blocks = [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
     parts = []
@@ -46,10 +45,10 @@ def _parts(rows: int) -> list[list[slice]]:
 
 
 def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]], multiplications: int) -> None:
-    """``work(p, blocks)`` for every part, in the threads of the kernels; torch's own threads stay out of it."""
+    """``work(p, blocks)`` for every part, in the threads of the kernels; torch's own threads are not used."""
 
     def alone(p: int, blocks: list[slice]) -> None:
-        # Both belong to the thread: it may be new, or have been told otherwise in between.
+        # Both settings belong to the thread, which may be new or have had them changed.
         torch.set_num_threads(1)
         with torch.no_grad():
             work(p, blocks)
@@ -66,7 +65,7 @@ def _each(work: Callable[[int, list[slice]], None], parts: list[list[slice]], mu
 
 
 def _through(grad: Tensor, out: Tensor | None, activation: str) -> Tensor:
-    """The gradient before the activation, of one block."""
+    """Gradient before the activation, of one block."""
     return grad if out is None else _BACKWARD[activation](grad, out, torch.empty_like(out))
 
 
@@ -123,7 +122,7 @@ class Linear(torch.autograd.Function):
 
 
 def _accumulate(into: Tensor, value: Tensor, block: int) -> None:
-    """The first block of a part stores, the others add."""
+    """Store the value for the first block of a part, add it for the others."""
     if block:
         into += value
     else:

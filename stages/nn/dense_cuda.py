@@ -1,10 +1,10 @@
 """`dense` for tensors in a device's memory: whole products, one after the other, with as few launches as torch offers.
 
-What a launch costs the host is what a minibatch's layer has to spare, so bias and activation go with the product where
-cuBLAS takes them, else over its result in place; the activation's gradient goes through its result. Operands of a
-product in bfloat16 are rounded once and kept for the backward pass; the products come in float32.
+Launches dominate a minibatch's layer, so bias and activation are part of the product if cuBLAS supports that, else
+applied to its result in place; the activation's gradient is computed from its result. Operands of a product in bfloat16
+are rounded once and kept for the backward pass; the products come in float32.
 
-Products are written into tensors of a given type, which autocast leaves alone: it is `dense` that reads its setting.
+Products are written into tensors of a given dtype, which autocast leaves alone: `dense` reads its setting.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 _aten: Any = torch.ops.aten
 STRETCHES = 32
-"""Pieces that a long sum over rows is cut into."""
+"""Pieces that a long sum over rows is divided into."""
 
 _FORWARD: dict[str, Callable[[Tensor], Any]] = {
     "relu": torch.relu_,
@@ -35,14 +35,14 @@ def _operand(x: Tensor, low: bool) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, into: Tensor) -> Tensor:
-    """``a b``, of matrices or of as many as one matrix after the other, into a tensor of float32 or of their type."""
+    """``a b``, of matrices or of batches of matrices, into a tensor of float32 or of their dtype."""
     product = torch.mm if a.ndim == 2 else torch.bmm
     if a.dtype == into.dtype:
         product(a, b, out=into)
     elif a.is_cuda:
         product(a, b, out_dtype=into.dtype, out=into)
     else:
-        # Torch's products for the CPU have the type of what goes in.
+        # torch's products on the CPU have the dtype of their operands.
         into.copy_(product(a, b))
     return into
 
@@ -84,8 +84,8 @@ class Linear(torch.autograd.Function):
 
 
 class PerHead(torch.autograd.Function):
-    """``apply(x, weight, bias, activation, low)``: see `dense.per_head`; one product for all heads, written where it
-    belongs."""
+    """``apply(x, weight, bias, activation, low)``: see `dense.per_head`; one product for all heads, written in
+    place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
@@ -120,8 +120,8 @@ class PerHead(torch.autograd.Function):
 def _over_rows(g: Tensor, a: Tensor, dtype: torch.dtype) -> Tensor:
     """[H, n, D], [n, H, F] -> [H, D, F], the sum over rows of each head's outer products, in `dtype`.
 
-    The result is small and the sum long: as one product for each head it would keep a few multiprocessors of a hundred
-    at work. So rows are cut into `STRETCHES`, each a product of its own.
+    The result is small and the sum long: as one product for each head it would use few of a hundred multiprocessors. So
+    rows are cut into `STRETCHES`, each a product of its own.
     """
     heads, n, width = g.shape
     m, features = n // STRETCHES, a.shape[2]

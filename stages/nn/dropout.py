@@ -1,4 +1,4 @@
-"""Dropout under autograd, drawn from counters (see `kernels.dropout_cpu`)."""
+"""Dropout under autograd, drawn from counters (see `kernels.aggregation.cpu.dropout`)."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from ..memory.lazy_rows import LazyRows
 from .compile_boundary import outside
 
 KeySource = Callable[[], int | Tensor]
-"""Gives the key of one dropout after the other."""
+"""Returns the key of one dropout after the other."""
 _keys = threading.local()
 
 
@@ -25,7 +25,7 @@ def draw_key() -> int:
 
 @contextmanager
 def keys_from(source: KeySource) -> Iterator[None]:
-    """Within, dropouts of this thread take their keys from `source`."""
+    """Context in which dropouts of this thread take their keys from `source`."""
     before = getattr(_keys, "source", None)
     _keys.source = source
     try:
@@ -49,12 +49,12 @@ def dropout(h: Tensor, p: float, training: bool, names: IntArray | Tensor | None
     """`h` with each element dropped with probability p and the others divided by 1 - p; `h` itself outside training.
 
     One number from torch's CPU generator is the key of the mask, so `torch.manual_seed` governs it, and the mask is the
-    same on every device. Rows that are only named are gathered and dropped in one go.
+    same on every device. Lazy rows are gathered and dropped in one pass.
 
     Args:
         h: [rows, ...], float32 or float64, on the CPU or a CUDA device.
         p: in [0, 1).
-        training: whether to drop at all.
+        training: drop elements; False returns `h`.
         names: int64 [rows], at least 0: under one key, rows of one name lose the same elements, in whatever matrix they
             lie. Their own numbers when absent. On the host, or, for rows on a device, there.
     """

@@ -1,4 +1,4 @@
-"""How nodes are given to parts."""
+"""Partitioners: assign each node to a part."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,21 +9,21 @@ from ...storage.graph import Graph
 from ...storage.partition.book import PartitionBook
 
 MAX_PARTS = 1_000_000
-"""More is taken for a slip: every part is a folder and a rank's work."""
+"""Larger numbers are taken for a mistake: every part is a folder and a rank's work."""
 
 
 @runtime_checkable
 class Partitioner(Protocol):
-    """Gives every node of a graph to one part. A pure function of (graph, parts, seed): frozen, holds only its
+    """Assigns every node of a graph to one part. A pure function of (graph, parts, seed): frozen, holds only its
     options."""
 
     @property
     def name(self) -> str:
-        """The word for it in configuration, on the command line and in fingerprints."""
+        """Its name in configuration, on the command line and in fingerprints."""
         ...
 
     def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
-        """The owner of every node.
+        """Owner of every node.
 
         Args:
             graph: V nodes; only its structure is read.
@@ -37,7 +37,7 @@ class Partitioner(Protocol):
 
 
 def check_parts(parts: int, num_nodes: int | None = None) -> int:
-    """`parts`, if it is a positive integer, and no more than `num_nodes` where that is given.
+    """Return `parts` if it is a positive integer, and at most `num_nodes` if that is given.
 
     Raises:
         InputError: it is not.

@@ -1,4 +1,4 @@
-"""Parts of whole communities, which GPUs find: Louvain and Leiden."""
+"""Parts made of whole communities, found on GPUs by Louvain or Leiden."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,18 +26,18 @@ class Clustered:
     """Communities of high modularity, packed whole into parts that are even in the work of full-batch training (see
     `MetisWork`).
 
-    Where whole communities make a part heavier than `slack` allows, they are laid end to end instead and cut into
-    stretches of equal work. Nodes within a community are then in the order of smaller ones, which are looked for at
-    `FINER` times the resolution.
+    If whole communities make a part heavier than `slack` allows, they are laid end to end instead and divided into
+    stretches of equal work. Nodes within a community are then in the order of smaller communities, found at `FINER`
+    times the resolution.
 
-    The graph is seen as `Metis` sees it. Its pairs of neighbours are made by the processor, about 40 bytes per
-    adjacency; communities are found by cuGraph on one GPU, or on all of the machine if there are several. This has been
-    checked against the interfaces of RAPIDS 26.10 only and has not been run on a GPU yet. What cuGraph finds need not
-    be the same twice: it adds in no fixed order.
+    The graph is seen as `Metis` sees it. Its pairs of neighbours are made on the CPU, about 40 bytes per adjacency;
+    communities are found by cuGraph on one GPU, or on all of the machine if there are several. This has been checked
+    against the interfaces of RAPIDS 26.10 only and has not been run on a GPU yet. cuGraph's communities may differ from
+    run to run, since it adds in no fixed order.
     """
 
     resolution: float = 1.0
-    """Higher ones make smaller communities."""
+    """Higher values make smaller communities."""
     slack: float = 1.1
     """The heaviest part over the mean, with whole communities."""
 
@@ -121,7 +121,7 @@ class Louvain(Clustered):
 
 @dataclass(frozen=True)
 class Leiden(Clustered):
-    """By Leiden's (Traag, Waltman, van Eck, Scientific Reports 9, 2019), whose communities hang together."""
+    """By Leiden's method (Traag, Waltman, van Eck, Scientific Reports 9, 2019), whose communities are connected."""
 
     name = "leiden"
     algorithm: ClassVar[Algorithm] = "leiden"

@@ -20,8 +20,8 @@ class Contiguous:
     """
 
     balance: Literal["nodes", "edges"] = "edges"
-    """What parts have equally much of: nodes, or nodes + in-edges (the work of sampling and aggregation). A row is
-    never cut, so a part can exceed its share by one row."""
+    """Quantity that parts share evenly: nodes, or nodes + in-edges (the work of sampling and aggregation). A row is
+    never divided, so a part can exceed its share by one row."""
 
     name = "contiguous"
 

@@ -1,4 +1,4 @@
-"""What a partitioning makes ranks hold, read and send, counted from the graph before any part is written."""
+"""Rows that ranks hold, read and send under a partitioning, counted from the graph before any part is written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class CutCounts:
     train: IdArray
     """int64 [P], owned train nodes."""
     lists: IdArray
-    """int64 [P], pairs of an owned node and a part that in-edges of it come from."""
+    """int64 [P], pairs of an owned node and a part with in-edges to it."""
     rows: IdArray
     """int64 [L + 1, P, P]: ``rows[i, p, q]`` rows of part q that part p reads in layer i of full-batch training, from
-    the input on, where layers leave out what no train node's result depends on; at the end, those that any in-edge of
-    p's comes from."""
+    the input on, if layers leave out rows that no train node's result depends on; at the end, sources of all in-edges
+    of p."""
 
     @property
     def size(self) -> int:
@@ -50,19 +50,19 @@ class CutCounts:
 
     @property
     def work(self) -> float:
-        """The share of all nodes and edges that the part with most of them has; both count the same."""
+        """Share of all nodes and edges in the part with most of them; both count the same."""
         edges = self.edges / max(1, self.edges.sum())
         return float((self.nodes / max(1, self.nodes.sum()) + edges).max() / 2)
 
 
 def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int) -> CutCounts:
-    """Count what `stages.neighbourhood.full_batch.arrange` would find, in memory of some 40 bytes an edge that is cut,
-    and 16 any other.
+    """Counts as `stages.neighbourhood.full_batch.arrange` would find them, in about 40 bytes per cut edge, and 16 per
+    other edge.
 
     Args:
         graph: V nodes.
-        book: who owns them.
-        train: nodes whose loss counts.
+        book: owners of the nodes.
+        train: nodes that the loss is over.
         num_layers: L.
     """
     size, num_nodes = book.num_parts, graph.num_nodes
@@ -93,14 +93,14 @@ def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int
 
 
 def halo_nodes(graph: Graph, book: PartitionBook, chunks: Sequence[int]) -> int:
-    """Nodes outside some parts that in-edges of nodes in them come from."""
+    """Sources outside some parts of in-edges of nodes in them."""
     inside = np.isin(book.part(np.arange(graph.num_nodes)), np.asarray(chunks))
     sources = graph.indices[np.repeat(inside, np.diff(graph.indptr))]
     return len(np.unique(sources[~inside[sources]]))
 
 
 def _hops(graph: Graph, row: IdArray, train: IdArray, num_layers: int) -> IdArray:
-    """int64 [V], distance to the nearest train node against the edges; L + 1 where it is more than L."""
+    """int64 [V], distance to the nearest train node against the edges; L + 1 if it is more than L."""
     hops = np.full(graph.num_nodes, num_layers + 1)
     hops[train] = 0
     for k in range(num_layers):

@@ -1,4 +1,4 @@
-"""Parts that someone else has decided on."""
+"""Parts given by the user."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,12 @@ from .base import check_parts
 
 @dataclass(frozen=True)
 class Given:
-    """An owner for each node, as given: departments, hospitals, countries, or what another program has computed."""
+    """An owner for each node, as given: departments, hospitals, countries, or the result of another program."""
 
     owners: npt.NDArray[np.integer] = field(repr=False, compare=False)
     """int [V], parts in [0, P)."""
     digest: str = ""
-    """Of the owners; computed where it is left out."""
+    """Digest of the owners; computed by default."""
 
     name = "given"
 
@@ -36,15 +36,15 @@ class Given:
 
     @classmethod
     def read(cls, path: Path) -> "Given":
-        """The owners in a file that ``numpy.save`` wrote.
+        """Read the owners from a file that ``numpy.save`` wrote.
 
         Raises:
-            InputError: it cannot be read, or holds no whole numbers.
+            InputError: it cannot be read, or does not hold integers.
         """
         try:
             with path.open("rb") as file:
                 owners = np.lib.format.read_array(file, allow_pickle=False)
-        except Exception as e:  # of a damaged header, NumPy lets through whatever Python's parser raises
+        except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises
             raise InputError(
                 f"partition.owners: {path} cannot be read ({first_line(e)}); expected a file by numpy.save with an "
                 "owner for each node"
@@ -58,7 +58,7 @@ class Given:
         """See `Partitioner.assign`.
 
         Raises:
-            InputError: there are not as many owners as nodes, or one is no part.
+            InputError: the number of owners differs from that of nodes, or an owner is not a part.
         """
         parts = check_parts(parts)
         if len(self.owners) != graph.num_nodes:

@@ -13,11 +13,11 @@ class Hash:
     """Each node goes to a part at random, by 32 bits of its word in the stream (seed, PARTITION).
 
     Balanced in nodes and train nodes to O(sqrt(V / P)), blind to the graph: it cuts about (P - 1) / P of the edges. The
-    answer for a node depends on no other node, so any process can compute it without a table.
+    owner of a node depends on no other node, so any process can compute it without a table.
     """
 
     name = "hash"
 
     def assign(self, graph: Graph, parts: int, seed: int) -> HashBook:
-        """See `Partitioner.assign`. Looks at nothing, and takes no memory."""
+        """See `Partitioner.assign`. Reads nothing, and takes no memory."""
         return HashBook(stream(seed, Purpose.PARTITION), graph.num_nodes, check_parts(parts))

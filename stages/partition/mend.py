@@ -1,4 +1,4 @@
-"""Parts in a run's folder that are damaged: removed, so that `stage.partition_dataset` makes them again."""
+"""Damaged parts in a run's folder: removed, so that `stage.partition_dataset` makes them again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +19,9 @@ ROWS_AT_ONCE = 1 << 16
 
 
 def remove_damaged(folder: Path, tell: Callable[[str], None]) -> None:
-    """Remove what cannot be read of the parts in `folder`, and tell it by name. Every array is read once.
+    """Remove parts in `folder` that cannot be read, and report them by name. Every array is read once.
 
-    Parts that an interrupted run has not finished are left alone: they are known to be lacking.
+    Parts that an interrupted run has not finished are left alone: they are known to be missing.
     """
     if not (folder / "book").exists():
         return
@@ -44,7 +44,7 @@ def remove_damaged(folder: Path, tell: Callable[[str], None]) -> None:
             if whole or (part / "rows" / MANIFEST).exists():
                 _read(part, made)
         except StoreError as e:
-            # While the folder's own manifest stands, it counts as complete.
+            # While the folder's manifest is there, it counts as complete.
             (folder / MANIFEST).unlink(missing_ok=True)
             remove_tree(part)
             tell(f"a damaged part is made again: {e}")

@@ -18,18 +18,17 @@ class Metis:
     """Multilevel graph partitioning (Karypis, Kumar, SIAM J. Sci. Comput. 1998): balanced in nodes, few edges cut.
 
     METIS sees the undirected simple graph: u and v are adjacent if an edge joins them in either direction, with the
-    number of such edges as weight, and self loops left out. So what it minimises is the number of directed edges cut.
+    number of such edges as weight, and self loops left out. So it minimises the number of directed edges cut.
 
     Everything is in memory, about 40 bytes per adjacency. One thread runs for about a second per million edges and
-    holds Python's
-    global lock meanwhile: give a large graph a process of its own, for in a thread it would stop a Dask worker's
-        heartbeats.
+    holds Python's global lock meanwhile: partition a large graph in a process of its own, since in a thread it would
+    stop a Dask worker's heartbeats.
     """
 
     name = "metis"
 
     def node_weights(self, graph: Graph) -> npt.NDArray[np.int64] | None:
-        """What each node counts in the balance, [V]; None: all alike."""
+        """Weight of each node in the balance, [V]; None: all alike."""
         return None
 
     def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
@@ -38,7 +37,7 @@ class Metis:
 
         parts = check_parts(parts)
         adjacency = undirected(graph)
-        # METIS prints to the process's standard output and returns no table when it is asked for more parts than there
+        # METIS prints to the process's standard output and returns no table if it is asked for more parts than there
         # are nodes.
         if not adjacency.nnz or graph.num_nodes <= parts:
             return Contiguous("nodes").assign(graph, parts, seed)
@@ -58,11 +57,10 @@ class Metis:
 
 @dataclass(frozen=True)
 class MetisWork(Metis):
-    """`Metis`, balanced in the work of full-batch training: a node counts 1, and as much again for every mean in-degree
-    of its edges.
+    """`Metis`, balanced in the work of full-batch training: a node counts 1, plus 1 for every mean in-degree of edges.
 
-    Ranks that train full-batch go through the layers together, so the slowest one sets the pace; where degrees differ
-    much, parts of as many nodes can differ several times in edges.
+    Ranks that train full-batch compute the layers together, so the slowest one sets the pace; if degrees differ much,
+    parts with equally many nodes can differ several times in edges.
     """
 
     name = "metis-work"

@@ -1,4 +1,4 @@
-"""Clusters of nodes in parts of even weight, whole where that is possible."""
+"""Packs clusters of nodes into parts of even weight, whole if possible."""
 
 import heapq
 
@@ -9,15 +9,15 @@ IntArray = npt.NDArray[np.integer]
 
 
 def pack(cluster: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
-    """Whole clusters dealt out to parts, the heaviest first, each to the lightest part (longest processing time first;
+    """Pack whole clusters into parts, the heaviest first, each into the lightest part (longest processing time first;
     Graham, 1969).
 
     No part is heavier than the mean part and the heaviest cluster together, nor than the lightest part by more than
-    that cluster. The result depends on which nodes are together, not on what their clusters are called.
+    that cluster. The result depends on which nodes are together, not on the clusters' numbers.
 
     Args:
         cluster: int [V], any numbers.
-        weight: int [V], what each node counts, at least 0.
+        weight: int [V], weight of each node, at least 0.
         parts: P.
 
     Returns:
@@ -36,16 +36,16 @@ def pack(cluster: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int3
 
 
 def lay_out(coarse: IntArray, fine: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
-    """Clusters laid end to end, the heaviest first, and cut into stretches of equal weight: few clusters have nodes in
-    several parts.
+    """Lay clusters end to end, the heaviest first, and divide them into stretches of equal weight: few clusters have
+    nodes in several parts.
 
     No part is heavier than the mean part and one node together. The result depends on which nodes are together, not on
-    names.
+    numbers.
 
     Args:
-        coarse: int [V], clusters that are to stay together.
-        fine: int [V], the order within them: where one is cut, few of these are.
-        weight: int [V], what each node counts, at least 0.
+        coarse: int [V], clusters to keep together.
+        fine: int [V], order within them: if one is divided, few of these are.
+        weight: int [V], weight of each node, at least 0.
         parts: P.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How good a partitioning is: what it cuts, and how evenly it shares."""
+"""Quality of a partitioning: edges cut, and balance."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ SHOWN = 16
 
 @dataclass(frozen=True)
 class PartCounts:
-    """What one part holds."""
+    """Counts of one part."""
 
     nodes: int
     """N, owned."""
@@ -26,14 +26,14 @@ class PartCounts:
     edges: int
     """In-edges of owned nodes."""
     cut_edges: int
-    """Those of them whose source another part owns."""
+    """In-edges whose source another part owns."""
     halo: int
     """H, distinct sources of cut edges: the rows this part must receive for one full-neighbourhood layer."""
 
 
 @dataclass(frozen=True)
 class PartitionQuality:
-    """Counts of all P parts, and the ratios that follow from them. Ratios of nothing are 0, balances of nothing 1."""
+    """Counts of all P parts, and the ratios that follow from them. Empty ratios are 0, empty balances 1."""
 
     parts: tuple[PartCounts, ...]
 
@@ -53,7 +53,7 @@ class PartitionQuality:
 
     @property
     def halo_share(self) -> float:
-        """Halo rows over owned rows, summed over parts; above 1 when a node is wanted in more than one other part."""
+        """Halo rows over owned rows, summed over parts; above 1 if nodes are needed in more than one other part."""
         return self.total("halo") / max(1, self.total("nodes"))
 
     def as_record(self) -> dict[str, Any]:
@@ -68,14 +68,14 @@ class PartitionQuality:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "PartitionQuality":
-        """The quality that `as_record` wrote down. Raises KeyError, TypeError: `record` is none."""
+        """Quality from the record of `as_record`. Raises KeyError or TypeError if `record` is not one."""
         parts = tuple(PartCounts(**p) for p in record["parts"])
         if any(type(n) is not int or n < 0 for part in parts for n in vars(part).values()):
             raise TypeError("counts of parts are no whole numbers")
         return cls(parts)
 
     def table(self) -> str:
-        """Lines of at most 70 characters (while counts stay below 10^9), for people."""
+        """Printable table, in lines of at most 70 characters (while counts stay below 10^9)."""
         lines = [f"{'part':>6} {'nodes':>11} {'train':>11} {'edges':>11} {'cut':>11} {'halo':>11}"]
         for number, p in enumerate(self.parts[:SHOWN]):
             lines.append(f"{number:>6} {p.nodes:>11,} {p.train:>11,} {p.edges:>11,} {p.cut_edges:>11,} {p.halo:>11,}")
@@ -89,7 +89,7 @@ class PartitionQuality:
 
 
 def count_part(partition: Partition, train: int) -> PartCounts:
-    """The counts of one extracted part that owns `train` training nodes."""
+    """Counts of one extracted part that owns `train` training nodes."""
     cut = int(np.count_nonzero(partition.indices >= partition.num_owned))
     return PartCounts(partition.num_owned, train, partition.num_edges, cut, partition.num_halo)
 
@@ -100,7 +100,7 @@ def train_per_part(book: PartitionBook, train: npt.NDArray[np.int64]) -> Sequenc
 
 
 def measure(graph: Graph, book: PartitionBook, train: npt.NDArray[np.int64] | None = None) -> PartitionQuality:
-    """The quality of a book for a graph, part after part, in the memory of the largest part.
+    """Quality of a book for a graph, part after part, in the memory of the largest part.
 
     Args:
         graph: V nodes.

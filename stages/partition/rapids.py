@@ -1,7 +1,6 @@
-"""Communities of a graph's nodes by RAPIDS cuGraph 26.10, on one GPU or, through Dask, on all of this machine.
+"""Communities of a graph by RAPIDS cuGraph 26.10, on one GPU or, through Dask, on all of this machine.
 
-Which modules are called, and with which arguments, follows the files of the 26.10 wheels; `tests/contracts/rapids.py`
-checks that.
+Modules and arguments follow the files of the 26.10 wheels; `tests/contracts/rapids.py` checks them.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,20 +20,20 @@ Columns = dict[str, npt.NDArray[Any]]
 
 NAMES = {"source": "low", "destination": "high", "edge_attr": "weight"}
 SLICES_PER_GPU = 2
-"""As many as `Graph.from_dask_cudf_edgelist` makes of them."""
+"""Number of slices that `Graph.from_dask_cudf_edgelist` makes."""
 
 
 @contextmanager
 def communities(
     low: npt.NDArray[np.integer], high: npt.NDArray[np.integer], weight: npt.NDArray[np.float32], gpus: int
 ) -> Iterator[Find]:
-    """An undirected graph on `gpus` GPUs, for as long as communities are looked for in it.
+    """Context with an undirected graph on `gpus` GPUs, in which communities can be found.
 
     Args:
         low: int32 or int64 [n], the smaller end of each pair of neighbours, each pair once.
         high: of the same dtype, the larger end.
         weight: float32 [n].
-        gpus: of `stages.rapids.count_gpus`. With more than one a cluster of this machine, with a worker for each, is
+        gpus: from `stages.rapids.count_gpus`. With more than one, a cluster of this machine with a worker for each is
             started and ended.
     """
     columns = {"low": low, "high": high, "weight": weight}
@@ -54,7 +53,7 @@ def _on_one_gpu(columns: Columns) -> Iterator[Find]:
 @contextmanager
 def _on_several(columns: Columns, gpus: int) -> Iterator[Find]:
     with gpu_cluster(gpus) as client:
-        # After the cluster: these set up the first GPU for this process, which workers must not find done.
+        # After the cluster: these set up the first GPU for this process, which must not happen before workers start.
         import cugraph  # pyright: ignore[reportMissingImports]
         import cugraph.dask as on_all  # pyright: ignore[reportMissingImports]
         import cugraph.dask.comms.comms as comms  # pyright: ignore[reportMissingImports]
@@ -86,7 +85,7 @@ def _frame(columns: Columns) -> Any:
 
 
 def _called(module: Any, graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> Any:
-    """Louvain takes no seed."""
+    """Arguments of the algorithm: Louvain takes no seed."""
     if algorithm == "louvain":
         return module.louvain(graph, resolution=resolution)[0]
     return module.leiden(graph, resolution=resolution, random_state=seed)[0]

@@ -1,4 +1,4 @@
-"""The partitioners by name."""
+"""Registry of partitioners by name."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -21,7 +21,7 @@ def partitioner(name: str) -> Partitioner:
     """The partitioner `name` with its defaults.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: no partitioner has that name.
     """
     if name not in PARTITIONERS:
         raise InputError(

@@ -1,8 +1,8 @@
-"""The partition stage: a dataset becomes a folder of parts.
+"""Partition stage: writes a dataset as a folder of parts.
 
-``book/`` says who owns what; ``part-0000/graph`` is a part's structure, ``part-0000/shards`` its edges by the owner of
-their source, and ``part-0000/rows`` its own rows of features, labels and split; ``manifest.json``, written last, makes
-the folder a store. All of them carry one fingerprint.
+``book/`` maps nodes to owners; ``part-0000/graph`` is a part's structure, ``part-0000/shards`` its edges by the owner
+of their source, and ``part-0000/rows`` its own rows of features, labels and split; ``manifest.json``, written last,
+makes the folder a store. All of them carry one fingerprint.
 """
 
 import os
@@ -34,19 +34,19 @@ from .quality import PartCounts, PartitionQuality, count_part
 KIND = "partitioning"
 ROWS_KIND = "partition-rows"
 WEIGHTED = "weighted_degree"
-"""The array that holds it in a part's rows, where edges have weights."""
+"""Array of weighted degrees among a part's rows, if edges have weights."""
 LAYOUT = 2
-"""Of the folder: 1 had no edge shards. `partition_dataset` completes a folder of an earlier layout."""
+"""Layout of the folder: 1 had no edge shards. `partition_dataset` completes a folder of an earlier layout."""
 
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What the stage did."""
+    """Result of the stage."""
 
     path: Path
     quality: PartitionQuality
     parts_written: int
-    """Parts written by this call; the others stood already."""
+    """Parts written by this call; the others were there already."""
     seconds: float
 
 
@@ -63,7 +63,7 @@ class PartRows:
 
 
 class _OwnedFeatures:
-    """The feature rows of some nodes, by slices, so that they are never in memory as a whole."""
+    """Feature rows of some nodes, by slices, so that they are never all in memory."""
 
     def __init__(self, features: FeatureStore, owned: npt.NDArray[np.int64]) -> None:
         self.features, self.owned = features, owned
@@ -84,27 +84,27 @@ def partition_dataset(
     on_progress: Callable[[int, int], None] | None = None,
     write_parts: Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCounts]]] | None = None,
 ) -> PartitionReport:
-    """Cut a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it
+    """Divide a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it
     otherwise.
 
     Beyond the dataset itself, memory holds the book, the structure of one part, its edge shards and a slice of its
-    features. A folder that an interrupted call or an earlier version left is completed: parts that stand are kept. A
+    features. A folder that an interrupted call or an earlier version left is completed: existing parts are kept. A
     complete one is only read.
 
     Args:
         dataset: V nodes.
-        partitioner: how nodes are given to parts.
+        partitioner: assigns nodes to parts.
         parts: P, from 1 to V.
         out: the folder to make.
         seed: the run's seed.
         on_progress: called with (parts done, P).
-        write_parts: called with the parts that are lacking and the fingerprint, once the book is stored; calls
-            `write_part` for each, wherever it likes, and yields each part with its counts.
+        write_parts: called with the missing parts and the fingerprint, once the book is stored; calls `write_part` for
+            each, in any process, and yields each part with its counts.
 
     Raises:
         InputError: `parts` is not a positive integer, there are fewer nodes, or `out` cannot be written.
-        StoreError: `out` holds something else, or parts that were made from something else; the message lists what
-            differs.
+        StoreError: `out` holds something else, or parts that were made from something else; the message lists the
+            differences.
     """
     start = time.perf_counter()
     require_dataset(dataset)
@@ -156,7 +156,7 @@ def partition_dataset(
 
 
 def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
-    """What a dataset has of the nodes that a part owns."""
+    """Rows of a dataset for the nodes that a part owns."""
     split = Split(
         *(
             np.flatnonzero(np.isin(owned, getattr(dataset.split, name), assume_unique=True)).astype(np.int64)
@@ -168,7 +168,7 @@ def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
 
 
 def write_part(out: Path, own: OwnRows, book: Book, part: int, fingerprint: dict[str, str]) -> PartCounts:
-    """Write one part; parts of one call of `partition_dataset` may be written by several processes at once."""
+    """Write one part; several processes may write parts of one call of `partition_dataset` at once."""
     partition = partition_of(own.nodes, own.graph, book, part)
     counts = count_part(partition, len(own.split.train))
     folder = _folder(out, part)
@@ -181,7 +181,7 @@ def write_part(out: Path, own: OwnRows, book: Book, part: int, fingerprint: dict
 
 
 def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
-    """Part `part` of what `partition_dataset` wrote.
+    """Open part `part` of a folder that `partition_dataset` wrote.
 
     Raises:
         StoreError: the folder is incomplete or damaged, or there is no such part.
@@ -192,8 +192,8 @@ def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
 
 
 def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
-    """Part `part` of what `partition_dataset` wrote: its edges by the owner of their source, the global ids of its
-    rows, and the rows.
+    """Open part `part` of a folder that `partition_dataset` wrote: its edges by the owner of their source, the global
+    ids of its rows, and the rows.
 
     Raises:
         StoreError: the folder is incomplete or damaged, an earlier version wrote it, or there is no such part.
@@ -225,9 +225,10 @@ def open_shards(out: Path, part: int) -> tuple[EdgeShards, npt.NDArray[np.int64]
 
 
 def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
-    """What other parts may want of the nodes of part `part`: their features, and the sum of their in-edges' weights.
+    """Open the data that other parts may need of the nodes of part `part`: their features, and the sum of their
+    in-edges' weights.
 
-    None of the part's edges are read: a rank asks this of all others, and again and again.
+    The part's edges are not read: a rank calls this for all other parts, repeatedly.
 
     Raises:
         StoreError: see `open_part`.
@@ -240,7 +241,7 @@ def open_neighbours(out: Path, part: int) -> tuple[FeatureStore, npt.NDArray[np.
     elif WEIGHTED in rows:
         degree = rows.read(WEIGHTED)
     else:
-        # Written by a version that did not add them up.
+        # Written by a version that did not store the sums.
         degree = _weighted_degree(open_partition(folder / "graph", fingerprint=whole.fingerprint))
     features = ZarrFeatures.inside(rows, "features")
     with proving(rows.path):
@@ -256,7 +257,7 @@ def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:
 
 
 def _opened(out: Path, part: int) -> tuple[Path, Store]:
-    """The folder of a part, and the store that it belongs to."""
+    """Folder of a part, and the store that it belongs to."""
     whole = open_store(Path(out), KIND)
     parts = whole.value("num_parts", int)
     if not 0 <= part < parts:
@@ -265,7 +266,7 @@ def _opened(out: Path, part: int) -> tuple[Path, Store]:
 
 
 def quality_of(whole: Store) -> PartitionQuality:
-    """What the manifest of the folder says of its parts. Raises StoreError: it says nothing that can be read."""
+    """Quality of the parts from the folder's manifest. Raises StoreError if it cannot be read."""
     with proving(whole.path):
         return PartitionQuality.from_record(whole.meta["quality"])
 
@@ -296,8 +297,7 @@ def _folder(out: Path, part: int) -> Path:
 
 
 def _standing(folder: Path, fingerprint: dict[str, str]) -> PartCounts | None:
-    """The counts of a part that is there already. Its rows were written last, so they vouch for the rest, in this
-    layout."""
+    """Counts of a part that exists already. Its rows were written last, so they vouch for the rest, in this layout."""
     try:
         open_store(folder / "shards", SHARDS_KIND, fingerprint=fingerprint)
         rows = open_store(folder / "rows", ROWS_KIND, fingerprint=fingerprint)
@@ -319,7 +319,7 @@ def _write_rows(
 
 
 def _commit(out: Path, fingerprint: dict[str, str], meta: dict[str, Any]) -> None:
-    """Write the folder's own manifest beside its parts, whole or not at all."""
+    """Write the folder's manifest beside its parts, whole or not at all."""
     with committed_folder(out / "summary", overwrite=True) as aside:
         write_manifest(aside, KIND, fingerprint, meta, {})
     os.replace(out / "summary" / MANIFEST, out / MANIFEST)

@@ -1,10 +1,11 @@
 """Parts in one pass over the nodes, with few edges cut: LDG and Fennel.
 
-Nodes come in the order of their ids. Each is given once and for all to the part of the highest score, of equals to the
-smallest, and of these to the first; full parts take none. A node's neighbours are its in-neighbours that came before
-it: of an undirected graph, every edge is looked at once with both ends known. How few are cut depends on the order:
-fewest where neighbours have near ids. Nothing is drawn from the seed. Beside the book, memory holds numbers for each
-part and for each size of a part, O(V + P), and `ROWS` rows of the graph, which is read once; time is O(V + E + P).
+Nodes come in the order of their ids. Each is assigned once to the part with the highest score; ties go to the smallest
+part, then to the first; full parts take none. A node's neighbours are its in-neighbours that came before
+it: of an undirected graph, every edge is looked at once with both ends known. The number of cut edges depends on the
+order: it is lowest if neighbours have close ids. Nothing is drawn from the seed. Beside the book, memory holds numbers
+for each part and for each size of a part, O(V + P), and `ROWS` rows of the graph, which is read once; time is O(V + E +
+P).
 """
 
 from dataclasses import dataclass
@@ -95,12 +96,13 @@ def _check_slack(slack: float) -> None:
 
 
 def _capacity(graph: RowSource, parts: int, slack: float) -> int:
-    """C: all nodes fit into so many parts of it."""
+    """C: all nodes fit into so many parts of this capacity."""
     return max(1, int(np.ceil(min(slack, parts) * graph.num_nodes / parts)))
 
 
 def _one_pass(graph: RowSource, parts: int, gain: Floats, cost: Floats) -> TableBook:
-    """The parts of the highest ``gain[|S|] |N(v) n S| - cost[|S|]``, with parts that hold ``len(gain)`` nodes full."""
+    """Assign each node to the part with the highest ``gain[|S|] |N(v) n S| - cost[|S|]``; parts with ``len(gain)``
+    nodes are full."""
     part_of = np.full(graph.num_nodes, -1, np.int32)
     sizes, count, least = np.zeros(parts, np.int64), np.zeros(parts, np.int64), np.zeros(2, np.int64)
     for first in range(0, graph.num_nodes, ROWS):

@@ -1,1 +1,1 @@
-"""Placements: what a rank sees of the graph."""
+"""Placements: each rank's view of the graph."""

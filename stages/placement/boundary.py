@@ -1,4 +1,4 @@
-"""Every rank holds the nodes of one part, and knows the nodes of other parts that its edges come from: its boundary."""
+"""Each rank holds the nodes of one part, and knows the nodes of other parts with edges to them: its boundary."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from .sharded import Sharded, Share
 
 IdArray = npt.NDArray[np.int64]
 ABSENT = {"train": ("val", "test"), "val": ("test",)}
-"""Of which splits the graphs of inductive training have no edges."""
+"""Splits whose edges are left out of the graphs of inductive training."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +45,9 @@ class WithBoundary(Sharded):
 
 
 class Boundary:
-    """The in-edges of one rank's N rows over those rows, and over B rows of other ranks behind them.
+    """In-edges of one rank's N rows over those rows, and over B rows of other ranks that follow them.
 
-    What the others' rows are called, and their degrees, is asked of them once; counted under ``graph``.
+    The ids and degrees of the others' rows are exchanged once; counted under ``graph``.
     """
 
     def __init__(self, share: Share, job: RankJob, inductive: bool) -> None:
@@ -76,8 +76,8 @@ class Boundary:
             )
 
     def ask(self, own: Tensor, kind: str, group: Group) -> Tensor:
-        """What other ranks say of their rows, [B, ...], as this one says of its own, [N, ...]. All ranks call this at
-        the same time."""
+        """Values of other ranks for their rows, [B, ...], in exchange for this rank's values, [N, ...]. All ranks call
+        this at the same time."""
         lengths = [len(w) for w in self.view.wanted]
         into = torch.empty((sum(self.counts), *own.shape[1:]), dtype=own.dtype)
         rows = own[torch.from_numpy(np.concatenate(self.view.wanted)).to(torch.int64)]
@@ -98,7 +98,7 @@ class Boundary:
             )
             lists, edge = InLists.of(indptr, lists.indices[kept], lists.num_src), edge[kept]
         degree = degree.to(torch.float64)
-        # Of all nodes, wherever they lie: coefficients must not depend on who owns them.
+        # Over all nodes, on any rank: coefficients must not depend on the owners.
         return Edges(
             lists,
             edge,
@@ -123,7 +123,7 @@ class Edges:
     numbers: EdgeNumbers
 
     def around(self, dst: IdArray, passes_messages: bool = True) -> tuple[BlockNeighbourhood, IdArray]:
-        """A neighbourhood of distinct rows `dst`, and the rows that it reads, `dst` first."""
+        """Neighbourhood of distinct rows `dst`, and the rows that it reads, `dst` first."""
         lists = self.lists
         counts = lists.kept[dst] if passes_messages else np.zeros(len(dst), np.int64)
         indptr = np.zeros(len(dst) + 1, np.int64)

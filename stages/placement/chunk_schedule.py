@@ -1,7 +1,7 @@
-"""Which chunks lie at which rank in which super-epoch: pure functions of a seed, so that no rank has to be told.
+"""Assignment of chunks to ranks in each super-epoch: pure functions of a seed, computed by every rank.
 
 Grappa's sweep (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872) keeps the base chunks and changes the variable one.
-That a share of all chunks is dealt anew at every switch, up to all of them, is this project's.
+Reassigning a share of all chunks at every switch, up to all of them, is this project's addition.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ..random import Purpose, permutation, stream
 
 IdArray = npt.NDArray[np.int64]
 Rotation = Literal["sweep", "fixed", "none"]
-"""Whose chunks lie beside a rank's own: each other rank's in turn; always those of the next one; nobody's."""
+"""Chunks beside a rank's own: each other rank's in turn; always those of the next one; none."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ChunkSchedule:
     per_rank: int = 1
     """m."""
     reshuffle_fraction: float = 0.0
-    """The share of all chunks whose place is drawn anew at every switch, at least two of them; 0: none, rank p keeps
-    the chunks m p to m p + m - 1; 1: all, so that no super-epoch tells anything of another."""
+    """Share of all chunks that are reassigned at every switch, at least two of them; 0: none, rank p keeps the chunks m
+    p to m p + m - 1; 1: all, so that super-epochs are independent."""
     rotation: Rotation = "sweep"
 
     @property
@@ -39,8 +39,8 @@ class ChunkSchedule:
     def places(self, super_epoch: int) -> IdArray:
         """int64 [Q], the chunk at each place; rank p has the places m p to m p + m - 1.
 
-        Chunks that move start from a uniform deal, and each switch permutes some of them uniformly among their places:
-        so the deal of every super-epoch is a uniform one. O(t Q log Q) for super-epoch t.
+        Chunks that move start from a uniform assignment, and each switch permutes some of them uniformly among their
+        places, so the assignment of every super-epoch is uniform. O(t Q log Q) for super-epoch t.
         """
         chunks = np.arange(self.num_chunks)
         count = (
@@ -63,13 +63,13 @@ class ChunkSchedule:
         return tuple(sorted(self.places(super_epoch)[rank * self.per_rank : (rank + 1) * self.per_rank].tolist()))
 
     def beside(self, rank: int, super_epoch: int) -> int | None:
-        """The rank whose base chunks are seen too. In P - 1 super-epochs a sweep brings every rank every other one
+        """Rank whose base chunks are also visible. In P - 1 super-epochs a sweep brings every rank every other one
         once."""
         if self.rotation == "none" or self.ranks == 1:
             return None
         return (rank + 1 + (super_epoch % (self.ranks - 1) if self.rotation == "sweep" else 0)) % self.ranks
 
     def variable(self, rank: int, super_epoch: int) -> tuple[int, ...]:
-        """The chunks that are seen beside the base chunks: m, or none."""
+        """Chunks that are visible beside the base chunks: m, or none."""
         other = self.beside(rank, super_epoch)
         return () if other is None else self.base(other, super_epoch)

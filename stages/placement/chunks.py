@@ -1,9 +1,9 @@
-"""Every rank sees its own chunks of the graph and, for a while, another rank's beside them: training without messages
+"""Each rank sees its own chunks of the graph and, for a while, another rank's beside them: training without messages
 between nodes.
 
-Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are cut into chunks, one or more for each rank. A
-rank trains on the seeds of its *base* chunks, and sees *variable* chunks beside them, which change from super-epoch to
-super-epoch (`chunk_schedule.ChunkSchedule`). The rest is not there.
+Grappa (Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872): the nodes are divided into chunks, one or more for each
+rank. A rank trains on the seeds of its *base* chunks, and sees *variable* chunks beside them, which change from
+super-epoch to super-epoch (`chunk_schedule.ChunkSchedule`). It sees no other nodes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +33,11 @@ IdArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A part."""
+    """A chunk: a part of the graph."""
 
     shards: EdgeShards
     features: FeatureStore
-    """[N, F]; of one that was seen before, a view of what was joined then."""
+    """[N, F]; if it was visible before, a view of the joined features."""
     labels: Tensor
     degree: IdArray
     """int64 [N], in-degree in the whole graph."""
@@ -53,44 +53,43 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Isolated(Placement):
-    """What a rank sees: nodes of the base chunks, then of the variable ones, then halo nodes, which have features and
-    no in-edges."""
+    """A rank's view: nodes of the base chunks, then of the variable ones, then halo nodes, which have features and no
+    in-edges."""
 
     num_base: int = 0
     num_visible: int = 0
     """Nodes of all its chunks."""
     coverage: Tensor = field(default_factory=lambda: torch.empty(0))
-    """float64 [V], the share of each node's in-edges in the whole graph that is here; self loops do not count, those of
-    a halo node count as one, and a node without any is covered."""
+    """float64 [V], the share of each node's in-edges in the whole graph that is present. Self loops do not count, those
+    of a halo node count as one, and a node without any is covered."""
     base: tuple[int, ...] = ()
     variable: tuple[int, ...] = ()
     """Numbers of the chunks."""
     kept: Mapping[int, Chunk] = field(default_factory=dict)
-    """By number, chunks that the next super-epoch sees too, where nothing has been started for it; their features are
-    views of these."""
+    """By number, chunks that are also visible in the next super-epoch, if it is not being prepared yet; their features
+    are views of these."""
     following: "Future[Isolated] | None" = None
-    """What is seen in the next super-epoch, on its way."""
+    """View of the next super-epoch, in preparation."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """So many chunks for each rank, and another rank's beside them, that change from phase to phase."""
+    """Chunks of each rank, and another rank's beside them, that change from phase to phase."""
 
     partitioner: Partitioner = field(default_factory=MetisWork)
     rotation: Rotation = "sweep"
     halo: float = 1
-    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch. 1: nodes of all chunks
-    here have all their in-edges."""
+    """Share of nodes one hop outside that are visible too, drawn for each super-epoch. 1: nodes of all chunks here have
+    all their in-edges."""
     per_rank: int = 1
     reshuffle_fraction: float = 0.0
     """See `ChunkSchedule`."""
     ahead: bool = field(default=True, repr=False)
-    """What the next super-epoch will see is read and put together while the one before it trains, and is in memory
-    beside it. No part of what this is told by (a run's fingerprint): it decides nothing."""
+    """Read and join the next super-epoch's view while the current one trains, in memory beside it. Left out of repr (a
+    run's fingerprint), since it changes no result."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Isolated:
-        """See `PartitionPolicy.place`. What it reads is counted in the channel ``store``: nothing comes over the
-        network."""
+        """See `PartitionPolicy.place`. Reads count in the channel ``store``: nothing comes over the network."""
         if isinstance(data, Placement):
             v = data.graph.num_nodes
             whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree", "split")}
@@ -115,7 +114,7 @@ class Chunks:
         return replace(seen, kept={}, following=_in_a_thread(lambda: self._seen(deal, t + 1, seen, data, job)))
 
     def _seen(self, deal: ChunkSchedule, t: int, held: Isolated | None, data: Part, job: RankJob) -> Isolated:
-        """What is seen in super-epoch t, with all its chunks in `kept`; those that `held` keeps are not read again."""
+        """View of super-epoch t, with all its chunks in `kept`; chunks that `held` keeps are not read again."""
         base, variable = deal.base(job.group.rank, t), deal.variable(job.group.rank, t)
         if held is not None and (held.base, held.variable) == (base, variable) and self.halo in (0, 1):
             return held
@@ -133,11 +132,11 @@ class Chunks:
         data: Part,
         job: RankJob,
     ) -> Isolated:
-        """The graph of these chunks, in their order, with what the policy sees around them."""
+        """Graph of these chunks, in their order, with the halo that the policy adds."""
         starts, visible = {}, 0
         for c, chunk in chunks.items():
             starts[c], visible = visible, visible + chunk.num_nodes
-        # Nodes outside are named by owner and local id until it is known which there are.
+        # Nodes outside are named by owner and local id until all are known.
         around = {c: self._around(chunk.shards, [*chunks], halo_key) for c, chunk in chunks.items()}
         halo = np.unique(
             np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())])
@@ -152,7 +151,7 @@ class Chunks:
         degree = np.concatenate([*(c.weighted_degree for c in chunks.values()), halo_degree])
         labels = torch.cat([c.labels for c in chunks.values()])
         labels = torch.cat([labels, labels.new_zeros((len(halo), *labels.shape[1:]))])
-        # Of the in-edges of halo nodes none is here.
+        # No in-edges of halo nodes are present.
         count = np.concatenate([*(c.degree for c in chunks.values()), (halo_degree > 0).astype(np.int64)])
         present, all_in = present - loops, count - loops
         coverage = np.where(all_in > 0, present / np.maximum(all_in, 1), 1.0)
@@ -175,7 +174,7 @@ class Chunks:
         )
 
     def _around(self, shards: EdgeShards, here: list[int], halo_key: int) -> dict[int, IdArray]:
-        """By owner, the names of a chunk's sources outside that are seen."""
+        """Names of a chunk's visible sources outside, by owner."""
         names = {}
         for s in range(shards.num_parts) if self.halo else ():
             if s in here:
@@ -204,7 +203,7 @@ class Chunks:
 
 
 def load(part: Part, job: RankJob) -> Chunk:
-    """A part's edges, and its rows where they are stored."""
+    """A part's edges, and its rows if they are stored."""
     shards, n = part.shards, part.shards.num_owned
     degree = np.bincount(shards.rows, shards.counts, minlength=n).astype(np.int64)
     weighted = degree.astype(np.float64)
@@ -217,7 +216,7 @@ def load(part: Part, job: RankJob) -> Chunk:
 
 
 def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:
-    """What was read from stores."""
+    """Count bytes read from stores."""
     ledger.add("store", "graph", graph_bytes)
     ledger.add("store", "features", features_bytes)
 
@@ -233,7 +232,7 @@ def lists_of(
 
 
 def sources_of(shards: EdgeShards, s: int) -> IdArray:
-    """Local ids, at their owner, of the sources of shard s; not of the part's own."""
+    """Local ids, at their owner, of the sources of shard s; not for the part's own."""
     return shards.sources[int(shards.source_splits[s]) : int(shards.source_splits[s + 1])].astype(np.int64)
 
 
@@ -245,7 +244,7 @@ def _join_graph(
     Args:
         chunks: by number, in the order of their nodes.
         starts: first node of each.
-        around: of each, names of the sources outside that are seen, by owner.
+        around: of each, names of its visible sources outside, by owner.
         halo: those of all chunks, ascending; their nodes follow the chunks'.
         visible: nodes of all chunks.
 
@@ -291,7 +290,7 @@ def _part(data: Part, number: int) -> Part:
 
 
 def _in_a_thread(make: Callable[[], Isolated]) -> "Future[Isolated]":
-    """What `make` returns, while others go on."""
+    """Run `make` in a thread; returns its future result."""
     pool = ThreadPoolExecutor(1, "millrace-chunk")
     try:
         return pool.submit(make)

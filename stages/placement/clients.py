@@ -1,4 +1,4 @@
-"""Clients: parts that are more than ranks, down to one node each, and what each of them would send and receive."""
+"""Clients: more parts than ranks, down to one node each, and the rows that each would send and receive."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from ...storage.store.store import open_store, write_store
 
 KIND = "clients"
 FOLDER = "clients"
-"""In the folder of a run."""
+"""Subfolder of a run's folder."""
 EDGES_AT_ONCE = 1 << 24
 
 IntArray = npt.NDArray[np.integer]
@@ -29,11 +29,11 @@ class Traffic:
 
 
 def client_traffic(graph: Graph, client: IntArray, num_clients: int) -> Traffic:
-    """What one exchange moves between clients.
+    """Rows that one exchange moves between clients.
 
     Args:
         graph: V nodes.
-        client: int [V], who owns each node.
+        client: int [V], client of each node.
         num_clients: K.
     """
     rows_in, rows_out = np.zeros(num_clients, np.int64), np.zeros(num_clients, np.int64)
@@ -58,7 +58,7 @@ def client_traffic(graph: Graph, client: IntArray, num_clients: int) -> Traffic:
 
 
 def packed(client: IntArray, num_clients: int, ranks: int) -> TableBook:
-    """Whole clients dealt out to ranks, each to the one with the fewest nodes so far, the largest first."""
+    """Assign whole clients to ranks, each to the one with the fewest nodes so far, the largest first."""
     sizes = np.bincount(client, minlength=num_clients)
     load, rank_of = np.zeros(ranks, np.int64), np.empty(num_clients, np.int32)
     if num_clients == len(client) and sizes.max(initial=0) <= 1:
@@ -71,13 +71,13 @@ def packed(client: IntArray, num_clients: int, ranks: int) -> TableBook:
 
 
 def write_clients(folder: Path, client: IntArray, traffic: Traffic, fingerprint: dict[str, str]) -> None:
-    """Write down who owns what, and what an exchange moves, in the folder of a run."""
+    """Store the clients of all nodes, and the rows that an exchange moves, in the folder of a run."""
     arrays = {"client": client.astype(np.int32), "rows_in": traffic.rows_in, "rows_out": traffic.rows_out}
     write_store(folder / FOLDER, KIND, fingerprint=fingerprint, meta={}, arrays=arrays, overwrite=True)
 
 
 def read_traffic(folder: Path) -> tuple[npt.NDArray[np.int32], Traffic]:
-    """What `write_clients` wrote: int32 [V], and the traffic of an exchange."""
+    """Read the files of `write_clients`: int32 [V], and the traffic of an exchange."""
     store = open_store(folder / FOLDER, KIND)
     return store.read("client"), Traffic(store.read("rows_in"), store.read("rows_out"))
 

@@ -1,4 +1,4 @@
-"""Several parts as one: the chunks that a rank has, as the one part that whoever visits ranks, not chunks, expects."""
+"""Merges several parts into one: a rank's chunks as the single part that distributed evaluation expects."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
     m = len(parts)
     rank, rest = divmod(parts[0].shards.part, m)
     assert not rest and [p.shards.part for p in parts] == list(range(rank * m, rank * m + m))
-    # Where each part's rows begin among those that it is merged with.
+    # First row of each part among the rows that it is merged with.
     starts = (np.cumsum(sizes.reshape(-1, m), 1) - sizes.reshape(-1, m)).reshape(-1)
     rows, owners, sources, places, weights, edges = [], [], [], [], [], 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Every rank sees the whole topology and all features."""
+"""Each rank sees the whole topology and all features."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ..messages import Part, Phase, Placement, RankJob
 
 @dataclass(frozen=True)
 class Replicated:
-    """No placement at all: the data as they are. Costs the whole graph in the memory of each rank."""
+    """No placement: the data as they are. Costs the whole graph in the memory of each rank."""
 
     partitioner: None = None
 

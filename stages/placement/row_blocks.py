@@ -3,7 +3,7 @@ graphs).
 
 P ranks are a grid of P/c rows and c columns: rank r is at (r // c, r % c). Nodes are cut into P/c contiguous blocks,
 and block i, with the in-edges, features and labels of its nodes, lies on the c ranks of grid row i. So each grid column
-holds everything once, and what a rank needs of others comes from its own column.
+holds everything once, and a rank fetches rows from its own column.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Grid:
     ranks: int
     """P."""
     replication: int
-    """c, how many ranks hold each block."""
+    """c, number of ranks that hold each block."""
 
     def __post_init__(self) -> None:
         p, c = self.ranks, self.replication
@@ -48,7 +48,7 @@ class Grid:
         return self.ranks // self.replication
 
     def block(self, rank: int) -> int:
-        """The block that a rank holds."""
+        """Block that a rank holds."""
         return rank // self.replication
 
     def column(self, rank: int) -> list[int]:
@@ -56,7 +56,7 @@ class Grid:
         return list(range(rank % self.replication, self.ranks, self.replication))
 
     def among(self, group: Group, name: str, same_thread: bool = False) -> Group:
-        """A group of its own for this rank's column (see `Group.sub`); all ranks call this at the same time."""
+        """Group of this rank's column (see `Group.sub`); all ranks call this at the same time."""
         column = self.column(group.rank)
         return group.sub(f"{name}-{column[0]}", column, same_thread)
 
@@ -67,21 +67,21 @@ class BlockRows(Placement):
     `split.train` holds global ids of all nodes; there are no other splits."""
 
     book: RangeBook = field(default_factory=lambda: RangeBook(np.zeros(2, np.int64)))
-    """Which block holds a node."""
+    """Maps nodes to blocks."""
     block: int = 0
-    """The number of this one."""
+    """Number of this block."""
     first_edge: int = 0
-    """Where the edges of row 0 begin in the whole graph's edge arrays."""
+    """Position of row 0's first edge in the whole graph's edge arrays."""
     heaviest: float = 1.0
     """The largest edge weight of the whole graph."""
     train_labels: Tensor | None = None
-    """Of ``split.train``, in its order, where `labels` are the block's only."""
+    """Labels of ``split.train``, in its order, if `labels` covers the block only."""
     column: Group | None = None
-    """The ranks that hold all blocks between them, in their order."""
+    """Ranks that hold all blocks between them, in their order."""
 
     @property
     def first(self) -> int:
-        """The global id of row 0."""
+        """Global id of row 0."""
         return int(self.book.offsets[self.block])
 
     def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
@@ -98,7 +98,7 @@ class BlockRows(Placement):
 
 @dataclass(frozen=True)
 class Blocks:
-    """Each rank opens its block and nothing else: c/P of graph, features and labels, and the ids of all train nodes."""
+    """Each rank opens only its block: c/P of graph, features and labels, and the ids of all train nodes."""
 
     replication: int = 1
     """c."""
@@ -124,7 +124,7 @@ class Blocks:
         sizes = np.zeros((2, grid.blocks))
         sizes[0, column.rank] = shards.num_owned
         sizes[1, column.rank] = 1.0 if shards.edge_weight is None else shards.edge_weight.max(initial=0.0)
-        # Of one rank each: nothing is rounded.
+        # Each entry comes from one rank: nothing is rounded.
         column.all_reduce(torch.from_numpy(sizes.reshape(-1)), "control")
         book = RangeBook(np.concatenate([[0], np.cumsum(sizes[0])]).astype(np.int64))
         graph = rows_of(shards, book)
@@ -153,7 +153,7 @@ def _only_train(ids: Any) -> Split:
 
 
 def rows_of(shards: EdgeShards, book: RangeBook) -> Graph:
-    """The in-edges of a part in the whole graph's order, with global sources."""
+    """In-edges of a part in the whole graph's order, with global sources."""
     n = shards.num_owned
     degree = np.zeros(n, np.int64)
     np.add.at(degree, shards.rows, shards.counts)

@@ -1,4 +1,4 @@
-"""Every rank holds the nodes of one part, and the edges that lead to them."""
+"""Each rank holds the nodes of one part, and their in-edges."""
 
 from dataclasses import dataclass, field, replace
 
@@ -32,25 +32,25 @@ class Share:
 
     @property
     def x(self) -> Tensor:
-        """The features as a tensor, which shares their memory."""
+        """Features as a tensor, which shares their memory."""
         assert isinstance(self.features, MemoryFeatures)
         return torch.from_numpy(self.features.rows)
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """Parts of any kind, one for each rank; a rank reads its own and no other. Costs about 1/P of the graph and the
+    """Parts of any kind, one for each rank; a rank reads only its own. Costs about 1/P of the graph and the
     features."""
 
     partitioner: Partitioner = field(default_factory=MetisWork)
     prune: bool = True
-    """Leave out of each layer what the seeds' results do not depend on."""
+    """Leave out rows and edges of each layer that the seeds' results do not depend on."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> Share:
         """See `PartitionPolicy.place`: the same in every phase.
 
         Raises:
-            InputError: the whole data for several ranks; cut them into parts first.
+            InputError: several ranks got the whole data; divide it into parts first.
         """
         if before is not None:
             return before

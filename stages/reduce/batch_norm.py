@@ -1,4 +1,4 @@
-"""Batch normalisation on several ranks, as one rank that saw every row would have it: its running statistics, or all of
+"""Batch normalisation on several ranks, equal to that of one rank with every row: running statistics only, or all of
 it."""
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from ...storage.errors import InputError
 from ..comm.base import Group
 
 BLOCK_ELEMENTS = 1 << 16
-"""Rows are normalised about so many numbers at a time."""
+"""Elements that are normalised at a time."""
 
 
 class RunningStatistics:
@@ -34,7 +34,7 @@ class RunningStatistics:
     def __init__(self, module: nn.Module, group: Group) -> None:
         """
         Args:
-            module: what is trained. Its batch normalisations must stay the same ones.
+            module: the trained module. Its batch normalisations must stay the same ones.
             group: the ranks; all make one of these, of the same model.
 
         Raises:
@@ -55,7 +55,7 @@ class RunningStatistics:
 
     @contextmanager
     def minibatch(self, position: int, of: int) -> Iterator[None]:
-        """Around forward and backward of one of this rank's minibatches, `position` in [0, of) of the step."""
+        """Context of forward and backward of one of this rank's minibatches, `position` in [0, of) of the step."""
         assert 0 <= position < of
         training = [t for t in self._tracked if t.norm.training]
         before = [t.get() for t in training]
@@ -72,8 +72,7 @@ class RunningStatistics:
                 t.set(statistics)
 
     def finish(self, of: int) -> None:
-        """At the end of a step of `of` minibatches, on every rank: the sums over all of them become the running
-        statistics.
+        """End a step of `of` minibatches on every rank: the sums over all of them become the running statistics.
 
         Raises:
             InputError: a module was called in some of the minibatches only.
@@ -83,7 +82,7 @@ class RunningStatistics:
         flat = torch.cat([t.added for t in self._tracked])
         self._group.all_reduce(flat, "gradients")
         terms = flat.split([len(t.added) for t in self._tracked])
-        # Of a device all are asked for at once.
+        # On a device, read all at once.
         for t, term, calls in zip(self._tracked, terms, torch.stack([term[0] for term in terms]).tolist()):
             if calls % of:
                 raise InputError(
@@ -100,24 +99,23 @@ class RunningStatistics:
 
 
 class _Tracked:
-    """One module, and what this rank's minibatches of the step add to it: float64 [1 + 2C], calls, means and
-    variances."""
+    """One module's statistics of the step on this rank: float64 [1 + 2C], calls, means and variances."""
 
     def __init__(self, name: str, norm: _BatchNorm) -> None:
         self.name, self.norm = name, norm
         self.added = torch.zeros_like(self.get())
 
     def get(self) -> Tensor:
-        """What the module holds, a copy."""
+        """Copy of the module's statistics."""
         return torch.cat([b.double().view(-1) for b in self._buffers()])
 
     def set(self, statistics: Tensor) -> None:
-        """Make the module hold them."""
+        """Set the module's statistics."""
         for buffer, new in zip(self._buffers(), statistics.split([1, self.norm.num_features, self.norm.num_features])):
             buffer.copy_(new.view_as(buffer))
 
     def kept(self, calls: Tensor) -> Tensor:
-        """What is left of a running statistic after so many calls, float64 []."""
+        """Remaining share of a running statistic after so many calls, float64 []."""
         assert self.norm.momentum is not None
         return (1.0 - self.norm.momentum) ** calls
 
@@ -126,15 +124,14 @@ class _Tracked:
 
 
 class GlobalBatchNorm:
-    """Batch normalisation over the rows of all ranks, for full-batch training, where they hold different rows of one
-    batch.
+    """Batch normalisation over the rows of all ranks, for full-batch training, in which ranks hold different rows of
+    one batch.
 
     Statistics are two-pass sums in float64 (sum and count, then squares of what is centred), so that a mean far from
     zero costs no precision; every rank gets the same bits, also in its running statistics, which are torch's: unbiased
-    variances, `momentum` None too. The loss is the *sum* of the ranks' losses: the backward pass adds up what each
-    rank's rows do to the shared statistics; the gradients of weight and bias are those of this rank's rows, to be
-    summed with all others. What travels counts as ``activations``: (1 + 2C) numbers forward and 2C backward for C
-    channels.
+    variances, `momentum` None too. The loss is the *sum* of the ranks' losses: the backward pass adds up the gradients
+    of the shared statistics over ranks; the gradients of weight and bias are those of this rank's rows, to be summed
+    with all others. Bytes count as ``activations``: (1 + 2C) numbers forward and 2C backward for C channels.
 
     Modules in evaluation mode are left alone. With one rank, or without batch normalisations, nothing is done and
     nothing travels.
@@ -143,7 +140,7 @@ class GlobalBatchNorm:
     def __init__(self, module: nn.Module, group: Group) -> None:
         """
         Args:
-            module: what is trained. Its batch normalisations must stay the same ones.
+            module: the trained module. Its batch normalisations must stay the same ones.
             group: the ranks; all make one of these, of the same model.
         """
         self._group = group
@@ -151,7 +148,8 @@ class GlobalBatchNorm:
 
     @contextmanager
     def minibatch(self, position: int, of: int) -> Iterator[None]:
-        """Around forward and backward, on every rank and of the same model: a rank without rows takes part with none.
+        """Context of forward and backward, on every rank and of the same model: a rank without rows takes part with
+        none.
 
         Raises:
             InputError: inside, on every rank: a module was called with a single row in total, or with another number of
@@ -166,12 +164,11 @@ class GlobalBatchNorm:
             yield
 
     def finish(self, of: int) -> None:
-        """At the end of a step: nothing is left to do, every forward pass has updated the running statistics of all
-        ranks."""
+        """End a step: no effect, since every forward pass has updated the running statistics of all ranks."""
 
 
 def _set_forward(norm: _BatchNorm, forward: Callable[..., Tensor] | None) -> None:
-    """Give this one module a `forward` of its own; None gives it back that of its class."""
+    """Give this one module its own `forward`; None restores that of its class."""
     if forward is None:
         del norm.forward
     else:
@@ -179,7 +176,7 @@ def _set_forward(norm: _BatchNorm, forward: Callable[..., Tensor] | None) -> Non
 
 
 def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
-    """What `norm` does to the rows of all ranks, for those of this rank, [n, C] or [n, C, ...]."""
+    """Apply `norm` over the rows of all ranks, for those of this rank, [n, C] or [n, C, ...]."""
     norm._check_input_dim(input)
     if input.shape[1] != norm.num_features:
         raise InputError(
@@ -213,7 +210,7 @@ def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
 
 
 def _update_running(norm: _BatchNorm, mean: Tensor, squares: Tensor, count: int) -> None:
-    """As torch does: the running statistics take part of those of this batch, with the unbiased variance."""
+    """Update running statistics as torch does, with the unbiased variance."""
     if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
         return
     share = norm.momentum
@@ -227,8 +224,8 @@ def _update_running(norm: _BatchNorm, mean: Tensor, squares: Tensor, count: int)
 
 
 class _Normalise(torch.autograd.Function):
-    """y = (x - mean) * inv_std * weight + bias. `mean` and `inv_std` are functions of all ranks' x, and the backward
-    pass knows how.
+    """y = (x - mean) * inv_std * weight + bias, where `mean` and `inv_std` are functions of all ranks' x; the backward
+    pass accounts for that.
 
     With z = (x - mean) * inv_std and g = dL/dy * weight, dL/dx = inv_std * (g - mean(g) - z * mean(g * z)), means over
     all ranks' rows (Ioffe, Szegedy, ICML 2015, section 3). z is computed again: only x is kept.
@@ -267,7 +264,7 @@ class _Normalise(torch.autograd.Function):
             d = d.double()
             own[0] += d.sum(0)
             own[1] += (b.double() - mean).mul_(inv_std).mul_(d).sum(0)
-        # Also where x needs no gradient: whether this travels must not depend on what one rank knows of its x.
+        # Also if x needs no gradient: whether this travels must not depend on one rank's x.
         total = own.clone()
         ctx.group.all_reduce(total, "activations")
         dx = None
@@ -287,6 +284,5 @@ class _Normalise(torch.autograd.Function):
 
 
 def _blocks(rows: Tensor) -> tuple[Tensor, ...]:
-    """Rows by so many that they fit into a cache in float64: no second copy of an activation is ever whole in
-    memory."""
+    """Ranges of rows that fit into a cache in float64, so that no second copy of an activation is ever complete."""
     return rows.split(max(1, BLOCK_ELEMENTS // max(1, rows.shape[1])))

@@ -1,4 +1,4 @@
-"""Gradients of isolated ranks, weighed by how much of its neighbourhoods each rank sees.
+"""Gradients of isolated ranks, weighted by the share of its neighbourhoods that each rank sees.
 
 Grappa-style (arXiv 2602.01872; the weight for each seed, self-normalising and shrinking are this project's).
 """
@@ -29,7 +29,7 @@ class CoverageCorrected(SeedWeightedMean):
     by_batch: bool = True
     """One weight for a minibatch; else one for each seed."""
     shrink: Shrink = "none"
-    """How a minibatch's weight is drawn towards that of all ranks: not at all, or by what is noise in it (empirical
+    """Shrinkage of a minibatch's weight towards that of all ranks: none, or by the share of noise in it (empirical
     Bayes)."""
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
@@ -55,8 +55,8 @@ class CoverageCorrected(SeedWeightedMean):
 
 
 def shrunk(mean: float, variance: float, n: int, group: Group) -> float:
-    """This rank's weight, drawn towards that of all by empirical Bayes: ``1 + (1 - lambda) (u - 1)``, with u the weight
-    over the mean one and lambda the share of noise in the variance between ranks.
+    """This rank's weight, shrunk towards that of all by empirical Bayes: ``1 + (1 - lambda) (u - 1)``, with u the
+    weight over the mean one and lambda the share of noise in the variance between ranks.
 
     One all-reduce of seven numbers, under ``control``.
 
@@ -68,7 +68,7 @@ def shrunk(mean: float, variance: float, n: int, group: Group) -> float:
     """
     noise = variance / n if n else 0.0
     here = float(n > 0)
-    # The last number is not used: a ring adds up tensors of another length in another order, to other bits.
+    # The last number is not used: a ring adds tensors of another length in another order, with other bits.
     sums = torch.tensor([here, here * mean, here * mean**2, here * noise, n, n * mean, 0.0], dtype=torch.float64)
     group.all_reduce(sums, "control")
     ranks, total, squares, noises, seeds, weighed, _ = sums.tolist()

@@ -1,4 +1,4 @@
-"""Clients that train by themselves for some steps before their parameters are averaged: FedAvg (McMahan et al., AISTATS
+"""FedAvg: clients train separately for some steps before their parameters are averaged (McMahan et al., AISTATS
 2017)."""
 
 from dataclasses import dataclass, replace
@@ -13,22 +13,22 @@ from .seed_weighted import AllSeedsMean
 
 @dataclass(frozen=True)
 class LocalSteps(AllSeedsMean):
-    """Every client starts from the common parameters and takes `steps` steps on its own seeds; the common ones become
-    the mean of what the clients arrive at, weighted by their seeds.
+    """Every client starts from the common parameters and takes `steps` steps on its own seeds. The new common
+    parameters are the mean of the clients' results, weighted by their seeds.
 
-    What a client has moved is handed on as a gradient, which one step of size one subtracts (Reddi et al., ICLR 2021,
-    section 2): a round costs one all-reduce, as a step with summed gradients does. Clients keep no state between
-    rounds. A rank with no clients is one.
+    A client's change is passed on as a gradient, which one step of size one subtracts (Reddi et al., ICLR 2021, section
+    2): a round costs one all-reduce, as a step with summed gradients does. Clients keep no state between rounds. A rank
+    without simulated clients is one client.
     """
 
     steps: int = 1
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
-        """See `ReducePolicy.optimizer`: takes the mean itself; the run's optimiser works at the clients."""
+        """See `ReducePolicy.optimizer`: takes the mean itself; the run's optimiser is used by the clients."""
         return torch.optim.SGD(parameters, lr=1.0)
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
-        """See `ReducePolicy.contribute`: what the clients of this rank have moved, times their seeds."""
+        """See `ReducePolicy.contribute`: changes of this rank's clients, times their seeds."""
         parameters = [p for p in module.parameters() if p.requires_grad]
         start = [p.detach().clone() for p in parameters]
         moved = [torch.zeros_like(p) for p in start]
@@ -46,7 +46,7 @@ class LocalSteps(AllSeedsMean):
                         p.grad.div_(count)
                 local.step()
                 local.zero_grad(set_to_none=True)
-                if step == 0:  # at the common parameters, as a step with summed gradients tells it
+                if step == 0:  # at the common parameters, as a step with summed gradients reports it
                     loss_sum, seeds = loss_sum + done.loss_sum, seeds + done.seeds
             with torch.no_grad():
                 for p, before, total in zip(parameters, start, moved):

@@ -1,4 +1,4 @@
-"""The mean over all seeds of a step, whichever rank or minibatch they are in."""
+"""Mean over all seeds of a step, on any rank and in any minibatch."""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +28,7 @@ class SeedWeightedMean:
         return rules.optimizer(parameters)
 
     def contribute(self, module: nn.Module, fetched: Fetched, rules: StepRules) -> WorkDone:
-        """See `ReducePolicy.contribute`: every seed counts the same, or what its `Fetched.weight` says."""
+        """See `ReducePolicy.contribute`: every seed counts the same, or its `Fetched.weight`."""
         done = forward_backward(module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, fetched.weight)
         return done if fetched.weight is None else replace(done, weight=float(fetched.weight.sum()))
 
@@ -63,7 +63,7 @@ class SeedWeightedMean:
 
 @dataclass(frozen=True)
 class AllSeedsMean(SeedWeightedMean):
-    """`SeedWeightedMean` where all ranks hold pieces of one batch: batch normalisation is over all of them."""
+    """`SeedWeightedMean` for ranks that hold pieces of one batch: batch normalisation is over all of them."""
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
         """See `ReducePolicy.statistics`."""

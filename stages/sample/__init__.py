@@ -1,4 +1,4 @@
-"""Samplers: how minibatches are drawn."""
+"""Samplers: draw minibatches in bulk."""
 
 from .fastgcn import FastGCNSampler
 from .labor import LaborSampler

@@ -1,4 +1,4 @@
-"""What a sampler is, and the plan that says which seeds make which minibatch."""
+"""Sampler protocol, and the base of samplers that draw row by row."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -19,10 +19,10 @@ from ..assignment import BulkRequest
 
 
 class Sampler(Protocol):
-    """A frozen record of how minibatches are drawn. Adding one is one file; nothing else changes."""
+    """Frozen record of a sampler's options."""
 
     name: ClassVar[str]
-    """The word that configuration and reports use."""
+    """Its name in configuration and reports."""
 
     @property
     def num_layers(self) -> int:
@@ -50,7 +50,8 @@ class Sampler(Protocol):
         ...
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """What `sample` draws, bit by bit, drawn by the kernels of a GPU and left there: `resident.ResidentMiniBatch`.
+        """Like `sample`, with the same bits, drawn by the kernels of a GPU and left there:
+        `resident.ResidentMiniBatch`.
 
         Args:
             graph: in-neighbour lists.
@@ -64,17 +65,17 @@ class Sampler(Protocol):
         ...
 
     def sample_by_owners(self, owners: "Owners", request: BulkRequest) -> Bulk:
-        """What `sample` draws, bit by bit, where rows lie with several ranks. All of them call this at the same time.
+        """Like `sample`, with the same bits, for rows that several ranks hold. All of them call this at the same time.
 
         Args:
-            owners: this rank's rows, and the way to the others.
+            owners: this rank's rows, and access to the others.
             request: of this rank's minibatches; it may have none.
         """
         ...
 
 
 class NodeWise(Sampler, Protocol):
-    """A sampler that draws for each row by itself, so that whoever owns the row can do it."""
+    """Sampler that draws for each row independently, so that the row's owner can do it."""
 
     @property
     def fanout(self) -> tuple[int, ...]:
@@ -88,11 +89,11 @@ class NodeWise(Sampler, Protocol):
 
     @property
     def edge_ids(self) -> bool:
-        """Whether edges keep their place in the graph's edge arrays."""
+        """True if edges keep their positions in the graph's edge arrays."""
         ...
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
-        """uint64 [k, L], the random stream of each minibatch and hop."""
+        """uint64 [k, L], random stream of each minibatch and hop."""
         ...
 
     def draw(
@@ -104,11 +105,12 @@ class NodeWise(Sampler, Protocol):
         fanout: int,
         ascending: bool,
     ) -> "Drawn":
-        """One hop's edges of local rows, [n], which `splits` cuts by minibatch; see `kernels.owner_cpu.draw_rows`."""
+        """One hop's edges of local rows, [n], divided by minibatch at `splits`; see
+        `kernels.row_block.draw.draw_rows`."""
         ...
 
     def sends_weights(self, graph: Graph) -> bool:
-        """Whether `weigh` has something to say."""
+        """True if `weigh` returns weights."""
         ...
 
     def weigh(
@@ -122,10 +124,10 @@ class NodeWise(Sampler, Protocol):
         """`Block.weight` of the edges that were drawn for some rows, float32 [e].
 
         Args:
-            graph: that the rows are of.
+            graph: the graph of the rows.
             rows: [n].
             kept: [n], edges of each.
-            positions: int64 [e], where they lie in the graph's edge arrays; None where nothing asks.
+            positions: int64 [e], positions in the graph's edge arrays; None if not needed.
             fanout: of all rows, or [n] of each.
         """
         ...
@@ -138,18 +140,19 @@ class NodeWise(Sampler, Protocol):
         weight: Sequence[npt.NDArray[np.float32] | None],
         ids: Sequence[npt.NDArray[np.int64] | None],
     ) -> MiniBatch:
-        """Minibatch `i` of the request from its sample, with weights and places of the edges of each of its lists."""
+        """Minibatch `i` of the request from its sample, with weights and positions of the edges of each of its
+        lists."""
         ...
 
 
 def per_layer(sampler: object, field: str, given: Any, second: Any) -> Any:
-    """One number for each layer; a number by itself is that of one layer.
+    """One number for each layer; a single number means one layer.
 
     Args:
-        sampler: whose they are.
-        field: what the sampler calls them.
+        sampler: name of the sampler.
+        field: name of the option.
         given: numbers, or one.
-        second: the sampler's next argument, which is no number.
+        second: the sampler's next argument, which is not a number.
 
     Raises:
         InputError: numbers were given one by one, so that the second one fell on that argument.

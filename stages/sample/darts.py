@@ -13,7 +13,7 @@ IdArray = npt.NDArray[np.int64]
 
 
 class LayerMinibatch:
-    """What is known of one minibatch between hops."""
+    """State of one minibatch between hops."""
 
     def __init__(self, seeds: IdArray, dtype: npt.DTypeLike) -> None:
         self.numbered = Numbering(seeds, dtype)
@@ -30,7 +30,7 @@ class LayerMinibatch:
 
     @property
     def rows(self) -> Ids:
-        """The nodes before the hop under way."""
+        """Nodes before the current hop."""
         return self.nodes[: self.ends[-2]]
 
     def unite(self, drawn: Drawn) -> Ids:
@@ -66,9 +66,9 @@ class Throw:
         self.prefix = blocks if blocks is not None else np.concatenate([[0], np.cumsum(m.mass[: len(m.nodes)])])
         m.total = int(self.prefix[-1])
         self.thrown = 0
-        """That travelled."""
+        """Darts that travelled."""
         self.darts = 0
-        """That counted."""
+        """Darts that counted."""
         self.found: list[int] | IdArray = []
         self._seen: set[int] = set()
         self._raced: Drawn | None = None
@@ -87,12 +87,12 @@ class Throw:
         return self.s - min(len(self.found), self.s)
 
     def aim(self) -> tuple[IdArray, IdArray, IdArray]:
-        """The next darts: the owner of what each hits, the row there, and how far into the row's terms."""
+        """The next darts: owner of the row that each hits, the row there, and the offset into the row's terms."""
         none = np.empty(0, np.int64)
         if not self.wants_more:
             return none, none, none
         missing = self.want - len(self.found)
-        # Some hit what was hit before; a round costs a journey, a dart a few bytes.
+        # Some hit earlier columns again; a round costs a journey, a dart a few bytes.
         more = min(
             self.limit - self.thrown,
             missing if self.repeats else 2 * missing if self.thrown else missing + missing // 4 + 4,
@@ -108,7 +108,7 @@ class Throw:
         return owner, nodes - self._book.offsets[owner], rest
 
     def hit(self, columns: Ids) -> None:
-        """What they have hit."""
+        """Record the columns hit."""
         assert isinstance(self.found, list)
         for u in columns.tolist():
             if len(self.found) == self.want:
@@ -119,12 +119,12 @@ class Throw:
                 self.found.append(u)
 
     def finish(self, candidates: IdArray, mass: IdArray) -> None:
-        """Let the rest race."""
+        """Choose the remaining columns by the exponential race."""
         hit = np.array(self.found[: self.s], np.int64)
         self._raced = complete(self.key, self.s, hit, self.darts, self.m.total, candidates, mass)
 
     def drawn(self) -> Drawn:
-        """What SAMPLE gives."""
+        """Result of SAMPLE."""
         found = np.array(self.found, np.int64)
         if not self.m.total:
             return Drawn(found, None, np.inf)

@@ -67,7 +67,7 @@ class LaborSampler:
         return {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
 
     def check(self, graph: Graph) -> None:
-        """See `Sampler.check`. Any graph will do."""
+        """See `Sampler.check`. Any graph is accepted."""
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""

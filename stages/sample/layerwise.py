@@ -1,4 +1,4 @@
-"""What LADIES and FastGCN have in common as configuration."""
+"""Options shared by LADIES and FastGCN."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -44,7 +44,7 @@ class LayerwiseSampler:
 
     @property
     def every_row(self) -> bool:
-        """Whether probabilities come from all V rows, or from those of the minibatch."""
+        """True if probabilities come from all V rows, rather than from those of the minibatch."""
         return False
 
     def record(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class LayerwiseSampler:
         return {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
 
     def check(self, graph: Graph) -> None:
-        """See `Sampler.check`. Any graph will do."""
+        """See `Sampler.check`. Any graph is accepted."""
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`."""

@@ -32,7 +32,7 @@ class NeighborSampler:
     neighbourhood by in_degree / kept, without bias. With ``weighted`` each kept edge stands for (sum of the row's
     weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased.
     Cost: O(sampled edges) uniform, O(edges of the frontier) weighted. Source: MLSys 2024, section on GraphSAGE, with
-    frontier deduplication; weighted draws by the exponential race (`kernels.race`).
+    frontier deduplication; weighted draws by the exponential race (`kernels.sampling.exponential_race`).
     """
 
     fanout: tuple[int, ...] = (15, 10, 5)
@@ -44,7 +44,7 @@ class NeighborSampler:
     expand: Literal["new", "all"] = "new"
     """At each hop: only newly found nodes, or all found so far again."""
     edge_ids: bool = False
-    """Keep in each block where its edges lie in the graph's edge arrays."""
+    """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str] = "neighbor"
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class NeighborSampler:
 
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
-        # Options at their defaults are left out, so that adding one invalidates no store that exists.
+        # Options at their defaults are left out, so that adding one invalidates no existing store.
         options = {
             "replace": self.replace,
             "weighted": self.weighted,
@@ -200,7 +200,7 @@ class NeighborSampler:
         heaviest: float | None = None,
         ascending: bool = False,
     ) -> Drawn:
-        """`draw` in rows of `graph`, of which row 0 is node `first`; the largest weight of the whole graph is
+        """`draw` in rows of `graph`, whose row 0 is node `first`; the largest weight of the whole graph is
         `heaviest`."""
         return draw_rows(
             graph,
@@ -238,7 +238,7 @@ class NeighborSampler:
         return (graph.edge_weight[positions] * np.repeat(scale, kept)).astype(np.float32)
 
 
-# Of the graph, not of the sampler: kept for as long as the graph is.
+# A property of the graph, not of the sampler: kept as long as the graph is.
 _exact: WeakKeyDictionary[Graph, npt.NDArray[np.int64]] = WeakKeyDictionary()
 
 

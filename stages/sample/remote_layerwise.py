@@ -1,5 +1,4 @@
-"""LADIES and FastGCN over rows that several ranks hold between them: darts travel to the owners of the rows that they
-hit.
+"""LADIES and FastGCN over rows that several ranks hold: darts travel to the owners of the rows that they hit.
 
 The skeleton's product P = Q (W o W) is needed in few places: a dart lands in one term of one row, and debiasing needs P
 at the sampled columns alone, which follows from the block's edges. So, for each hop of a whole bulk,
@@ -10,7 +9,7 @@ at the sampled columns alone, which follows from the block's edges. So, for each
     extract     known nodes ->  <- the edges between them, in places
 
 in place of the rows themselves, which the 1.5D product (MLSys 2024) moves. The bits are those of
-`kernels.layerwise_cpu`.
+`kernels.sampling.cpu.layerwise`.
 """
 
 from collections.abc import Sequence
@@ -66,7 +65,7 @@ def draw_layer_wise(
 
 
 class _RemoteLayers:
-    """One bulk's conversation."""
+    """Draws one bulk, hop by hop, together with the owners of the rows."""
 
     def __init__(self, owners: Owners, debias: str, every_row: bool) -> None:
         rows = owners.rows
@@ -78,7 +77,7 @@ class _RemoteLayers:
             self.everywhere = _everywhere(owners, self.rates)
 
     def learn(self, minibatches: Sequence[LayerMinibatch], new: Sequence[Ids], as_rows: bool) -> None:
-        """Ask the owners of new nodes for what draws and weights need of them: as rows, and with `every_row` as
+        """Ask the owners of new nodes for the numbers that draws and weights need: as rows, and with `every_row` as
         columns."""
         owners, splits = self.owners, splits_of(new)
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *new]))
@@ -116,7 +115,7 @@ class _RemoteLayers:
         return column + row
 
     def _facts(self, ids: Ids, as_rows: bool) -> list[npt.NDArray[Any]]:
-        """Of this rank's rows."""
+        """Numbers of this rank's rows."""
         found: list[npt.NDArray[Any]] = [self.everywhere[0][ids]] if self.every_row else []
         if as_rows:
             found.append(self.owners.rows.graph.in_degree[ids].astype(np.int32))
@@ -137,7 +136,7 @@ class _RemoteLayers:
         return [t.drawn() for t in throws]
 
     def _round(self, throws: Sequence[Throw]) -> None:
-        """More darts for those that want them."""
+        """One more round of darts."""
         owners = self.owners
         aimed = [t.aim() for t in throws]
         splits = splits_of([a[0] for a in aimed])
@@ -228,11 +227,11 @@ class _RemoteLayers:
             for into, n in zip(found, letter.take(len(running), np.int64)):
                 into.append((letter.take(int(n), np.int64), letter.take(int(n), np.int64)))
         for t, parts in zip(running, found):
-            # What was hit before is no candidate any more.
+            # Columns hit before are no candidates any more.
             t.finish(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)))
 
     def _first(self, key: int, need: int, hit: IdArray) -> tuple[IdArray, IdArray]:
-        """Of this rank's columns that were not hit, the first `need` in the race, and their masses."""
+        """The first `need` in the race among this rank's columns that were not hit, and their masses."""
         importance, first = self.everywhere[0], self.owners.rows.first
         ids = np.setdiff1d(np.arange(first, first + len(importance)), hit)
         mass = importance[ids - first]
@@ -240,7 +239,7 @@ class _RemoteLayers:
         return ids[order], mass[order]
 
     def extract(self, minibatches: Sequence[LayerMinibatch], drawn: Sequence[Drawn]) -> None:
-        """EXTRACT for each minibatch, and what its edges count."""
+        """EXTRACT for each minibatch, and the weights of its edges."""
         owners, rows = self.owners, [m.rows for m in minibatches]
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
         counts = split_counts(splits_of(rows), order, owned)
@@ -273,7 +272,7 @@ class _RemoteLayers:
         parallel(block, [(q,) for q in range(len(minibatches))])
 
     def _known(self, minibatches: Sequence[LayerMinibatch], counts: IdArray) -> list[npt.NDArray[Any]]:
-        """For one owner: of each minibatch that has rows there, how many nodes and rows it has, and its nodes."""
+        """Message to one owner: for each minibatch with rows there, its numbers of nodes and rows, and its nodes."""
         message = [m for m, n in zip(minibatches, counts) if n]
         if not message:
             return []
@@ -283,7 +282,7 @@ class _RemoteLayers:
         ]
 
     def _edges(self, letter: Letter) -> list[npt.NDArray[Any]]:
-        """For one rank that asks: counts, places and weights of the edges of this rank's rows."""
+        """Answer to one rank: counts, positions and weights of the edges of this rank's rows."""
         if not letter:
             return []
         block, dtype = self.owners.rows, self.owners.dtype
@@ -308,7 +307,7 @@ class _RemoteLayers:
         indices: npt.NDArray[np.int32],
         values: npt.NDArray[np.float32],
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """As `cpu.layerwise` debiases, over the rows of the minibatch as if they were a graph."""
+        """Debias as `cpu.layerwise` does, over the rows of the minibatch as if they were a graph."""
         if self.debias == "none" and not self.weighted:
             return row_ends, indices, np.empty(0, np.float32)
         n = len(row_ends) - 1
@@ -335,7 +334,7 @@ class _RemoteLayers:
 
 
 def _rates(owners: Owners) -> Rates:
-    """Of this rank's rows; made once."""
+    """Rates of this rank's rows; made once."""
     rows = owners.rows
     if "rates" not in owners.kept:
         owners.kept["rates"] = Rates(rows.graph, rows.num_nodes, rows.heaviest)

@@ -1,9 +1,9 @@
-"""Samplers over rows that several ranks hold between them: who owns a row draws in it, and only what was drawn travels.
+"""Sampling over rows that several ranks hold: the owner of a row draws in it, and only the drawn edges travel.
 
 The topology stays where it is. For each hop of a whole bulk, node ids go to the owners of their rows and at most
 `fanout` ids a row come
 back: one all-to-all each way (as DSP's collective sampling, PPoPP 2023). The bits are those of the serial samplers,
-since every draw is keyed by seed, epoch, minibatch, hop and node, never by who makes it. All ranks of the group call
+since every draw is keyed by seed, epoch, minibatch, hop and node, never by the rank. All ranks of the group call
 everything at the same time; a rank without minibatches asks for nothing and answers the others.
 """
 
@@ -24,7 +24,7 @@ from .row_owners import IdArray, Ids, Letter, Owners, split_counts, splits_of
 
 
 def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> Bulk:
-    """What ``sampler.sample`` gives on the whole graph, by a sampler that draws for each row by itself.
+    """Like ``sampler.sample`` on the whole graph, for a sampler that draws for each row independently.
 
     Args:
         owners: of this rank.
@@ -58,7 +58,7 @@ def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> B
 
 
 class _Rows:
-    """Edges that were drawn for some rows of a minibatch."""
+    """Edges drawn for some rows of a minibatch."""
 
     def __init__(
         self, ends: IdArray, sources: Ids, weight: npt.NDArray[np.float32] | None, ids: IdArray | None
@@ -88,7 +88,7 @@ def _joined(hops: list[_Rows]) -> _Rows:
 
 
 def _count_dtype(fanout: int) -> np.dtype[Any]:
-    """The narrowest for the edges of a row."""
+    """The narrowest dtype for the number of edges of a row."""
     return np.dtype(np.int32) if fanout < 0 else np.min_scalar_type(fanout)
 
 
@@ -138,7 +138,7 @@ def _ask(
 def _answer(
     owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: int, ascending: bool
 ) -> list[list[npt.NDArray[Any]]]:
-    """Draw in this rank's rows for all that ask."""
+    """Draw in this rank's rows for all ranks that ask."""
     block = owners.rows
     keys, counts, rows, totals = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
     for letter in asked:

@@ -1,4 +1,4 @@
-"""Minibatches that stay on the device that drew them."""
+"""Minibatches that stay on the device that sampled them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -19,8 +19,8 @@ from .base import Sampler
 
 
 class ResidentMiniBatch(MiniBatch):
-    """One minibatch of a `ResidentBulk`. Whoever asks for `blocks`, as whatever writes or checks minibatches does, gets
-    copies on the host and waits for them; training reads the device's."""
+    """One minibatch of a `ResidentBulk`. Reading `blocks`, as writers and checks of minibatches do, makes copies on the
+    host and waits for them; training reads the device's arrays."""
 
     on_host = False
 
@@ -31,7 +31,7 @@ class ResidentMiniBatch(MiniBatch):
             index: position in the epoch.
             bulk: holds it.
             q: position in the bulk.
-            edge_ids: whether blocks say where their edges lie in the graph's arrays.
+            edge_ids: true if blocks hold the positions of their edges in the graph's arrays.
         """
         # Frozen, as every message is.
         for name, value in (("epoch", epoch), ("index", index), ("nested", bulk.nested)):
@@ -85,19 +85,19 @@ def _host(x: Tensor) -> npt.NDArray[Any]:
 
 
 class LeftOnDevice:
-    """A sampler whose bulks stay on the device, drawn on a stream of their own, beside the training."""
+    """Sampler whose bulks stay on the device, sampled on a stream of their own, beside the training."""
 
     def __init__(self, sampler: Sampler, device: torch.device) -> None:
         """
         Args:
-            sampler: says what is drawn.
-            device: where.
+            sampler: the sampler.
+            device: the device.
         """
         self._sampler = sampler
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`; `kernel` is not asked."""
+        """See `Sampler.sample_on_device`; `kernel` is ignored."""
         with torch.cuda.stream(self._stream):
             return self._sampler.sample_on_device(graph, request, workspace)
 
@@ -108,10 +108,10 @@ def node_weights(
     """`Block.weight` of the edges of each list, float32.
 
     Args:
-        graph: that the nodes are of.
+        graph: the graph of the nodes.
         made: the minibatches, with positions if `of_edge`.
-        scale: (ids, kept edges, hop) of each row to what each of its edges counts, float64.
-        of_edge: whether that is times the edge's weight in the graph.
+        scale: (ids, kept edges, hop) of each row to the weight of each of its edges, float64.
+        of_edge: true to multiply by the edge's weight in the graph.
     """
     node_at, weights = to_device(prefix_sums(made.node_ends[-1])[:-1], made.rows.nodes.device), []
     for x in made.lists:
@@ -145,9 +145,9 @@ def node_wise(
     """A bulk of a node-wise sampler.
 
     Args:
-        graph: that was sampled.
-        request: what was asked for.
-        pieces: what was drawn, see `kernels.cuda`.
+        graph: the sampled graph.
+        request: the request.
+        pieces: ranges of its minibatches, each with its samples; see `kernels.sampling.cuda.backend`.
         scale: see `node_weights`, as `of_edge`; None: edges are alike.
         of_edge: see there.
         nested: see `ResidentBulk`, as `bound`.
@@ -181,11 +181,11 @@ def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]
 
 
 def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]], edge_ids: bool = False) -> Bulk:
-    """A bulk of the minibatches that lie on the device.
+    """Bulk of minibatches on the device.
 
     Args:
-        request: what was asked for.
-        pieces: which of its minibatches, and these.
+        request: the request.
+        pieces: ranges of its minibatches, each with its bulk.
         edge_ids: see `ResidentMiniBatch`.
     """
     made: list[MiniBatch] = []

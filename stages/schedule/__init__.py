@@ -1,1 +1,1 @@
-"""Schedules: what is trained when."""
+"""Schedules: the order in which parts of the model are trained."""

@@ -1,4 +1,4 @@
-"""What is trained when."""
+"""Schedule policies."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ class Epochs:
 
 @dataclass(frozen=True)
 class SuperEpochs:
-    """The whole model for all epochs, with what each rank sees laid out anew after so many of them."""
+    """The whole model for all epochs; each rank's view changes after every super-epoch."""
 
     repartition_every: int = 50
     """Epochs in a super-epoch."""
@@ -67,7 +67,7 @@ class LayerByLayer:
     cut: Phases = field(default_factory=Phases)
 
     def record(self, epochs: int) -> dict[str, Any]:
-        """See `SchedulePolicy.record`: finished phases are not trained again, so the epochs of each decide too."""
+        """See `SchedulePolicy.record`: finished phases are not trained again, so the epochs of each matter too."""
         return {**asdict(self.cut), "epochs": epochs}
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:

@@ -93,7 +93,7 @@ class Attend(torch.autograd.Function):
 
 
 class _Spread:
-    """Rows that all heads share, once for each head."""
+    """Repeats rows that all heads share once for each head."""
 
     def __init__(self, heads: int) -> None:
         self._heads = heads
@@ -104,5 +104,5 @@ class _Spread:
         return empty((len(rows), self._heads, rows.shape[1]), rows.dtype).copy_(rows[:, None])
 
     def back(self, grad: Tensor) -> Tensor:
-        """The gradient of the rows themselves."""
+        """Gradient of the shared rows."""
         return grad.sum(1) if self._heads else grad

@@ -23,7 +23,7 @@ class SequentialLayer:
         """
         Args:
             batch: this rank's share of the graph.
-            view: what the layer needs of it.
+            view: the part that the layer needs.
             layer: its number, for messages.
             ring: the exchanges of this pass.
             dtype: of the features.
@@ -65,16 +65,16 @@ class SequentialLayer:
 
     @property
     def own(self) -> Shard:
-        """The edges between this rank's rows."""
+        """Edges between this rank's rows."""
         return self.view.shards[self.batch.rank]
 
     def mean_scale(self, dtype: torch.dtype) -> Tensor:
-        """What makes a row's sum its mean, [num_dst]."""
+        """Factor that turns a row's sum into its mean, [num_dst]."""
         total = self.view.kept if self.view.weights is None else self.view.weights
         return torch.from_numpy(np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)).to(dtype)
 
     def numbers(self, shard: Shard) -> EdgeNumbers:
-        """What dropout keys the shard's edges by: their places in the whole graph."""
+        """Keys of the shard's edges for dropout: their positions in the whole graph."""
         return EdgeNumbers(self.batch.numbers.first, self.batch.numbers.own, shard.edge)
 
 
@@ -86,8 +86,8 @@ def rebuild(
     of: Callable[[int, Tensor], Tensor],
     onto: Tensor | None,
 ) -> None:
-    """The backward pass of a call that needs the rows of every other rank again, and hands gradients back unless there
-    is no `onto`."""
+    """Backward pass of a call that needs the rows of every other rank again; sends gradients back unless `onto` is
+    None."""
     ring, view = neighbourhood.ring, neighbourhood.view
     again = None if neighbourhood.keep else ring.rows(view, x, call, neighbourhood.layer, again=True)
     before: Push | None = None
@@ -106,7 +106,7 @@ def rebuild(
                 before = None
         del part
     if again is not None:
-        # The last round's rows may still be on their way out.
+        # The last round's rows may still be under way.
         assert next(again, None) is None
     if before is not None:
         before.finish()

@@ -22,7 +22,7 @@ from ..full_batch import Shard
 from .layer import SequentialLayer, rebuild
 
 MESSAGE_BYTES = 64 << 20
-"""Messages of `apply` are computed for as many edges at a time as their inputs take this much."""
+"""Inputs of the messages of `apply` that are computed at a time."""
 
 
 class Apply(torch.autograd.Function):
@@ -90,7 +90,7 @@ class Apply(torch.autograd.Function):
         d_inputs = {i: torch.zeros_like(inputs[i]) for i in wanted}
         # Without its history: a parameter may have made the rows and be used by the messages too.
         h = h.detach()
-        # Gradients of parameters that the function holds are with respect to those very tensors.
+        # Gradients of parameters that the function captures are with respect to those very tensors.
         given = [_cut(t) for t in inputs[:num_params]] + inputs[num_params:]
         dh = torch.zeros_like(h)
 
@@ -133,12 +133,12 @@ class Apply(torch.autograd.Function):
 
 
 def _cut(param: Tensor) -> Tensor:
-    """The tensor without its history; a parameter itself, so that a function may hold it besides."""
+    """The tensor without its history; a parameter itself, since the function may also capture it."""
     return param if param.is_leaf else param.detach().requires_grad_(param.requires_grad)
 
 
 class _Edges:
-    """Edges [start, stop) of a shard: the source of each."""
+    """Edges [start, stop) of a shard, with the source of each."""
 
     def __init__(self, start: int, stop: int, indices: npt.NDArray[np.integer]) -> None:
         self.start, self.stop = start, stop
@@ -146,8 +146,8 @@ class _Edges:
 
 
 def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of lists whose edges' inputs take `MESSAGE_BYTES` at most; one range at least, so that a message is
-    seen."""
+    """Ranges of lists whose edges' inputs take at most `MESSAGE_BYTES`; at least one range, so that the message
+    function is called."""
     per_edge = 2 * rows.itemsize * max(1, rows.shape[1:].numel())
     most = max(1, MESSAGE_BYTES // per_edge)
     indptr, n, a = shard.lists.indptr, shard.lists.num_dst, 0
@@ -177,8 +177,8 @@ def _rows_of(shard: Shard, a: int, b: int) -> npt.NDArray[np.int32]:
 
 @contextmanager
 def _seeded(key: int, rank: int, source: int, piece: int) -> Iterator[None]:
-    """Torch's generator as it is for one piece of one shard, both times that its messages are computed; afterwards as
-    it was."""
+    """Context that seeds torch's generator for one piece of one shard, alike both times that its messages are computed,
+    and restores it."""
     generator = torch.default_generator
     before = generator.get_state()
     seed = draw_word(node_words(key, np.array([rank << 32 | source])), piece)
@@ -190,7 +190,7 @@ def _seeded(key: int, rank: int, source: int, piece: int) -> Iterator[None]:
 
 
 def parameters_used(message: Message, h: Tensor, weight: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
-    """Parameters that a message function uses without having been handed them, found by calling it for no edge."""
+    """Parameters that a message function uses without getting them as arguments, found by calling it for no edge."""
     if not torch.is_grad_enabled():
         return []
     known = {id(p) for p in params}

@@ -99,7 +99,7 @@ class SequentialNeighbourhood(SequentialLayer):
         return Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, len(a_src), False)  # pyright: ignore[reportReturnType]
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
-        """A user's own message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
+        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
 
         Messages are computed for some edges at a time, and again in the backward pass, so a function may be called any
         number of times and must depend on its arguments only: parameters that it holds (a module's, or in a closure)
@@ -114,7 +114,7 @@ class SequentialNeighbourhood(SequentialLayer):
         h = h.contiguous()
         held = parameters_used(message, h, self.own.weight, params)
         scale = self.mean_scale(h.dtype) if reduce == "mean" else None
-        # Looked at and not taken: what a layer draws next must not depend on how its neighbours are seen.
+        # Read but not consumed: the next layer's random numbers must not depend on how neighbours are read.
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)

@@ -35,7 +35,7 @@ class Sum(torch.autograd.Function):
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer, factor):
             shard = neighbourhood.view.shards[q]
             kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight, scale)
-            del rows  # before the next rank's come
+            del rows  # before the next rank's rows come
         return out
 
     @staticmethod
@@ -61,7 +61,7 @@ class Sum(torch.autograd.Function):
 
 
 def _coefficients(shard: Shard, factor: Tensor | None) -> Tensor | None:
-    """What each edge between own rows counts, [e]."""
+    """Coefficient of each edge between own rows, [e]."""
     if factor is None:
         return shard.weight
     of_edge = factor[torch.from_numpy(shard.lists.indices)]
@@ -69,7 +69,7 @@ def _coefficients(shard: Shard, factor: Tensor | None) -> Tensor | None:
 
 
 class Maximum(torch.autograd.Function):
-    """``apply(x, hood)``: keeps the place of the winning edge of each element, so that no row is fetched again."""
+    """``apply(x, hood)``: keeps the position of the winning edge of each element, so that no row is fetched again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, neighbourhood: SequentialLayer) -> Tensor:
