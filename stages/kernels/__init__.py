@@ -8,13 +8,14 @@ import torch
 from ...storage.errors import InputError, MissingExtraError, nearest
 
 AGGREGATION = ("cpu", "reference")
-"""Backends of aggregation over tensors in the memory of the host."""
+"""Backends of aggregation over tensors in host memory."""
 ON_DEVICE = ("cuda",)
-"""Those over tensors in a device's memory."""
+"""Backends of aggregation over tensors in a device's memory."""
 SAMPLING = ("cpu", "reference", "cuda")
 """Backends of sampling that have every sampler and draw the same bits."""
 OTHER_BITS = ("cugraph",)
-"""Those that keep the laws only, of the sampler ``neighbor`` alone: what they draw must say so."""
+"""Backends that have only the sampler ``neighbor`` and draw from the same distributions with other bits; runs must
+record their use."""
 
 
 def aggregation_backend(name: str = "cpu") -> ModuleType:
@@ -33,12 +34,12 @@ def aggregation_backend(name: str = "cpu") -> ModuleType:
 
 
 def aggregation_on(device: torch.device) -> ModuleType:
-    """The backend for tensors on `device`."""
+    """Backend for tensors on `device`."""
     return aggregation_backend("cuda" if device.type == "cuda" else "cpu")
 
 
 def dropout_on(device: torch.device) -> ModuleType:
-    """The module that drops elements of tensors on `device`.
+    """Module that drops elements of tensors on `device`.
 
     Raises:
         MissingExtraError: it is a GPU, and Triton is not installed.

@@ -1,4 +1,4 @@
-"""What an aggregation kernel is told beside the arrays."""
+"""Arguments of attention kernels beside the arrays."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ class AttentionRule:
     """Constants of one attention call; the backward pass replays them."""
 
     slope: float
-    """Of the leaky ReLU below zero."""
+    """Slope of the leaky ReLU below zero."""
     dropout: float
     """Probability of dropping a coefficient, in [0, 1)."""
     key: int
@@ -30,14 +30,13 @@ class AttentionRule:
 
     @property
     def keep_scale(self) -> float:
-        """What a kept coefficient is multiplied by."""
+        """Factor of a kept coefficient."""
         return 1.0 / (1.0 - self.dropout)
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeNumbers:
-    """What attention's dropout calls the edges that reach N rows, so that a coefficient is dropped alike however a
-    graph is cut.
+    """Numbers of edges for attention dropout, so that a coefficient is dropped alike however a graph is partitioned.
 
     Edge q of the lists, at row v, has the number ``first[v] + edge[q]``; the row's own edge has ``own[v]``. Without an
     `EdgeNumbers` it is q, and the number of edges + v.
@@ -55,7 +54,7 @@ class EdgeNumbers:
         return {}
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`first`, `own` and `edge` in the memory of `device`: they travel once."""
+        """`first`, `own` and `edge` in the memory of `device`; copied once."""
         from .lists import on_device
 
         if device not in self._there:

@@ -1,9 +1,9 @@
-"""Neighbour lists as the aggregation kernels read them, in the memory of the host or of a device, and their transpose.
+"""Neighbour lists in the form that the aggregation kernels read, on the host or on a device, and their transpose.
 
-On a device a program of a kernel walks the lists of a few rows, so one long list among short ones would keep its
-program at work alone. Therefore a program walks the first `CHUNK` edges of a list at most; the rest is cut into pieces,
-each a list of its own whose partial result goes to scratch memory, and a second launch adds the pieces up, in their
-order: the result is the same from run to run.
+On a device a program processes the lists of a few rows, so one long list among short ones would keep it busy after the
+others. Therefore a program reads at most the first `CHUNK` edges of a list; the rest is divided into pieces, each a
+list of its own whose partial result goes to scratch memory. A second launch adds up the pieces, in their order: the
+result is the same from run to run.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.integer]
 
 
 def _plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The array itself where it is contiguous, aligned and writable, else a copy: one compiled version serves all
+    """The array if it is contiguous, aligned and writable, else a copy, so that one compiled version serves all
     callers."""
     return np.require(array, dtype, ["C", "A", "W"])
 
@@ -52,7 +52,7 @@ class InLists:
 
     @classmethod
     def of(cls, indptr: IntArray, indices: IntArray, num_src: int) -> "InLists":
-        """Lists over these arrays, which are shared where their layout allows it."""
+        """Lists over these arrays, which are shared if their layout allows it."""
         return cls(_plain(indptr, np.int64), _plain(indices, indices.dtype), num_src)
 
     @property
@@ -78,7 +78,7 @@ class InLists:
     @cached_property
     def transposed(self) -> OutLists:
         """Lists by source, by counting sort; made when a gradient first needs them."""
-        # Here, so that a machine with a GPU needs no compiler for its processor.
+        # Imported here, so that a machine with a GPU needs no compiler for its CPU.
         from ..runtime.transpose import transpose
 
         t_indptr = np.zeros(self.num_src + 1, np.int64)
@@ -92,35 +92,35 @@ class InLists:
         return {}
 
     def on(self, device: torch.device) -> "DeviceLists":
-        """The lists in the memory of `device`: they travel once, however many calls ask."""
+        """Lists in the memory of `device`; copied once."""
         if device not in self._there:
             self._there[device] = DeviceLists.of(self, device)
         return self._there[device]
 
 
 CHUNK = 256
-"""Edges of one list that one program walks."""
+"""Edges of one list that one program reads."""
 
 
 def on_device(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
-    """The array in the memory of `device`."""
+    """Copy of the array in the memory of `device`."""
     return torch.from_numpy(np.require(array, requirements=["C", "A", "W"])).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Rest:
-    """The edges of m long lists beyond their first `CHUNK`, in p pieces of as many at most."""
+    """Edges of m long lists beyond their first `CHUNK`, in p pieces of at most as many."""
 
     begin: Tensor
     """int64 [p], the first edge of each piece."""
     end: Tensor
     """int64 [p], the edge after its last."""
     of: Tensor
-    """int64 [p], the list that it is a piece of."""
+    """int64 [p], the list that each piece belongs to."""
     long: Tensor
     """int64 [m], the lists that have pieces."""
     pieces: "DeviceLists"
-    """For each of `long`, its pieces."""
+    """Pieces of each of the lists in `long`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ class DeviceLists:
     longest: int
     """Edges of the longest list."""
     limit: int
-    """Edges of one list that one program walks."""
+    """Edges of one list that one program reads."""
 
     @classmethod
     def of(cls, lists: InLists, device: torch.device) -> "DeviceLists":
@@ -147,7 +147,7 @@ class DeviceLists:
     @property
     def num_dst(self) -> int:
         """n."""
-        # `len` of a tensor takes three times as long, and every launch asks.
+        # `len` of a tensor takes three times as long, and every launch needs it.
         return self.indptr.shape[0] - 1
 
     @property
@@ -156,7 +156,7 @@ class DeviceLists:
         return self.indices.shape[0]
 
     def on(self, device: torch.device) -> "DeviceLists":
-        """Themselves: they are there."""
+        """The lists themselves."""
         return self
 
     @cached_property
@@ -171,7 +171,7 @@ class DeviceLists:
 
     @cached_property
     def rest(self) -> Rest | None:
-        """What one program would walk too long; None where no list is long."""
+        """Edges beyond the first `limit` of each list; None if no list is longer."""
         if self.longest <= self.limit:
             return None
         kept = self.end - self.begin
@@ -199,9 +199,9 @@ class DeviceLists:
         """Lists by source, whose indices are destinations, ascending; and [e], the position of each of their edges
         here.
 
-        The length of the longest is asked of the device: the host waits for it, once for each block.
+        The length of the longest comes from the device: the host waits for it, once for each block.
         """
-        # A stable sort: the edges of a source stay in the order of their destinations.
+        # A stable sort keeps the edges of a source in the order of their destinations.
         edge = torch.sort(self.indices, stable=True).indices
         kept = torch.bincount(self.indices, minlength=self.num_src)
         dst = torch.repeat_interleave(

@@ -1,5 +1,4 @@
-"""The aggregation kernels in plain torch: every edge's message in memory, gradients by autograd. Slow, obvious, the
-tests' oracle.
+"""Aggregation kernels in plain torch, the tests' oracle: all messages in memory, gradients by autograd.
 
 Same names, arguments and results as `cpu.backend`.
 """
@@ -87,7 +86,7 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
         if begin == end:
             continue
         rows = x[torch.from_numpy(lists.indices[begin:end].astype(np.int64))]
-        # A NaN is the largest; `argmax` promises the first of equals only in NumPy.
+        # A NaN is the largest; only NumPy's `argmax` promises the first of equal values.
         first = rows.detach().numpy().argmax(axis=0)
         out[v] = rows.gather(0, torch.from_numpy(first)[None])[0]
         arg[v] = torch.from_numpy(first + begin)
@@ -164,8 +163,7 @@ def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
 def dropout_factors(
     lists: InLists, heads: int, rule: AttentionRule, numbers: EdgeNumbers | None = None, rows: IntArray | None = None
 ) -> Tensor:
-    """What each coefficient is multiplied by, float64 [e + n, H]: 0 or `rule.keep_scale`; the rows' own edges come
-    last."""
+    """Factor of each coefficient, float64 [e + n, H]: 0 or `rule.keep_scale`; the rows' own edges come last."""
     if numbers is None:
         names = np.arange(lists.num_edges + lists.num_dst)
     else:
@@ -179,7 +177,7 @@ def dropout_factors(
 def _logits(
     lists: InLists, rows: IntArray | None, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, own: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, destination and logits [., H] of the edges, and after them, where `own`, of the rows' own edges."""
+    """Source, destination and logits [., H] of the edges, and after them, if `own`, of the rows' own edges."""
     src, dst = _edges(lists, rows)
     each = torch.arange(lists.num_dst if own else 0)
     src, dst = torch.cat([src, each]), torch.cat([dst, each])
@@ -242,8 +240,8 @@ def attend_from(
     """See `cpu.attention.attend_from`."""
 
     def whole(z: Tensor, a_src: Tensor, logit_dst: Tensor) -> Tensor:
-        """What has the shard's gradients: the softmax's denominator is a constant here, and `delta` stands for what it
-        would give."""
+        """Function with the gradients of the shard: the softmax's denominator is constant, and `delta` replaces its
+        gradient."""
         src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
         factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
         return (torch.exp(logit - log_sum[dst]) * (factor * (grad[dst] * z[src]).sum(-1) - delta[dst])).sum()
@@ -293,7 +291,7 @@ def attend_shared_backward(
     needs_x: bool,
     numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """See `cpu.attention_shared.attend_shared_backward`; what the forward pass left is not needed here."""
+    """See `cpu.attention_shared.attend_shared_backward`; the other results of the forward pass are not needed."""
     dx, d_src, d_dst = _gradients(
         lambda x, a, b: attend_shared(lists, x, a, b, rule, numbers)[0], (x, a_src, a_dst), grad
     )

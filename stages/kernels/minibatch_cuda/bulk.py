@@ -1,9 +1,8 @@
-"""The minibatches of a bulk where they were drawn: neighbour lists on the device, one for each minibatch and hop, that
-a layer reads.
+"""Minibatches of a bulk on the device that sampled them: neighbour lists for each minibatch and hop.
 
-Sizes are the host's, numbers the device's. What takes several launches or a wait is done once for all minibatches of a
-bulk, when the
-first of them asks: above all the transposed lists, along which gradients go. So a training step waits for nothing.
+Sizes are on the host, arrays on the device. Work that takes several launches or a wait is done once for all minibatches
+of a bulk, when it is first needed: above all the transposed lists, along which gradients flow. So a training step never
+waits.
 """
 
 from collections.abc import Sequence
@@ -53,8 +52,8 @@ class ResidentBulk:
             lists: one list whose leading rows are those of each hop, if `nested`, or L lists.
             edge_ends: L times int64 [k], edges of each hop's rows.
             weight: of the edges of each list, float32; None: all alike.
-            nested: whether hops share one list.
-            bound: no row has more edges; None: not known, and the host waits to hear it.
+            nested: true if hops share one list.
+            bound: maximum edges of a row; None: not known, and the host waits for it.
         """
         self.nodes, self.node_ends, self.lists, self.edge_ends, self.weight = (
             rows.nodes,
@@ -64,17 +63,17 @@ class ResidentBulk:
             weight,
         )
         self.nested = nested
-        """Whether all hops are leading rows of one list."""
+        """True if all hops are leading rows of one list."""
         self.device = rows.nodes.device
         self.longest = bound if bound is not None and bound <= CHUNK else max(_longest(x) for x in lists)
-        """No row has more edges."""
+        """Maximum edges of a row."""
         self._node_at = prefix_sums(node_ends[-1])
         self._row_at = [prefix_sums(x.rows + 1) for x in lists]
         self._edge_at = [prefix_sums(x.edges) for x in lists]
         self._there: dict[int, Transposed] = {}
         self._inverse: dict[torch.dtype, list[Tensor]] = {}
         self._ready: torch.cuda.Event | None = None
-        """When the device has made all this; None: it has."""
+        """Recorded when the device has made all arrays; None: it has."""
         self._waiting: set[int] = set()
         """Streams that wait for that."""
         if self.device.type == "cuda":
@@ -93,7 +92,7 @@ class ResidentBulk:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Everything that lies on the device, but for what is made later."""
+        """All tensors on the device, except those that are made later."""
         parts = [
             self.nodes,
             *(t for x in self.lists for t in (x.indptr, x.indices, x.positions) if t is not None),
@@ -110,8 +109,8 @@ class ResidentBulk:
         return size
 
     def await_here(self) -> None:
-        """The stream of this thread waits until the bulk is made, and its memory lasts until that stream is done with
-        it."""
+        """Make the stream of this thread wait until the bulk is made, and keep its memory until that stream is done
+        with it."""
         if self._ready is None:
             return
         here = torch.cuda.current_stream(self.device)
@@ -141,16 +140,17 @@ class ResidentBulk:
         return ResidentLists(x.indptr[rows], x.indices[edges], num_src, self.longest, CHUNK, self, q, h)
 
     def weight_of(self, q: int, h: int) -> Tensor | None:
-        """float32 [e], what the edges of hop h of minibatch q count, or None."""
+        """float32 [e], weights of the edges of hop h of minibatch q, or None."""
         return None if self.weight is None else self.weight[self._at(h)][self._slices(q, h)[1]]
 
     def positions_of(self, q: int, h: int) -> Tensor | None:
-        """int64 [e], where they lie in the graph's edge arrays, if known."""
+        """int64 [e], positions in the graph's edge arrays, if known."""
         positions = self.lists[self._at(h)].positions
         return None if positions is None else positions[self._slices(q, h)[1]]
 
     def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
-        """[num_dst] of `dtype`, 1 / max(kept edges, 1); made once for every row of every list, as `indptr` lies."""
+        """[num_dst] of `dtype`, 1 / max(kept edges, 1); computed once for every row of every list, in the layout of
+        `indptr`."""
         if dtype not in self._inverse:
             kept = (torch.diff(x.indptr, append=x.indptr[-1:]).clamp_(min=1) for x in self.lists)
             self._inverse[dtype] = [x.to(dtype).reciprocal_() for x in kept]
@@ -158,12 +158,12 @@ class ResidentBulk:
         return self._inverse[dtype][self._at(h)][rows.start : rows.stop - 1]
 
     def arrays(self, h: int) -> tuple[DeviceList, Tensor | None]:
-        """The list that hop h lies in, of all minibatches, and what its edges count."""
+        """List of hop h, of all minibatches, and the weights of its edges."""
         i = self._at(h)
         return self.lists[i], None if self.weight is None else self.weight[i]
 
     def back(self, h: int) -> "Transposed":
-        """The lists by source of hop h of all minibatches, made once."""
+        """Lists by source of hop h of all minibatches, made once."""
         if h not in self._there:
             self._there[h] = Transposed(
                 _Edges(self.arrays(h)[0], self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1])
@@ -171,7 +171,7 @@ class ResidentBulk:
         return self._there[h]
 
     def long_lists(self, h: int) -> tuple[int, int, int]:
-        """Of the minibatch with the most: pieces of long lists by source, and these lists; and edges of the longest."""
+        """Maxima over minibatches: pieces of long lists by source, and these lists; and edges of the longest."""
         back = self.back(h)
         return max(len(x[2]) for x in back.long_of_each), max(len(x[3]) for x in back.long_of_each), max(back.longest)
 
@@ -186,7 +186,7 @@ def _longest(x: DeviceList) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ResidentLists(DeviceLists):
-    """The lists of one minibatch and hop, which its bulk transposes together with the others'."""
+    """Lists of one minibatch and hop, which its bulk transposes together with the others'."""
 
     bulk: ResidentBulk
     q: int
@@ -199,7 +199,7 @@ class ResidentLists(DeviceLists):
 
 
 def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
-    """int64 [sum of counts] each: the minibatch of each of its elements, and which of them it is."""
+    """int64 [sum of counts] each: the minibatch of each of its elements, and the element's number in it."""
     total = int(counts.sum())
     per = to_device(counts, device)
     owner = torch.repeat_interleave(torch.arange(len(counts), device=device), per, output_size=total)
@@ -207,7 +207,7 @@ def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Transposed:
-    """The transposed lists of one hop of all minibatches: one sort by (minibatch, source), which keeps the order of
+    """Transposed lists of one hop of all minibatches: one sort by (minibatch, source), which keeps the order of
     destinations."""
 
     def __init__(self, x: _Edges) -> None:
@@ -219,7 +219,7 @@ class Transposed:
         begin = x.list.indptr[at].long()
         kept = x.list.indptr[at + 1].long() - begin
         total = int(x.edges.sum())
-        # Of every edge: its minibatch, its row, and where in the minibatch's list it lies.
+        # For every edge: its minibatch, its row, and its position in the minibatch's list.
         which, edge = leading(x.edges, to)
         dst = torch.repeat_interleave(row, kept, output_size=total)
         source = (
@@ -227,7 +227,7 @@ class Transposed:
         )
         source, order = torch.sort(source.int() if num_sources[-1] < 2**31 else source, stable=True)
         self.dst, self.edge = dst[order].int(), edge[order].int()
-        # One entry more than sources for each minibatch: where the last one's edges end.
+        # One entry more than sources for each minibatch: the end of the last one's edges.
         owner, entry = leading(x.sources + 1, to)
         ends = torch.searchsorted(source, (to_device(num_sources[:-1], to)[owner] + entry).to(source.dtype))
         self.indptr = (ends - to_device(self._edge_at[:-1], to)[owner]).int()
@@ -238,7 +238,7 @@ class Transposed:
         self._cut(sizes, k, to)
 
     def _cut(self, sizes: np.ndarray, k: int, to: torch.device) -> None:
-        """Pieces of long lists, made on the host, where there are few: see `lists.Rest`."""
+        """Pieces of long lists, made on the host, since there are few: see `lists.Rest`."""
         entry, begin, length = sizes
         q = np.searchsorted(self._source_at, entry, side="right") - 1
         count = (length - 1) // CHUNK
@@ -248,22 +248,22 @@ class Transposed:
         source = entry - self._source_at[q]
         self._long_at = np.searchsorted(q, np.arange(k + 1))
         self._piece_at = prefix_sums(count)[self._long_at]
-        # Of each minibatch, where its lists' pieces begin, counted from its own first one.
+        # For each minibatch, the beginning of its lists' pieces, counted from its own first one.
         own = [prefix_sums(count[a:b]) for a, b in zip(self._long_at, self._long_at[1:])]
         parts = first, np.minimum(first + CHUNK, (begin + length)[of]), source[of], source, np.concatenate(own)
         by_piece, by_list = (list(zip(at, at[1:])) for at in (self._piece_at, self._long_at))
         self.long_of_each = [
             (*(p[a:b] for p in parts[:3]), source[c:d], o) for (a, b), (c, d), o in zip(by_piece, by_list, own)
         ]
-        """Of each minibatch, on the host: begin, end and list of its pieces, its long lists, and where their pieces
-        begin."""
+        """For each minibatch, on the host: begin, end and list of its pieces, its long lists, and the beginnings of
+        their pieces."""
         lengths = [len(p) for p in parts]
         self._begin, self._end, self._of, self._long, self._own = to_device(np.concatenate(parts), to).split(lengths)
         self.longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
         self._each = torch.arange(int(np.diff(self._piece_at).max(initial=0)), device=to)
 
     def of(self, q: int) -> tuple[DeviceLists, Tensor]:
-        """Of minibatch q."""
+        """Transposed lists of minibatch q."""
         entries = slice(int(self._source_at[q]), int(self._source_at[q + 1]))
         edges = slice(int(self._edge_at[q]), int(self._edge_at[q + 1]))
         longest = self.longest[q]

@@ -1,10 +1,9 @@
-"""Minibatches of one shape: what a recorded training step reads lies at the same place, and is as long, for every
-minibatch.
+"""Frames: minibatches padded to one shape at a fixed address, as recorded training steps need them.
 
-A CUDA graph plays a step's launches again without the host, but only over the same memory and the same sizes. So the
+A CUDA graph replays a step's launches without the host, but only over the same memory and the same sizes. So the
 minibatches of a bulk are laid out as the rows of one matrix, each array with room for the longest; the recorded step
-reads a row of it that is copied into place. What is beyond a minibatch's own end does no harm: a row without edges,
-whose result nobody reads and whose gradient is 0.
+reads a row of it that is copied into place. Padding beyond a minibatch's end is harmless: rows without edges, whose
+results are not read and whose gradients are 0.
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from ..sampling.device_samples import Counts, prefix_sums
 from .bulk import ResidentBulk
 
 ALIGN = 32
-"""Words between beginnings of arrays: 128 bytes."""
+"""Alignment of arrays in words: 128 bytes."""
 SLACK = 1.04
 """Room for minibatches that are larger than those seen so far."""
 BLOCK = 1024
@@ -32,7 +31,7 @@ BLOCK = 1024
 
 @triton.jit(do_not_specialize=["at", "width", "row"])
 def _spread(source, starts, last, out, at, width, row, BLOCK: tl.constexpr):
-    """out[q, at + j] = source[starts[q] + min(j, last[q])]; 0 where there is nothing at all."""
+    """out[q, at + j] = source[starts[q] + min(j, last[q])]; 0 if the source is empty."""
     q = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     end = tl.load(last + q)
@@ -42,7 +41,7 @@ def _spread(source, starts, last, out, at, width, row, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["at", "onto", "width", "row"])
 def _inverse(out, at, onto, width, row, BLOCK: tl.constexpr):
-    """From the ends of lists in a row, at `at`, the bits of 1 / max(length, 1) of each, at `onto`."""
+    """From the ends of lists in a row, at `at`, store the bits of 1 / max(length, 1) of each, at `onto`."""
     q = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = j < width
@@ -53,24 +52,24 @@ def _inverse(out, at, onto, width, row, BLOCK: tl.constexpr):
 
 @dataclass(frozen=True)
 class Layout:
-    """How long each array is, the same for all minibatches. Hop 0 is nearest the seeds."""
+    """Length of each array, the same for all minibatches. Hop 0 is nearest the seeds."""
 
     nodes: tuple[int, ...]
     """L+1: rows before and after each hop."""
     edges: tuple[int, ...]
     """L."""
     pieces: tuple[tuple[int, int, int] | None, ...]
-    """L: where lists by source are wanted, (pieces of long lists, long lists, edges of the longest)."""
+    """L: for hops that need lists by source, (pieces of long lists, long lists, edges of the longest)."""
     weighted: bool
 
     @classmethod
     def of(cls, bulk: ResidentBulk, hops: tuple[int, ...], at_least: "Layout | None" = None) -> "Layout":
-        """With room for the minibatches of `bulk`, and some more.
+        """Layout with room for the minibatches of `bulk`, and some slack.
 
         Args:
             bulk: minibatches with as many seeds each.
-            hops: whose lists by source are wanted.
-            at_least: what there must be room for too.
+            hops: hops that need lists by source.
+            at_least: a layout that must fit too.
         """
 
         def room(seen: int, known: int) -> int:
@@ -94,7 +93,7 @@ class Layout:
         return cls(tuple(nodes), tuple(edges), tuple(pieces), bulk.weight is not None)
 
     def holds(self, bulk: ResidentBulk) -> bool:
-        """Whether there is room for the minibatches of `bulk`."""
+        """True if there is room for the minibatches of `bulk`."""
         fits = all(int(n.max()) <= have for n, have in zip(bulk.node_ends, self.nodes))
         fits = fits and all(int(e.max()) <= have for e, have in zip(bulk.edge_ends, self.edges))
         for h, have in enumerate(self.pieces):
@@ -103,7 +102,7 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Of each array, by name and hop: where it begins in a row, and its length in words."""
+        """Place of each array, by name and hop: its beginning in a row, and its length in words."""
         found: dict[tuple[str, int], tuple[int, int]] = {}
         at = 0
 
@@ -116,7 +115,7 @@ class Layout:
         for h, (rows, sources, edges, pieces) in enumerate(zip(self.nodes, self.nodes[1:], self.edges, self.pieces)):
             add("indptr", h, rows + 1)
             add("inverse", h, rows)
-            # Of each hop its own, also where hops share a list: what is beyond a hop's end then names rows that the hop
+            # Each hop has its own, even if hops share a list: padding beyond a hop's end then names rows that the hop
             # has.
             add("indices", h, edges)
             if self.weighted:
@@ -133,11 +132,11 @@ class Layout:
 
     @property
     def words(self) -> int:
-        """Of a row."""
+        """Words of a row."""
         return self.places["end of row", 0][0]
 
     def rows(self, bulk: ResidentBulk) -> Tensor:
-        """int32 [k, words], the minibatches of `bulk`, which this holds."""
+        """int32 [k, words], the minibatches of `bulk`, which must fit."""
         k, to = bulk.size, bulk.device
         out = torch.empty(k, self.words, dtype=torch.int32, device=to)
 
@@ -170,7 +169,7 @@ class Layout:
         return out
 
     def _long_lists(self, bulk: ResidentBulk, h: int, out: Tensor) -> None:
-        """Pieces that there are not are empty, and long lists that there are not are none: -1."""
+        """Unused pieces are empty, and unused long lists are -1."""
         first = self.places["begin", h][0]
         stop = self.places["own", h][0] + self.places["own", h][1]
         table = np.zeros((bulk.size, stop - first), np.int32)
@@ -189,7 +188,7 @@ class Layout:
 
 
 class NoListsBySourceError(Exception):
-    """A gradient needs lists by source of a hop for which the layout has none."""
+    """A gradient needs lists by source of a hop that has none in the layout."""
 
     def __init__(self, hop: int) -> None:
         super().__init__(hop)
@@ -206,13 +205,13 @@ class _FramedLists(DeviceLists):
 
 
 class Frame:
-    """One minibatch at a place that stays: answers as a `ResidentBulk` does, of whatever was last put there."""
+    """One minibatch at a fixed address, with the interface of a `ResidentBulk`."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         """
         Args:
-            layout: of the minibatches to come.
-            device: where.
+            layout: layout of the minibatches to come.
+            device: the device.
         """
         self.layout = layout
         self.words = torch.zeros(layout.words, dtype=torch.int32, device=device)
@@ -229,7 +228,7 @@ class Frame:
         return self._part("nodes", 0)
 
     def block(self, q: int, h: int) -> DeviceLists:
-        """See `ResidentBulk.block`; there is but one minibatch."""
+        """See `ResidentBulk.block`; there is only one minibatch."""
         layout = self.layout
         lists = _FramedLists(self._part("indptr", h), self._part("indices", h), layout.nodes[h + 1], CHUNK, CHUNK, h)
         pieces = layout.pieces[h]

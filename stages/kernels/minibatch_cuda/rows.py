@@ -1,4 +1,4 @@
-"""Rows of a matrix by number, from a device's memory, from locked memory of the host, or from both."""
+"""Gathers rows of a matrix from a device's memory, from page-locked host memory, or from both."""
 
 from typing import Any
 
@@ -8,14 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 TILE, WIDEST = 2048, 1024
-"""Numbers of a program, several of each thread on their way at once; columns, at most."""
+"""Numbers of a program, several of each thread under way at once; maximum number of columns."""
 
 
 @triton.jit(do_not_specialize=["n"])
 def _gather_rows(
     base, cache, slot, ids, out, n, F: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr
 ):
-    # Known widths: else the compiler cannot tell that rows begin at multiples of 16 bytes, and reads number by number.
+    # Widths as constants: otherwise the compiler cannot tell that rows begin at multiples of 16 bytes, and reads number
+    # by number.
     i = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     k = tl.program_id(1) * BF + tl.arange(0, BF)
     inside = i < n
@@ -32,7 +33,7 @@ def _gather_rows(
 
 
 class Cache:
-    """Some rows of a matrix that lies in the host's memory, on the device."""
+    """Some rows of a matrix in host memory, copied to the device."""
 
     def __init__(self, base: Tensor, rows: Tensor) -> None:
         """
@@ -51,7 +52,7 @@ def gather_rows(base: Tensor, ids: Tensor, cache: Cache | None = None, out: Tens
     Args:
         base: [V, F], with contiguous rows; on that device or in locked memory of the host.
         ids: int32 or int64 [n], in range.
-        cache: of rows that need not be read there.
+        cache: rows that are read from the cache instead.
         out: [n, F], contiguous, to write into; made when absent.
     """
     n, width = len(ids), base.shape[1]

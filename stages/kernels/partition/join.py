@@ -1,18 +1,18 @@
-"""Compiled joining of edge shards into in-neighbour lists, in two passes that sort by counting."""
+"""Compiled joining of edge shards into in-neighbour lists, in two passes of a counting sort."""
 
 from numba import njit
 
 
 @njit(nogil=True, cache=True)
 def count_edges(rows, counts, indices, place, first, degree):
-    """Count the edges of a shard whose source has a place.
+    """Count the edges of a shard whose source is in the joined graph.
 
     Args:
         rows: int32 [R], the shard's rows, ascending.
         counts: int32 [R], edges of each.
         indices: int32 [e], a position among the shard's sources, row by row.
-        place: int [S], where each source is in the joined graph; -1: nowhere.
-        first: where the shard's row 0 is.
+        place: int [S], number of each source in the joined graph; -1: absent.
+        first: number of the shard's row 0 in the joined graph.
         degree: int64 [V], in-edges of each joined node; added to.
     """
     e = 0
@@ -26,7 +26,7 @@ def count_edges(rows, counts, indices, place, first, degree):
 
 @njit(nogil=True, cache=True)
 def join_edges(rows, counts, indices, place, first, weight, cursor, out, out_weight, loops):
-    """Append them to their rows' lists.
+    """Append the edges of a shard to their rows' lists.
 
     Args:
         rows: as before, with counts, indices, place and first.
@@ -35,7 +35,7 @@ def join_edges(rows, counts, indices, place, first, weight, cursor, out, out_wei
         place: see above.
         first: see above.
         weight: float32 [e], or empty.
-        cursor: int64 [V], where each list goes on; moved.
+        cursor: int64 [V], next free position of each list; advanced.
         out: int [E], lists of sources; written.
         out_weight: float32 [E], or empty; written.
         loops: int64 [V], edges from a node to itself; added to.

@@ -1,13 +1,13 @@
-"""Compiled assignment of nodes to parts in one pass, each by where its neighbours before it lie."""
+"""Compiled assignment of nodes to parts in one pass, each by the parts of its earlier neighbours."""
 
 from numba import njit
 
 
 @njit(nogil=True, cache=True)
 def assign(indptr, indices, first, part_of, sizes, count, least, gain, cost):
-    """Give the nodes first, first + 1, ... one after the other to the part i of most ``gain[s] n - cost[s]``, with n of
-    the node's in-neighbours in part i and s nodes there so far; of equals to the smallest part, and of these to the
-    first. O(edges + nodes + P).
+    """Assign the nodes first, first + 1, ... one after the other to the part i with the largest ``gain[s] n -
+    cost[s]``, where part i has n of the node's in-neighbours and s nodes so far; ties go to the smallest part, then to
+    the first. O(edges + nodes + P).
 
     Args:
         indptr: int64 [rows + 1].
@@ -22,8 +22,7 @@ def assign(indptr, indices, first, part_of, sizes, count, least, gain, cost):
     """
     parts, capacity = len(sizes), len(gain)
     for row in range(len(indptr) - 1):
-        # Of the parts without a neighbour the smallest is best, and sizes only grow, so that one is found by walking
-        # on.
+        # Among parts without a neighbour the smallest is best, and sizes only grow, so that a scan finds it.
         while sizes[least[1]] != least[0]:
             least[1] += 1
             if least[1] == parts:

@@ -18,14 +18,14 @@ _U = np.uint64
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """In-edges that were drawn for rows, in the order of the rows."""
+    """In-edges drawn for rows, in the order of the rows."""
 
     kept: IdArray
     """int64 [n], edges of each row."""
     sources: npt.NDArray[np.integer]
     """[e], global ids."""
     positions: IdArray | None
-    """int64 [e], where they lie in the edge arrays of the block, if that was asked for."""
+    """int64 [e], positions in the edge arrays of the block, if requested."""
 
 
 def draw_rows(
@@ -41,19 +41,19 @@ def draw_rows(
     ascending: bool = False,
     keep_positions: bool = True,
 ) -> Drawn:
-    """What `cpu.neighbor.neighbor` draws for these rows in one hop.
+    """The draws of `cpu.neighbor.neighbor` for these rows in one hop.
 
     Args:
         graph: N rows of a block, with global sources.
         first: global id of row 0.
         rows: int64 [n] in [0, N), segment after segment.
-        splits: int64 [m + 1]; ``rows[splits[i]:splits[i+1]]`` are of one minibatch.
+        splits: int64 [m + 1]; ``rows[splits[i]:splits[i+1]]`` belong to minibatch i.
         keys: uint64 [m], stream of each minibatch in this hop.
         fanout: edges of a row at most; -1 takes all.
-        replace: see `reference.neighbor.neighbor`; likewise `probability`, int64 [e] of the block.
-        probability: see there.
-        ascending: whether ids ascend within each segment: rows are then walked in step.
-        keep_positions: also say where the edges lie.
+        replace: see `reference.neighbor.neighbor`.
+        probability: see there; int64 [e] of the block.
+        ascending: true if ids ascend within each segment: rows are then read in step.
+        keep_positions: also return positions.
     """
     m, lengths = len(keys), np.diff(splits)
     if not len(rows):
@@ -69,7 +69,7 @@ def draw_rows(
     nodes = np.zeros((m, width), np.int64)
     for row, a, b in zip(nodes, splits, splits[1:]):
         row[: b - a] = rows[a:b]
-    # A draw is keyed by the node's global id, of which the kernels know the local part.
+    # A draw is keyed by the node's global id; the kernels know the local id.
     with np.errstate(over="ignore"):
         keys = keys + _U(first) * NODE
     begin, edge_end = np.zeros(m, np.int64), np.zeros(m, np.int64)
@@ -92,7 +92,7 @@ def draw_rows(
 def draw_labor(
     graph: Graph, rows: IdArray, splits: IdArray, keys: npt.NDArray[np.uint64], fanout: int, poisson: bool
 ) -> Drawn:
-    """What `cpu.labor.labor` draws for these rows in one hop; arguments as of `draw_rows`."""
+    """The draws of `cpu.labor.labor` for these rows in one hop; arguments as in `draw_rows`."""
     parts: list[tuple[IdArray, IdArray]] = [(np.empty(0, np.int64), np.empty(0, np.int64))] * len(keys)
 
     def segment(q: int) -> None:

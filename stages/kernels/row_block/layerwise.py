@@ -26,8 +26,7 @@ def _resolve(indptr, sources, weight, degree, scale, one, first, rows, rests, ou
 
 
 def resolve(common: Common, first: int, rows: IdArray, rests: IdArray, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
-    """The column of the term of each row in which each dart has landed; `common` as in `cpu.terms.Rates`, of a
-    block."""
+    """Column of the term that each dart hits in its row; `common` as in `cpu.terms.Rates`, of a block."""
     out = np.empty(len(rows), dtype)
     _resolve(*common, first, rows, rests, out)
     return out
@@ -53,7 +52,7 @@ def _extract(indptr, sources, weight, table, shift, rows, first, counts, out, va
 def extract(
     graph: Graph, first: int, nodes: npt.NDArray[np.integer], rows: IdArray
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The in-edges of `rows` whose source is among `nodes`.
+    """In-edges of `rows` whose source is among `nodes`.
 
     Args:
         graph: of the block.
@@ -91,7 +90,7 @@ def _terms(indptr, sources, weight, degree, scale, one, first, rows, columns, ma
 
 
 def partial_sums(common: Common, first: int, rows: IdArray) -> tuple[IdArray, IdArray]:
-    """What these rows of the block add to P = Q (W o W): distinct columns, ascending, and their sums.
+    """Contribution of these rows of the block to P = Q (W o W): distinct columns, ascending, and their sums.
 
     Args:
         common: as in `cpu.terms.Rates`, of the block.
@@ -106,7 +105,7 @@ def partial_sums(common: Common, first: int, rows: IdArray) -> tuple[IdArray, Id
 
 
 def summed(columns: IdArray, mass: IdArray) -> tuple[IdArray, IdArray]:
-    """Distinct columns, ascending, and the sum of what each has."""
+    """Distinct columns, ascending, and the sum of each one's masses."""
     found, place = np.unique(columns, return_inverse=True)
     total = np.zeros(len(found), np.int64)
     np.add.at(total, place, mass)

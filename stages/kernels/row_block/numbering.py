@@ -14,9 +14,9 @@ IdArray = npt.NDArray[np.int64]
 _U = np.uint64
 EMPTY = -1
 AHEAD = 16
-"""Ids between the one that is looked up and the one whose slot is asked for."""
+"""Ids between the current lookup and the one whose slot is prefetched."""
 GROWTH = 4
-"""Times as many nodes as there are fit a table that is made anew."""
+"""A new table has room for this many times its nodes."""
 
 
 @njit(inline="always")
@@ -26,7 +26,7 @@ def _first_slot(u, shift):
 
 @njit(inline="always")
 def _slot(table, u, shift):
-    """Where u is, or where it would be. A table holds pairs of id and place, side by side, so that one is one miss."""
+    """Slot of u, or the free one for it. A table holds pairs of id and position, so that a lookup is one cache miss."""
     at = _first_slot(u, shift)
     while table[at] != EMPTY and table[at] != u:
         at = (at + 2) & (len(table) - 1)
@@ -45,8 +45,7 @@ def _fill(table, shift, nodes):
 
 @njit(**JIT)
 def _find_new(table, shift, sources, e, found, n, most):
-    """Put sources from e on into the table; those that were not there go to `found`. Stops where `most` have been
-    found."""
+    """Insert sources from e on into the table; new ones go to `found`. Stops after `most` new ones."""
     end = len(sources)
     while e < end and n < most:
         if e + AHEAD < end:
@@ -78,7 +77,7 @@ def _look_up(table, shift, sources, out):
 
 
 def _table(nodes: npt.NDArray[np.integer], room: int) -> tuple[npt.NDArray[np.int64], np.uint64]:
-    """A table with `nodes` in it, at most half full when there are `room` of them; and what makes a slot of a hash."""
+    """A table with `nodes` in it, at most half full with `room` of them; and the shift from hashes to slots."""
     bits = max(4, (2 * max(room, len(nodes))).bit_length())
     table, shift = np.full(2 << bits, EMPTY, np.int64), _U(64 - bits)
     _fill(table, shift, nodes)
@@ -86,7 +85,7 @@ def _table(nodes: npt.NDArray[np.integer], room: int) -> tuple[npt.NDArray[np.in
 
 
 class Numbering:
-    """The nodes of one minibatch in their order, and the place of each."""
+    """Nodes of one minibatch in their order, and the position of each."""
 
     def __init__(self, seeds: npt.NDArray[np.integer], dtype: npt.DTypeLike) -> None:
         """
@@ -98,7 +97,7 @@ class Numbering:
         self._table, self._shift = _table(self.nodes, GROWTH * len(self.nodes))
 
     def add(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-        """Append those of `sources` that are not there yet, ascending, and give them."""
+        """Append those of `sources` that are new, ascending, and return them."""
         found, e, n, known = np.empty(len(sources), self.nodes.dtype), 0, 0, len(self.nodes)
         while True:
             # A pair takes two entries, and half of the pairs stay empty.
@@ -112,7 +111,7 @@ class Numbering:
         return new
 
     def places(self, sources: npt.NDArray[np.integer], out: npt.NDArray[np.int32]) -> None:
-        """Where each of `sources` is; all of them must be there."""
+        """Position of each of `sources`; all of them must be known."""
         _look_up(self._table, self._shift, sources, out)
 
 
@@ -128,15 +127,15 @@ def _gather(starts, counts, source, ends, out):
 def in_order(
     order: IdArray, counts: npt.NDArray[np.integer], *values: npt.NDArray[Any]
 ) -> tuple[IdArray, list[npt.NDArray[Any]]]:
-    """Segments as they were asked for, of segments that came in another order.
+    """Segments in the order of requests, from segments in the order of arrival.
 
     Args:
-        order: int64 [n], which was asked for is the i-th that came.
-        counts: [n], lengths in the order in which they came.
+        order: int64 [n], the request that the i-th arrival answers.
+        counts: [n], lengths in the order of arrival.
         values: each all segments, one after the other, in that order.
 
     Returns:
-        int64 [n + 1], where segments begin, and `values` anew.
+        int64 [n + 1], beginnings of the segments, and `values` reordered.
     """
     at = np.cumsum(counts, dtype=np.int64) - counts
     starts, lengths = np.empty(len(order), np.int64), np.empty(len(order), np.int64)

@@ -1,1 +1,1 @@
-"""What kernels run on: threads, intrinsics, random words on a GPU."""
+"""Runtime of the kernels: threads, intrinsics, device memory and random words on a GPU."""

@@ -8,32 +8,32 @@ import torch
 from torch import Tensor
 
 ArrayPlace = Literal["auto", "device", "pinned"]
-"""In the device's memory, in the host's (locked, so that kernels read it there), or there if it fits."""
+"""Location of an array: the device's memory, page-locked host memory that kernels read, or the device if it fits."""
 SHARE = 0.6
-"""Of the device's free memory, at most, that one array may take to fit."""
+"""Share of the device's free memory that one array may take."""
 
 
 def to_device(array: npt.NDArray[Any], to: torch.device) -> Tensor:
-    """The array on a device; a copy, unless that is the host."""
+    """Copy of the array on a device; the array itself if that is the host."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(to, non_blocking=True)
 
 
 def fits(num_bytes: int, to: torch.device) -> bool:
-    """Whether so much more leaves the device enough for work on it."""
+    """True if so many bytes fit into the device's memory, leaving enough for work on it."""
     if to.type != "cuda":
         return True
-    # What the allocator keeps of tensors that are gone is free too.
+    # Memory of freed tensors that the allocator keeps is free too.
     kept = torch.cuda.memory_reserved(to) - torch.cuda.memory_allocated(to)
     return num_bytes <= SHARE * (torch.cuda.mem_get_info(to)[0] + kept)
 
 
 def goes_to_device(num_bytes: int, to: torch.device, where: ArrayPlace) -> bool:
-    """Whether an array of so many bytes goes to the device's own memory; ``auto``: if it fits."""
+    """True if an array of so many bytes goes to the device's own memory; ``auto``: if it fits."""
     return where == "device" or (where == "auto" and fits(num_bytes, to))
 
 
 def device_readable(array: npt.NDArray[Any], to: torch.device, where: ArrayPlace) -> Tensor:
-    """The array where kernels on the device can read it: there, or in locked memory of the host.
+    """The array in memory that kernels on the device can read: its own, or page-locked host memory.
 
     Args:
         array: of any shape.

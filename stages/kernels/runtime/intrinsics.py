@@ -1,5 +1,4 @@
-"""Two machine instructions that numba does not expose: a prefetch into the cache, and the count of trailing zero
-bits."""
+"""Machine instructions that numba does not expose: a prefetch into the cache, and the count of trailing zero bits."""
 
 from typing import Any
 
@@ -10,7 +9,7 @@ from numba.extending import intrinsic
 
 
 def _prefetch(typing_context, array, index):
-    """Ask for the cache line of ``array[index]``, for reading, into the second-level cache. `array` is one-dimensional
+    """Prefetch the cache line of ``array[index]`` for reading, into the second-level cache. `array` is one-dimensional
     and contiguous.
 
     Not into the first level: a row of features is 7 lines and more, and a core waits once some twenty of that level's
@@ -37,6 +36,6 @@ def _trailing_zeros(typing_context, word):
     return types.int64(types.uint64), generate
 
 
-# Typed as Any: the typing context that numba passes does not show at the call.
+# Typed as Any, since the call does not show the typing context that numba passes.
 prefetch: Any = intrinsic(_prefetch)
 trailing_zeros: Any = intrinsic(_trailing_zeros)

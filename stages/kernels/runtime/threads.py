@@ -1,4 +1,4 @@
-"""The one mechanism of parallelism for compiled kernels: GIL-free functions on a shared pool of threads.
+"""Parallelism of all compiled kernels: GIL-free functions on a shared pool of threads.
 
 Numba's own `prange` is not used: its portable threading layer aborts the process when two Python threads enter it at
 once, and producers and trainers do.
@@ -20,14 +20,14 @@ LEAST_PRIORITY = 19
 _lock = Lock()
 _asked: int | None = None
 _pools: dict[tuple[bool, frozenset[int]], tuple[tuple[int, int], ThreadPoolExecutor]] = {}
-"""By whether it helps threads that stand back, and the cores that it keeps to, if any: its threads have the priority
-and the cores of who made them. Each with the process and the number of threads that it was made for."""
+"""Pools by priority and cores, since threads inherit the priority and the cores of their maker. Each with the process
+and the number of threads that it was made for."""
 _here = threading.local()
 
 
 def get_num_threads() -> int:
-    """Threads that one call of `parallel` may use: what `set_num_threads` said, else `torch.get_num_threads()`; what
-    this thread was told by `keep_to`, if that is less."""
+    """Threads that one call of `parallel` may use: the number of `set_num_threads`, else `torch.get_num_threads()`; at
+    most this thread's number from `keep_to`."""
     most = getattr(_here, "most", None)
     return _of_process() if most is None else min(most, _of_process())
 
@@ -41,7 +41,7 @@ def _of_process() -> int:
 
 
 def set_num_threads(n: int | None) -> None:
-    """Fix the number of threads for the whole process; None goes back to following torch.
+    """Fix the number of threads for the whole process; None follows torch again.
 
     Raises:
         InputError: n is below 1.
@@ -54,11 +54,10 @@ def set_num_threads(n: int | None) -> None:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Within, operations of torch itself take one thread, where this one calls them; `parallel` takes as many as
-    before.
+    """Context in which torch's own operations use one thread in this thread; `parallel` is not affected.
 
-    For work that leaves little to torch's own operations. Of its threads the idle ones spin for a while after each
-    operation, on a processor that a kernel or a sampling thread wants.
+    For work with few torch operations of its own: torch's idle threads spin for a while after each operation, on cores
+    that kernels or a sampling thread need.
     """
     import torch
 
@@ -76,10 +75,9 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def stand_back() -> None:
-    """From now on this thread, and those that help it in `parallel`, take what others of the process leave of the
-    processors.
+    """Lower the priority of this thread, and of those that help it in `parallel`, below the others of the process.
 
-    For work that is done ahead: who waits for its result leaves it a processor. On Linux; elsewhere nothing changes.
+    For work that is done ahead: a thread that waits for its result leaves it a core. On Linux only.
     """
     if sys.platform != "linux":
         return  # priorities are of processes there
@@ -89,11 +87,11 @@ def stand_back() -> None:
 
 
 def keep_to(threads: int | None, cores: frozenset[int] = frozenset()) -> None:
-    """From now on this thread and those that help it in `parallel` are no more than `threads`, and run on `cores`
-    alone, if any are given (on Linux; elsewhere cores are not chosen).
+    """Limit this thread and those that help it in `parallel` to `threads`, and to `cores` if any are given (Linux
+    only).
 
     Raises:
-        InputError: none of the cores is there.
+        InputError: the machine has none of the cores.
     """
     _here.most = threads
     if cores and sys.platform == "linux":
@@ -123,9 +121,8 @@ def _submit(task: Callable[[], None], copies: int) -> list[Future[None]]:
 def parallel(fn: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> None:
     """Call ``fn(*part)`` for every part, and return when all are done.
 
-    The parts must be independent, and their cut must not show in the results. The calling thread works too and takes
-    back what no pool thread has begun, so calls from many threads, and from within `fn`, cannot wait for each other in
-    a ring.
+    The parts must be independent, and the division must not affect the results. The calling thread works too and takes
+    back parts that no pool thread has begun, so calls from many threads, and from within `fn`, cannot deadlock.
 
     Raises:
         Exception: the first that a part raised; parts not yet begun are skipped.
@@ -153,7 +150,7 @@ def parallel(fn: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> None:
     try:
         drain()
     finally:
-        # Also when this thread fails: the others may still be writing into the caller's arrays.
+        # Also if this thread fails: the others may still be writing into the caller's arrays.
         started = [f for f in others if not f.cancel()]
         errors = [e for f in started if (e := f.exception()) is not None]
     if errors:

@@ -1,5 +1,4 @@
-"""The random words of `stages.random` in Triton, the device that Triton's kernels run on, and how large their programs
-are."""
+"""Random words of `stages.random` in Triton, the device of Triton's kernels, and the size of their programs."""
 
 from typing import Any
 
@@ -24,7 +23,7 @@ def mixed(z):
 
 @triton.jit
 def node_word(key, v):
-    """See `random.node_words`; the key int64 as torch holds it."""
+    """See `random.node_words`; the key is int64, as torch holds it."""
     return mixed(key.to(tl.uint64) + v.to(tl.uint64) * NODE)
 
 
@@ -36,7 +35,7 @@ def draw_word(word, i):
 
 @triton.jit
 def row_of(ends, num_rows, e, steps):
-    """The row of edge e where row f's edges end at ends[f + 1]: int64; `steps` are the bits of `num_rows`."""
+    """Row of edge e, where row f's edges end at ends[f + 1]: int64; `steps` are the bits of `num_rows`."""
     low, high = e * 0, e * 0 + num_rows
     for _ in range(steps):
         middle = (low + high) >> 1
@@ -46,14 +45,15 @@ def row_of(ends, num_rows, e, steps):
 
 
 INTERPRETED = not isinstance(mixed, triton.JITFunction)
-"""Whether Triton's interpreter runs the kernels, on the host's memory: decided by TRITON_INTERPRET when Triton was
+"""True if Triton's interpreter runs the kernels, in host memory: decided by TRITON_INTERPRET when Triton was
 imported."""
 TILE = 1 << 11 if INTERPRETED else 1 << 10
-"""Elements of one program. The interpreter's time goes by programs, up to some thousand elements."""
+"""Elements of one program. The interpreter's time depends on the number of programs, up to about a thousand
+elements."""
 
 
 def device() -> torch.device:
-    """Where the kernels run.
+    """Device that the kernels run on.
 
     Raises:
         InputError: there is no GPU, and Triton's interpreter is not on.
@@ -69,10 +69,10 @@ def device() -> torch.device:
 
 
 def programs(n: int, block: int) -> int:
-    """Programs of `block` elements that cover n; at least one, for an empty grid cannot be launched."""
+    """Number of programs of `block` elements that cover n; at least one, since an empty grid cannot be launched."""
     return max(1, -(-n // block))
 
 
 def launch(kernel: Any, *grid: int) -> Any:
-    """``kernel[grid]``, to be called: type checkers take a kernel for the Python function that it looks like."""
+    """``kernel[grid]``, typed as callable: type checkers take a kernel for the Python function that it looks like."""
     return kernel[grid]

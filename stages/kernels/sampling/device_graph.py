@@ -23,11 +23,11 @@ class Weights:
     sums: Tensor
     """int64 [E+1], sums of all weights before an edge: a row's prefix sums are differences of these."""
     positive: Tensor
-    """int64 [E+1], how many weights before an edge are not 0."""
+    """int64 [E+1], number of weights before an edge that are not 0."""
 
     @classmethod
     def of(cls, weight: Tensor) -> "Weights":
-        """Args: weight: int64 [E], below 2**26 each, so that no sum overflows."""
+        """Build from int64 [E] weights, below 2**26 each, so that no sum overflows."""
         zero = weight.new_zeros(1)
         return cls(weight, torch.cat([zero, weight.cumsum(0)]), torch.cat([zero, (weight > 0).cumsum(0)]))
 
@@ -39,7 +39,7 @@ class DeviceGraph:
     indptr: Tensor
     """int64 [V+1]."""
     indices: Tensor
-    """int32 or int64 [E]; on the device, or in locked memory of the host (see `place_graph`)."""
+    """int32 or int64 [E]; on the device, or in page-locked host memory (see `place_graph`)."""
     max_degree: int
     """The largest in-degree."""
     placed: ArrayPlace = "device"
@@ -53,14 +53,14 @@ class DeviceGraph:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device of `indptr`."""
         return self.indptr.device
 
     def weighted(self, probability: npt.NDArray[np.int64]) -> Weights:
-        """int64 [E] on the device; those of the last array asked for are kept."""
+        """Weights of these probabilities, int64 [E], on the device; those of the last array are kept."""
         kept = self._weights.get(id(probability))
         if kept is None:
-            # With the array itself, so that no other can come to have its identity.
+            # Kept with the array itself, so that no other array can get its identity.
             kept = probability, Weights.of(to_device(probability, self.device))
             self._weights.clear()
             self._weights[id(probability)] = kept
@@ -72,7 +72,7 @@ _numbers: WeakKeyDictionary[Graph, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 def number_on_device(graph: Graph, name: Literal["in_degree", "degree", "edge_weight"]) -> Tensor:
-    """That array of the graph on the device; copied once, kept as long as the graph lives."""
+    """An array of the graph on the device; copied once, kept as long as the graph lives."""
     known = _numbers.setdefault(graph, {})
     if name not in known:
         known[name] = to_device(getattr(graph, name), device())
@@ -90,11 +90,11 @@ def on_device(graph: Graph) -> DeviceGraph:
 
 
 def place_graph(graph: Graph, where: ArrayPlace) -> DeviceGraph:
-    """Put the graph's topology where kernels read it.
+    """Put the graph's topology into memory that kernels can read.
 
     Args:
         graph: in-neighbour lists.
-        where: of the sources of edges, the larger part of them; the rest is on the device in any case.
+        where: location of the sources of edges, which are the larger part; the rest is on the device in any case.
 
     Raises:
         InputError: there is no GPU.

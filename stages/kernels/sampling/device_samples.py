@@ -18,7 +18,7 @@ class Rows:
 
 
 Counts = npt.NDArray[np.int64]
-"""int64 [k], on the host: of each minibatch."""
+"""int64 [k], on the host: one number for each minibatch."""
 
 
 def prefix_sums(counts: Counts) -> Counts:
@@ -28,14 +28,14 @@ def prefix_sums(counts: Counts) -> Counts:
 
 @dataclass(frozen=True, eq=False)
 class DeviceList:
-    """Edges by destination of k minibatches, one after the other, on the device; how many, on the host."""
+    """Edges by destination of k minibatches, one after the other, on the device; their counts on the host."""
 
     indptr: Tensor
     """int32 [sum of (rows + 1)]: each minibatch's begins with 0."""
     indices: Tensor
     """int32 [sum of edges]."""
     positions: Tensor | None
-    """int64 [sum of edges], if asked for."""
+    """int64 [sum of edges], if requested."""
     rows: Counts
     edges: Counts
 

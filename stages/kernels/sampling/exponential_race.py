@@ -16,7 +16,7 @@ import numpy.typing as npt
 FRACTION_BITS = 32
 TABLE_BITS = 12
 WEIGHT_BITS = 26
-"""Weights are integers of at most so many bits: quantised against the largest of the graph."""
+"""Maximum bits of integer weights: quantised against the largest of the graph."""
 
 
 @lru_cache(maxsize=1)
@@ -40,8 +40,8 @@ def log2_table() -> npt.NDArray[np.int64]:
 
 
 def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits each: int64 in [0, 32 * 2**32]. The
-    definition."""
+    """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits each: int64 in [0, 32 * 2**32]. Defines
+    the values of all backends."""
     x = bits.astype(np.int64) + 1
     top = np.zeros(len(x), np.int64)
     for step in (32, 16, 8, 4, 2, 1):
@@ -55,7 +55,7 @@ def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Race keys float64; infinite where the weight is zero (such a candidate never wins)."""
+    """Race keys, float64; infinite if the weight is zero (such a candidate never wins)."""
     out = np.full(len(bits), np.inf)
     np.divide(exponentials(bits).astype(np.float64), weights, out=out, where=weights > 0)
     return out
@@ -64,8 +64,8 @@ def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64]) -> npt.ND
 def quantised(weights: npt.NDArray[np.floating], largest: float | None = None) -> npt.NDArray[np.int64]:
     """Non-negative weights as integers in [0, 2**26], the largest at 2**26; a positive weight is at least 1.
 
-    One IEEE multiplication and one rounding to nearest each, so the same everywhere. `largest` of all weights, where
-    these are some.
+    One IEEE multiplication and one rounding to nearest each, so the same everywhere. `largest` is that of all weights,
+    if these are only some.
     """
     w = np.asarray(weights, np.float64)
     heaviest = float(w.max(initial=0.0)) if largest is None else largest

@@ -1,5 +1,4 @@
-"""What the layer-wise kernels share: exact probabilities, the parts of a draw that need no speed, debiasing, and what
-they return.
+"""Shared parts of the layer-wise kernels: exact probabilities, the steps that need no speed, debiasing, and results.
 
 W = D^-1 (A + I) is the row-normalised adjacency with self loops, taken edge by edge (parallel edges are entries of
 their own, and so is the added loop beside a loop of the graph). Entries of W o W are integers with `fraction_bits`
@@ -17,9 +16,9 @@ from ...random import GOLDEN, draw, mix, node_words
 from . import exponential_race
 
 DEBIAS = ("ratio", "bottom_k", "with_replacement", "none")
-"""How sampled columns stand for the others; see `LadiesSampler`."""
+"""Corrections for columns that were not sampled; see `LadiesSampler`."""
 _DARTS, _CLOCK = -1, -2
-"""The streams of darts and of their times: those of nodes that no graph has."""
+"""Streams of darts and of their times: streams of nodes that no graph has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +58,14 @@ class LayerSample:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """What SAMPLE gives for one minibatch and hop."""
+    """Result of SAMPLE for one minibatch and hop."""
 
     nodes: npt.NDArray[np.int64]
     """[m] distinct global ids."""
     counts: npt.NDArray[np.int64] | None
-    """[m] how often each was drawn (with replacement only)."""
+    """[m] number of times each was drawn (with replacement only)."""
     clock: float
-    """When the first node that is not in the sample would have come, in units in which darts come at rate 1; infinite
+    """Time at which the first node outside the sample would have come, in units in which darts come at rate 1; infinite
     if none is left."""
 
 
@@ -76,7 +75,8 @@ def fraction_bits(num_nodes: int) -> int:
 
 
 def weight_scale(heaviest: float) -> float:
-    """What turns edge weights up to `heaviest` into integers of at most 26 bits, and the self loop's weight 1 too."""
+    """Factor that turns edge weights up to `heaviest`, and the self loop's weight 1, into integers of at most 26
+    bits."""
     return (1 << exponential_race.WEIGHT_BITS) / max(heaviest, 1.0)
 
 
@@ -87,7 +87,7 @@ def integers(weight: npt.NDArray[np.floating], scale: float) -> npt.NDArray[np.i
 
 
 def squares(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.int64]:
-    """(part / whole)^2 in fixed point; at least 1 where `part` is positive. IEEE operations only."""
+    """(part / whole)^2 in fixed point; at least 1 if `part` is positive. IEEE operations only."""
     t = part / whole
     return np.where(part > 0, np.maximum(np.rint(t * t * 2.0**bits).astype(np.int64), 1), 0)
 
@@ -98,7 +98,7 @@ def dart_word(key: int) -> np.uint64:
 
 
 def clock(key: int, darts: int) -> float:
-    """When the last of so many darts came: a sum of exponential times, exact but for the last rounding."""
+    """Time of the last of so many darts: a sum of exponential times, exact except for the last rounding."""
     word = node_words(key, np.array([_CLOCK]))
     with np.errstate(over="ignore"):
         bits = mix(word + np.arange(1, darts + 1, dtype=np.uint64) * GOLDEN) >> np.uint64(32)
@@ -106,8 +106,8 @@ def clock(key: int, darts: int) -> float:
 
 
 def budget(s: int) -> int:
-    """Darts that are thrown before the rest is left to a race: too few distinct hits by then mean few candidates, or
-    unlike ones."""
+    """Number of darts that are thrown before a race decides the rest: too few distinct hits by then mean few
+    candidates, or very uneven ones."""
     return 4 * (s + 1)
 
 
@@ -126,13 +126,14 @@ def complete(
     candidates: npt.NDArray[np.int64],
     mass: npt.NDArray[np.int64],
 ) -> Drawn:
-    """Finish a draw whose darts ran out: what is left races with exponential times, which is the same law (no memory).
+    """Finish a draw whose darts ran out: the remaining candidates race with exponential times, which has the same
+    distribution (they are memoryless).
 
     Args:
         key: stream of the minibatch and hop.
         s: nodes wanted.
         found: distinct nodes that were hit, in order; at most s.
-        darts: how many were thrown.
+        darts: number of darts thrown.
         total: sum of P over all candidates.
         candidates: int64, distinct, every node with P > 0.
         mass: int64, P of each.
@@ -153,10 +154,9 @@ def complete(
 def factors(
     debias: str, p: npt.NDArray[np.float64], src: npt.NDArray[np.integer], num_dst: int, drawn: Drawn
 ) -> npt.NDArray[np.float64]:
-    """What an edge from each source is multiplied by, float64 [S].
+    """Factor of the edges from each source, float64 [S].
 
-    A destination is always a source: except under "ratio" it counts as it is (factor 1), and only the other columns are
-    sampled ones.
+    A destination is always a source: except under "ratio" its factor is 1, and only the other columns are sampled.
 
     Args:
         debias: see `DEBIAS`.
@@ -178,5 +178,5 @@ def factors(
 
 
 def same_scale(debias: str) -> bool:
-    """Whether a row's coefficients are scaled to add up to the sum of all its edges' weights."""
+    """True if a row's coefficients are scaled to add up to the sum of all its edges' weights."""
     return debias in ("ratio", "none")

@@ -1,4 +1,4 @@
-"""What the node-wise sampling kernels return."""
+"""Results of the node-wise sampling kernels."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class EdgeList:
     indices: npt.NDArray[np.int32]
     """int32 [e], positions among the minibatch's nodes, in the order of the draws."""
     positions: npt.NDArray[np.int64] | None
-    """int64 [e], positions in the graph's edge arrays, when asked for."""
+    """int64 [e], positions in the graph's edge arrays, if requested."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,22 +27,22 @@ class NeighborSample:
     node_ends: tuple[int, ...]
     """L+1 numbers: nodes[:node_ends[h]] are known after h hops."""
     lists: tuple[EdgeList, ...]
-    """One list whose rows are nodes[:node_ends[L-1]] where only new nodes are expanded; else one for each hop, nearest
-    the seeds first, whose rows are nodes[:node_ends[h]]."""
+    """One list whose rows are nodes[:node_ends[L-1]] if only new nodes are expanded; else one for each hop, nearest the
+    seeds first, whose rows are nodes[:node_ends[h]]."""
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:
-        """Of the only list."""
+        """`indptr` of the only list."""
         return self._only.indptr
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
-        """Of the only list."""
+        """`indices` of the only list."""
         return self._only.indices
 
     @property
     def positions(self) -> npt.NDArray[np.int64] | None:
-        """Of the only list."""
+        """`positions` of the only list."""
         return self._only.positions
 
     @property

@@ -1,4 +1,4 @@
-"""Compiled softmax attention: nothing per edge is kept, the backward pass computes coefficients and dropout again.
+"""Compiled softmax attention: stores nothing per edge; the backward pass recomputes coefficients and dropout.
 
 Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists, as in SAR
 (Mostafa, MLSys 2022). Features are contiguous float32 or float64 CPU tensors. `lists`: n destinations, S sources, e
@@ -27,7 +27,7 @@ _U = np.uint64
 
 @njit(**JIT)
 def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, before, out, log_sum, lo, hi):
-    """Lists lo..hi-1. `before`: None, or the logarithms of the denominators of what `out` holds already; it may be
+    """Lists lo..hi-1. `before`: None, or the logarithms of the denominators of the current content of `out`; it may be
     `log_sum` itself."""
     H, D, E = z.shape[1], z.shape[2], len(indices)
     slope, key, threshold, keep_scale = rule
@@ -144,7 +144,7 @@ def _attend_backward_src(
             d_src[u, h] = 0
             for k in range(D):
                 o[h, k] = 0
-        # A destination is a source of its own row too: one more edge at the end of its list.
+        # A destination is also a source for itself: one more edge at the end of its list.
         last = t_indptr[u + 1]
         prefetch_rows(t_dst, rows, t_indptr[u], last, end, flat, H * D, H * D)
         for q in range(t_indptr[u], last + 1 if u < own_rows else last):
@@ -222,7 +222,7 @@ def attend(
         a_src: [H, D]; the source logit is ``<a_src, z[u]>``.
         logit_dst: [n, H].
         rule: slope and dropout.
-        numbers: what dropout calls the edges.
+        numbers: see `EdgeNumbers`.
 
     Returns:
         [n, H, D]; [n, H], the logarithm of each softmax's denominator, which the backward pass needs.
@@ -244,22 +244,22 @@ def attend_into(
     log_sum: Tensor,
     own: bool,
 ) -> None:
-    """`attend` over one edge shard of many, whose edges join the softmax of those seen before, in place.
+    """`attend` over one edge shard of many, in place: its edges join the softmax of the shards before.
 
-    Once all shards have been here, in any order, `out` and `log_sum` are those of `attend` over all edges. Rows that
-    have seen no edge stay (0, -inf).
+    After all shards, in any order, `out` and `log_sum` are those of `attend` over all edges. Rows without an edge so
+    far stay (0, -inf).
 
     Args:
         lists: the shard's edges.
         rows: the row of the result that each list belongs to, as in `cpu.shards`.
-        numbers: what dropout calls the edges.
+        numbers: see `EdgeNumbers`.
         z: [S, H, D], the shard's source rows.
         a_src: [H, D].
         logit_dst: [N, H].
         rule: slope and dropout.
         out: [N, H, D], normalised over the edges seen so far; 0 before the first shard.
         log_sum: [N, H], the logarithm of the softmax's denominator so far; -inf before the first shard.
-        own: whether each row also attends to the source row of its number. List i must then belong to row i, so `rows`
+        own: true if each row also attends to the source row of its number. List i must then belong to row i, so `rows`
             is None.
     """
     _attend(lists, rows, numbers, z, a_src, logit_dst, rule, log_sum, out, log_sum, own)
@@ -297,7 +297,7 @@ def attend_backward(
     grad: Tensor,
     numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attend` with respect to z, a_src and logit_dst; coefficients and dropout are computed again.
+    """Gradients of `attend` with respect to z, a_src and logit_dst; recomputes coefficients and dropout.
 
     With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, z_u> - <grad_v, out_v>)``.
     """
@@ -322,8 +322,8 @@ def attend_from(
     d_dst: Tensor,
     own: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What the edges of one shard give to the gradients of `attend`: those of z [S, H, D] and a_src [H, D] are
-    returned, that of logit_dst is added to `d_dst` in place.
+    """Contribution of one shard to the gradients of `attend`: returns those of z [S, H, D] and a_src [H, D], and adds
+    that of logit_dst to `d_dst`, in place.
 
     Args:
         lists: the shard's edges.

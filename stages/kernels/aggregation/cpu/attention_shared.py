@@ -1,12 +1,10 @@
-"""Compiled softmax attention whose heads all read the same rows: what `cpu.attention` does to z = W_h h, done to h
-itself.
+"""Compiled softmax attention whose heads all read the same rows: `cpu.attention` applied to h instead of z = W_h h.
 
-Attention is linear in what it sums, so ``sum_u a_uvh W_h h_u = W_h sum_u a_uvh h_u``. Where there are many more sources
+Attention is linear in what it sums, so ``sum_u a_uvh W_h h_u = W_h sum_u a_uvh h_u``. If there are many more sources
 than destinations, as in a sampled block, multiplying by W after the sum saves most of the products, and no [S, H, D]
-tensor is made.
-Nothing per edge is kept: the backward pass computes coefficients and dropout again.
+tensor is made. Nothing per edge is stored: the backward pass recomputes coefficients and dropout.
 
-`lists`: n destinations, S sources, e edges. H heads, F columns. Row u of x may be named (`stages.memory.lazy_rows`).
+`lists`: n destinations, S sources, e edges. H heads, F columns. x may be lazy (`stages.memory.lazy_rows`).
 """
 
 import math
@@ -29,7 +27,7 @@ from .softmax import CHUNK_ROWS, JIT, chunk_parts, constants, dots, keep, leaky,
 
 _U = np.uint64
 TILE = 16
-"""Edges whose coefficients are computed together; their rows stay in the nearest cache while each head goes over
+"""Edges whose coefficients are computed together; their rows stay in the first-level cache while each head reads
 them."""
 
 
@@ -150,8 +148,8 @@ def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, ru
 
 @njit(**JIT)
 def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
-    """The gradient of a logit before the ReLU, x, from its coefficient p and inner = <grad_v, x_u>."""
-    # An infinite row that was dropped has no gradient: inner is left alone then.
+    """Gradient of a logit before the ReLU, x, from its coefficient p and inner = <grad_v, x_u>."""
+    # An infinite row that was dropped has no gradient: `inner` is then not used.
     g = p * (inner * keep_scale - delta) if kept else -p * delta
     return g if x > 0 else slope * g
 
@@ -160,8 +158,8 @@ def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
 def _backward_dst(
     indptr, indices, ids, names, x, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, to_dst, to_src, lo, hi
 ):
-    """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], takes the gradient of `a_dst`; `to_src`, or None, that
-    of `a_src` where x needs none."""
+    """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], receives the gradient of `a_dst`; `to_src`, or None,
+    that of `a_src` if x needs none."""
     H, F, E, n = logit_src.shape[1], x.shape[1], len(indices), len(logit_dst)
     slope, key, threshold, keep_scale = rule
     flat = x.reshape(-1)
@@ -218,7 +216,7 @@ def _backward_src(
     lo,
     hi,
 ):
-    """Chunks lo..hi-1 of sources. `to_src`, [chunks, H, F], takes the gradient of `a_src`."""
+    """Chunks lo..hi-1 of sources. `to_src`, [chunks, H, F], receives the gradient of `a_src`."""
     H, F, E, n = logit_src.shape[1], x.shape[1], len(t_dst), len(logit_dst)
     slope, key, threshold, keep_scale = rule
     flat, by_head = grad.reshape(-1), grad.reshape(-1, F)
@@ -234,7 +232,7 @@ def _backward_src(
                 d_src[h] = 0
             for k in range(F):
                 o[k] = 0
-            # A destination is a source of its own row too: one more edge at the end of its list.
+            # A destination is also a source for itself: one more edge at the end of its list.
             e = t_indptr[u + 1]
             last = e + 1 if u < n else e
             prefetch_rows(t_dst, None, t_indptr[u], e, end, flat, H * F, H * F)
@@ -278,9 +276,9 @@ def attend_shared(
         a_src: [H, F].
         a_dst: [H, F]; head h of edge (u, v) has the logit ``leaky_relu(<a_src[h], x[u]> + <a_dst[h], x[v]>)``.
         rule: slope and dropout.
-        numbers: what dropout calls the edges.
+        numbers: see `EdgeNumbers`.
 
-    Returns: [n, H, F]; and what the backward pass needs: [n, H], ``<a_dst[h], x[v]>``; [n, H], the logarithm of each
+    Returns: [n, H, F]; and inputs of the backward pass: [n, H], ``<a_dst[h], x[v]>``; [n, H], the logarithm of each
         softmax's denominator.
     """
     heads, width = a_src.shape
@@ -319,7 +317,7 @@ def attend_shared_backward(
     """Gradients of `attend_shared` with respect to x (None unless needed), a_src and a_dst.
 
     With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, x_u> - <grad_v, out_v>)``.
-    Where x needs no gradient, one pass over the destinations gives both others.
+    If x needs no gradient, one pass over the destinations gives both others.
     """
     heads, width = a_src.shape
     base, ids = base_and_ids(x)

@@ -1,8 +1,8 @@
 """Compiled aggregation over in-neighbour lists: row-parallel, no atomics, the same bits for any number of threads.
 
-Each function cuts the rows of its result into parts of like work; a row is computed by one thread, its edges in their
-order. Gradients gather through the transposed lists. Functions named `_into` and `_from` visit one edge shard of many,
-and its gradient: `cpu.shards` says what a shard is. `reference` says the same in plain torch. Features are contiguous
+Each function divides the rows of its result into parts of similar work; one thread computes a row, its edges in their
+order. Gradients gather through the transposed lists. Functions named `_into` and `_from` process one edge shard of
+many, and its gradient: see `cpu.shards`. `reference` has the same functions in plain torch. Features are contiguous
 float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
 """
 
@@ -51,8 +51,8 @@ _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "nump
 _U = np.uint64
 
 
-# What a row of the result gets beside its neighbours: nothing; its own row, times a factor; its own row, in columns [F,
-# 2F); or, in the gradient of that, columns [F, 2F) of its own row.
+# Kinds of addition to a row of the result beside its neighbours: none; its own row, times a factor; its own row, in
+# columns [F, 2F); or, in the gradient of that, columns [F, 2F) of its own row.
 _NOTHING, _ADDED, _BESIDE, _FROM_BESIDE = range(4)
 
 
@@ -181,7 +181,7 @@ def spmm_beside_backward(
 def _towards_sources(
     lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype
 ) -> tuple[InLists, Tensor | None]:
-    """The transposed lists, and what each of their edges counts."""
+    """Transposed lists, and the coefficient of each of their edges."""
     t = lists.transposed
     weight = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)
     if row_scale is not None:
@@ -210,7 +210,7 @@ def spmm_from(
     """
     of_list = row_scale if rows is None or row_scale is None else row_scale[torch.from_numpy(rows)]
     back, weight = _towards_sources(lists, coef, of_list, grad.dtype)
-    # Destination i of the transposed lists is row rows[i] of the gradient, read where it lies.
+    # Destination i of the transposed lists is row rows[i] of the gradient, read in place.
     of_lists = grad if rows is None else LazyRows(grad.numpy(), rows)
     return _spmm(back, of_lists, width, weight, None, _NOTHING, None, 0, width)
 
@@ -274,7 +274,7 @@ def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
 
 
 def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of `maximum_into` with respect to x, once all shards have been seen: [N, D] -> [S, D].
+    """Gradient of `maximum_into` with respect to x, after all shards: [N, D] -> [S, D].
 
     Args:
         lists: the shard's edges.

@@ -1,7 +1,7 @@
 """Dropout by counters: an element is kept iff its 32 bits of the stream `key` reach a threshold.
 
-Nothing but the key, the row's name and the column decides the mask, so backward replays it (no mask is stored), and
-neither the number of threads nor the order of the work shows. A row has a word of 64 bits (`random.node_words`); its
+The mask depends only on the key, the row's name and the column, so backward recomputes it (no mask is stored), and
+neither the number of threads nor the order of the work matters. A row has a word of 64 bits (`random.node_words`); its
 halves enter a mixing function of 32-bit words, one for each column, which processors compute for eight columns at a
 time: six to twelve times as fast as 64-bit words for each pair of elements, and some hundred times as fast as a
 sequential generator.
@@ -25,15 +25,14 @@ _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "nump
 _U, _W = np.uint64, np.uint32
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _COLUMN, _A, _B = np.uint32(0x9E3779B9), np.uint32(0x21F0AAAD), np.uint32(0x735A2D97)
-"""The last two, and the shifts that go with them, are those of C. Wellons' hash prospector (least bias of two
-rounds)."""
+"""The last two, and the shifts that go with them, are from C. Wellons' hash prospector (least bias of two rounds)."""
 
 
 @njit(**_JIT)
 def _scale_kept(base, ids, names, columns, out, key, threshold, scale, lo, hi):
-    """Rows lo..hi-1 of the result, each read where it lies and dropped by its name.
+    """Rows lo..hi-1 of the result, each read in place and dropped by its name.
 
-    Every step is cast to 32 bits: numba would go on in 64, of which a vector register holds half as many.
+    Every step is cast to 32 bits: numba would continue in 64, which halves the elements of a vector register.
     """
     F = base.shape[1]
     zero, flat, line = base.dtype.type(0), base.reshape(-1), max(64 // base.itemsize, 1)
@@ -61,11 +60,10 @@ def _scale_kept(base, ids, names, columns, out, key, threshold, scale, lo, hi):
 def scale_kept(x: Tensor, key: int, p: float, names: IntArray | None = None) -> Tensor:
     """x / (1 - p) where kept, 0 elsewhere; each element is dropped with probability p (to 2**-32).
 
-    A row of one name is dropped alike wherever it lies.
+    Rows of one name are dropped alike, whatever their position.
 
     Args:
-        x: [rows, ...], contiguous; float32 or float64. Rows that are only named (`stages.memory.lazy_rows`) are read
-            where they lie.
+        x: [rows, ...], contiguous; float32 or float64. Lazy rows (`stages.memory.lazy_rows`) are read in place.
         key: uint64, the stream.
         p: in (0, 1).
         names: int64 [rows], at least 0; the rows' own numbers when absent.

@@ -1,4 +1,4 @@
-"""Prefetching of the rows that a neighbour list will soon name: the processor cannot guess them."""
+"""Prefetching of the rows that a neighbour list will name next, which the processor cannot predict."""
 
 import numpy as np
 from numba import njit
@@ -14,7 +14,7 @@ def prefetch_rows(indices, ids, begin, end, stop, flat, stride, width):
     """Fetch the first `width` columns of the rows named AHEAD edges after ``indices[begin:end]``, but none from `stop`
     on.
 
-    `flat` is the row-major matrix, [rows * stride]; `ids`, or None, says which of its rows an index means.
+    `flat` is the row-major matrix, [rows * stride]; `ids`, or None, maps indices to its rows.
     """
     line = max(64 // flat.itemsize, 1)
     for q in range(begin + AHEAD, min(end + AHEAD, stop)):

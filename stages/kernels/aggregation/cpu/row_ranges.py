@@ -1,4 +1,4 @@
-"""Cuts the rows of a result into parts of like work for `threads.parallel`."""
+"""Divides the rows of a result into parts of similar work for `threads.parallel`."""
 
 from bisect import bisect_left
 
@@ -12,12 +12,12 @@ SERIAL = 1 << 15
 PARTS_PER_THREAD = 16
 """Hidden imbalance (caches, other processes) evens out when a thread takes many smaller parts."""
 PIECE = 1 << 18
-"""Additions of a part, at least, where there are more parts than threads: calling a kernel costs as much as some ten
+"""Minimum additions of a part if there are more parts than threads: calling a kernel costs as much as about ten
 thousand."""
 
 
 def part_count(additions: int) -> int:
-    """Parts that work of so many additions is cut into."""
+    """Number of parts for so many additions."""
     threads = get_num_threads()
     return (
         1 if threads == 1 or additions < SERIAL else min(threads * PARTS_PER_THREAD, max(threads, additions // PIECE))
@@ -25,7 +25,7 @@ def part_count(additions: int) -> int:
 
 
 def row_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, int]]:
-    """Ranges of rows, [begin, end), with like numbers of edges plus rows; `width` additions for each."""
+    """Ranges of rows, [begin, end), with similar numbers of edges plus rows; `width` additions for each."""
     n = len(indptr) - 1
     total = int(indptr[-1]) + n
     count = part_count(total * width)
@@ -34,7 +34,7 @@ def row_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, int]
 
 
 def even_parts(n: int, width: int) -> list[tuple[int, int]]:
-    """Ranges of like length of n rows; `width` additions for each."""
+    """Ranges of n rows of similar length; `width` additions for each row."""
     count = part_count(n * width)
     cuts = [n * p // count for p in range(count + 1)]
     return [(a, b) for a, b in zip(cuts, cuts[1:]) if a < b]

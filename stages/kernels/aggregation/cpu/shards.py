@@ -1,10 +1,9 @@
-"""Compiled updates of a result whose rows receive one edge shard after another, and rows taken from a matrix or added
-to it.
+"""Compiled updates of a result by one edge shard after another; gathers and scatter-additions of rows.
 
 An edge shard: ``lists: InLists`` over n lists, S source rows and e edges; ``rows``, int32 or int64 [n], ascending and
 distinct: the row of the result that each list belongs to (None: list i belongs to row i); ``edge``, int32 or int64 [e]:
-each edge's position among all edges of those rows (None: its position in the lists). The result has N >= n rows, and
-keeps what the shard says nothing about.
+each edge's position among all edges of those rows (None: its position in the lists). The result has N >= n rows; rows
+without edges in the shard are unchanged.
 
 Source: sequential aggregation, SAR (Mostafa, MLSys 2022, arXiv 2111.06483). A row of the result is computed by one
 thread, its edges in their order, so the number of threads does not change a bit. Matrices are contiguous float32 or
@@ -68,7 +67,7 @@ def spmm_into(
     Args:
         lists: the shard's edges.
         rows: see the module.
-        x: [S, D], or rows that are only named (`stages.memory.lazy_rows`).
+        x: [S, D], or lazy rows (`stages.memory.lazy_rows`).
         out: [N, >= D]; columns from D on are left alone.
         coef: [e], float32 or x's dtype; ones when absent.
         row_scale: [N] of x's dtype; ones when absent.
@@ -103,16 +102,16 @@ def _raise_maxima(indptr, indices, ids, edge, x, rows, out, arg, lo, hi):
 def maximum_into(
     lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
 ) -> None:
-    """Raise the running maxima `out` to what the shard's edges bring, in place. A tie goes to the smallest position,
-    whatever the order of the shards; a NaN wins over numbers.
+    """Raise the running maxima `out` by the shard's edges, in place. A tie goes to the smallest position, whatever the
+    order of the shards; a NaN wins over numbers.
 
     Args:
         lists: the shard's edges.
         rows: see the module.
         edge: see the module.
-        x: [S, D], or rows that are only named (`stages.memory.lazy_rows`).
-        out: [N, D]; what it holds counts only where there was an edge before.
-        arg: int64 [N, D], the position of the winning edge; -1 where there was none yet.
+        x: [S, D], or lazy rows (`stages.memory.lazy_rows`).
+        out: [N, D]; values count only for rows that had an edge before.
+        arg: int64 [N, D], the position of the winning edge; -1 if there was none yet.
     """
     assert out.is_contiguous() and arg.is_contiguous()
     base, ids = base_and_ids(x)
@@ -163,7 +162,7 @@ def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
     """``factor[ids[i]] * x[ids[i]]``, [n, ...].
 
     Args:
-        x: [S, ...], or rows that are only named (`stages.memory.lazy_rows`).
+        x: [S, ...], or lazy rows (`stages.memory.lazy_rows`).
         ids: int32 or int64 [n], in range.
         factor: [S] of x's dtype; ones when absent.
     """

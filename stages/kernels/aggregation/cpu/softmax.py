@@ -1,5 +1,4 @@
-"""What the compiled attention kernels share: logits, dropout by counters, and fixed chunks of rows for sums over all of
-them."""
+"""Helpers of the compiled attention kernels: logits, dropout by counters, and fixed chunks of rows for reductions."""
 
 from bisect import bisect_left
 from typing import Any
@@ -40,13 +39,13 @@ def _mix(z):
 
 @njit(**JIT)
 def keep(key, threshold, e, h):
-    """Whether the coefficient of edge e and head h survives: see `AttentionRule.key`."""
+    """True if the coefficient of edge e and head h is kept: see `AttentionRule.key`."""
     return _mix(_mix(key + _U(e) * _NODE) + _U(h + 1) * _GOLDEN) >> _U(32) >= threshold
 
 
 @njit(**JIT)
 def number(names, q, e, E, v):
-    """The number by which dropout knows edge q of row v, whose list ends at e, where its own edge stands: see
+    """Number of edge q of row v for dropout. The row's list ends at e, the position of its own edge: see
     `EdgeNumbers`."""
     if names is None:
         return np.int64(q) if q < e else np.int64(E + v)

@@ -1,17 +1,17 @@
-"""Softmax attention in a device's memory: nothing per edge is kept, the backward pass computes coefficients and dropout
-again.
+"""Softmax attention in a device's memory: stores nothing per edge; the backward pass recomputes coefficients and
+dropout.
 
 Same names, arguments and results as `cpu.attention` and `cpu.attention_shared`, and the same coefficients are dropped.
-See `cuda.backend` for where tensors lie and how work is cut.
+See `cuda.backend` for the location of tensors and the division of work.
 
 Source: the online softmax with log-sum-exp of Dao et al. (FlashAttention, NeurIPS 2022) on neighbour lists. It is in
-two launches. The first walks the logits alone, H numbers an edge, and leaves the logarithm of each softmax's
-denominator. With that known, the second is a plain weighted sum of rows, which is where the bytes are: its pieces of
-long lists add up like any other sums, and each row of z is read once for each head. The backward pass reads rows of z
-once by destination, for the gradient of `logit_dst`, and rows of the result's gradient once by source, for both others.
+two launches. The first reads only the logits, H numbers an edge, and writes the logarithm of each softmax's
+denominator. The second is then a plain weighted sum of rows, which dominates the traffic: its pieces of long lists add
+up like any other sums, and each row of z is read once for each head. For the backward pass see
+`cuda.attention_backward`.
 
-Heads that share their rows are in `cuda.attention_shared`; by source they walk here, reading the rows with a stride of
-0 from head to head.
+Heads that share their rows are in `cuda.attention_shared`; its gradients by source use `cuda.attention_backward`, with
+a stride of 0 from head to head.
 """
 
 from typing import Any

@@ -18,13 +18,12 @@ from .softmax import dots, leaky, weighted_sum
 from .sums import TILE, add_lists, row_of
 
 _WALK = 2
-"""Edges of each row whose reads are under way together in the backward pass, which has more to remember."""
+"""Edges of each row read at a time in the backward pass, which needs more registers."""
 
 
 @triton.jit
 def logit_gradient(x, p, inner, delta, SLOPE: tl.constexpr):
-    """The gradient of a logit before the ReLU, x, from its coefficient p, and <grad_v, z_u> times what dropout made of
-    it."""
+    """Gradient of a logit before the ReLU, x, from its coefficient p, and <grad_v, z_u> times its dropout factor."""
     d = p * (inner - delta)
     return tl.where(x > 0, d, d * SLOPE)
 
@@ -78,7 +77,8 @@ def _backward_dst(
 def _one_head(total, d, grad, a, there, v, name, here, h, k, columns, key, logit_dst, log_sum, delta, H, D,
     SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """`total` and `d` with what the edge to v adds: to the gradient of the source's row, and of its logit."""
+    """Add the contribution of the edge to v to `total`, the gradient of the source's row, and to `d`, that of its
+    logit."""
     at = v * H + h
     g = tl.load(grad + at[:, None] * D + k[None, :], here[:, None] & columns[None, :], 0)
     x = there + tl.load(logit_dst + at, here, 0)
@@ -99,7 +99,7 @@ def _backward_src(
     SHARED: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """List i is of source ``rows[i]``, or i, and its gradients go to place i."""
+    """List i belongs to source ``rows[i]``, or i; its gradients are stored at position i."""
     low, high = 0, H
     block = tl.program_id(0)
     if not SHARED:
@@ -163,7 +163,7 @@ def gradients_by_src(
     Args:
         there: lists by destination.
         at: rows of the destinations, or all.
-        numbers: what dropout calls the edges.
+        numbers: see `EdgeNumbers`.
         z: [S, H, D].
         a_src: [H, D].
         logits: [S, H] of the sources, [N, H] of the destinations.
@@ -171,8 +171,8 @@ def gradients_by_src(
         log_sum: [N, H].
         grad: [N, H, D], of the result.
         delta: [N, H], its inner products with the result.
-        own: whether each destination attends to itself.
-        shared: whether the heads of z are the same memory.
+        own: true if each destination attends to itself.
+        shared: true if the heads of z are the same memory.
     """
     names = (None, None, None) if numbers is None else numbers.on(z.device)
     heads, width = z.shape[1:]
@@ -203,7 +203,7 @@ def gradients_by_src(
 
 
 def whole_rows(width: int) -> dict[str, int]:
-    """The tile of a program that takes inner products of rows."""
+    """Tile of a program that takes inner products of rows."""
     columns = 1 << (max(width, 1) - 1).bit_length()
     return {"BR": max(TILE // columns, 1), "BD": columns, "UNROLL": _WALK}
 

@@ -1,9 +1,8 @@
-"""Softmax attention in a device's memory whose heads all read the same rows: what `cuda.attention` does to z = W_h h,
-done to h itself.
+"""Softmax attention on a device whose heads all read the same rows: `cuda.attention` applied to h instead of z = W_h h.
 
 A program holds up to four heads of its rows, each a tile of its own in registers: a row of x is read once for all of
-them, and the heads of an edge share what walking to it costs. The compiler is told widths: where they are multiples of
-4 a thread reads 16 bytes, and a warp has a row to itself, so that each coefficient is computed by one warp and not by
+them, and the heads of an edge share the cost of finding it. Widths are compile-time constants: if they are multiples of
+4 a thread reads 16 bytes, and a warp has a row to itself, so that each coefficient is computed by one warp instead of
 four.
 """
 
@@ -22,7 +21,7 @@ from .softmax import dots, leaky, log_denominators
 from .sums import TILE, UNROLL, add_lists, row_of, tile
 
 _HEADS, _HELD = 4, 8 * TILE
-"""Heads that one program holds at most, and numbers of all their tiles: 32 registers of each of 128 threads."""
+"""Maximum heads of one program, and numbers in all their tiles: 32 registers of each of 128 threads."""
 
 
 @triton.jit
@@ -38,7 +37,7 @@ def _per_head(values, v, first_head, inside, H: tl.constexpr, HEADS: tl.constexp
 def _add_heads(total, a, u, name, here, mine, log, logit_src, first_head, key,
     H: tl.constexpr, HEADS: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """`total` with what the edges from u add to each head: their rows `a`, [BR, BD], times coefficients."""
+    """Add the edges from u to each head of `total`: their rows `a`, [BR, BD], times coefficients."""
     there = _per_head(logit_src, u, first_head, here, H, HEADS)
     found = ()
     for g in tl.static_range(HEADS):
@@ -56,7 +55,7 @@ def _attend_shared_rows(
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """List i is of row i, whose own edge counts too, or a piece of that of ``rows[i]``."""
+    """List i belongs to row i, whose own edge counts too, or is a piece of the list of ``rows[i]``."""
     # Heads of the same rows run side by side.
     first_head = tl.program_id(0) % (H // HEADS) * HEADS
     i = tl.program_id(0) // (H // HEADS) * BR + tl.arange(0, BR)
@@ -101,7 +100,7 @@ def _attend_shared_rows(
 def _logit_gradients(a, u, name, here, g, mine, log, delta, logit_src, first_head, key,
     H: tl.constexpr, HEADS: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """For each head, [BR], the gradients of the logits of the edges from u, whose rows are `a`."""
+    """For each head, [BR], gradients of the logits of the edges from u, whose rows are `a`."""
     there = _per_head(logit_src, u, first_head, here, H, HEADS)
     found = ()
     for h in tl.static_range(HEADS):
@@ -133,8 +132,8 @@ def _backward_shared_dst(
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """As `_attend_shared_rows`. With `weighted`, [row tiles, H, D], each program also leaves there the sum of rows of x
-    times the gradients of their logits."""
+    """Like `_attend_shared_rows`. With `weighted`, [row tiles, H, D], each program also stores there the sum of rows of
+    x times the gradients of their logits."""
     first_head = tl.program_id(0) % (H // HEADS) * HEADS
     i = tl.program_id(0) // (H // HEADS) * BR + tl.arange(0, BR)
     k = tl.arange(0, BD)
@@ -188,14 +187,14 @@ def _backward_shared_dst(
 
 
 def _together(heads: int, numbers: int) -> int:
-    """How many heads one program holds, if the tile of each has so many numbers."""
+    """Number of heads in one program, if the tile of each has so many numbers."""
     return next(g for g in range(_HEADS, 0, -1) if heads % g == 0 and (g == 1 or g * numbers <= _HELD))
 
 
 def _arguments(
     there: DeviceLists, x: Tensor, heads: int, rule: AttentionRule, shape: dict[str, int]
 ) -> tuple[int, dict[str, Any]]:
-    """Programs of a tile of rows, and what the compiler is told."""
+    """Grid for a tile of rows, and compile-time constants."""
     together = _together(heads, shape["BR"] * shape["BD"])
     arguments = {
         "H": heads,
@@ -209,7 +208,7 @@ def _arguments(
 
 
 def _logits(x: Tensor, a: Tensor) -> Tensor:
-    """[n, F], [H, F] -> [n, H], in the type of x: autocast leaves products alone that are told where to go."""
+    """[n, F], [H, F] -> [n, H], in the dtype of x: autocast leaves products with a given output alone."""
     return torch.mm(x, a.T, out=x.new_empty(len(x), len(a)))
 
 

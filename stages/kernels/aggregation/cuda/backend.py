@@ -10,7 +10,7 @@ Reading rows of x bounds all of these kernels: e rows of D numbers, against one 
   sectors;
 * edges are walked `UNROLL` at a time: their reads do not wait for each other, and hide each other's latency;
 * sums live in registers; a row of the result is written once;
-* a list of thousands of edges is cut (`lists`), so that no program works long after the others are done;
+* a list of thousands of edges is divided (`lists`), so that no program works long after the others are done;
 * gradients gather through the transposed lists, so no two programs ever add to the same number.
 """
 
@@ -57,7 +57,7 @@ __all__ = [
 def _towards_sources(
     lists: DeviceLists, rows: Tensor | None, coef: Tensor | None, dtype: torch.dtype
 ) -> tuple[DeviceLists, Tensor | None]:
-    """The transposed lists, over rows of the result, and what each of their edges counts."""
+    """Transposed lists, over rows of the result, and the coefficient of each of their edges."""
     back, edge = lists.transposed
     if rows is not None:
         back = back.over(rows[back.indices])
@@ -153,7 +153,7 @@ def spmm_from(
     return out
 
 
-# What an edge's position is: its place in the lists; given for each edge; given for each edge and column.
+# Position of an edge: its place in the lists; given for each edge; given for each edge and column.
 _PLACE, _GIVEN, _GIVEN_BY_COLUMN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -307,7 +307,7 @@ def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, a
 def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
     """See `cpu.shards.add_rows`."""
     assert out.is_contiguous() and x.is_contiguous() and out.shape[1:] == x.shape[1:] and len(ids) == len(x)
-    # The ids are distinct, so the order of additions cannot show.
+    # The ids are distinct, so the order of additions does not matter.
     out.index_add_(0, on_device(ids, x.device), x)
 
 

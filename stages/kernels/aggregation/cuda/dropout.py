@@ -1,8 +1,7 @@
-"""Dropout by counters in a device's memory: same names, arguments and bits as `cpu.dropout`, which says what decides
-the mask.
+"""Dropout by counters in a device's memory: same names, arguments and bits as `cpu.dropout`.
 
-A program has a tile of rows x columns. A row's word of 64 bits is computed once for the tile; what is left for each
-element are two multiplications of 32 bits, fewer than its bytes take to come and go.
+A program has a tile of rows x columns. A row's word of 64 bits is computed once for the tile; each element then takes
+two multiplications of 32 bits, less than its memory traffic.
 """
 
 from typing import Any
@@ -19,7 +18,7 @@ from .sums import tile
 _COLUMN, _A, _B = tl.constexpr(0x9E3779B9), tl.constexpr(0x21F0AAAD), tl.constexpr(0x735A2D97)
 
 
-# The key is signed: as an unsigned one, half of all keys would be of another type and need a kernel of their own.
+# The key is signed: as unsigned, half of all keys would have another type and need a kernel of their own.
 @triton.jit(do_not_specialize=["n", "key"])
 def _scale_kept_rows(
     base, ids, names, key_at, out, n, F, key, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, BR: tl.constexpr,
@@ -44,18 +43,17 @@ def _scale_kept_rows(
     w = (w ^ (w >> 15)) * _B
     w = w ^ (w >> 15)
     x = tl.load(base + at[:, None] * F + k[None, :], both, 0)
-    # Not `x * SCALE`: a factor of float64 must not be rounded to float32 on its way.
+    # Not `x * SCALE`: a float64 factor must not be rounded to float32 first.
     kept = x * tl.full([1, 1], SCALE, x.dtype)
     threshold = tl.full([1, 1], THRESHOLD, tl.uint32)
     tl.store(out + row[:, None] * F + k[None, :], tl.where(w >= threshold, kept, tl.zeros_like(kept)), both)
 
 
 def scale_kept(x: Tensor, key: int | Tensor, p: float, names: IntArray | Tensor | None = None) -> Tensor:
-    """See `cpu.dropout.scale_kept`. The host waits for nothing.
+    """See `cpu.dropout.scale_kept`. The host does not wait.
 
     Args:
-        x: [rows, ...], contiguous; float32 or float64. Rows that are only named (`stages.memory.lazy_rows`) are read
-            where they lie.
+        x: [rows, ...], contiguous; float32 or float64. Lazy rows (`stages.memory.lazy_rows`) are read in place.
         key: uint64, the stream; or int64 [1] on the device of x, its bits.
         p: in (0, 1).
         names: int64 [rows], at least 0, on the device of x or on the host; the rows' own numbers when absent.

@@ -22,7 +22,7 @@ def _mix(z):
 
 @triton.jit
 def survives(key, name, h, THRESHOLD: tl.constexpr):
-    """Whether the coefficient of edge `name` and head h is kept: see `AttentionRule.key`."""
+    """True if the coefficient of edge `name` and head h is kept: see `AttentionRule.key`."""
     word = _mix(name.to(tl.uint64) * _NODE + key.to(tl.uint64))
     draw = tl.zeros_like(word) + (h + 1)
     return (_mix(draw * _GOLDEN + word) >> 32) >= THRESHOLD
@@ -30,7 +30,7 @@ def survives(key, name, h, THRESHOLD: tl.constexpr):
 
 @triton.jit
 def edge_name(first, edge, q, v, here):
-    """What dropout calls edge q of row v."""
+    """Number of edge q of row v for dropout."""
     name = q
     if edge is not None:
         name = tl.load(edge + q, here, 0).to(tl.int64)
@@ -41,7 +41,7 @@ def edge_name(first, edge, q, v, here):
 
 @triton.jit
 def own_name(own_names, E, v, here):
-    """What dropout calls the row's own edge."""
+    """Number of the row's own edge for dropout."""
     name = v + E
     if own_names is not None:
         name = tl.load(own_names + v, here, 0)

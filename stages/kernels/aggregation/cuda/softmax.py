@@ -57,9 +57,9 @@ def leaky(x, SLOPE: tl.constexpr):
 
 @triton.jit
 def _raise(top, total, logit, here):
-    """The running maximum and sum of exponentials with one more logit each."""
+    """Running maximum and sum of exponentials after one more logit."""
     new = tl.where(here, tl.maximum(top, logit), top)
-    # Before the first logit both are -inf, and their difference is nothing.
+    # Before the first logit both are -inf, and their difference is undefined.
     shift = tl.where(new == float("-inf"), 0.0, new)
     return new, tl.where(here, total * tl.exp(top - shift) + tl.exp(logit - shift), total)
 
@@ -109,8 +109,8 @@ def log_denominators(
     into: bool,
     own: bool,
 ) -> None:
-    """The logarithm of the sum of the exponentials of each list's logits, and of what `log_sum` holds if `into`, to
-    `log_sum`."""
+    """Store the logarithm of the sum of the exponentials of each list's logits in `log_sum`; with `into`, including its
+    old value."""
     heads = logit_src.shape[1]
     lanes = triton.next_power_of_2(max(heads, 1))
     rows_per = max(_LANES.value // lanes, 1)

@@ -1,4 +1,4 @@
-"""Sums over in-neighbour lists in a device's memory: the kernel that every other one leaves its pieces to. See
+"""Sums over in-neighbour lists in a device's memory: adds up the pieces of all other kernels too. See
 `cuda.backend`."""
 
 from typing import Any
@@ -10,10 +10,10 @@ from torch import Tensor
 from ..lists import DeviceLists
 
 UNROLL = 4
-"""Edges of each row whose reads are under way together."""
+"""Edges of each row that are read at a time."""
 TILE = 512
 """Numbers of a tile: 16 bytes for each of 128 threads, in float32."""
-# What a row of the result gets beside its neighbours: see `cpu.backend`.
+# Additions to a row of the result beside its neighbours: see `cpu.backend`.
 NOTHING, ADDED, BESIDE, FROM_BESIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
@@ -25,7 +25,7 @@ def tile(width: int, most: int = 256) -> tuple[int, int]:
 
 @triton.jit
 def row_of(rows, i, inside):
-    """The row of the result that list i belongs to: ``rows[i]``, or i; int64."""
+    """Row of the result that list i belongs to: ``rows[i]``, or i; int64."""
     v = i.to(tl.int64)
     if rows is not None:
         v = tl.load(rows + i, inside, 0).to(tl.int64)
@@ -46,7 +46,7 @@ def _sum_rows(
     stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
     v = row_of(rows, i, inside)
     if rows is not None:
-        # Lists of no row.
+        # Lists without a row.
         inside = inside & (v >= 0)
         both = inside[:, None] & columns[None, :]
     total = tl.zeros([BR, BF], x.dtype.element_ty)
@@ -62,7 +62,7 @@ def _sum_rows(
             if ids is not None:
                 u = tl.load(ids + u, here, 0).to(tl.int64)
             a = tl.load(x + u[:, None] * x_stride + k[None, :], here[:, None] & columns[None, :], 0)
-            # Where there is no edge, `a` is 0 and its factor may be anything finite.
+            # Without an edge, `a` is 0 and its factor may be any finite number.
             if coef is not None:
                 a *= tl.load(coef + q, here, 0).to(total.dtype)[:, None]
             if source_scale is not None:
@@ -108,15 +108,15 @@ def add_lists(
 
     Args:
         lists: n lists over S rows.
-        rows: [n], distinct, or -1, whose lists are left out; list i belongs to row i when absent.
+        rows: [n], distinct, or -1, whose lists are skipped; list i belongs to row i when absent.
         x: [S, >= width], with contiguous rows.
         out: [N, >= width], with contiguous rows, of x's dtype.
         width: columns.
         coef: [e].
         row_scale: [N] of x's dtype.
-        add: whether to add to what `out` holds, or to write over it.
-        kind: what the first `own_rows` rows get besides.
-        own: [own_rows] of x's dtype, where `kind` needs it.
+        add: add to `out`, rather than overwrite it.
+        kind: addition to the first `own_rows` rows.
+        own: [own_rows] of x's dtype, if `kind` needs it.
         own_rows: see `kind`.
         ids: [S]; row u of x is then ``x[ids[u]]``, that of `own` and beside it too.
         source_scale: [S] of x's dtype, beside `coef`: ``source_scale[indices[e]]``.

@@ -1,4 +1,4 @@
-"""Room for the edges of one minibatch, whose number is only known once they are found."""
+"""Buffers for the edges of one minibatch, whose number is only known once they are found."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def room(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int
     """The vector `name` of the workspace, with at least `size` entries, of which the first `keep` survive.
 
     Raises:
-        RunError: `size` is beyond what a minibatch may hold.
+        RunError: `size` exceeds the maximum of a minibatch.
     """
     if size >= LIMIT:
         raise RunError(

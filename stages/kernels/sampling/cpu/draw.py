@@ -1,9 +1,8 @@
 """Drawing in-edges of frontier rows, compiled: uniform or weighted, with or without replacement, or all.
 
-All minibatches that one thread holds walk the same stretch of rows of the graph together, so that rows which several of
-them share are read from memory once. Random draws are looked up by (stream, node, draw), so neither the walk nor the
-number of threads can change a sample. Distinct uniform picks: Floyd's algorithm (Bentley, CACM 30(9), 1987), for 64
-rows at a time.
+All minibatches of one thread process the same range of rows of the graph together, so that shared rows are read from
+memory once. Random draws are keyed by (stream, node, draw), so neither the order nor the number of threads can change a
+sample. Distinct uniform picks: Floyd's algorithm (Bentley, CACM 30(9), 1987), for 64 rows at a time.
 """
 
 import numpy as np
@@ -18,16 +17,17 @@ JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy
 _U = np.uint64
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 LANES = 64
-"""Frontier nodes that are drawn for together: wide enough for vector instructions, small enough for the first cache."""
+"""Frontier nodes that are processed together: wide enough for vector instructions, small enough for the first-level
+cache."""
 BLOCK_ROWS = 1 << 11
-"""Rows of the graph that a thread's minibatches walk together: their edges fit the second cache."""
+"""Rows of the graph that a thread's minibatches process together: their edges fit the second-level cache."""
 LINE = 64
 """Bytes of a cache line."""
 STREAM = 8
-"""Cache lines per draw up to which all edges of a block are fetched, in order, before any is drawn. (Measured: at 16 it
-costs.)"""
+"""Cache lines per draw up to which all edges of a block are fetched, in order, before any is drawn. (Measured: 16 is
+slower.)"""
 LINES, ASK = 32, 4
-"""A processor drops prefetches when too many are under way: so many lines at a time are asked for, that often."""
+"""A processor drops prefetches if too many are under way: lines per batch, and number of batches."""
 
 
 @njit(inline="always")
@@ -169,7 +169,8 @@ def sample_uniform(
 ):  # fmt: skip
     """Sample up to `fanout` edges of each row nodes[q, begin[q]:end[q]] of minibatches first..last-1.
 
-    Rows go by in tiles of LANES, whatever minibatch they are of, and three tiles are in flight to hide memory latency.
+    Rows are processed in tiles of LANES, whatever their minibatch, and three tiles are in flight to hide memory
+    latency.
     """
     num_rows = len(indptr) - 1
     minibatch = np.empty((4, LANES), np.int64)

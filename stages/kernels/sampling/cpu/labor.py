@@ -1,6 +1,6 @@
-"""Compiled LABOR-0: every in-edge of the frontier is looked at once; GIL-free, the same bits as `reference.labor`.
+"""Compiled LABOR-0: reads every in-edge of the frontier once; GIL-free, the same bits as `reference.labor`.
 
-A source's number is computed where it is needed, many edges at a time: a table of them would be read at random.
+A source's number is computed when needed, many edges at a time: a table would be read at random.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ PIECE = 256
 
 @njit(**_JIT)
 def _smallest(sources, lo, hi, key, s, words, best, place):
-    """place[:s]: positions of the s in-edges with the smallest words, ascending; of equal ones the earlier."""
+    """place[:s]: positions of the s in-edges with the smallest words, ascending; ties go to the earlier."""
     n = 0
     for start in range(lo, hi, PIECE):
         m = min(PIECE, hi - start)

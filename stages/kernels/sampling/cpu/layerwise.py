@@ -3,8 +3,7 @@
 
 P is not formed (`cpu.terms`): darts find the columns, and the pass that extracts the block adds P up at those columns,
 all of whose edges it keeps. Only when the darts hit too few distinct columns is P accumulated and the rest drawn by a
-race. Membership of the columns is a bitmap over V that is cleaned bit by bit, so nothing but its first clearing costs
-O(V).
+race. Membership of the columns is a bitmap over V that is cleared bit by bit, so only its allocation costs O(V).
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ _U = np.uint64
 
 @njit(**JIT)
 def _unite(nodes, n, drawn, seen, local):
-    """Append the drawn ids (ascending) that are not among nodes[:n]; `seen` and `local` learn them."""
+    """Append the drawn ids (ascending) that are not among nodes[:n]; updates `seen` and `local`."""
     m = n
     for i in range(len(drawn)):
         u = drawn[i]
@@ -55,7 +54,7 @@ def _extract(indptr, sources, weight, nodes, first, n, seen, row_ends, edges, va
             return i, e
         for at in range(lo, hi):
             u = sources[at]
-            # Always written, kept if it is one: no branch that the processor would have to guess.
+            # Always written, kept if it is one: no branch that the processor would have to predict.
             edges[e] = u
             if weight is not None:
                 values[e] = weight[at]
@@ -208,7 +207,7 @@ class _Layers:
             mass = self.rates.everywhere[0][nodes[:m]]
         else:
             add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass)
-        # `normalise` of the reference multiplies by the inverse, and so does this.
+        # `normalise` of the reference multiplies by the inverse, so this does too.
         factor = factors(self.debias, mass.astype(np.float64) * (1.0 / total), nodes[:m], n, drawn)
         out = np.empty(e, np.float32)
         weigh(
@@ -248,7 +247,7 @@ def _bulk(
     bounds = [k * t // threads for t in range(threads + 1)]
     samples: list[LayerSample] = [None] * k  # pyright: ignore[reportAssignmentType]
     if every_row:
-        # Before the threads start: it is made once.
+        # Before the threads start, since it is made once.
         _ = rates(graph).everywhere
 
     def span(t: int) -> None:

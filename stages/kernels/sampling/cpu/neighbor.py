@@ -1,8 +1,8 @@
 """Compiled bulk sampling, node by node: parallel over minibatches, GIL-free, and the same bits as `reference.neighbor`.
 
-A hop draws in-edges (`cpu.draw`), then numbers what it found: a bitmap per minibatch brings the new nodes out in
-ascending order, which is what lets the next hop's rows be walked together. Source of the skeleton: Tripathy, Yelick,
-Buluc, MLSys 2024.
+A hop draws in-edges (`cpu.draw`), then numbers the nodes found: a bitmap per minibatch gives the new nodes in ascending
+order, so that the next hop's rows can be processed together. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys
+2024.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from .workspace import ALIGN, Cutter, Workspace, padded
 
 _U = np.uint64
 AHEAD = 16
-"""Edges between the one that is translated and the one whose node is being looked up."""
+"""Edges between the one that is translated and the one whose node is prefetched."""
 
 
 @njit(**JIT)
 def _count(first, last, indptr, nodes, begin, end, fanout, total):
-    """Edges that the frontier has, at most `fanout` a row unless that is negative."""
+    """Number of the frontier's edges, at most `fanout` per row unless that is negative."""
     for q in range(first, last):
         n = np.int64(0)
         for f in range(begin[q], end[q]):
@@ -58,7 +58,7 @@ def _find(row, begin, end, found, words):
 
 @njit(**JIT)
 def _append(found, seen, words, ids, n):
-    """Append the nodes that are found but not yet seen, in ascending order, and see them."""
+    """Append the nodes that are found but not yet seen, in ascending order, and mark them as seen."""
     for w in range(words):
         new = found[w] & ~seen[w]
         seen[w] |= new
@@ -88,7 +88,7 @@ def _number(first, last, nodes, node_end, edges, edge_begin, edge_end, known, fo
     """Append the hop's new nodes in ascending order; after the last hop, which has a `target`, translate the edges of
     all hops.
 
-    A position never changes once given, so no edge needs to be translated before all are there.
+    A position never changes once given, so edges are translated after all are found.
     """
     for q in range(first, last):
         _find(edges[q], edge_begin[q], edge_end[q], found, words)
@@ -105,7 +105,7 @@ def _copy_out(row, begin, target, base):
 
 
 class _Bulk:
-    """One call of `neighbor`: what its hops share, per minibatch q of k."""
+    """One call of `neighbor`: state shared by its hops, per minibatch q of k."""
 
     def __init__(
         self,
@@ -144,18 +144,18 @@ class _Bulk:
     def hop(
         self, ends: list[npt.NDArray[np.int64]], s: int, keys: npt.NDArray[np.uint64], rows: str, last: bool
     ) -> npt.NDArray[np.int64]:
-        """Sample the rows between ends[0] and ends[-1] and number what is new; after the last hop, also write out all
+        """Sample the rows between ends[0] and ends[-1] and number the new nodes; after the last hop, also write out all
         edges.
 
         Args:
-            ends: boundaries of stretches of rows; in each stretch but the seeds' the ids ascend.
+            ends: boundaries of ranges of rows; in each range but the seeds' the ids ascend.
             s: fanout.
             keys: uint64 [k].
             rows: name of the buffer for the ends of rows.
             last: no hop follows; the positions of minibatch q's edges begin at target[offset[q]].
 
         Returns:
-            [k, rows + 1] where each row's edges end in `edges`.
+            [k, rows + 1] ends of each row's edges in `edges`.
         """
         g, begin, end = self.graph, ends[0], ends[-1]
         total = (end - begin) * s

@@ -1,4 +1,4 @@
-"""The times of the exponential race (`race`), for compiled kernels."""
+"""Times of the exponential race (`exponential_race`), for compiled kernels."""
 
 import numpy as np
 from numba import njit

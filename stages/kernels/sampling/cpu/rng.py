@@ -1,4 +1,4 @@
-"""The random words of `stages.random`, for compiled kernels, and how 64 bits become a number below a bound."""
+"""Random words of `stages.random` for compiled kernels, and their reduction to a bounded number."""
 
 import numpy as np
 from numba import njit

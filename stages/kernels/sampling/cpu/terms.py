@@ -1,4 +1,4 @@
-"""P = Q (W o W) without forming it: darts at its terms, compiled; and P itself where darts are not enough.
+"""Darts at the terms of P = Q (W o W), compiled, without forming P; and P itself if darts are not enough.
 
 A dart at the terms picks a row by its mass (1 / (degree + 1) without weights) and then one of the row's entries: two
 cache misses.
@@ -27,7 +27,7 @@ def has(bitmap, u):
 
 @njit(inline="always")
 def flip(bitmap, u):
-    """Turn bit u over."""
+    """Flip bit u."""
     bitmap[_U(u) >> _U(6)] ^= _U(1) << (_U(u) & _U(63))
 
 
@@ -46,7 +46,7 @@ def square(part, whole, one):
 
 @njit(**JIT)
 def _row_tables(indptr, weight, scale, one, degree, mass, sums):
-    """Of every row of a weighted graph: weighted degree and mass as integers, and the sum of its edges' weights."""
+    """For every row of a weighted graph: weighted degree and mass as integers, and the sum of its edges' weights."""
     own = integer(1.0, scale)
     for v in range(len(indptr) - 1):
         total, x = own, 0.0
@@ -101,7 +101,7 @@ def row_prefix(indptr, mass, one, nodes, n, prefix):
 
 @njit(inline="always")
 def column(indptr, sources, weight, degree, scale, one, v, rest, own):
-    """The column of the term of row v in which `rest` lies; `own` is that of its loop."""
+    """Column of the term of row v that contains `rest`; `own` is the term of its loop."""
     lo, hi = indptr[v], indptr[v + 1]
     if weight is None:
         d = hi - lo + 1
@@ -120,7 +120,7 @@ def column(indptr, sources, weight, degree, scale, one, v, rest, own):
 def throw_darts(indptr, sources, weight, degree, scale, one, nodes, n, prefix, word, want, limit, repeats, drawn, out):
     """Throw darts until `want` columns are in `out` or `limit` darts are thrown; nodes None: a term is a column itself.
 
-    Returns how many columns there are, and how many darts were thrown. `drawn` is clear before and after.
+    Returns the number of columns, and the number of darts thrown. `drawn` is clear before and after.
     """
     found, j = 0, 0
     while j < limit and found < want:
@@ -156,20 +156,20 @@ def _throw(word, first, total, out):
 
 
 def throw(word: np.uint64, first: int, count: int, total: int) -> npt.NDArray[np.int64]:
-    """Where darts `first` to ``first + count`` of a stream land below `total`: int64 [count]."""
+    """Positions of darts `first` to ``first + count`` of a stream below `total`: int64 [count]."""
     out = np.empty(count, np.int64)
     _throw(word, first, total, out)
     return out
 
 
 class Rates:
-    """What the weights of a graph are in fixed point: made once per graph."""
+    """Weights of a graph in fixed point: made once per graph."""
 
     def __init__(self, graph: Graph, num_nodes: int | None = None, heaviest: float | None = None) -> None:
         """
         Args:
             graph: all rows, or some.
-            num_nodes: V, where `graph` is only some rows.
+            num_nodes: V, if `graph` has only some rows.
             heaviest: the largest edge weight of the whole graph, likewise.
         """
         weight = graph.edge_weight

@@ -12,10 +12,10 @@ POOL = 16
 
 
 class Workspace:
-    """Buffers for one sampling thread: scratch arrays, and outputs that come back by themselves.
+    """Buffers for one sampling thread: scratch arrays, and output buffers that are recycled automatically.
 
-    An output buffer is handed out again once nothing views it any more (its reference count says so), so callers simply
-    drop their minibatches; nobody can be left with one that changes under their hands.
+    An output buffer is reused once nothing views it any more (by its reference count), so callers simply drop their
+    minibatches, and no live minibatch can change.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,7 @@ class Workspace:
         if old is not None and old.dtype == dtype:
             if old.shape[0] >= shape[0] and old.shape[1] >= shape[1]:
                 return old
-            # Grown with slack, so that sizes which creep up from bulk to bulk do not pay each time; pages never touched
-            # cost nothing.
+            # Grown with slack, so that slowly growing sizes do not pay each time; untouched pages cost nothing.
             columns = old.shape[1] if old.shape[1] >= shape[1] else shape[1] * 5 // 4
             new = np.empty((max(shape[0], old.shape[0]), columns), dtype)
             new[: old.shape[0], :keep] = old[:, :keep]
@@ -42,7 +41,7 @@ class Workspace:
         return new
 
     def output(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """uint8 [>= num_bytes], aligned, uninitialised; views of it keep it from being handed out again."""
+        """uint8 [>= num_bytes], aligned, uninitialised; views keep it from being reused."""
         for i in range(len(self._outputs)):
             # Two references: the list's and the argument's. Views hold the buffer as their base and would add theirs.
             if len(self._outputs[i]) >= num_bytes and sys.getrefcount(self._outputs[i]) == 2:
@@ -60,7 +59,7 @@ class Workspace:
 
 
 class Cutter:
-    """Cuts arrays off an output buffer, each on a cache line of its own."""
+    """Allocates arrays from an output buffer, each on a cache line of its own."""
 
     def __init__(self, buffer: npt.NDArray[np.uint8]) -> None:
         self._buffer = buffer

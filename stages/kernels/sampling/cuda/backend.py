@@ -1,8 +1,7 @@
 """The sampling kernels of a GPU, in Triton and torch, under the names that every backend exports.
 
-Here NumPy's arrays become tensors and come back, or stay on the device (`*_pieces`); `cuda.neighbor` and
-`cuda.layerwise` say how a bulk is drawn. Nothing else imports Triton, and nothing here needs numba: the machine with
-the GPU may lack it.
+Converts NumPy arrays to tensors and back, or leaves results on the device (`*_pieces`); see `cuda.neighbor` and
+`cuda.layerwise` for the algorithms. Nothing here needs numba, which the machine with the GPU may lack.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,14 +38,14 @@ __all__ = [
 
 
 def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
-    """Minibatches whose tables fit together."""
+    """Ranges of minibatches whose tables fit together."""
     step = max(1, TABLE_BYTES // (5 * stride(graph.num_nodes)))
     for at in range(0, k, step):
         yield slice(at, min(k, at + step))
 
 
 def _flat(graph: DeviceGraph, seeds: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, npt.NDArray[np.int64]]:
-    """All seeds, and how many of them each minibatch has."""
+    """All seeds, and the number of seeds of each minibatch."""
     flat = np.concatenate([np.asarray(s, np.int64) for s in seeds])
     return to_device(flat, graph.device).to(graph.indices.dtype), np.array([len(s) for s in seeds], np.int64)
 
@@ -83,7 +82,7 @@ def neighbor_pieces(
     keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
-    """`neighbor` with its result on the device, in pieces: which minibatches, and these."""
+    """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples."""
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
     weights = None if probability is None else on.weighted(probability)
     for piece in _pieces(on, len(seeds)):

@@ -1,4 +1,4 @@
-"""What of the in-edges of some rows is flagged, packed together, on the device."""
+"""Compacts flagged in-edges of some rows on the device."""
 
 import torch
 import triton
@@ -30,7 +30,7 @@ def _compact(
     steps,
     BLOCK: tl.constexpr,
 ):
-    """Write the flagged edges where `place` says, and mark their sources."""
+    """Write the flagged edges to their places, and mark their sources."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
     e = tl.where(some, e, 0)

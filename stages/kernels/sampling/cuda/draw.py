@@ -1,9 +1,9 @@
 """Drawing in-edges of the rows of a whole bulk on the device: uniform or weighted, with or without replacement, or all.
 
-A tile of rows and draws is one program's: all random numbers of the tile at once, then Floyd's algorithm column by
-column, in registers (Bentley, CACM 30(9), 1987). What is drawn is written where it stays and marked in its minibatch's
-table in passing, so an edge costs its source's cache line, its own 4 or 8 bytes, and one mark. Where every in-edge of a
-row must be looked at, a program takes a stretch of edges, not of rows: hubs cost no more than others.
+A program processes a tile of rows and draws: all random numbers of the tile at once, then Floyd's algorithm column by
+column, in registers (Bentley, CACM 30(9), 1987). Drawn edges are written to their final place and marked in the
+minibatch's table at the same time, so an edge costs its source's cache line, its own 4 or 8 bytes, and one mark. If
+every in-edge of a row must be read, a program takes a range of edges, not of rows: hubs cost no more than others.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from .tables import Tables
 
 BLOCK = TILE
 BOUND = 1 << 28
-"""Edges up to which room is made for as many as there can be; above, the host waits to hear how many there are."""
+"""Edges up to which memory is allocated for the maximum number; above, the host waits for the actual number."""
 _FRACTION_BITS, _CELLS = tl.constexpr(FRACTION_BITS), tl.constexpr(1 << TABLE_BITS)
 _REST_BITS, _REST = tl.constexpr(32 - TABLE_BITS), tl.constexpr((1 << (32 - TABLE_BITS)) - 1)
 _NEVER = tl.constexpr(0x7FF0_0000_0000_0000)
-"""The bits of an infinite float64: those of the others order as the numbers do."""
+"""The bits of an infinite float64: bits of other float64 are ordered as the numbers are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Drawn:
     sources: Tensor
     """[at least ends[n]], ids."""
     positions: Tensor | None
-    """int64, likewise, where the edges lie in the graph's edge arrays; if asked for."""
+    """int64, likewise, positions in the graph's edge arrays; if requested."""
 
 
 def cumulated(counts: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _uniform(
     tl.store(edges + e, u, mask=some)
     if KEEP:
         tl.store(positions + e, at, mask=some)
-    # Many may write here at once, and all write the same.
+    # Several programs may write here at once, all the same value.
     tl.store(found + q[:, None] * stride + u.to(tl.int64), 1, mask=some)
 
 
@@ -125,8 +125,8 @@ def _take(
     indptr, sources, nodes, owner, ends, order, all_ends, found, edges, positions, num_rows, num_edges, stride, steps,
     ORDERED: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first edges of each row, or with ORDERED the first of `order`, which lists all rows' edges; as many as `ends`
-    has room for."""
+    """First edges of each row, or with ORDERED the first of `order`, which lists all rows' edges; `ends` gives their
+    number."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
     e = tl.where(some, e, 0)
@@ -160,7 +160,7 @@ def exponential(bits, table):
 def _race(
     indptr, weight, nodes, owner, keys, ends, table, finish, row, num_rows, num_edges, steps, BLOCK: tl.constexpr
 ):
-    """When each in-edge of each row finishes, as the bits of a float64; and its row."""
+    """Finishing time of each in-edge of each row, as the bits of a float64; and its row."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
     e = tl.where(some, e, 0)
@@ -176,13 +176,13 @@ def _race(
 
 
 def ranked(keys: Tensor, row: Tensor) -> Tensor:
-    """int64 [e]: the elements by row, each row's by ascending key, of equal ones the earlier first."""
+    """int64 [e]: elements by row, each row's by ascending key; ties go to the earlier."""
     order = torch.sort(keys, stable=True).indices
     return order[torch.sort(row[order], stable=True).indices]
 
 
 def total(ends: Tensor) -> int:
-    """How many edges there are. The host waits for it, since nothing else says how much room they need."""
+    """Number of edges. The host waits for it, since it must allocate memory for them."""
     return int(ends[-1].item())
 
 
@@ -213,9 +213,9 @@ def draw(
         tables: of the bulk.
         replace: draw independently.
         weights: draw in proportion to these, or None.
-        keep: also give positions.
+        keep: also return positions.
 
-    The host waits only where `total` is called: for all in-edges, for races, and for more than BOUND edges.
+    The host waits only if `total` is called: for all in-edges, for races, and for more than BOUND edges.
     """
     n, degree = len(rows.nodes), degrees(graph, rows)
     s = fanout if replace else min(fanout, graph.max_degree)
@@ -224,7 +224,7 @@ def draw(
     elif weights is None:
         kept = torch.where(degree > 0, s, 0) if replace else degree.clamp(max=s)
     else:
-        # Of all prefix sums, so that no row needs to be read.
+        # Differences of all prefix sums, so that no row needs to be read.
         sums = weights.sums if replace else weights.positive
         some = sums[graph.indptr[1:].index_select(0, rows.nodes)] - sums[graph.indptr.index_select(0, rows.nodes)]
         kept = torch.where(some > 0, s, 0) if replace else some.clamp(max=s)
@@ -249,7 +249,7 @@ def draw(
             n, room, tables.stride, steps, ORDERED=not all_, KEEP=keep, BLOCK=BLOCK,
         )  # fmt: skip
         return Drawn(ends, edges, positions)
-    # Draws with replacement need not see each other: they may lie in several programs.
+    # Draws with replacement are independent: they may be in several programs.
     width = 1 << ((min(s, 128) if replace else s) - 1).bit_length()
     tile = max(1, TILE // width)
     warps = min(32, max(4, width * tile // 256))
@@ -270,7 +270,7 @@ def draw(
 
 
 def _finishers(graph: DeviceGraph, rows: Rows, keys: Tensor, weights: Weights, all_ends: Tensor) -> Tensor:
-    """int64 [all in-edges of the rows]: by row, in the order in which they finish."""
+    """int64 [all in-edges of the rows]: by row, in the order of their finishing times."""
     n, count = len(rows.nodes), total(all_ends)
     finish = torch.empty(count, dtype=torch.int64, device=graph.device)
     row = torch.empty(count, dtype=torch.int32, device=graph.device)

@@ -1,12 +1,11 @@
-"""LABOR-0 on the device: every in-edge of the frontier is looked at by the program that has its stretch; bits as
-`reference.labor`.
+"""LABOR-0 on the device: each program reads a range of the frontier's in-edges; the same bits as `reference.labor`.
 
-In-edges are hundreds of times the edges that are kept, so nothing is written for each of them: one pass counts what is
-taken, and another computes the same again and writes it. Poisson draws decide an edge by itself: what they take is the
-sample. Rows of exact size first take candidates, by a Poisson draw of somewhat more than they need: candidates have
-smaller words than all others, so those of the smallest words are among them wherever there are enough. Then candidates
-alone are ranked, each row's in registers. A row that has too few of them (one of a million, or more where most of a
-hub's edges are parallel) takes all its edges for candidates.
+In-edges are hundreds of times as many as kept edges, so nothing is written for each of them: one pass counts the edges
+taken, and another recomputes and writes them. Poisson draws decide each edge independently and are the sample. Rows of
+exact size first take candidates, by a Poisson draw of somewhat more than they need: candidates have smaller words than
+all other edges, so the smallest words are among them if there are enough. Then only candidates are ranked, each row's
+in registers. A row with too few of them (one in a million, or more if most of a hub's edges are parallel) takes all its
+edges as candidates.
 """
 
 from collections.abc import Sequence
@@ -26,25 +25,25 @@ from .renumber import Group
 from .tables import Tables, Workspace
 
 WIDEST = 256
-"""Candidates of a row that are compared pair by pair, at most."""
+"""Maximum candidates of a row that are compared pair by pair."""
 
 
 def _wanted(s: int) -> int:
-    """Candidates that a row has on average: a Poisson variable of this mean is below s once in a million times."""
+    """Mean number of candidates of a row: a Poisson variable of this mean is below s once in a million times."""
     return s + ceil(5 * sqrt(s)) + 9
 
 
 @triton.jit
 def _look(indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK: tl.constexpr):
-    """The edges of this program's stretch.
+    """Read the edges of this program's range.
 
-    Returns: Which there are, the edge among all, its row, the row's first edge and degree, the node's first edge in the
-        graph, the source, its word, and whether a Poisson draw of `bound` edges takes it.
+    Returns: A mask of existing edges, the edge among all, its row, the row's first edge and degree, the node's first
+        edge in the graph, the source, its word, and whether a Poisson draw of `bound` edges takes it.
     """
     p = tl.program_id(0).to(tl.int64)
     e = p * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
-    # Rows between the stretch's first and last one: few, mostly, where the graph's degrees are worth sampling.
+    # Rows between the first and last one of the range: usually few, if the graph's degrees are worth sampling.
     begin, end = tl.load(block_rows + p), tl.load(block_rows + p + 1) + 1
     low, high = e * 0 + begin, e * 0 + end
     span = end - begin
@@ -67,7 +66,7 @@ def _count(
     indptr, sources, nodes, owner, keys, ends, block_rows, counts, row_begin, row_end, num_edges, bound,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Count the edges that are taken in this stretch, and up to each row's begin and end in it."""
+    """Count the edges that are taken in this range, and up to each row's begin and end in it."""
     some, e, f, first, degree, _, _, _, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
@@ -84,8 +83,7 @@ def _write(
     words, places,
     num_edges, bound, stride, EXACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write what is taken: the sample, marked, or with EXACT the candidates' words and which edge of its row each
-    is."""
+    """Write the edges taken: the sample, marked, or with EXACT the candidates' words and their positions in the row."""
     some, e, f, first, degree, start, u, word, taken = _look(  # pyright: ignore[reportGeneralTypeIssues]
         indptr, sources, nodes, owner, keys, ends, block_rows, num_edges, bound, BLOCK
     )  # fmt: skip
@@ -101,7 +99,7 @@ def _write(
     else:
         tl.store(edges + out, u, mask=taken)
         tl.store(positions + out, start + e - first, mask=taken)
-        # Many may write here at once, and all write the same.
+        # Several programs may write here at once, all the same value.
         tl.store(found + tl.load(owner + f).to(tl.int64) * stride + u.to(tl.int64), 1, mask=taken)
 
 
@@ -155,7 +153,7 @@ def _pick_of_many(
     stride,
     BLOCK: tl.constexpr,
 ):
-    """The same for one long row: bit by bit, the largest word that fewer than `fanout` are below."""
+    """Like `_pick_of_few` for one long row: bit by bit, the largest word that fewer than `fanout` are below."""
     f = tl.load(many + tl.program_id(0))
     base = tl.load(taken_ends + f)
     count = (tl.load(taken_ends + f + 1) - base).to(tl.int32)
@@ -192,7 +190,7 @@ def _pick_of_many(
 
 
 def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, poisson: bool) -> Drawn:
-    """The host waits for how many in-edges there are, and for how many are taken."""
+    """Draw one hop. The host waits for the number of in-edges, and for the number taken."""
     if s < 0:
         return draw(graph, rows, keys, s, tables, replace=False, weights=None, keep=True)
     n, degree, to = len(rows.nodes), degrees(graph, rows), graph.device
@@ -206,7 +204,7 @@ def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, 
     if not count:
         return Drawn(kept, *made(0))
     stretches = programs(count, BLOCK)
-    # Of each stretch the first edge's row, and after the last stretch the last edge's.
+    # Row of the first edge of each range, and after the last range that of the last edge.
     borders = torch.arange(0, (stretches + 1) * BLOCK, BLOCK, device=to).clamp_(max=count - 1)
     block_rows = torch.searchsorted(ends, borders, right=True) - 1
     known = (graph.indptr, graph.indices, rows.nodes, rows.owner)
@@ -260,7 +258,7 @@ def labor(
         counts: int64 [k].
         keys: int64 [k], the bits of the streams.
         fanout: L numbers.
-        poisson: decide each edge by itself.
+        poisson: decide each edge independently.
         workspace: keeps the tables.
     """
 

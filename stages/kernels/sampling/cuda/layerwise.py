@@ -1,13 +1,12 @@
-"""LADIES and FastGCN on the device: the minibatches of a bulk take each hop together, with the same bits as
+"""LADIES and FastGCN on the device: the minibatches of a bulk do each hop together; the same bits as
 `reference.layerwise`.
 
-The device throws the darts, finds the edges and adds up P at their sources; the host only makes one factor for each
-source and hop, by the code that the other kernels run, as no two libraries agree about `expm1`. Darts do not wait for
-each other: all that may be needed are thrown, and those beyond the last that counts are dropped. In minibatches whose
-darts hit too few columns the rest is drawn
-by a race as elsewhere: P is added up here, and `layerwise.complete` runs on the host. That is rare unless nearly all
-candidates are wanted. Weights are added up row by row in the order of the edges, by additions alone, so that no
-compiler can fuse them with a product.
+The device throws the darts, finds the edges and adds up P at their sources; the host only computes one factor for each
+source and hop, by the code of the other kernels, since `expm1` differs between libraries. Darts are thrown in parallel:
+all that may be needed, and those beyond the last that counts are dropped. In minibatches whose darts hit too few
+columns the rest is drawn by a race as elsewhere: P is added up here, and `layerwise.complete` runs on the host. That is
+rare unless nearly all candidates are needed. Weights are added up row by row in the order of the edges, by additions
+alone, so that no compiler can fuse them with a product.
 """
 
 from collections.abc import Sequence
@@ -64,7 +63,7 @@ def _add_in_order(values, ends, out, num_rows, ROWS: tl.constexpr):
 
 
 def _extract(graph: DeviceGraph, group: Group, tables: Tables) -> Hop:
-    """The in-edges of the rows whose sources are known."""
+    """In-edges of the rows whose sources are known."""
     rows = group.rows
     n, ends = len(rows.nodes), cumulated(degrees(graph, rows))
     count = total(ends)
@@ -85,8 +84,7 @@ class _Sample:
     """SAMPLE of a hop."""
 
     drawn: list[Drawn]
-    """k draws. Where darts were enough and may not repeat, their nodes stay on the device, and `Drawn.nodes` is
-    empty."""
+    """k draws. If darts sufficed and may not repeat, their nodes stay on the device, and `Drawn.nodes` is empty."""
     total: Counts
     """int64 [k], the sum of P."""
 
@@ -148,7 +146,7 @@ class _Layers:
     def _candidates(
         self, group: Group, short: npt.NDArray[np.int64]
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Of each minibatch in `short`, the columns of P that are not 0, and P there, on the host."""
+        """For each minibatch in `short`, the columns of P that are not 0, and P there, on the host."""
         if self.every_row:
             mass = self.terms.everywhere[0].cpu().numpy()
             return [(np.arange(len(mass)), mass)] * len(short)
@@ -159,7 +157,7 @@ class _Layers:
         return [(place[a:b] - q * stride, mass[a:b]) for q, a, b in zip(short, begin, end)]
 
     def weigh(self, hop: Hop, edges: DeviceList, nodes: Group, sample: _Sample) -> Tensor:
-        """float32 [edges], what each edge counts; `nodes` are the rows' and the new ones."""
+        """float32 [edges], weight of each edge; `nodes` are the rows' and the new ones."""
         terms, rows, to = self.terms, hop.group.rows, self.graph.device
         assert edges.positions is not None
         at, count = edges.positions, len(rows.nodes)
@@ -175,7 +173,7 @@ class _Layers:
             mass.index_add_(0, column, terms.edges(rows.nodes[row], at))
         message, src = (np.split(x.cpu().numpy(), node_at[1:-1]) for x in (mass, nodes.rows.nodes))
         factor = [
-            # `normalise` of the reference multiplies by the inverse, and so does this.
+            # `normalise` of the reference multiplies by the inverse, so this does too.
             factors(
                 self.debias,
                 message[q].astype(np.float64) * (1.0 / max(int(sample.total[q]), 1)),
@@ -215,7 +213,7 @@ def layers(
         keys: uint64 [k, L], on the host.
         sizes: L numbers, nearest the seeds first.
         debias: see `layerwise.DEBIAS`.
-        every_row: draw in proportion to what all V rows give.
+        every_row: draw in proportion to the sums over all V rows.
         workspace: keeps the tables.
 
     Raises:

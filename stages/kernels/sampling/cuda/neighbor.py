@@ -1,19 +1,18 @@
-"""Bulk sampling, node by node, on the device: the minibatches of a bulk are drawn together, with the same bits as
+"""Bulk sampling, node by node, on the device: the minibatches of a bulk are drawn together; bits of
 `reference.neighbor`.
 
-What is here takes and returns tensors on the device and is the host's only in sizes: one wait a hop, for how much was
-found (and one before it where not even a bound is known: all in-edges, or races). `cuda` turns it to and from NumPy.
+Functions take and return tensors on the device; the host knows only sizes. It waits once a hop, for the number of nodes
+found (and once before if not even a bound is known: all in-edges, or races). `cuda.backend` converts from and to NumPy.
 
-Why tables of k V entries, and not sorted keys (minibatch, node): sorting an edge's 64-bit key takes some eight passes
-over it, 200 bytes or more; a table takes one mark and one look, two cache lines, most of them in the second-level
-cache, as programs go by in the order of minibatches and few minibatches' tables are in use at a time (5 V bytes each).
-Why bytes and not bits: marking a bit needs an atomic operation, a byte a plain store that many may do at once; looking
-through V bytes a hop and minibatch costs 1 ms per 3 GB. Bulks whose tables would pass `TABLE_BYTES` are drawn in
-pieces, which changes no bit: a minibatch does not depend on its bulk.
+Tables of k V entries are used instead of sorted keys (minibatch, node): sorting an edge's 64-bit key takes about eight
+passes over it, 200 bytes or more; a table takes one mark and one lookup, two cache lines, most of them in the
+second-level cache, since programs run in the order of minibatches and few minibatches' tables are in use at a time (5 V
+bytes each). Marks are bytes instead of bits: a bit needs an atomic operation, a byte a plain store that several
+programs may do at once; scanning V bytes a hop and minibatch costs 1 ms per 3 GB. Bulks whose tables would exceed
+`TABLE_BYTES` are drawn in pieces, which changes no bit: a minibatch does not depend on its bulk.
 
-Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes written and read, a mark, a look into the
-    table and
-4 bytes written: 80 to 150 bytes. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
+Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes written and read, a mark, a lookup in the
+table and 4 bytes written: 80 to 150 bytes. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from .renumber import Group, Hop, forget, joined, merged, number, start
 from .tables import Tables, Workspace
 
 Draw = Callable[[Group, int, int, Tables], Drawn]
-"""(rows, hop, fanout, tables) to the edges that are drawn for them, marked in the tables."""
+"""Maps (rows, hop, fanout, tables) to the edges drawn for the rows, marked in the tables."""
 
 
 def expand(
@@ -43,7 +42,7 @@ def expand(
     again: bool,
     workspace: Workspace,
 ) -> DeviceSample:
-    """Hop after hop: draw, number what is new; after the last, translate.
+    """Hop after hop: draw and number new nodes; after the last, translate.
 
     Args:
         graph: in-neighbour lists.
@@ -80,7 +79,7 @@ def expand(
 
 
 def check_int32(edges: int) -> None:
-    """Raises RunError if one minibatch cannot have so many edges."""
+    """Raises RunError if one minibatch has too many edges for int32."""
     if edges >= LIMIT:
         raise RunError(
             f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller batch_size, fanout or sizes"
@@ -111,13 +110,13 @@ def neighbor(
         replace: draw independently.
         weights: draw in proportion to these, or None.
         again: draw for every node so far at each hop.
-        keep: also give positions.
+        keep: also return positions.
         workspace: keeps the tables.
     """
 
     def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         if replace:
-            # Before room is made for them.
+            # Before memory is allocated for them.
             check_int32(s * int(group.counts.max()))
         return draw(graph, group.rows, keys[h], s, tables, replace=replace, weights=weights, keep=keep)
 

@@ -1,9 +1,8 @@
-"""New nodes of a bulk in ascending order, their numbers, and what a bulk's hops give when they are put together, on the
-device.
+"""Numbers new nodes of a bulk in ascending order, and joins the bulk's hops, on the device.
 
-A minibatch's table says of each of the V nodes whether it was found, in a byte, and which number it has, in four.
-Programs count what is found but has no number, and, once the host knows how many there are, write it out: the table's
-order is the ascending one.
+A minibatch's table holds for each of the V nodes a byte that is 1 if it was found, and its number in four bytes.
+Programs count nodes that are found but have no number, and, once the host knows how many there are, write them out: the
+table's order is ascending.
 """
 
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ def _translate(
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Rows, and how many of them each minibatch has."""
+    """Rows, and the number of rows of each minibatch."""
 
     rows: Rows
     counts: Counts
@@ -82,7 +81,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Hop:
-    """The rows of a hop, what was drawn for them, and how many edges each minibatch has."""
+    """Rows of a hop, the edges drawn for them, and the number of edges of each minibatch."""
 
     group: Group
     drawn: Drawn
@@ -113,7 +112,7 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
         known: nodes that each minibatch has.
         tables: of the bulk.
         dtype: of ids.
-        beside: int64, what else the host wants to hear in the one wait.
+        beside: int64, further numbers that the host reads in the same wait.
 
     Returns:
         The new nodes, and `beside` on the host.
@@ -122,7 +121,7 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
     counts = torch.empty(k * tables.programs, dtype=torch.int64, device=device)
     launch(_count, len(counts))(tables.found, tables.local, counts, BLOCK=SCAN)
     offsets = cumulated(counts)
-    # The host must wait: the next hop's memory is as large as what was found.
+    # The host must wait: the next hop's memory depends on the number of nodes found.
     message = torch.cat([beside, offsets[:: tables.programs]]).cpu().numpy()
     new = np.diff(message[len(beside) :])
     nodes = torch.empty(int(new.sum()), dtype=dtype, device=device)
@@ -142,7 +141,7 @@ def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tensor) -> 
 
 
 def number(group: Group, drawn: Drawn, known: Counts, tables: Tables) -> tuple[Hop, Group]:
-    """Number the nodes that a hop has found; see `named`. The one wait of a hop.
+    """Number the nodes that a hop has found; see `named`. The only wait of a hop.
 
     Returns:
         The hop and its new nodes.
@@ -162,7 +161,7 @@ def _put(values: Tensor, group: Group, shift: Counts, add: Counts, out: Tensor) 
 
 
 def merged(groups: list[Group]) -> Group:
-    """The rows of all groups, each minibatch's side by side, in the order of the groups."""
+    """Rows of all groups, each minibatch's side by side, in the order of the groups."""
     counts = np.sum([g.counts for g in groups], axis=0)
     like = groups[0].rows
     rows = Rows(like.nodes.new_empty(int(counts.sum())), like.owner.new_empty(int(counts.sum())))
@@ -176,7 +175,7 @@ def merged(groups: list[Group]) -> Group:
 
 
 def joined(hops: list[Hop], tables: Tables) -> DeviceList:
-    """The edges of these hops as one list, their sources translated to numbers."""
+    """Edges of these hops as one list, their sources translated to numbers."""
     rows, edges = np.sum([h.group.counts for h in hops], axis=0), np.sum([h.counts for h in hops], axis=0)
     k, device, first = len(rows), tables.local.device, hops[0].drawn
     indptr = torch.zeros(int(rows.sum()) + k, dtype=torch.int32, device=device)
@@ -200,7 +199,7 @@ def joined(hops: list[Hop], tables: Tables) -> DeviceList:
 
 
 def forget(rows: Rows, tables: Tables) -> None:
-    """Clear the tables of a bulk's nodes: nothing else is in them."""
+    """Clear the tables at a bulk's nodes; all other entries are clear."""
     at = rows.owner.long() * tables.stride + rows.nodes.long()
     tables.local.index_fill_(0, at, -1)
     tables.found.index_fill_(0, at, 0)

@@ -8,14 +8,14 @@ from torch import Tensor
 from ..device_graph import DeviceGraph
 
 SCAN = 1 << 12
-"""Nodes of one minibatch that one program looks through for new ones."""
+"""Nodes of one minibatch that one program scans for new ones."""
 TABLE_BYTES = 4 << 30
-"""Of the tables of a bulk: a larger bulk is drawn in pieces."""
+"""Maximum size of a bulk's tables: a larger bulk is drawn in pieces."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """What k minibatches know of all V nodes. Between bulks all is unknown and nothing found."""
+    """State of all V nodes in k minibatches. Between bulks all entries are clear."""
 
     local: Tensor
     """int32 [k stride]: a node's position in its minibatch, or -1."""
@@ -26,7 +26,7 @@ class Tables:
 
     @property
     def programs(self) -> int:
-        """That look through one minibatch."""
+        """Programs that scan one minibatch."""
         return self.stride // SCAN
 
     @property
@@ -41,13 +41,13 @@ def stride(num_nodes: int) -> int:
 
 
 class Workspace:
-    """Keeps a bulk's tables for the next bulk: what a bulk leaves in them costs less to clear than all of them."""
+    """Keeps a bulk's tables for the next bulk: clearing the used entries costs less than clearing all."""
 
     def __init__(self) -> None:
         self._tables: Tables | None = None
 
     def take(self, k: int, graph: DeviceGraph) -> Tables:
-        """Clear tables for k minibatches. They are the caller's until it puts them back, so what fails half way spoils
+        """Clear tables for k minibatches. They belong to the caller until they are put back, so a failure spoils
         nothing."""
         tables, self._tables = self._tables, None
         width = stride(graph.num_nodes)

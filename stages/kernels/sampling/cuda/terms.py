@@ -1,9 +1,9 @@
-"""P = Q (W o W) without forming it, on the device: darts at its terms, all darts of a bulk at once; and P itself where
-asked for.
+"""Darts at the terms of P = Q (W o W) on the device, without forming P: all darts of a bulk at once; and P itself if
+needed.
 
-What the weights are in fixed point is computed once per graph, on the host, by the very functions of `layered`: no
-device's arithmetic can show in it. A dart finds its row and then its term by bisection, so hubs cost a few steps more,
-not a walk as in `cpu.terms`.
+Weights in fixed point are computed once per graph, on the host, by the functions of `sampling.layerwise`: they do not
+depend on a device's arithmetic. A dart finds its row and then its term by bisection, so hubs cost a few steps more, not
+a scan as in `cpu.terms`.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def _throw(
     indptr, sources, loop, sums, nodes, first, last, prefix, words, hits, limit, row_steps, edge_steps,
     EVERY_ROW: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Dart j of minibatch q, whose rows are first[q] to last[q]; a minibatch without mass hits node 0."""
+    """Throw dart j of minibatch q, whose rows are first[q] to last[q]; a minibatch without mass hits node 0."""
     q = tl.program_id(1)
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     begin, end = tl.load(first + q), tl.load(last + q)
@@ -70,11 +70,11 @@ def _throw(
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """W o W of a graph in fixed point (see `layered`), on the device."""
+    """W o W of a graph in fixed point (see `sampling.layerwise`), on the device."""
 
     graph: DeviceGraph
     loop: Tensor
-    """int64 [V], the term of each row's own loop; without weights that of each of its edges too."""
+    """int64 [V], the term of each row's own loop; without weights also that of each of its edges."""
     mass: Tensor
     """int64 [V], the sum of a row's terms."""
     sums: Tensor | None
@@ -90,23 +90,23 @@ class Terms:
 
     @cached_property
     def everywhere(self) -> tuple[Tensor, Tensor]:
-        """P over all V rows, int64 [V], and its prefix sums, int64 [V+1]. Made at the first call; E int64 numbers or
-        two on the way."""
+        """P over all V rows, int64 [V], and its prefix sums, int64 [V+1]. Made at the first call, with E int64 numbers
+        or two of temporary memory."""
         degree = self.graph.indptr.diff()
         term = torch.repeat_interleave(self.loop, degree) if self.sums is None else self.sums.diff()
-        # Integers: the order in which a device adds them up does not show.
+        # Integers: the order of additions does not matter.
         importance = self.loop.clone().index_add_(0, self.graph.indices, term)
         return importance, cumulated(importance)
 
     def throw(
         self, rows: Rows | None, first: Tensor, last: Tensor, prefix: Tensor, words: Tensor, limit: int
     ) -> Tensor:
-        """int64 [k, limit]: the columns that the darts of each minibatch hit.
+        """int64 [k, limit]: columns that the darts of each minibatch hit.
 
         Args:
             rows: of the bulk; None: a term is a column itself.
-            first: int64 [k], where each minibatch's rows begin in `prefix`.
-            last: int64 [k], where they end.
+            first: int64 [k], begin of each minibatch's rows in `prefix`.
+            last: int64 [k], their end.
             prefix: int64 [rows + 1], sums of the mass before each row.
             words: int64 [k], the bits of `layerwise.dart_word`.
             limit: darts of each minibatch.
@@ -126,7 +126,7 @@ class Terms:
         """P over the rows of some minibatches: int64 [m] ``minibatch * stride + column``, ascending, and int64 [m] its
         value, positive.
 
-        The host waits for m and for how many terms there are.
+        The host waits for m and for the number of terms.
         """
         graph, nodes = self.graph, rows.nodes.long()
         begin = graph.indptr[nodes]
@@ -144,8 +144,8 @@ _terms: WeakKeyDictionary[Graph, Terms] = WeakKeyDictionary()
 
 
 def terms(graph: Graph) -> Terms:
-    """The graph's `Terms`; made once, kept as long as the graph lives. With weights the host needs some E int64 numbers
-    on the way.
+    """The graph's `Terms`; made once, kept as long as the graph lives. With weights this takes E int64 numbers of
+    temporary host memory.
 
     Raises:
         InputError: there is no GPU, or the topology is not in its memory.

@@ -1,5 +1,5 @@
-"""Sampling by RAPIDS' pylibcugraph, under the name that every backend exports: `neighbor` alone, with its laws and
-other bits."""
+"""Sampling by RAPIDS' pylibcugraph under the names that every backend exports: `neighbor` only, with the same
+distributions but other bits."""
 
 from .neighbor import check_available, neighbor
 

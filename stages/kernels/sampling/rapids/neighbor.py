@@ -1,6 +1,7 @@
-"""Node-wise sampling by RAPIDS' pylibcugraph 26.10, on one GPU or several: the laws of `cpu.neighbor`, not its bits.
+"""Node-wise sampling by RAPIDS' pylibcugraph 26.10, on one GPU or several: the distributions of `cpu.neighbor`, not its
+bits.
 
-What it draws depends on which minibatches are sampled together. Checked against the interfaces of 26.10 only
+Samples depend on which minibatches are sampled together. Checked against the interfaces of 26.10 only
 (`tests/contracts/rapids.py`); it has not been run on a GPU yet.
 """
 
@@ -19,7 +20,7 @@ from ..samples import EdgeList, NeighborSample
 
 IntArray = npt.NDArray[np.integer]
 Hop = tuple[IntArray, IntArray, npt.NDArray[np.int64] | None]
-"""Destination, source and place in the graph's edge arrays, of each edge of a hop."""
+"""Destination, source and position in the graph's edge arrays, of each edge of a hop."""
 
 
 def neighbor(
@@ -34,7 +35,7 @@ def neighbor(
     keep_positions: bool = False,
     workspace: Any = None,
 ) -> list[NeighborSample]:
-    """k minibatches of in-neighbours, as `kernels.cpu.neighbor` returns them.
+    """k minibatches of in-neighbours, as `sampling.cpu.neighbor` returns them.
 
     Args:
         graph: V nodes. It is copied to the GPU once, and stays there for as long as it is the same object.
@@ -42,14 +43,14 @@ def neighbor(
         keys: uint64 [k, L]; the first is the seed of the whole bulk.
         fanout: L numbers, nearest the seeds first; -1 takes all.
         replace: draw independently.
-        probability: where it is given, edges are drawn in proportion to the graph's weights.
+        probability: if given, edges are drawn in proportion to the graph's weights.
         expand: ``new``: each node once, when it is found; ``all``: all nodes so far at each hop.
-        keep_positions: where each edge lies in the graph's edge arrays.
+        keep_positions: also return positions in the graph's edge arrays.
         workspace: ignored.
 
     Raises:
         InputError: there is no GPU, or RAPIDS is not installed.
-        RunError: cuGraph returned something else than was asked for.
+        RunError: cuGraph returned an unexpected result.
     """
     if not seeds:
         return []
@@ -59,7 +60,7 @@ def neighbor(
 
 @dataclass(frozen=True)
 class _Asked:
-    """How to draw; see `neighbor`."""
+    """Options of a call; see `neighbor`."""
 
     fanout: tuple[int, ...]
     replace: bool
@@ -70,26 +71,26 @@ class _Asked:
 
 @dataclass(frozen=True, eq=False)
 class _OnDevice:
-    """A graph in the memory of this process's GPU, or its part of one that lies on several."""
+    """A graph in the memory of this process's GPU, or its share of a graph that several GPUs hold."""
 
     handle: Any
     graph: Any
     dtype: np.dtype
-    """Of its ids."""
+    """Dtype of its ids."""
 
 
 class AcrossGpus:
-    """`neighbor` by P processes with a GPU each, over which a graph's edges are spread: each draws its own minibatches
-    from all of it.
+    """`neighbor` by P processes with a GPU each, which share a graph's edges: each draws its own minibatches from the
+    whole graph.
 
-    All of them make one and call `neighbor` equally often, at the same time, with seeds or without: each call waits for
+    All of them make one and call `neighbor` equally often, at the same time, with or without seeds: each call waits for
     the others.
 
     Args:
         graph: V nodes, E edges; the same in every process. Only E / P edges go to this one's GPU.
-        rank: of this process, in [0, P).
+        rank: number of this process, in [0, P).
         size: P.
-        unique: what `new_unique_id` gave one of the processes.
+        unique: result of `new_unique_id` in one of the processes.
 
     Raises:
         InputError: there is no GPU, or RAPIDS is not installed.
@@ -100,7 +101,7 @@ class AcrossGpus:
         import pylibcugraph  # pyright: ignore[reportMissingImports]
         import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
 
-        # dask-cuda shows each process its own GPU as the first.
+        # dask-cuda makes each process's own GPU its first.
         comms.cugraph_comms_init(rank, size, unique, device=0)
         handle = pylibcugraph.ResourceHandle(comms.cugraph_comms_get_raft_handle().getHandle())
         dtype = _ids_of(graph)
@@ -143,13 +144,13 @@ class AcrossGpus:
         """Leave the other processes."""
         import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
 
-        # The graph must go before what it speaks through.
+        # The graph must be freed before its communicator.
         del self._on
         comms.cugraph_comms_shutdown()
 
 
 def new_unique_id() -> Any:
-    """What the processes of an `AcrossGpus` find each other by; made by one of them."""
+    """Id by which the processes of an `AcrossGpus` find each other; made by one of them."""
     import pylibcugraph.comms as comms  # pyright: ignore[reportMissingImports]
 
     return comms.cugraph_comms_create_unique_id()
@@ -236,7 +237,7 @@ _graphs: WeakKeyDictionary[Graph, _OnDevice] = WeakKeyDictionary()
 
 
 def _on_device(graph: Graph) -> _OnDevice:
-    """The graph on one GPU; it is copied there when it is first asked for."""
+    """The graph on one GPU; copied at first use."""
     if graph not in _graphs:
         check_available()
         import pylibcugraph  # pyright: ignore[reportMissingImports]
@@ -261,7 +262,7 @@ def _on_device(graph: Graph) -> _OnDevice:
 
 
 def _ids_of(graph: Graph) -> np.dtype:
-    """Ids and counts of edges are of one width."""
+    """Ids and counts of edges have one width."""
     return index_dtype(max(graph.num_nodes, graph.num_edges))
 
 

@@ -1,4 +1,4 @@
-"""The literal matrix formulation of every sampler, under the names that every backend exports."""
+"""Literal matrix formulation of every sampler, under the names that every backend exports."""
 
 from .labor import labor
 from .layerwise import fastgcn, ladies

@@ -1,4 +1,4 @@
-"""LABOR-0 by the skeleton of `reference.skeleton`, in SciPy. Slow, obvious, the oracle of `cpu.labor`.
+"""LABOR-0 by the skeleton of `reference.skeleton`, in SciPy: slow and simple, the oracle of `cpu.labor`.
 
 Source: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023, section 3.2 with equal probabilities, and section
 A.3 (sequential Poisson) for rows of exact size.

@@ -1,5 +1,5 @@
-"""Layer-wise sampling (LADIES, FastGCN) by the skeleton of `reference.skeleton`, in SciPy. Slow, obvious, the oracle of
-`cpu.layerwise`.
+"""Layer-wise sampling (LADIES, FastGCN) by the skeleton of `reference.skeleton`, in SciPy: slow and simple, the oracle
+of `cpu.layerwise`.
 
 LADIES: Zou et al., NeurIPS 2019, algorithm 1. FastGCN: Chen, Ma, Xiao, ICLR 2018. In bulk: MLSys 2024.
 """
@@ -25,11 +25,11 @@ class SquaredWeights:
     loop: npt.NDArray[np.int64]
     """int64 [V]."""
     matrix: sp.csr_array
-    """int64 [V, V]: entries with the same row and column stand side by side (their sum is what counts)."""
+    """int64 [V, V]: entries with the same row and column stand side by side (their sum counts)."""
 
     @classmethod
     def of(cls, graph: Graph) -> "SquaredWeights":
-        """From the edge weights, or ones."""
+        """Build from the edge weights, or ones."""
         V, E = graph.num_nodes, graph.num_edges
         scale = 1.0 if graph.edge_weight is None else weight_scale(float(graph.edge_weight.max(initial=0.0)))
         a = np.ones(E, np.int64) if graph.edge_weight is None else integers(graph.edge_weight, scale)
@@ -47,7 +47,7 @@ class SquaredWeights:
         return cls(edge, loop, sp.csr_array((data, columns, indptr), shape=(V, V)))
 
     def terms(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The terms that Q (W o W) adds up for these rows, and their columns."""
+        """Terms that Q (W o W) adds up for these rows, and their columns."""
         m = self.matrix
         at = np.concatenate([np.empty(0, np.int64), *[np.arange(int(m.indptr[v]), int(m.indptr[v + 1])) for v in rows]])
         return np.asarray(m.data[at], np.int64), np.asarray(m.indices[at], np.int64)
@@ -69,7 +69,7 @@ def ladies(
         graph: in-neighbour lists.
         seeds: k vectors of distinct node ids.
         keys: uint64 [k, L], the stream of each minibatch and hop.
-        sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer where the rows have fewer neighbours.
+        sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer if the rows have fewer neighbours.
         debias: see `LadiesSampler`; all but "with_replacement" give the same structure.
         workspace: buffers to reuse (compiled kernels only).
 

@@ -1,4 +1,4 @@
-"""Bulk sampling as the paper writes it: sparse matrix products in SciPy. Slow, obvious, the oracle of every other
+"""Bulk sampling as the paper writes it: sparse matrix products in SciPy, slow and simple, the oracle of every other
 kernel.
 
 The skeleton (Tripathy, Yelick, Buluc, MLSys 2024), for every hop of the whole bulk at once:
@@ -10,7 +10,7 @@ The skeleton (Tripathy, Yelick, Buluc, MLSys 2024), for every hop of the whole b
     extract     B   the sampled edges, columns renumbered within their minibatch
 
 A is taken edge by edge, V x E (row v has a one at each of its in-edges), so that parallel edges stay apart and an edge
-keeps its place; edge e's source is `graph.indices[e]`.
+keeps its position; edge e's source is `graph.indices[e]`.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def neighbor(
         probability: int64 [E], exact weights (`exponential_race.quantised`): draw in proportion to them, and never an
             edge of weight 0; None draws uniformly. Without replacement: successive sampling, in the order of the race.
         expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
-        keep_positions: also return where in the graph's edge arrays each edge lies.
+        keep_positions: also return each edge's position in the graph's edge arrays.
         workspace: buffers to reuse (compiled kernels only).
 
     Returns:

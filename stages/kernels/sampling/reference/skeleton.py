@@ -1,4 +1,4 @@
-"""The skeleton that every sampler shares, as the paper writes it (Tripathy, Yelick, Buluc, MLSys 2024), in SciPy.
+"""Skeleton shared by all samplers, as the paper writes it (Tripathy, Yelick, Buluc, MLSys 2024), in SciPy.
 
 For every hop of the whole bulk at once:
 
