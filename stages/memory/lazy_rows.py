@@ -37,7 +37,7 @@ class LazyRows(Tensor):
         cls: type["LazyRows"], base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor
     ) -> "LazyRows":
         """`ids` must be in range."""
-        make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
+        make: Any = Tensor._make_wrapper_subclass
         there = (
             {"dtype": base.dtype, "device": base.device}
             if isinstance(base, Tensor)
@@ -82,7 +82,7 @@ class LazyRows(Tensor):
         """Address of the gathered rows."""
         return self.gathered().data_ptr()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return self.gathered().clone()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -91,7 +91,7 @@ class LazyRows(Tensor):
 
 def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer] | None]:
     """Arrays for a kernel: row u of `x` is ``base[ids[u]]``, or ``base[u]`` without ids."""
-    if isinstance(x, LazyRows) and x._rows is None:  # pyright: ignore[reportPrivateUsage]
+    if isinstance(x, LazyRows) and x._rows is None:
         return np.asarray(x.base), np.asarray(x.ids)
     return x.numpy(), None
 
@@ -99,7 +99,7 @@ def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.in
 def device_base_and_ids(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """`base_and_ids` in the memory of x's device."""
     if isinstance(x, LazyRows):
-        if x._rows is None and isinstance(x.base, Tensor) and isinstance(x.ids, Tensor):  # pyright: ignore[reportPrivateUsage]
+        if x._rows is None and isinstance(x.base, Tensor) and isinstance(x.ids, Tensor):
             return x.base, x.ids
         return x.gathered(), None
     return x, None

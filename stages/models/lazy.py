@@ -173,7 +173,7 @@ class Phase(nn.Module):
         out = self._from_inner(h, None)
         if self.model.phases.propagate == "logits":
             out = linear(out, self.head.weight, self.head.bias)  # pyright: ignore[reportArgumentType]
-        return self.model._rounded(out)  # pyright: ignore[reportPrivateUsage]
+        return self.model._rounded(out)
 
     def digest_before(self) -> str:
         """Digest of the parameters that made the rows which this phase reads."""

@@ -84,7 +84,7 @@ def _is_plain(module: nn.Module) -> bool:
     return (
         isinstance(module, nn.Dropout | nn.modules.batchnorm._BatchNorm)
         or type(module).__module__ == "torch.nn.modules.activation"
-    )  # pyright: ignore[reportPrivateUsage]
+    )
 
 
 def _check_no_edge_features(conv: nn.Module, name: str) -> None:

@@ -135,12 +135,12 @@ class ListNeighbourhood(ABC):
         self, lists: Any, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None
     ) -> Tensor:
         if reduce == "max":
-            return Maximum.apply(x, self._kernels(x), lists)  # pyright: ignore[reportReturnType]
+            return Maximum.apply(x, self._kernels(x), lists)
         coef = self._weight(x)
         if factor is not None:
             of_edge = factor.detach().to(x.device, x.dtype)[self._ends(lists, x.device)[0]]
             coef = of_edge if coef is None else of_edge.mul_(coef)
-        return Spmm.apply(x, own, self._kernels(x), lists, coef, self._scale(reduce, x))  # pyright: ignore[reportReturnType]
+        return Spmm.apply(x, own, self._kernels(x), lists, coef, self._scale(reduce, x))
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device,
@@ -158,7 +158,7 @@ class ListNeighbourhood(ABC):
     def mean_beside(self, h: Tensor) -> Tensor:
         """[num_src, D] -> [num_dst, 2D]."""
         x = as_matrix(h, self.num_src, "h")
-        return SpmmBeside.apply(x, self._kernels(x), self.lists, self._weight(x), self._scale("mean", x))  # pyright: ignore[reportReturnType]
+        return SpmmBeside.apply(x, self._kernels(x), self.lists, self._weight(x), self._scale("mean", x))
 
     def max(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
@@ -182,7 +182,7 @@ class ListNeighbourhood(ABC):
             rule,
             self._numbers,
         )
-        return out  # pyright: ignore[reportReturnType]
+        return out
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]. Dropout as in `attend`."""
@@ -193,7 +193,7 @@ class ListNeighbourhood(ABC):
         out = AttendBoth.apply(
             z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(z), self.lists, rule, self._numbers
         )
-        return out  # pyright: ignore[reportReturnType]
+        return out
 
     def attend_shared(
         self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
@@ -206,7 +206,7 @@ class ListNeighbourhood(ABC):
         out = AttendShared.apply(
             h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(h), self.lists, rule, self._numbers
         )
-        return out  # pyright: ignore[reportReturnType]
+        return out
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].

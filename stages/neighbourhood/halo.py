@@ -117,7 +117,7 @@ class HaloNeighbourhood:
     def _all(self, h: Tensor) -> Tensor:
         """Rows of this rank, then those of the others."""
         x = as_matrix(h, self.num_src, "h").reshape(h.shape)
-        return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)  # pyright: ignore[reportReturnType]
+        return x if self._group.size == 1 else _Exchange.apply(x, self._halo, self._ring)
 
     def as_block(self, h: Tensor) -> tuple[BlockNeighbourhood, Tensor]:
         """The layer as one block over this rank's rows and those of the others that it reads, and h of these rows. All

@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     x = x.gathered() if isinstance(x, LazyRows) else x
-    return _products_on(x.device).Linear.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
+    return _products_on(x.device).Linear.apply(x, weight, bias, activation, _in_bfloat16(x))
 
 
 def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
@@ -76,11 +76,11 @@ def per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str = "none") 
 
 
 def _per_head(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-    return _products_on(x.device).PerHead.apply(x, weight, bias, activation, _in_bfloat16(x))  # pyright: ignore[reportReturnType]
+    return _products_on(x.device).PerHead.apply(x, weight, bias, activation, _in_bfloat16(x))
 
 
 def activate(x: Tensor, bias: Tensor, activation: str = "none") -> Tensor:
     """``activation(x + bias)``, [n, D], [D] -> [n, D], in one pass; the gradient too. See `linear`."""
     if is_compiling():
         return _ACTIVATIONS[activation](x + bias)
-    return _products_on(x.device).Activate.apply(x, bias, activation)  # pyright: ignore[reportReturnType]
+    return _products_on(x.device).Activate.apply(x, bias, activation)

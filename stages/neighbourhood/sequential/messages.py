@@ -199,7 +199,7 @@ def parameters_used(message: Message, h: Tensor, weight: Tensor | None, params: 
     known |= {id(p) for p in given} | {id(i) for i in inputs}
     marker = torch.zeros((), requires_grad=True) * 1
     assert marker.grad_fn is not None
-    first = marker.grad_fn._sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
+    first = marker.grad_fn._sequence_nr()
     state = torch.default_generator.get_state()
     x = message(*inputs, None if weight is None else weight[:0].to(h.dtype), *given)
     torch.default_generator.set_state(state)

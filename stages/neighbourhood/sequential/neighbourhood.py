@@ -52,23 +52,23 @@ class SequentialNeighbourhood(SequentialLayer):
         check_scale(own, self.num_dst, "own")
         factor = None if factor is None else factor.detach().to(x.dtype).contiguous()
         own = None if own is None else own.to(x.dtype).contiguous()
-        return Sum.apply(x, own, self, factor, None, False).reshape(self.num_dst, *h.shape[1:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        return Sum.apply(x, own, self, factor, None, False).reshape(self.num_dst, *h.shape[1:])
 
     def mean(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
         x = as_matrix(h, self.num_src, "h")
-        return Sum.apply(x, None, self, None, self.mean_scale(x.dtype), False).reshape(self.num_dst, *h.shape[1:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        return Sum.apply(x, None, self, None, self.mean_scale(x.dtype), False).reshape(self.num_dst, *h.shape[1:])
 
     def mean_beside(self, h: Tensor) -> Tensor:
         """[num_src, D] -> [num_dst, 2D]."""
         x = as_matrix(h, self.num_src, "h")
-        return Sum.apply(x, None, self, None, self.mean_scale(x.dtype), True)  # pyright: ignore[reportReturnType]
+        return Sum.apply(x, None, self, None, self.mean_scale(x.dtype), True)
 
     def max(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]. Of equal values the first edge in the order of the whole graph takes the
         gradient."""
         x = as_matrix(h, self.num_src, "h")
-        return Maximum.apply(x, self).reshape(self.num_dst, *h.shape[1:])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        return Maximum.apply(x, self).reshape(self.num_dst, *h.shape[1:])
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D]: an online softmax over the ranks, of which only z
@@ -77,7 +77,7 @@ class SequentialNeighbourhood(SequentialLayer):
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
         rule = attention_rule(slope, dropout)
-        return Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, 0, False)  # pyright: ignore[reportReturnType]
+        return Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, 0, False)
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]; travels as in `attend`."""
@@ -85,7 +85,7 @@ class SequentialNeighbourhood(SequentialLayer):
         alike(z=z, a_src=a_src, a_dst=a_dst)
         check_both(z, a_src, a_dst, self.num_src)
         rule = attention_rule(slope, dropout)
-        return Attend.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self, rule, 0, True)  # pyright: ignore[reportReturnType]
+        return Attend.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self, rule, 0, True)
 
     def attend_shared(
         self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
@@ -96,7 +96,7 @@ class SequentialNeighbourhood(SequentialLayer):
         check_shared(h, a_src, a_dst, self.num_src)
         logit_dst = h[: self.num_dst] @ a_dst.T
         rule = attention_rule(slope, dropout)
-        return Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, len(a_src), False)  # pyright: ignore[reportReturnType]
+        return Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, len(a_src), False)
 
     def apply(self, message: Message, h: Tensor, params: Sequence[Tensor] = (), reduce: Reduce = "sum") -> Tensor:
         """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
@@ -118,4 +118,4 @@ class SequentialNeighbourhood(SequentialLayer):
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)
-        return Apply.apply(h, self, message, scale, reduce, key, len(params), *params, *held)  # pyright: ignore[reportReturnType]
+        return Apply.apply(h, self, message, scale, reduce, key, len(params), *params, *held)

@@ -40,7 +40,7 @@ def _scale_kept(base, ids, names, columns, out, key, threshold, scale, lo, hi):
         if ids is not None and r + AHEAD < hi:
             first = np.int64(ids[_U(r + AHEAD)]) * F
             for c in range(0, F, line):
-                prefetch(flat, first + c)  # pyright: ignore[reportCallIssue]
+                prefetch(flat, first + c)
         z = key + _U(r if names is None else names[_U(r)]) * _NODE
         z = (z ^ (z >> _U(30))) * _M1
         z = (z ^ (z >> _U(27))) * _M2

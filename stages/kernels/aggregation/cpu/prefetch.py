@@ -20,4 +20,4 @@ def prefetch_rows(indices, ids, begin, end, stop, flat, stride, width):
     for q in range(begin + AHEAD, min(end + AHEAD, stop)):
         row = np.int64(indices[q]) if ids is None else np.int64(ids[np.uint64(indices[q])])
         for k in range(0, width, line):
-            prefetch(flat, row * stride + k)  # pyright: ignore[reportCallIssue]
+            prefetch(flat, row * stride + k)
