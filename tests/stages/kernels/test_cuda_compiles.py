@@ -82,8 +82,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from millrace.stages.kernels.aggregation.cuda import backend as aggregate_cuda
 from millrace.stages.kernels.aggregation.cuda import attention as attention_cuda
+from millrace.stages.kernels.aggregation.cuda import attention_backward as backward_cuda
 from millrace.stages.kernels.aggregation.cuda import attention_shared as attention_shared_cuda
 from millrace.stages.kernels.aggregation.cuda import dropout as dropout_cuda
+from millrace.stages.kernels.aggregation.cuda import softmax as softmax_cuda
 from millrace.stages.kernels.aggregation.cuda import sums as sums_cuda
 from millrace.stages.kernels.minibatch_cuda import rows as rows_cuda
 
@@ -110,15 +112,15 @@ KERNELS = [
     ),
     (aggregate_cuda._max_rows, {"LIMIT": 256, "TO_ROWS": True, "INTO": True, "POSITION": 2, "BR": 4, "BF": 128}),
     (aggregate_cuda._max_backward_rows, {"position": None, "LIMIT": 256, "UNROLL": 4, "BR": 4, "BF": 128}),
-    (attention_cuda._dot_rows, {"BR": 4, "BD": 128}),
-    (attention_cuda._log_sums, LOGITS | {"rows": None, "INTO": False, "OWN": True}),
-    (attention_cuda._log_sums, LOGITS | {"logit_dst": None, "INTO": True, "OWN": False}),
+    (softmax_cuda._dot_rows, {"BR": 4, "BD": 128}),
+    (softmax_cuda._log_sums, LOGITS | {"rows": None, "INTO": False, "OWN": True}),
+    (softmax_cuda._log_sums, LOGITS | {"logit_dst": None, "INTO": True, "OWN": False}),
     (attention_cuda._attend_rows, WHOLE | {"before": None}),
     (attention_cuda._attend_rows, SHARD),
-    (attention_cuda._backward_dst, WHOLE),
-    (attention_cuda._backward_dst, SHARD),
-    (attention_cuda._backward_src, WHOLE | {"SHARED": True}),
-    (attention_cuda._backward_src, SHARD | {"SHARED": False}),
+    (backward_cuda._backward_dst, WHOLE),
+    (backward_cuda._backward_dst, SHARD),
+    (backward_cuda._backward_src, WHOLE | {"SHARED": True}),
+    (backward_cuda._backward_src, SHARD | {"SHARED": False}),
     (attention_shared_cuda._attend_shared_rows, TOGETHER),
     (attention_shared_cuda._attend_shared_rows, PIECES),
     (attention_shared_cuda._backward_shared_dst, TOGETHER | {"weighted": None}),
@@ -129,7 +131,9 @@ KERNELS = [
 ]
 TOOL = os.path.join(os.path.dirname(triton.backends.nvidia.__file__), "bin", "cuobjdump")
 launched = {kernel for kernel, _ in KERNELS}
-for module in (aggregate_cuda, attention_cuda, attention_shared_cuda, dropout_cuda, rows_cuda, sums_cuda):
+for module in (
+    aggregate_cuda, attention_cuda, attention_shared_cuda, backward_cuda, dropout_cuda, rows_cuda, softmax_cuda, sums_cuda,
+):
     for name, kernel in vars(module).items():
         # Those with another ending are called by kernels, not launched.
         own = isinstance(kernel, triton.JITFunction) and kernel.fn.__module__ == module.__name__
