@@ -123,9 +123,9 @@ def test_without_rapids_or_a_gpu_it_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_its_name_is_known_and_checked(gpu):
-    assert kernels.sampling("cugraph").neighbor is sample_rapids.neighbor
+    assert kernels.sampling_backend("cugraph").neighbor is sample_rapids.neighbor
     with pytest.raises(InputError, match="expected one of cpu, reference, cuda, cugraph; did you mean 'cugraph'"):
-        kernels.sampling("cugrap")
+        kernels.sampling_backend("cugrap")
 
 
 def test_several_gpus_share_a_graph_and_fill_a_store_together(tmp_path, monkeypatch):
