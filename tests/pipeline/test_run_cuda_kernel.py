@@ -39,7 +39,7 @@ def test_the_kernel_does_not_show(tmp_path, sampler):
 
 @pytest.mark.parametrize("name", kernels.SAMPLING)
 def test_every_kernel_has_every_sampler(name):
-    assert all(callable(getattr(kernels.sampling(name), sampler)) for sampler in SAMPLERS)
+    assert all(callable(getattr(kernels.sampling_backend(name), sampler)) for sampler in SAMPLERS)
 
 
 def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):
@@ -55,9 +55,9 @@ def test_without_a_gpu_it_is_refused(tmp_path, monkeypatch):
 def test_triton_may_be_absent(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingExtraError, match="Triton is not installed"):
-        kernels.sampling("cuda")
+        kernels.sampling_backend("cuda")
 
 
 def test_unknown_kernels_are_refused():
     with pytest.raises(InputError, match="did you mean 'cuda'"):
-        kernels.sampling("cudas")
+        kernels.sampling_backend("cudas")
