@@ -36,7 +36,7 @@ def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | No
 
 def _check_job_file(job: Path) -> None:
     """Raises InputError for a dataset in the place of the job file."""
-    from ..datasets.open import TABLES
+    from ..datasets.readers.registry import TABLES
     from ..setup.run_folder import JOB
 
     path = expanded(job)

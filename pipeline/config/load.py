@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -15,6 +15,7 @@ from ...stages.models import MODELS
 from ...stages.partition.registry import PARTITIONERS
 from ...stages.sample import SAMPLERS
 from ...storage.errors import InputError, closest, nearest
+from ...storage.registry import Registry
 from ...storage.urls import has_secrets
 from ..datasets import ReadOptions
 from .aliases import REMOVED, RENAMED, advice, expanded
@@ -39,7 +40,7 @@ PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 5
 """Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
 
 
-def canonical(registry: Mapping[str, type], name: str) -> str:
+def canonical(registry: Container[str], name: str) -> str:
     """The registry's word for a name in another case (``SAGE``) or the public name of the class (``GraphSAGE``); else
     the name itself."""
     word = name.lower().removeprefix("graph")
@@ -309,11 +310,7 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
             raise InputError(
                 f"configuration key 'train.{key}' is {given}, but system '{job.system}' takes all train nodes in one step; leave it out"
             )
-    if (method := str(job.partition.method)) not in PARTITIONERS:
-        known = list(PARTITIONERS)
-        raise InputError(
-            f"configuration key 'partition.method' is '{method}'; expected {', '.join(known)}{nearest(method, known)}"
-        )
+    PARTITIONERS.find(str(job.partition.method), "configuration key 'partition.method'")
     record = build("model", MODELS, job.model)
     return job.model_copy(
         update={
@@ -338,16 +335,11 @@ def parse_fanout(text: str, option: str = "fanout") -> list[int]:
         raise InputError(f"{option} {shown(text)} is not a list of whole numbers such as {example}{hint}") from None
 
 
-def _registered(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> type:
-    name = table.get("name", next(iter(registry)))
-    if not isinstance(name, str) or name not in registry:
-        raise InputError(
-            f"{section}.name is '{str(name)[:SHOWN]}'; expected one of {', '.join(registry)}{nearest(str(name)[:SHOWN], list(registry))}"
-        )
-    return registry[name]
+def _registered(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> type:
+    return registry.find(str(table.get("name", next(iter(registry)))), f"{section}.name")
 
 
-def build(section: str, registry: Mapping[str, type], table: Mapping[str, Any]) -> Any:
+def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> Any:
     """The record that ``table["name"]`` and its options describe.
 
     Raises:

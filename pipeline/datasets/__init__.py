@@ -1,7 +1,8 @@
 """Datasets: opened from files, stores, generators and other packages' objects, checked and cleaned on the way in."""
 
 from .cleaning.options import ReadOptions
-from .open import GENERATED, open_dataset
+from .open import is_name, open_dataset
 from .readers.python import from_networkx, from_pyg, from_scipy
+from .readers.reader import Reader, Request
 
-__all__ = ["GENERATED", "ReadOptions", "from_networkx", "from_pyg", "from_scipy", "open_dataset"]
+__all__ = ["ReadOptions", "Reader", "Request", "from_networkx", "from_pyg", "from_scipy", "is_name", "open_dataset"]

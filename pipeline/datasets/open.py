@@ -2,29 +2,19 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import FeaturesPlace, open_dataset_store
+from ...storage.dataset_store import FeaturesPlace
 from ...storage.errors import InputError, nearest
 from ...storage.store.manifest import MANIFEST
 from .cleaning.clean import clean
-from .cleaning.options import DEFAULT_OPTIONS, FREE, ReadOptions
+from .cleaning.options import DEFAULT_OPTIONS, ReadOptions
+from .cleaning.raw import Raw
 from .cleaning.splits import make_split
-from .readers.digits import read_digits
 from .readers.npz import read_npz
 from .readers.public import how_to_get
-from .readers.python import from_networkx, from_pyg
-from .readers.rmat import generate_rmat
-from .readers.sbm import generate_sbm
-
-TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
-"""Suffixes of files that hold tables."""
-GENERATED = {"sbm": generate_sbm, "rmat": generate_rmat}
-FORMS = (
-    "digits, sbm:nodes=..., rmat:scale=..., an .npz file, a .csv or .parquet file of edges, a folder of Parquet or "
-    "CSV, a Millrace dataset store, or an OGB name such as ogbn-arxiv"
-)
+from .readers.reader import Request, path_of
+from .readers.registry import READERS, check_no_table_options, forms, reader_of
 
 
 def open_dataset(
@@ -59,68 +49,56 @@ def open_dataset(
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(
-            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or "
-            "use memory"
+            f"features is '{features}', but {_notes(spec)} is not a Millrace store; `millrace convert` makes one, or use memory"
         )
     if options.edges_on == "gpu" and not (
         isinstance(spec, (str, Path)) and any(Path(spec).expanduser().glob("*.parquet"))
     ):
         raise InputError(f"edges_on is 'gpu', but {_notes(spec)} is not a folder of Parquet; leave edges_on out")
+    request = Request(name, options, split, seed, features)
     if isinstance(spec, Dataset):
-        return _whole(spec, name, options, split, seed)
-    if not isinstance(spec, (str, Path)):
-        return _from_object(spec, name, options, split, seed)
-    kind = str(spec).partition(":")[0]
-    if kind in GENERATED:
-        _check_options(options, str(spec))
-        return GENERATED[kind](str(spec), name, split, seed)
-    if str(spec) == "digits":
-        return clean(read_digits(name), options, split, seed)
-    path = Path(spec).expanduser()
-    if str(spec).startswith("ogbn-") and not path.exists():
-        from .readers.ogb import find_ogb, read_ogb_folder
+        return _finished(spec, request)
+    reader = reader_of(spec)
+    if reader is None:
+        return clean(_read_unrecognised(spec, request), options, split, seed)
+    if reader.is_clean:
+        _check_no_options(options, str(spec))
+    read = reader.read(spec, request)
+    if isinstance(read, Raw):
+        return clean(read, options, split, seed)
+    return _finished(read, request) if reader.is_clean else read
 
-        return clean(read_ogb_folder(find_ogb(str(spec)), name or str(spec)), options, split, seed)
-    if not path.exists():
+
+def is_name(source: str | Path | object) -> bool:
+    """Whether a source is a name such as ``digits``, which means the same from any folder, and not a path."""
+    reader = reader_of(source)
+    return reader is not None and reader.is_name
+
+
+def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
+    """What no reader recognises: a file that may be a NumPy archive by another name, or an error."""
+    path = path_of(spec)
+    if path is not None and path.is_file():
+        check_no_table_options(path, request)
+        _check_format(path)
+        return read_npz(path, request.name)
+    if path is not None:
+        raise InputError(
+            f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {forms()}"
+        )
+    if isinstance(spec, str | Path):
         if (public := how_to_get(str(spec))) is not None:
             raise InputError(public)
-        raise InputError(
-            f"'{spec}' is neither a file nor a known dataset; expected {FORMS}{nearest(kind, ['digits', *GENERATED])}"
-        )
-    _check_no_table_options(path, options)
-    if path.is_file() and path.name.lower().endswith(TABLES):
-        from .readers.parquet import read_edge_file
-
-        return clean(read_edge_file(path, options, name), options, split, seed)
-    if not path.is_dir():
-        _check_format(path)
-        return clean(read_npz(path, name), options, split, seed)
-    if (path / MANIFEST).exists():
-        return _whole(open_dataset_store(path, features), name, options, split, seed)
-    # These import pyarrow, which every rank and command would wait for.
-    if (path / "raw").is_dir():
-        from .readers.ogb import read_ogb_folder
-
-        return clean(read_ogb_folder(path, name), options, split, seed)
-    if any(f.name.lower().endswith(TABLES) for f in path.iterdir()):
-        from .readers.parquet import read_parquet_folder
-
-        return clean(read_parquet_folder(path, options, name), options, split, seed)
-    raise InputError(f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {FORMS}")
-
-
-def _check_no_table_options(path: Path, options: ReadOptions) -> None:
-    """Raises InputError where options for tables are given and `path` is no table."""
-    given = [name for name in FREE if getattr(options, name) is not None]
-    tables = (
-        path.name.lower().endswith(TABLES)
-        if path.is_file()
-        else not ((path / MANIFEST).exists() or (path / "raw").is_dir())
+        names = [reader.name for reader in READERS.available().values() if reader.is_name]
+        kind = str(spec).partition(":")[0]
+        raise InputError(f"'{spec}' is neither a file nor a known dataset; expected {forms()}{nearest(kind, names)}")
+    if any(c.__module__.partition(".")[0] == "scipy" for c in type(spec).__mro__):
+        raise InputError("a SciPy matrix has no labels; use from_scipy(adjacency, features, labels)")
+    if isinstance(spec, type):
+        raise InputError(f"the dataset is the class {spec.__name__}; expected an object of it")
+    raise InputError(
+        f"cannot open a {type(spec).__name__} as a dataset; expected {forms()}, a NetworkX graph or a PyG Data"
     )
-    if given and not tables:
-        raise InputError(
-            f"{path} is no file or folder of tables, but {' and '.join(given)} is for tables alone; leave it out"
-        )
 
 
 def _check_format(path: Path) -> None:
@@ -129,13 +107,11 @@ def _check_format(path: Path) -> None:
     if suffix in (".pt", ".pth"):
         raise InputError(
             f"{path} is a file of torch.save, which may run code when it is loaded: where you trust it, use "
-            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store "
-            "of it"
+            f"mr.run(mr.from_pyg(torch.load('{path.name}', weights_only=False))), or mr.write_dataset to make a store of it"
         )
     if suffix in (".graphml", ".gml", ".gexf"):
         raise InputError(
-            f"{path} is a file of graphs that NetworkX reads: use "
-            f"mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
+            f"{path} is a file of graphs that NetworkX reads: use mr.from_networkx(networkx.read_{suffix[1:]}('{path.name}'))"
         )
 
 
@@ -143,31 +119,15 @@ def _notes(spec: str | Path | object) -> str:
     return str(spec) if isinstance(spec, str | Path) else f"a {type(spec).__name__}"
 
 
-def _whole(dataset: Dataset, name: str | None, options: ReadOptions, split: str | None, seed: int) -> Dataset:
-    """A clean dataset under another name or with another split."""
-    _check_options(options, dataset.name)
+def _finished(dataset: Dataset, request: Request) -> Dataset:
+    """A clean dataset under the name and with the split that were asked for."""
+    _check_no_options(request.options, dataset.name)
     notes = list(dataset.notes)
-    parts = make_split(dataset.labels, dataset.split, split, seed, options, notes)
-    return replace(dataset, name=name or dataset.name, split=parts, notes=tuple(notes))
+    parts = make_split(dataset.labels, dataset.split, request.split, request.seed, request.options, notes)
+    return replace(dataset, name=request.name or dataset.name, split=parts, notes=tuple(notes))
 
 
-def _check_options(options: ReadOptions, what: str) -> None:
+def _check_no_options(options: ReadOptions, what: str) -> None:
     given = [f.name for f in fields(options) if getattr(options, f.name) != f.default]
     if given:
         raise InputError(f"'{what}' is clean already and takes no reading options; leave out {', '.join(given)}")
-
-
-def _from_object(spec: Any, name: str | None, options: ReadOptions, split: str | None, seed: int) -> Dataset:
-    # Packages are recognised by the names of the classes' modules: importing them to ask would make them required.
-    packages = {c.__module__.partition(".")[0] for c in type(spec).__mro__}
-    if "networkx" in packages:
-        return from_networkx(spec, name=name or "networkx", options=options, split=split, seed=seed)
-    if "torch_geometric" in packages:
-        return from_pyg(spec, name=name or "pyg", options=options, split=split, seed=seed)
-    if "scipy" in packages:
-        raise InputError("a SciPy matrix has no labels; use from_scipy(adjacency, features, labels)")
-    if isinstance(spec, type):
-        raise InputError(f"the dataset is the class {spec.__name__}; expected an object of it")
-    raise InputError(
-        f"cannot open a {type(spec).__name__} as a dataset; expected {FORMS}, a NetworkX graph or a PyG Data"
-    )

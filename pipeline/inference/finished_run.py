@@ -12,7 +12,8 @@ from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
 from ...storage.store.manifest import MANIFEST
 from ..config.load import Job, read_toml, resolve
-from ..datasets import GENERATED, ReadOptions
+from ..datasets import ReadOptions
+from ..datasets.readers.registry import reader_of
 from ..interop.model_argument import taken
 from ..setup.prepare import Outline, make_system, model_of, open_data, placed
 from ..setup.python_inputs import at_home, check_module_importable, check_same_data
@@ -159,7 +160,7 @@ def _other(job: Job, source: Any, emit: Emit) -> Dataset:
     update: dict[str, Any] = {}
     path = Path(source).expanduser() if isinstance(source, str | Path) else None
     store = path if path is not None and (path / MANIFEST).is_file() else None
-    if store is not None or str(source).partition(":")[0] in GENERATED:
+    if (reader := reader_of(source)) is not None and reader.is_clean:
         update["read"] = ReadOptions()
     if job.features != "memory":
         update["features"] = "memory" if store is None else features_place(store)

@@ -42,7 +42,7 @@ from ..config import systems
 from ..config.aliases import with_options
 from ..config.load import Job, build, resolve
 from ..config.systems import System
-from ..datasets import GENERATED, ReadOptions, open_dataset
+from ..datasets import ReadOptions, is_name, open_dataset
 from ..interop.model_argument import check_no_model_options, check_widths, taken
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .device_policies import check_device
@@ -435,8 +435,7 @@ def _drawn_by(job: Job, system: System) -> dict[str, str]:
 def located(source: str | Path) -> str:
     """A dataset's name, or its path as it can be opened from any folder."""
     name, path = str(source), Path(source).expanduser()
-    embedded = name == "digits" or name.partition(":")[0] in GENERATED
-    return name if embedded or not path.exists() else str(path.resolve())
+    return name if not path.exists() or is_name(source) else str(path.resolve())
 
 
 def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset:

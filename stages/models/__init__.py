@@ -1,9 +1,11 @@
-"""Models, by the names that the configuration uses."""
+"""Models, by the names that the configuration uses. Other packages add theirs as entry points ``millrace.models``."""
 
+from ...storage.registry import Registry
 from .base import ModelConfig
 from .gat import GAT
 from .gcn import GCN
 from .gin import GIN
 from .sage import SAGE
 
-MODELS: dict[str, type[ModelConfig]] = {config.name: config for config in (SAGE, GCN, GAT, GIN)}
+MODELS: Registry[type[ModelConfig]] = Registry("model", (SAGE, GCN, GAT, GIN))
+"""The first is the default."""

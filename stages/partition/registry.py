@@ -1,9 +1,8 @@
-"""Registry of partitioners by name."""
+"""The partitioners by name. Other packages add theirs as entry points ``millrace.partitioners``."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from typing import Any
 
-from ...storage.errors import InputError, nearest
+from ...storage.registry import Registry
 from .base import Partitioner
 from .clustered import Leiden, Louvain
 from .contiguous import Contiguous
@@ -11,21 +10,16 @@ from .hash import Hash
 from .metis import Metis, MetisWork
 from .streaming import Fennel, Ldg
 
-PARTITIONERS: Mapping[str, Callable[[], Partitioner]] = MappingProxyType(
-    {p.name: p for p in (Contiguous, Hash, Ldg, Fennel, Metis, MetisWork, Louvain, Leiden)}
+PARTITIONERS: Registry[Any] = Registry(
+    "partitioner", (Contiguous, Hash, Ldg, Fennel, Metis, MetisWork, Louvain, Leiden)
 )
-"""Name -> class; each can be made without arguments."""
+"""Classes that follow `base.Partitioner`; each can be made without arguments."""
 
 
 def partitioner(name: str) -> Partitioner:
     """The partitioner `name` with its defaults.
 
     Raises:
-        InputError: no partitioner has that name.
+        InputError: there is none of that name.
     """
-    if name not in PARTITIONERS:
-        raise InputError(
-            f"partitioner is '{name}'; expected one of "
-            f"{', '.join(sorted(PARTITIONERS))}{nearest(name, list(PARTITIONERS))}"
-        )
-    return PARTITIONERS[name]()
+    return PARTITIONERS.find(name)()

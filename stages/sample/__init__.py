@@ -1,8 +1,10 @@
-"""Samplers: draw minibatches in bulk."""
+"""Samplers: how minibatches are drawn. Other packages add theirs as entry points ``millrace.samplers``."""
 
+from ...storage.registry import Registry
 from .fastgcn import FastGCNSampler
 from .labor import LaborSampler
 from .ladies import LadiesSampler
 from .neighbor import NeighborSampler
 
-SAMPLERS: dict[str, type] = {kind.name: kind for kind in (NeighborSampler, LadiesSampler, FastGCNSampler, LaborSampler)}
+SAMPLERS: Registry[type] = Registry("sampler", (NeighborSampler, LadiesSampler, FastGCNSampler, LaborSampler))
+"""Frozen dataclasses that follow `base.Sampler`; the first is the default."""

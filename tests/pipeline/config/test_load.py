@@ -121,7 +121,7 @@ def test_a_system_without_a_sampler(mode):
         ({"cluster": {"slow_peer_warning_s": 0}}, "'cluster.slow_peer_warning_s' is 0"),
         (
             {"system": "sar", "partition": {"method": "metiss"}},
-            "'metiss'; expected contiguous, hash, ldg, fennel, metis, metis-work, "
+            "'metiss'; expected one of contiguous, hash, ldg, fennel, metis, metis-work, "
             "louvain, leiden; did you mean 'metis'",
         ),
         ({"system": "sar", "sampler": {"fanout": [3, 2]}}, "system 'sar' samples nothing"),

@@ -1,0 +1,190 @@
+"""The readers by name: which inputs there are, and how each is recognised."""
+
+from pathlib import Path
+from typing import Any
+
+from ....storage.dataset import Dataset
+from ....storage.dataset_store import open_dataset_store
+from ....storage.errors import InputError
+from ....storage.registry import Registry
+from ....storage.store import MANIFEST
+from ..cleaning.options import FREE
+from ..cleaning.raw import Raw
+from .digits import read_digits
+from .npz import read_npz
+from .python import from_networkx, from_pyg
+from .reader import Reader, Request, path_of
+from .rmat import generate_rmat
+from .sbm import generate_sbm
+
+TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+"""Ends of the names of files that hold tables."""
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file holds a table, by its name."""
+    return path.name.lower().endswith(TABLES)
+
+
+def _is_spec(source: Any, kind: str) -> bool:
+    return isinstance(source, str | Path) and str(source).partition(":")[0] == kind
+
+
+def _is_ogb_name(source: Any) -> bool:
+    return isinstance(source, str | Path) and str(source).startswith("ogbn-") and path_of(source) is None
+
+
+def _is_file(source: Any, *ends: str) -> bool:
+    path = path_of(source)
+    return path is not None and path.is_file() and path.name.lower().endswith(ends)
+
+
+def _folder(source: Any) -> str | None:
+    """What a folder holds: a store, an OGB folder, or tables; None where it is none of them."""
+    path = path_of(source)
+    if path is None or not path.is_dir():
+        return None
+    if (path / MANIFEST).exists():
+        return "store"
+    if (path / "raw").is_dir():
+        return "ogb"
+    return "tables" if any(is_table(f) for f in path.iterdir()) else None
+
+
+def _is_object_of(source: Any, package: str) -> bool:
+    # By the names of the classes' modules: importing the package to ask would make it required.
+    return not isinstance(source, str | Path) and package in {
+        c.__module__.partition(".")[0] for c in type(source).__mro__
+    }
+
+
+def check_no_table_options(path: Path, request: Request) -> None:
+    """Refuse options that say how to read tables where `path` is none.
+
+    Raises:
+        InputError: names the options.
+    """
+    given = [name for name in FREE if getattr(request.options, name) is not None]
+    if given:
+        raise InputError(
+            f"{path} is no file or folder of tables, but {' and '.join(given)} is for tables alone; leave it out"
+        )
+
+
+# pyarrow is imported where it is needed: every rank and command would wait for it.
+def _read_edge_file(source: Any, request: Request) -> Raw:
+    from .parquet import read_edge_file
+
+    return read_edge_file(Path(source).expanduser(), request.options, request.name)
+
+
+def _read_tables(source: Any, request: Request) -> Raw:
+    from .parquet import read_parquet_folder
+
+    return read_parquet_folder(Path(source).expanduser(), request.options, request.name)
+
+
+def _read_ogb_name(source: Any, request: Request) -> Raw:
+    from .ogb import find_ogb, read_ogb_folder
+
+    return read_ogb_folder(find_ogb(str(source)), request.name or str(source))
+
+
+def _read_ogb_folder(source: Any, request: Request) -> Raw:
+    from .ogb import read_ogb_folder
+
+    path = Path(source).expanduser()
+    check_no_table_options(path, request)
+    return read_ogb_folder(path, request.name)
+
+
+def _read_npz(source: Any, request: Request) -> Raw:
+    path = Path(source).expanduser()
+    check_no_table_options(path, request)
+    return read_npz(path, request.name)
+
+
+def _read_store(source: Any, request: Request) -> Dataset:
+    path = Path(source).expanduser()
+    check_no_table_options(path, request)
+    return open_dataset_store(path, request.features)
+
+
+def _read_networkx(source: Any, request: Request) -> Dataset:
+    return from_networkx(
+        source,
+        name=request.name or "networkx",
+        options=request.options,
+        split=request.split,
+        seed=request.seed,
+    )
+
+
+def _read_pyg(source: Any, request: Request) -> Dataset:
+    return from_pyg(source, name=request.name or "pyg", options=request.options, split=request.split, seed=request.seed)
+
+
+READERS: Registry[Reader] = Registry(
+    "reader",
+    (
+        Reader(
+            "digits",
+            lambda source: isinstance(source, str | Path) and str(source) == "digits",
+            lambda source, request: read_digits(request.name),
+            "digits",
+            is_clean=False,
+            is_name=True,
+        ),
+        Reader(
+            "sbm",
+            lambda source: _is_spec(source, "sbm"),
+            lambda source, request: generate_sbm(str(source), request.name, None, request.seed),
+            "sbm:nodes=...",
+            is_name=True,
+        ),
+        Reader(
+            "rmat",
+            lambda source: _is_spec(source, "rmat"),
+            lambda source, request: generate_rmat(str(source), request.name, None, request.seed),
+            "rmat:scale=...",
+            is_name=True,
+        ),
+        Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
+        Reader(
+            "edge-file",
+            lambda source: _is_file(source, *TABLES),
+            _read_edge_file,
+            "a .csv or .parquet file of edges",
+            is_clean=False,
+        ),
+        Reader(
+            "tables",
+            lambda source: _folder(source) == "tables",
+            _read_tables,
+            "a folder of Parquet or CSV",
+            is_clean=False,
+        ),
+        Reader("store", lambda source: _folder(source) == "store", _read_store, "a Millrace dataset store"),
+        Reader("ogb-folder", lambda source: _folder(source) == "ogb", _read_ogb_folder, is_clean=False),
+        Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False),
+        Reader("networkx", lambda source: _is_object_of(source, "networkx"), _read_networkx, is_clean=False),
+        Reader("pyg", lambda source: _is_object_of(source, "torch_geometric"), _read_pyg, is_clean=False),
+    ),
+)
+"""At most one of them recognises a source."""
+
+
+def reader_of(source: Any) -> Reader | None:
+    """The reader that recognises a source; None where there is none.
+
+    Raises:
+        InputError: none does, and a reader of another package cannot be imported.
+    """
+    # Those of other packages come last: a source of a known kind imports nothing of theirs.
+    return next((reader for name in READERS if (reader := READERS.find(name)).recognises(source)), None)
+
+
+def forms() -> str:
+    """How sources are written, for messages."""
+    *most, last = [reader.form for reader in READERS.available().values() if reader.form]
+    return f"{', '.join(most)}, or {last}"
