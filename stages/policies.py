@@ -4,7 +4,7 @@ The loop (`pipeline.training.loop`) calls these and nothing else, so it never as
 """
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from .comm.base import Group, Overlap, nothing
 from .messages import Fetched, Part, Phase, PlacedData, Placement, RankJob, StepRules, Validation, WorkDone
 from .models.base import ModelConfig
 from .partition.base import Partitioner
+from .sample.base import Sampler
 
 
 class Feed(Protocol):
@@ -54,6 +55,9 @@ class PartitionPolicy(Protocol):
         """Partitioner of the stored parts that several ranks open, one each; None: ranks open the whole data."""
         ...
 
+    evaluates_on_shares: ClassVar[bool]
+    """Whether `place` gives a `placement.sharded.Share` of the whole graph, on which ranks evaluate together."""
+
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> PlacedData:
         """This rank's view of the data in this phase; `before` is the view of the previous phase."""
         ...
@@ -61,6 +65,16 @@ class PartitionPolicy(Protocol):
 
 class SamplePolicy(Protocol):
     """Origin of the pieces of work."""
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """Draws minibatches; None: the work is no minibatches."""
+        ...
+
+    uses_queue: ClassVar[bool]
+    """Whether minibatches of the whole graph come from a queue, which others may fill (`RankJob.queue`)."""
+    is_isolated: ClassVar[bool]
+    """Whether each rank draws from what it holds alone: others may be lost, and one may have nothing in a step."""
 
     @property
     def num_layers(self) -> int | None:
@@ -179,6 +193,12 @@ class RecordedStep(Protocol):
 class ReducePolicy(Protocol):
     """Combines losses and gradients of one step over minibatches and ranks."""
 
+    counts_seeds_alike: ClassVar[bool]
+    """Whether `contribute` is forward and backward with the same weight for every seed, so that a recorded step
+    (`RecordsSteps`) does the same."""
+    shares_batch_norm: ClassVar[bool]
+    """Whether `statistics` keeps batch normalisation right over all ranks."""
+
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
         """Optimiser that takes a step along the gradient of `reduce`."""
         ...
@@ -222,6 +242,9 @@ class Statistics(Protocol):
 
 class SchedulePolicy(Protocol):
     """Order in which parts of the model are trained."""
+
+    takes_modules: ClassVar[bool]
+    """Whether it trains any module as it is, the user's own too; else `build` makes the model of a record."""
 
     def record(self, epochs: int) -> dict[str, Any]:
         """Everything that decides parameters, except the length of the last phase, as plain values for fingerprints."""

@@ -18,7 +18,7 @@ from ...stages.neighbourhood.full_batch import arrange
 from ...stages.partition.contiguous import Contiguous
 from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import Grid
-from ...stages.placement.sharded import Sharded, Share, share
+from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.dataset import Split
 from ...storage.features import CountedFeatures, MemoryFeatures
@@ -52,7 +52,7 @@ def scores(prepared: Prepared, system: System, model: nn.Module, job: RankJob, o
     """
     data = prepared.data
     if isinstance(data, Part):
-        trains_on_it = isinstance(prepared.system.partition, Sharded)
+        trains_on_it = system.partition.evaluates_on_shares
         if prepared.system.replication > 1:
             # Each grid column has all rows, and finds the same.
             grid = Grid(job.group.size, prepared.system.replication)

@@ -13,7 +13,6 @@ from ...stages.memory.meter import TensorBytes
 from ...stages.messages import Fetched, Phase, PlacedData, WorkDone
 from ...stages.models.compiled import Compiled
 from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
-from ...stages.reduce.seed_weighted import SeedWeightedMean
 from ...stages.train import begin
 from ...storage.checkpoint import Cursor
 from ..setup.result import peak_device_bytes
@@ -81,7 +80,7 @@ class StepRunner:
         context = self.context
         if context.train.compile or not isinstance(self.fetcher, RecordsSteps):
             return None
-        if type(context.system.reduce) is not SeedWeightedMean:
+        if not context.system.reduce.counts_seeds_alike:
             return None
         alone = self.steps.per_step == context.job.group.size
         return self.fetcher.recorded(self.module, self.rules, self.parameters, alone)

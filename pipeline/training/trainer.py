@@ -223,6 +223,11 @@ class PlacedOnce:
         """See `PartitionPolicy.partitioner`."""
         return self._policy.partitioner
 
+    @property
+    def evaluates_on_shares(self) -> bool:
+        """See `PartitionPolicy.evaluates_on_shares`."""
+        return self._policy.evaluates_on_shares
+
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: PlacedData | None = None) -> PlacedData:
         """See `PartitionPolicy.place`."""
         if self._placed is None or self._placed[0] != phase.number:

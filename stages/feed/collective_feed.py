@@ -4,7 +4,7 @@ others."""
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...storage.minibatch import MiniBatch
 from ...storage.queue.base import MemoryQueue
@@ -27,6 +27,9 @@ class SampledByOwners:
     sampler: Sampler
     max_bytes: int = 512 << 20
     """Sampled minibatches that may wait, in bytes of structure."""
+
+    uses_queue: ClassVar[bool] = False
+    is_isolated: ClassVar[bool] = False
 
     @property
     def num_layers(self) -> int:

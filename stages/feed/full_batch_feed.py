@@ -1,7 +1,7 @@
 """Full-batch work without sampling: the work of an epoch is the whole graph, one share for each rank."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ...storage.errors import InputError
 from ..messages import Phase, RankJob
@@ -15,6 +15,9 @@ class FullBatchWork:
     epoch."""
 
     num_layers: None = None
+    sampler: None = None
+    uses_queue: ClassVar[bool] = False
+    is_isolated: ClassVar[bool] = False
 
     def record(self) -> dict[str, Any]:
         """See `SamplePolicy.record`."""

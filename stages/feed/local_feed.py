@@ -1,7 +1,7 @@
 """Sampling within one rank's view: each rank samples minibatches from its own seeds and its own piece of the graph."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ class Local:
     sampler: Sampler
     max_bytes: int = 512 << 20
     """Sampled minibatches that may wait, in bytes of structure."""
+
+    uses_queue: ClassVar[bool] = False
+    is_isolated: ClassVar[bool] = True
 
     @property
     def num_layers(self) -> int:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...storage.errors import QueueTimeoutError, RunError
 from ...storage.graph import Graph
@@ -112,6 +112,9 @@ class Sampled:
     """Minibatches that a sampler draws in bulk and a queue hands over."""
 
     sampler: Sampler
+
+    uses_queue: ClassVar[bool] = True
+    is_isolated: ClassVar[bool] = False
 
     @property
     def num_layers(self) -> int:

@@ -9,7 +9,7 @@ super-epoch to super-epoch (`chunk_schedule.ChunkSchedule`). It sees no other no
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,7 @@ class Isolated(Placement):
 class Chunks:
     """Chunks of each rank, and another rank's beside them, that change from phase to phase."""
 
+    evaluates_on_shares: ClassVar[bool] = False
     partitioner: Partitioner = field(default_factory=MetisWork)
     rotation: Rotation = "sweep"
     halo: float = 1

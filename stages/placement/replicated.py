@@ -1,6 +1,7 @@
 """Each rank sees the whole topology and all features."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..messages import Part, Phase, Placement, RankJob
 
@@ -9,6 +10,7 @@ from ..messages import Part, Phase, Placement, RankJob
 class Replicated:
     """No placement: the data as they are. Costs the whole graph in the memory of each rank."""
 
+    evaluates_on_shares: ClassVar[bool] = False
     partitioner: None = None
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Placement | None = None) -> Placement:

@@ -7,7 +7,7 @@ holds everything once, and a rank fetches rows from its own column.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,7 @@ class Blocks:
 
     replication: int = 1
     """c."""
+    evaluates_on_shares: ClassVar[bool] = False
     partitioner: Partitioner = field(default_factory=Contiguous)
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> BlockRows:

@@ -1,6 +1,7 @@
 """Each rank holds the nodes of one part, and their in-edges."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class Sharded:
     """Parts of any kind, one for each rank; a rank reads only its own. Costs about 1/P of the graph and the
     features."""
 
+    evaluates_on_shares: ClassVar[bool] = True
     partitioner: Partitioner = field(default_factory=MetisWork)
     prune: bool = True
     """Leave out rows and edges of each layer that the seeds' results do not depend on."""

@@ -4,7 +4,7 @@ Grappa-style (arXiv 2602.01872; the weight for each seed, self-normalising and s
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -25,6 +25,8 @@ class CoverageCorrected(SeedWeightedMean):
     exchangeable second moments their gradients have, the one whose gradient does too. Where all weights are alike
     nothing changes.
     """
+
+    counts_seeds_alike: ClassVar[bool] = False
 
     by_batch: bool = True
     """One weight for a minibatch; else one for each seed."""

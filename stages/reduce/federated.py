@@ -2,6 +2,7 @@
 2017)."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ class LocalSteps(AllSeedsMean):
     2): a round costs one all-reduce, as a step with summed gradients does. Clients keep no state between rounds. A rank
     without simulated clients is one client.
     """
+
+    shares_batch_norm: ClassVar[bool] = False
 
     steps: int = 1
 

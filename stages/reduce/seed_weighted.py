@@ -1,6 +1,7 @@
 """Mean over all seeds of a step, on any rank and in any minibatch."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -22,6 +23,9 @@ class SeedWeightedMean:
     A rank without work contributes zeros, so uneven inputs need no special case and cannot deadlock. With every train
     node in the step this is the full-batch gradient (sum / all train nodes).
     """
+
+    counts_seeds_alike: ClassVar[bool] = True
+    shares_batch_norm: ClassVar[bool] = True
 
     def optimizer(self, parameters: list[nn.Parameter], rules: StepRules) -> torch.optim.Optimizer:
         """See `ReducePolicy.optimizer`: the run's."""
@@ -64,6 +68,8 @@ class SeedWeightedMean:
 @dataclass(frozen=True)
 class AllSeedsMean(SeedWeightedMean):
     """`SeedWeightedMean` for ranks that hold pieces of one batch: batch normalisation is over all of them."""
+
+    counts_seeds_alike: ClassVar[bool] = False
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
         """See `ReducePolicy.statistics`."""

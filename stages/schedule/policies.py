@@ -1,7 +1,7 @@
 """Schedule policies."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -13,6 +13,8 @@ from ..models.lazy import Lazy, Phases
 @dataclass(frozen=True)
 class Epochs:
     """One phase: the whole model, on one partitioning, for all epochs."""
+
+    takes_modules: ClassVar[bool] = True
 
     def record(self, epochs: int) -> dict[str, Any]:
         """See `SchedulePolicy.record`."""
@@ -34,6 +36,8 @@ class Epochs:
 @dataclass(frozen=True)
 class SuperEpochs:
     """The whole model for all epochs; each rank's view changes after every super-epoch."""
+
+    takes_modules: ClassVar[bool] = True
 
     repartition_every: int = 50
     """Epochs in a super-epoch."""
@@ -63,6 +67,8 @@ class SuperEpochs:
 class LayerByLayer:
     """A phase for each layer, first to last, each for all epochs with an optimiser of its own; finished layers are
     frozen."""
+
+    takes_modules: ClassVar[bool] = False
 
     cut: Phases = field(default_factory=Phases)
 
