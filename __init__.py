@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millrace.pipeline.config.load import Job
-    from millrace.pipeline.config.systems import System, bulk, grappa, retexo, sar
+    from millrace.pipeline.config.systems import System
     from millrace.pipeline.datasets import ReadOptions, from_networkx, from_pyg, from_scipy, open_dataset
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.predict import predict
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from millrace.pipeline.run import run
     from millrace.pipeline.setup.open_queue import open_queue
     from millrace.pipeline.setup.result import Result
+    from millrace.pipeline.systems.bulk import bulk
+    from millrace.pipeline.systems.grappa import grappa
+    from millrace.pipeline.systems.retexo import retexo
+    from millrace.pipeline.systems.sar import sar
     from millrace.stages.evaluate.layerwise import infer
     from millrace.stages.models import GAT, GCN, GIN
     from millrace.stages.models import SAGE as GraphSAGE
@@ -68,10 +72,10 @@ _HOMES = {
     "Result": "pipeline.setup.result",
     "run": "pipeline.run",
     "System": "pipeline.config.systems",
-    "bulk": "pipeline.config.systems",
-    "grappa": "pipeline.config.systems",
-    "retexo": "pipeline.config.systems",
-    "sar": "pipeline.config.systems",
+    "bulk": "pipeline.systems.bulk",
+    "grappa": "pipeline.systems.grappa",
+    "retexo": "pipeline.systems.retexo",
+    "sar": "pipeline.systems.sar",
     "TrainedRun": "pipeline.inference.finished_run",
     "load": "pipeline.inference.finished_run",
     "infer": "stages.evaluate.layerwise",

@@ -18,8 +18,10 @@ import millrace as mr
 from millrace.benchmarks.graphs import RECIPES, Recipe, load, make, stored
 from millrace.benchmarks.namespaces import RUN_S, run_in
 from millrace.pipeline.config.load import Job
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import consumers_end
-from millrace.pipeline.setup.prepare import Outline, configure, prepare, prepare_part
+from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.trainer import train_and_evaluate

@@ -24,8 +24,8 @@ from scipy.stats import chi2
 import millrace as mr
 from millrace.pipeline.datasets import ReadOptions
 from millrace.pipeline.precompute import precompute
+from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.open_queue import open_queue
-from millrace.pipeline.setup.prepare import configure
 from millrace.pipeline.telemetry.events import silent
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu

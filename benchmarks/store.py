@@ -35,7 +35,7 @@ import numpy as np
 
 import millrace as mr
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import Event, StageStarted, StepDone, silent
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime.threads import set_num_threads

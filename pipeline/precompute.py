@@ -17,9 +17,10 @@ from ..storage.queue.zarr import ZarrQueue
 from ..storage.urls import is_url
 from .cluster.sample_multi_gpu import sample_across
 from .config.load import Job
-from .config.schema import Bulk
+from .config.records import make_system
+from .setup.fingerprint import sample_fingerprint
+from .setup.open_data import open_data
 from .setup.open_queue import seed_plan
-from .setup.prepare import make_system, open_data, sample_fingerprint
 from .setup.run_folder import held
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 
@@ -45,7 +46,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     start = time.perf_counter()
     dataset = open_data(job, None, emit)
     # The minibatches do not depend on how the graph is distributed.
-    system = make_system(job.model_copy(update={"bulk": Bulk()}))
+    system = make_system(job.model_copy(update={job.system: type(job.options)()}))
     if not isinstance(system.sample, Sampled):
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
     system.sample.sampler.check(dataset.graph)

@@ -22,8 +22,11 @@ from .config.model_table import with_model
 from .config.systems import System
 from .interop.model_argument import taken
 from .machine.compilers import check_compiler
+from .setup.checks import check_available, check_matmul_precision
+from .setup.configure import configure
+from .setup.open_data import located, open_data
 from .setup.open_queue import check_samples, is_sampled_live, open_samples, own_queue, sole_user
-from .setup.prepare import Prepared, check_available, check_matmul_precision, configure, located, open_data, prepare
+from .setup.prepare import Prepared, prepare
 from .setup.python_inputs import at_home, check_module_importable, check_same_data, job_of_given, keep
 from .setup.result import SECONDS, STOPPED, Result, versions, write_json
 from .setup.resume import without_executor

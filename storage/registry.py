@@ -25,7 +25,9 @@ class Registry(Mapping[str, T], Generic[T]):
     cannot be imported breaks no other.
     """
 
-    def __init__(self, kind: str, entries: Iterable[T] = (), deferred: Mapping[str, Callable[[], T]] | None = None):
+    def __init__(
+        self, kind: str, entries: Iterable[T] = (), deferred: Mapping[str, Callable[[], T]] | None = None
+    ) -> None:
         """
         Args:
             kind: a word for one entry, in messages. Packages add theirs under ``millrace.<kind>s``.

@@ -25,7 +25,9 @@ from train_task import BATCH, CLASSES, FANOUT, HEADS, HIDDEN, LR, Parts, Task, m
 import millrace as mr
 from millrace.pipeline.config.aliases import merged
 from millrace.pipeline.config.load import parse_override
-from millrace.pipeline.setup.prepare import configure, make_system, prepare
+from millrace.pipeline.config.records import make_system
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.comm.solo import Solo

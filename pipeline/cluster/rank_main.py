@@ -140,8 +140,9 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
     from ..config.load import Job
     from ..interop.user_code import unpickled
     from ..machine.gpus import backend, take
+    from ..setup.model import Outline
     from ..setup.open_queue import ReportingQueue, consumers_end, minibatches_per_epoch
-    from ..setup.prepare import Outline, prepare, prepare_part
+    from ..setup.prepare import prepare, prepare_part
     from ..setup.shared_dataset import open_shared
     from ..telemetry.heartbeat import Heartbeat
     from ..telemetry.timers import Clock

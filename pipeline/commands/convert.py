@@ -30,7 +30,7 @@ def convert(
     """
     from ...storage.dataset_store import write_dataset
     from ..config.load import resolve
-    from ..setup.prepare import open_data
+    from ..setup.open_data import open_data
     from ..telemetry.console import Terminal
 
     if features not in FORMATS:

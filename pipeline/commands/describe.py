@@ -16,8 +16,8 @@ from ...storage.store.manifest import MANIFEST
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.load import Job
+from ..setup.open_data import open_data
 from ..setup.open_queue import open_queue
-from ..setup.prepare import open_data
 from ..setup.result import read_result
 from ..setup.run_folder import CHECKPOINTS, JOB
 from ..telemetry.events import silent

@@ -60,7 +60,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from ..machine.compilers import cxx_compiler, python_headers
-    from ..setup.prepare import has_bfloat16
+    from ..setup.checks import has_bfloat16
 
     memory = "unknown"
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:

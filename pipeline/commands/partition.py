@@ -33,7 +33,7 @@ def partition(
     from ...stages.partition.registry import partitioner
     from ...stages.partition.stage import partition_dataset
     from ..config.load import resolve
-    from ..setup.prepare import open_data
+    from ..setup.open_data import open_data
     from ..telemetry.console import Terminal
 
     flags = {"dataset": dataset, "seed": seed, "split": split}

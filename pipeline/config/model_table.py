@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .load import MODELS, canonical
+from ...stages.models import MODELS
+from .job import canonical
 
 OF_EVERY_MODEL = ("hidden", "layers", "dropout", "norm")
 

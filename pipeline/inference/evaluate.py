@@ -9,7 +9,7 @@ from torch import nn
 
 from ...stages.evaluate.layerwise import evaluate
 from ...storage.errors import InputError
-from ..setup.prepare import TORCH_DTYPES
+from ..setup.model import TORCH_DTYPES
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 from .finished_run import load
 

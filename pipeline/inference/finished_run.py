@@ -12,10 +12,12 @@ from ...storage.dataset_store import features_place
 from ...storage.errors import InputError, StoreError
 from ...storage.store.manifest import MANIFEST
 from ..config.load import Job, read_toml, resolve
+from ..config.records import make_system, placed
 from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
 from ..interop.model_argument import taken
-from ..setup.prepare import Outline, make_system, model_of, open_data, placed
+from ..setup.model import Outline, model_of
+from ..setup.open_data import open_data
 from ..setup.python_inputs import at_home, check_module_importable, check_same_data
 from ..setup.result import Result, read_result
 from ..setup.run_folder import JOB, MODEL, RESULT

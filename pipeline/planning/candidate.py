@@ -14,7 +14,7 @@ from ...storage.dataset import Dataset
 from ...storage.partition.book import PartitionBook
 from ..config.load import Job, build
 from ..config.systems import System
-from ..setup.prepare import TORCH_DTYPES, Outline
+from ..setup.model import TORCH_DTYPES, Outline
 from .inputs import Numbers
 from .network import Link
 

@@ -93,7 +93,7 @@ def least_bytes(s: Candidate, base: int) -> Parts:
     nodes, edges = s.at.numbers.nodes, s.at.numbers.edges
     graph, features = 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges, s.feature_bytes * share
     if s.cut is None and s.exchanges:
-        features = s.feature_bytes * s.job.bulk.replication / s.ranks
+        features = s.feature_bytes * s.system.options.get("replication", 1) / s.ranks
     elif s.cut is None and (s.job.features in ("mapped", "zarr") or s.ranks > 1):
         # Pages of a mapped file are the system's to take back.
         features = 0
@@ -119,7 +119,7 @@ def memory_of(s: Candidate, seen: TrialResult, base: int, most_seen: int) -> Par
         grows *= most_seen * s.row_bytes / held["features"] if isolated else s.cut.most_held / s.trial_cut.most_held
     parts = {"process": base, "data": round(data * grows), "step": round(step * (1 if s.is_sampled else grows))}
     if s.exchanges:
-        owned = s.job.bulk.replication * s.feature_bytes
+        owned = s.system.options.get("replication", 1) * s.feature_bytes
         parts["data"] += round(owned / s.ranks - owned / seen.ranks)
     return parts | waiting_bytes(s, seen) if s.is_sampled else parts
 
@@ -146,7 +146,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
 
         def held(minibatches: float, ranks: int, epochs: float, train_s: float) -> tuple[float, float]:
             size = rows_asked(s, seen, minibatches, ranks)[1] / math.ceil(round(minibatches, 9)) * row
-            count = min(s.job.bulk.prefetch_bytes / size, ready(slower, minibatches * epochs / ranks, train_s))
+            count = min(s.system.options["prefetch_bytes"] / size, ready(slower, minibatches * epochs / ranks, train_s))
             return count, count * (size + seen.minibatch_bytes)
 
         fetched, size = held(s.minibatches, s.ranks, s.epochs, train_s)

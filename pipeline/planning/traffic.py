@@ -25,7 +25,7 @@ from ...stages.placement.chunks import Chunks
 from ...stages.placement.sharded import Sharded
 from ...stages.reduce.seed_weighted import TOLD
 from ...storage.ledger import KINDS
-from ..setup.prepare import TORCH_DTYPES
+from ..setup.model import TORCH_DTYPES
 from .candidate import Candidate
 from .trial import TrialResult
 
@@ -190,7 +190,7 @@ def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:
         per_epoch = minibatches / max(1, seen.minibatches)
         moved.per_epoch["store", "features"] += seen.bytes["store"]["features"] * per_epoch / growth
         return
-    c = s.job.bulk.replication
+    c = s.system.options.get("replication", 1)
     moved.once["store", "features"] += s.feature_bytes * c / growth
     # Of the rows that a column of the grid holds, all but one block are other ranks'.
     share = (1 - c / s.ranks) / (1 - c / seen.ranks)
@@ -229,7 +229,7 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
     distinct, together = seen.distinct or [1.0], 1
     if s.job.queue.kind != "zarr" and len(distinct) > 1:
         step = per_step / ranks * distinct[0] * s.row_bytes
-        together = max(1, min(MOST_STEPS, int(s.job.bulk.prefetch_bytes // max(1, step))))
+        together = max(1, min(MOST_STEPS, int(s.system.options["prefetch_bytes"] // max(1, step))))
 
     def unit(first: int, last: int) -> float:
         held = np.zeros(ranks)

@@ -29,9 +29,11 @@ from ...storage.errors import Interrupted
 from ...storage.ledger import Ledger
 from ...storage.minibatch import MiniBatch
 from ..config.load import Job
+from ..setup.model import TORCH_DTYPES, Outline
+from ..setup.open_data import open_data
 from ..setup.open_queue import own_queue
 from ..setup.parts import Parts
-from ..setup.prepare import TORCH_DTYPES, Outline, open_data, prepare, prepare_part
+from ..setup.prepare import prepare, prepare_part
 from ..setup.result import peak_rss_bytes
 from ..setup.shared_dataset import open_shared
 from ..telemetry.events import Event, StageStarted, StepDone, silent

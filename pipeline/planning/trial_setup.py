@@ -21,8 +21,10 @@ from ...storage.errors import InputError
 from ...storage.partition.book import PartitionBook
 from ...storage.plural import counted
 from ..config.load import Job
+from ..config.records import make_system, placed
 from ..machine.malloc import allocator
-from ..setup.prepare import Outline, make_system, open_data, placed
+from ..setup.model import Outline
+from ..setup.open_data import open_data
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, StageStarted, silent
 from .candidate import Candidate, Setting
@@ -146,9 +148,9 @@ class Trials:
             "train": job.train.model_copy(update=train),
             "queue": job.queue.model_copy(update={"kind": "memory", "max_bytes": 1}),
         }
-        if job.epochs > job.grappa.repartition_every:
+        if job.epochs > s.system.options.get("repartition_every", job.epochs):
             # What comes with a new super-epoch is seen too.
-            changes["grappa"] = job.grappa.model_copy(update={"repartition_every": SAMPLED_EPOCHS // 2})
+            changes[job.system] = job.options.model_copy(update={"repartition_every": SAMPLED_EPOCHS // 2})
         dataset, features = self._spec, None
         if job.executor != "inline" or dataset is None:
             path, features = self._shared()

@@ -9,7 +9,7 @@ from ...stages.fetch.gather import GatherFetch
 from ...stages.messages import RankJob
 from ...storage.errors import InputError
 from ..config.load import Job
-from ..config.systems import System
+from ..config.systems import SYSTEMS, System
 from ..machine.gpus import check_gpus, own_device
 
 
@@ -20,9 +20,10 @@ def check_device(job: Job) -> None:
         InputError: a system without minibatches; or see `check_gpus`.
         MissingExtraError: a package is not installed.
     """
-    if job.system in ("sar", "retexo"):
+    if job.device not in SYSTEMS.find(job.system).devices:
+        able = " or ".join(name for name, entry in SYSTEMS.available().items() if job.device in entry.devices)
         raise InputError(
-            f"device is 'cuda', but system '{job.system}' trains on CPUs only in this version; use bulk or grappa, or "
+            f"device is '{job.device}', but system '{job.system}' trains on CPUs only in this version; use {able}, or "
             'device = "cpu"'
         )
     check_gpus(job)

@@ -21,7 +21,7 @@ from ...storage.store.manifest import MANIFEST
 from ...storage.store.store import Store, open_store
 from ..config.load import Job
 from ..datasets import ReadOptions
-from .prepare import features_digest
+from .fingerprint import features_digest
 from .result import write_json
 
 GIVEN = "given.json"

@@ -14,6 +14,7 @@ from ...stages.kernels import OTHER_BITS
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import InputError, StoreError
 from ..config.load import Job, read_toml, resolve
+from ..config.systems import SYSTEMS
 
 JOB, RESULT, METRICS, MODEL, CHECKPOINTS, PARTS = (
     "job.toml",
@@ -28,7 +29,7 @@ TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
     "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.",
-    "checkpoint.", "cluster.", "gpu.", "sar.",
+    "checkpoint.", "cluster.", "gpu.",
 )  # fmt: skip
 """Settings that may change on resume, since they do not decide the parameters (but for a kernel of `OTHER_BITS`)."""
 
@@ -133,8 +134,9 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         except InputError:
             raise e from None
         now = flat(job.model_dump(mode="json"))
-        # Finished layers are not trained again, so there their epochs decide.
-        free = tuple(k for k in FREE if k != "epochs" or job.system != "retexo")
+        entry = SYSTEMS.find(job.system)
+        free = tuple(k for k in FREE if k != "epochs" or not entry.epochs_decide)
+        free += tuple(f"{job.system}.{k}" for k in entry.free_options)
         if {before.get("kernel"), now.get("kernel")} & set(OTHER_BITS):
             free = tuple(k for k in free if k != "kernel")
         if "parts" not in fingerprint:

@@ -68,7 +68,7 @@ def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]
     split = prepared.dataset.split
     trains, is_taught = np.zeros((2, len(traffic.rows_in)), bool)
     trains[client[split.train]] = True
-    absent = np.concatenate([split.val, split.test]) if prepared.job.retexo.inductive else []
+    absent = np.concatenate([split.val, split.test]) if prepared.system.options["inductive"] else []
     is_taught[np.delete(client, absent)] = True
     best = sum(p["parameters"] for p in phases) * dtype
     rounds = np.zeros(len(trains), np.int64)

@@ -27,8 +27,10 @@ from ...storage.fingerprint import digest_record
 from ...storage.ledger import Ledger
 from ...storage.queue.base import MinibatchQueue
 from ..machine.compilers import check_compiler
+from ..setup.checks import check_matmul_precision
 from ..setup.device_policies import on_device, ready_device
-from ..setup.prepare import TORCH_DTYPES, Prepared, check_matmul_precision
+from ..setup.model import TORCH_DTYPES
+from ..setup.prepare import Prepared
 from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, MODEL
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted

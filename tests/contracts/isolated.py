@@ -14,7 +14,8 @@ from torch import nn
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import CheckpointEvery, Train
 from millrace.pipeline.config.systems import System
-from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import TrainContext

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.setup.simulated_clients import with_clients
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.config.systems import retexo
+from millrace.pipeline.systems.retexo import retexo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch.lazy import LazyFetch, LazyRows
 from millrace.stages.messages import Phase

@@ -19,7 +19,7 @@ import millrace as mr
 from millrace.pipeline.cluster import dask_cluster
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import Note, Pulse, QueueLevel
 from millrace.stages.comm.gloo import ring_bytes
 

@@ -19,7 +19,9 @@ from distributed import Client, LocalCluster
 
 import millrace as mr
 from millrace.pipeline.dashboard import plugin, publisher, snapshot
-from millrace.pipeline.setup.prepare import configure, open_data, prepare
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.open_data import open_data
+from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import EpochDone, Note
 from millrace.pipeline.telemetry.heartbeat import FIRST_S, STEADY_BEATS
 

@@ -19,10 +19,12 @@ from torch import nn
 
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.config.records import make_system
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.config.systems import System, grappa
-from millrace.pipeline.setup.prepare import configure, make_system
+from millrace.pipeline.config.systems import System
+from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, MODEL
+from millrace.pipeline.systems.grappa import grappa
 from millrace.pipeline.training.step import StepRunner
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo

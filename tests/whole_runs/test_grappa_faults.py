@@ -20,8 +20,9 @@ from torch import nn
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import CheckpointEvery, Train
-from millrace.pipeline.config.systems import grappa
-from millrace.pipeline.setup.prepare import Outline, prepare, prepare_part
+from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.systems.grappa import grappa
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import TrainContext

@@ -17,8 +17,11 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
+from millrace.pipeline.config.records import make_system
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import own_queue
-from millrace.pipeline.setup.prepare import Outline, configure, make_system, prepare, prepare_part
+from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import Note, StepDone, silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.trainer import train_and_evaluate

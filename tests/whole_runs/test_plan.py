@@ -7,6 +7,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.config.load import Job
+from millrace.pipeline.config.records import make_system, placed
 from millrace.pipeline.planning import forecast as plan_laws
 from millrace.pipeline.planning import traffic, trial_setup
 from millrace.pipeline.planning.candidate import Candidate
@@ -17,7 +18,6 @@ from millrace.pipeline.planning.planner import Plan, plan
 from millrace.pipeline.planning.table import as_text
 from millrace.pipeline.planning.traffic import Moved
 from millrace.pipeline.planning.trial import TrialProcess, TrialResult, TrialSpec
-from millrace.pipeline.setup.prepare import make_system, placed
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.storage.errors import InputError
 from millrace.tests.whole_runs.test_cli import millrace

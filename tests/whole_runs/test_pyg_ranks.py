@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.setup.prepare import configure, prepare
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.prepare import prepare
 
 pyg = pytest.importorskip("torch_geometric.nn")
 LR = 0.05

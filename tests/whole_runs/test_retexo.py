@@ -14,7 +14,8 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
-from millrace.pipeline.setup.prepare import configure, make_system
+from millrace.pipeline.config.records import make_system
+from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.result import Result
 from millrace.stages.models.lazy import Phases
 from millrace.stages.partition.given import Given

@@ -11,7 +11,9 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
-from millrace.pipeline.setup.prepare import Outline, configure, prepare_part
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.prepare import prepare_part
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_part, partition_dataset

@@ -7,7 +7,7 @@ from ....storage.dataset import Dataset
 from ....storage.dataset_store import open_dataset_store
 from ....storage.errors import InputError
 from ....storage.registry import Registry
-from ....storage.store import MANIFEST
+from ....storage.store.manifest import MANIFEST
 from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
 from .digits import read_digits

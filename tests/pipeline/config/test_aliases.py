@@ -18,7 +18,7 @@ from millrace.pipeline.config.aliases import (
     merged,
 )
 from millrace.pipeline.config.load import Job, _known, resolve
-from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.setup.configure import configure
 from millrace.storage.errors import InputError
 
 VALUES = {

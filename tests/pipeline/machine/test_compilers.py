@@ -12,7 +12,8 @@ from torch import nn
 import millrace as mr
 from millrace.pipeline.commands import doctor
 from millrace.pipeline.machine import compilers
-from millrace.pipeline.setup.prepare import configure, prepare
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import StepDone
 
 pytestmark = [

@@ -15,7 +15,7 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.prepare import configure
+from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.stages.neighbourhood.base import destinations
 from millrace.tests.contracts import dask_cuda

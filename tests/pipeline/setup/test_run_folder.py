@@ -8,7 +8,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
-from millrace.pipeline.setup.prepare import located
+from millrace.pipeline.setup.open_data import located
 from millrace.pipeline.setup.run_folder import (
     CHECKPOINTS,
     JOB,

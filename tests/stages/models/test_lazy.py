@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.config.systems import System, retexo
+from millrace.pipeline.config.systems import System
+from millrace.pipeline.systems.retexo import retexo
 from millrace.stages.messages import Fetched, RankJob
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.config.systems import System, retexo
+from millrace.pipeline.config.systems import System
+from millrace.pipeline.systems.retexo import retexo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.base import ModelConfig

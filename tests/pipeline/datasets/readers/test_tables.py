@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from millrace.pipeline.commands.describe import describe
 from millrace.pipeline.config.load import parse_override, resolve
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_scipy, open_dataset
-from millrace.pipeline.setup.prepare import open_data
+from millrace.pipeline.setup.open_data import open_data
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command

@@ -1,0 +1,99 @@
+"""The keys of a configuration. `load` adds a section for each registered system."""
+
+from collections.abc import Container, Mapping
+from typing import Any, Literal
+
+import tomli_w
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from ...stages.models import MODELS
+from ...stages.sample import SAMPLERS
+from ..datasets import ReadOptions
+from .schema import CheckpointEvery, Cluster, Gpu, Partition, Queue, Section, Train
+
+
+def canonical(registry: Container[str], name: str) -> str:
+    """The registry's word for a name in another case (``SAGE``) or the public name of the class (``GraphSAGE``); else
+    the name itself."""
+    word = name.lower().removeprefix("graph")
+    return word if word in registry else name
+
+
+class Job(Section):
+    """Everything that decides a run. Written, resolved, into the run's folder as ``job.toml``."""
+
+    dataset: str = "digits"
+    """An embedded name, a file, a folder, a store, or an OGB name."""
+    split: str | None = None
+    """``public``, ``random:20,30`` (per class: training, validation), ``fraction:0.6,0.2``; by default what the dataset
+    has."""
+    features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
+    """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and
+    sends the others what they need."""
+    system: str = "bulk"
+    """The training system, whose options are in the section of its name."""
+    epochs: int = Field(default=30, ge=1)
+    """Passes over the train split, of each layer where layers are trained one after the other."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Random seed: of the split, the initial parameters, minibatches and dropout."""
+    ranks: int = Field(default=1, ge=1)
+    """P: trainer processes."""
+    executor: Literal["inline", "dask"] | None = None
+    """``inline``: this process; ``dask``: a cluster. By default inline for one rank."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where ranks train: on processors, or each on a GPU of its own."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Of features, activations and parameters."""
+    threads: int | None = Field(default=None, ge=1, le=4096)
+    """Threads of each rank; by default all cores."""
+    kernel: Literal["cpu", "reference", "cuda", "cugraph"] = "cpu"
+    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU; ``cugraph``: by RAPIDS, for
+    the sampler ``neighbor``, with other random numbers. By default those of `device`."""
+    check: bool = False
+    """Prove the invariants of every message on the way."""
+    start_from: str | None = None
+    """The folder of a finished run whose parameters training begins with, such as one that trained layer after layer
+    and is to be tuned end to end."""
+    model: dict[str, Any] = Field(default_factory=lambda: {"name": "sage"})
+    """``name`` and the options of that model."""
+    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})
+    """``name`` and the options of that sampler."""
+    train: Train = Train()
+    queue: Queue = Queue()
+    partition: Partition = Partition()
+    gpu: Gpu = Gpu()
+    cluster: Cluster = Cluster()
+    checkpoint: CheckpointEvery = CheckpointEvery()
+    read: ReadOptions = ReadOptions()
+    """How the dataset's input is cleaned."""
+
+    @field_validator("device", "dtype", mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        """The word for an object of torch's, such as ``torch.device("cpu")``."""
+        word = str(value).removeprefix("torch.") if isinstance(value, torch.device | torch.dtype) else value
+        if isinstance(word, str) and word.startswith("cuda:"):
+            raise PydanticCustomError(
+                "device",
+                "expected 'cpu' or 'cuda': each rank takes a GPU of its own; choose among them by CUDA_VISIBLE_DEVICES",
+            )
+        return word
+
+    @field_validator("model", "sampler", mode="before")
+    @classmethod
+    def _known_name(cls, value: Any, info: ValidationInfo) -> Any:
+        """Names are known in any case, and models by the names of their classes too."""
+        if not isinstance(value, Mapping) or not isinstance(name := value.get("name"), str):
+            return value
+        return {**value, "name": canonical(MODELS if info.field_name == "model" else SAMPLERS, name)}
+
+    @property
+    def options(self) -> Any:
+        """The section of the job's system."""
+        return getattr(self, self.system)
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML; keys that are unset are left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

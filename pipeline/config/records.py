@@ -1,0 +1,95 @@
+"""Records of a configuration: the model, sampler, partitioner and system that its tables describe."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from ...stages.partition.base import Partitioner
+from ...stages.partition.given import Given
+from ...stages.partition.registry import partitioner
+from ...stages.sample import SAMPLERS
+from ...storage.errors import InputError, nearest
+from ...storage.registry import Registry
+from .aliases import advice
+from .job import Job
+from .plain_values import shown
+from .schema import takes_numbers
+from .systems import SYSTEMS, Inputs, System
+
+LONGEST_OPTION = 200
+"""Characters of a model's or a sampler's option."""
+
+
+def record_type(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> type:
+    return registry.find(str(table.get("name", next(iter(registry)))), f"{section}.name")
+
+
+def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> Any:
+    """The record that ``table["name"]`` and its options describe.
+
+    Raises:
+        InputError: unknown name, unknown option, or a value that does not fit.
+    """
+    kind = record_type(section, registry, table)
+    options = {k: v for k, v in table.items() if k != "name"}
+    known = [f.name for f in dataclasses.fields(kind)]
+    for key in options:
+        if key not in known:
+            name = table.get("name", next(iter(registry)))
+            raise InputError(
+                f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (it has {', '.join(known)})"
+            )
+    hints = get_type_hints(kind)
+    for key, value in options.items():
+        if any(isinstance(v, bool) for v in (value if isinstance(value, list | tuple) else [value])) and takes_numbers(
+            hints[key]
+        ):
+            raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a number")
+        if isinstance(value, str) and len(value) > LONGEST_OPTION:
+            raise InputError(f"configuration key '{section}.{key}' is {shown(value)}; expected a word")
+    try:
+        return TypeAdapter(kind).validate_python(options)
+    except ValidationError as e:
+        first = e.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InputError):
+            raise cause from None
+        key = ".".join(str(p) for p in first["loc"])
+        raise InputError(
+            f"configuration key '{section}.{key}' is {shown(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
+
+
+def plain(record: Any) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(record).items()}
+
+
+def make_system(job: Job) -> System:
+    """The system that a configuration describes.
+
+    Raises:
+        InputError: an unknown sampler or partitioner, or options that do not go together.
+    """
+    entry, options = SYSTEMS.find(job.system), job.options
+    inputs = Inputs(
+        build("sampler", SAMPLERS, job.sampler) if entry.samples else None,
+        _cut(job) if entry.cuts(options) else None,
+        job.features == "owned",
+        job.queue.max_bytes,
+    )
+    return entry.build(options, inputs)
+
+
+def _cut(job: Job) -> Partitioner | None:
+    """What cuts the graph; None: the configuration does not say."""
+    if job.partition.owners is not None:
+        return Given.read(Path(job.partition.owners))
+    return None if job.partition.method is None else partitioner(job.partition.method)
+
+
+def placed(job: Job) -> Job:
+    """The job where nothing is to be cut: a file of owners, which may be gone or out of reach, is not read."""
+    return job.model_copy(update={"partition": job.partition.model_copy(update={"owners": None})})

@@ -1,0 +1,120 @@
+"""Refuses jobs whose parts do not fit together, or that this machine cannot run."""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ...stages.kernels import sampling_backend
+from ...stages.models.pyg import PyGModel
+from ...storage.errors import InputError
+from ..config.load import Job
+from ..config.systems import SYSTEMS, System
+from .device_policies import check_device
+
+
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies in bfloat16 (elsewhere torch imitates it, slowly)."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+
+
+def check_matmul_precision(job: Job) -> None:
+    """Refuse to train on this processor what it would only imitate. Sampling and evaluating do not need it.
+
+    Raises:
+        InputError: it has no products in bfloat16, and the job wants them.
+    """
+    if job.train.matmul_precision == "bfloat16" and job.device == "cpu" and not has_bfloat16():
+        raise InputError(
+            "train.matmul_precision is 'bfloat16', but this processor does not multiply in bfloat16; use \"float32\""
+        )
+
+
+def check_available(job: Job) -> None:
+    """Refuse a job that this version cannot run, before anything slow is done for it.
+
+    Raises:
+        InputError: it asks for a device, kernels or an executor that are not there.
+    """
+    if job.device == "cuda":
+        check_device(job)
+    if job.executor != "dask" or job.cluster.scheduler is None:
+        # Ranks and samplers of a cluster that runs elsewhere look for themselves.
+        _ = sampling_backend(job.kernel)
+    if job.train.matmul_precision == "bfloat16" and job.dtype != "float32":
+        raise InputError(
+            f"train.matmul_precision is 'bfloat16' and dtype is '{job.dtype}'; expected dtype = \"float32\" with it"
+        )
+    if job.train.compile and not SYSTEMS.find(job.system).compiles:
+        able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.compiles)
+        raise InputError(
+            f"train.compile is true, but system '{job.system}' trains on full batches, whose layers talk to other ranks or "
+            f"lie still; use {able}, or leave train.compile out"
+        )
+    if job.executor == "inline" and job.ranks > 1:
+        raise InputError(
+            f"executor is 'inline' with {job.ranks} ranks, but one process holds one rank; use executor = \"dask\" or ranks = 1"
+        )
+
+
+def check_model(job: Job, system: System, model: nn.Module) -> None:
+    """Refuse a model that the system, or the compiler, cannot train.
+
+    Raises:
+        InputError: it has other layers than the sampler, norms that the ranks cannot share, or convolutions of PyG.
+    """
+    layers = model.num_layers
+    if job.train.compile and isinstance(model, PyGModel):
+        raise InputError(
+            "train.compile is true, but the model is a PyGModel, whose convolutions read the lists; leave train.compile out"
+        )
+    if system.sample.num_layers not in (None, layers):
+        raise InputError(
+            f"the model has {layers} layers but the sampler makes {system.sample.num_layers} blocks; give the sampler one "
+            "number per layer"
+        )
+    if not any(isinstance(m, _BatchNorm) for m in model.modules()):
+        return
+    if system.sample.is_isolated and job.ranks > 1:
+        raise InputError(
+            f"the model normalises batches, but under system '{system.name}' a rank may have none in a step of the others; "
+            "use another norm"
+        )
+    if not system.reduce.shares_batch_norm:
+        raise InputError(
+            f"the model normalises batches, but those who train by themselves under system '{system.name}' share no batch "
+            "normalisation; use another norm"
+        )
+
+
+def check_losses(job: Job, system: System) -> None:
+    """Refuse to go on without a lost rank where no rank could.
+
+    Raises:
+        InputError: the others need its rows or minibatches, or there are no others.
+    """
+    if job.cluster.on_rank_loss != "continue":
+        return
+    message = 'cluster.on_rank_loss is "continue"'
+    if not system.sample.is_isolated:
+        raise InputError(
+            f"{message}, but under system '{system.name}' ranks need each other's rows or minibatches; use \"restart\""
+        )
+    if job.executor == "inline":
+        raise InputError(
+            f'{message}, but executor is "inline", with one rank; use executor = "dask" and more ranks, or "restart"'
+        )
+
+
+def check_parts(job: Job, system: System, num_nodes: int) -> None:
+    """Refuse more parts than nodes.
+
+    Raises:
+        InputError: there are more.
+    """
+    parts = system.parts_before(job.ranks)
+    if system.partition.partitioner is None or parts <= num_nodes:
+        return
+    made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
+    raise InputError(
+        f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node"
+    )

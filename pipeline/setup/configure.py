@@ -1,0 +1,45 @@
+"""A configuration from the records that a Python caller passes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ...stages.models.base import as_model
+from ...stages.partition.given import Given
+from ..config.aliases import with_options
+from ..config.load import Job, resolve
+from ..config.systems import SYSTEMS, System
+from ..interop.model_argument import check_no_model_options, taken
+
+
+def configure(
+    config: Mapping[str, Any], *, system: System | str | None = None, model: Any = None, **options: Any
+) -> Job:
+    """A resolved configuration from tables, shorthands, and the records that a Python caller passes."""
+    table = with_options(config, options)
+    layers = None
+    model = taken(model)
+    if model is not None:
+        check_no_model_options(model, options)
+        layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers
+        table["model"] = {"name": model.name, **vars(model)} if not isinstance(model, nn.Module) else {"layers": layers}
+    if system is not None:
+        table["system"] = system if isinstance(system, str) else system.name
+    if isinstance(system, System):
+        table |= _tables_of(system)
+    return resolve(table)
+
+
+def _tables_of(system: System) -> dict[str, Any]:
+    """The sections of a configuration that describe a system."""
+    table: dict[str, Any] = {}
+    if (sampler := system.sample.sampler) is not None:
+        table["sampler"] = {"name": sampler.name, **vars(sampler)}
+    if (cut := system.partition.partitioner) is not None and not isinstance(cut, Given):
+        table["partition"] = {"method": cut.name}
+    if SYSTEMS.find(system.name).owns_features(system):
+        table["features"] = "owned"
+    if system.options:
+        table[system.name] = dict(system.options)
+    return table

@@ -1,0 +1,54 @@
+"""Opens the dataset of a job, and tells what was found."""
+
+import re
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Literal
+
+from ...storage.dataset import Dataset
+from ...storage.dataset_store import features_place
+from ...storage.errors import InputError, StoreError
+from ..config.load import Job
+from ..datasets import ReadOptions, is_name, open_dataset
+from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+
+
+def located(source: str | Path) -> str:
+    """A dataset's name, or its path as it can be opened from any folder."""
+    name, path = str(source), Path(source).expanduser()
+    return name if not path.exists() or is_name(source) else str(path.resolve())
+
+
+def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset:
+    """Open the job's dataset, or `source` in its place, and tell what was found."""
+    spec = source if source is not None else job.dataset
+    emit(StageStarted("open", f"opening {spec if isinstance(spec, str | Path) else f'a {type(spec).__name__}'}"))
+    start = time.perf_counter()
+    try:
+        # The driver reads all features only once, to hand them on; ranks then hold their own.
+        place = _place_of(spec) if job.features == "owned" else job.features
+        dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=place)
+    except InputError as e:
+        raise type(e)(_with_keys(str(e))) from e
+    sizes = f"{dataset.num_nodes:,} nodes, {dataset.graph.num_edges:,} edges, {dataset.features.num_features} features"
+    emit(StageEnded("open", time.perf_counter() - start, f"{dataset.name}: {sizes}, {dataset.num_classes} classes"))
+    for note in dataset.notes:
+        emit(Note(_with_keys(note)))
+    return dataset
+
+
+def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
+    """Where the features of a store can stay while it is open; whatever is no store is read into memory."""
+    if not isinstance(spec, str | Path):
+        return "memory"
+    try:
+        return features_place(Path(spec))
+    except StoreError:
+        return "memory"
+
+
+def _with_keys(text: str) -> str:
+    """Readers name their options; to the user of a job those are configuration keys."""
+    options = "|".join(f.name for f in fields(ReadOptions))
+    return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)

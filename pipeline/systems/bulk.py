@@ -1,0 +1,158 @@
+"""Minibatch training on samples that are drawn many at a time."""
+
+from dataclasses import fields, replace
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from ...stages.feed.collective_feed import SampledByOwners
+from ...stages.feed.queue_feed import Sampled
+from ...stages.fetch.exchange import PREFETCH_BYTES as PREFETCH_ROWS_BYTES
+from ...stages.fetch.exchange import ExchangeFetch
+from ...stages.fetch.feature_cache import HotBy
+from ...stages.fetch.gather import GatherFetch
+from ...stages.partition.base import Partitioner
+from ...stages.partition.contiguous import Contiguous
+from ...stages.placement.replicated import Replicated
+from ...stages.placement.row_blocks import Blocks, Grid
+from ...stages.reduce.seed_weighted import SeedWeightedMean
+from ...stages.sample.base import Sampler
+from ...stages.sample.neighbor import NeighborSampler
+from ...stages.schedule.policies import Epochs
+from ...storage.errors import InputError
+from ..config.job import Job
+from ..config.schema import Section
+from ..config.systems import Inputs, Registered, System
+
+
+def bulk(
+    sampler: Sampler | None = None,
+    *,
+    topology: Literal["replicated", "partitioned"] = "replicated",
+    replication: int = 1,
+    cache_fraction: float = 0.0,
+    hot_by: HotBy = "samples",
+    prefetch_bytes: int = PREFETCH_ROWS_BYTES,
+    features: Literal["shared", "owned"] = "shared",
+    partitioner: Partitioner | None = None,
+) -> System:
+    """Minibatch training on samples that are drawn many at a time (Tripathy, Yelick, Buluc, MLSys 2024).
+
+    Gradients are the mean over the seeds of a step. Minibatches are the same ones, whoever holds what.
+
+    Args:
+        sampler: draws minibatches.
+        topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their
+            features, and those who own a row draw in it.
+        replication: c: how many ranks hold each block, of a partitioned topology or of owned features.
+        cache_fraction: the share of all rows that a rank keeps of the others' where features are owned.
+        hot_by: what is hot: what the rank's own minibatches name most, or what the most in-neighbour lists hold.
+        prefetch_bytes: rows of others that may lie ready or be under way before they are needed.
+        features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends the others what they
+            need. Those of a partitioned topology are owned.
+        partitioner: cuts a partitioned topology into contiguous blocks, by default with nodes and edges balanced
+            together.
+    """
+    drawn = sampler or NeighborSampler()
+    options = {
+        "topology": topology,
+        "replication": replication,
+        "cache_fraction": cache_fraction,
+        "hot_by": hot_by,
+        "prefetch_bytes": prefetch_bytes,
+    }
+    exchanged = ExchangeFetch(replication, cache_fraction, hot_by, prefetch_bytes)
+    if topology == "partitioned":
+        blocks = Blocks(replication, partitioner or Contiguous())
+        return System("bulk", blocks, SampledByOwners(drawn), exchanged, SeedWeightedMean(), Epochs(), options)
+    fetch = exchanged if features == "owned" else GatherFetch()
+    return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options)
+
+
+class BulkOptions(Section):
+    """Who holds what under ``system = "bulk"`` with several ranks."""
+
+    topology: Literal["replicated", "partitioned"] = "replicated"
+    """``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their
+    features."""
+    replication: int = Field(default=1, ge=1)
+    """c: how many ranks hold each block, of a partitioned topology or of owned features. It divides the ranks."""
+    cache_fraction: float = Field(default=0.0, ge=0, le=1)
+    """The share of all feature rows that each rank keeps of the other ranks', where features are owned or the topology
+    is partitioned."""
+    hot_by: Literal["samples", "degree"] = "samples"
+    """What is hot: what the rank's own minibatches of the first epoch need most often, or what the most in-neighbour
+    lists hold."""
+    prefetch_bytes: int = Field(default=512 << 20, ge=0)
+    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step:
+    fetching and training take turns."""
+
+
+class _Bulk(Registered):
+    name = "bulk"
+    about = "minibatches on samples that are drawn many at a time"
+    options = BulkOptions
+
+    def complete(self, job: Job) -> Job:
+        """See `Registered.complete`."""
+        whole = job.options.topology == "replicated"
+        if job.device == "cuda" and "kernel" not in job.model_fields_set and whole and job.queue.kind == "memory":
+            # What goes through a store is drawn by workers, which need not have a GPU.
+            job = job.model_copy(update={"kernel": "cuda"})
+        if not whole and job.partition.method is None:
+            job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "contiguous"})})
+        return job
+
+    def cuts(self, options: BulkOptions) -> bool:
+        """See `Registered.cuts`: blocks of rows."""
+        return options.topology == "partitioned"
+
+    def build(self, options: BulkOptions, inputs: Inputs) -> System:
+        """See `Registered.build`."""
+        cut = inputs.partitioner if self.cuts(options) else None
+        if cut is not None and not isinstance(cut, Contiguous):
+            raise InputError(
+                f'partition.method is "{cut.name}", but blocks of rows under bulk.topology = "partitioned" are contiguous; '
+                'use partition.method = "contiguous", or leave it out'
+            )
+        features = "owned" if inputs.owned_features else "shared"
+        system = bulk(inputs.sampler, features=features, partitioner=cut, **options.model_dump())
+        if isinstance(system.sample, SampledByOwners):
+            system = replace(system, sample=replace(system.sample, max_bytes=inputs.queue_bytes))
+        return system
+
+    def owning(self, system: System) -> System:
+        """See `Registered.owning`."""
+        if isinstance(system.fetch, ExchangeFetch):
+            return system
+        known = {f.name for f in fields(ExchangeFetch)}
+        return replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
+
+    def owns_features(self, system: System) -> bool:
+        """See `Registered.owns_features`. Those of a partitioned topology are owned anyway."""
+        return isinstance(system.fetch, ExchangeFetch) and system.sample.uses_queue
+
+    def check(self, job: Job, system: System, model: nn.Module) -> None:
+        """See `Registered.check`: options that do not go with who holds what."""
+        partitioned = 'bulk.topology is "partitioned"'
+        if isinstance(system.fetch, ExchangeFetch):
+            _ = Grid(job.ranks, system.options.get("replication", 1))
+        else:
+            for name in ("replication", "cache_fraction"):
+                if system.options.get(name) != BulkOptions.model_fields[name].default:
+                    message = f"bulk.{name} is {system.options[name]}, but every rank has all features"
+                    raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')
+        if not isinstance(system.sample, SampledByOwners):
+            return
+        if job.kernel != "cpu":
+            raise InputError(
+                f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out'
+            )
+        if job.queue.kind == "zarr":
+            raise InputError(
+                f'queue.kind is "zarr", but {partitioned}: ranks sample together, in memory; leave queue.kind out'
+            )
+
+
+SYSTEM = _Bulk()

@@ -1,0 +1,121 @@
+"""Isolated ranks that send each other gradients only."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ...stages.feed.local_feed import Local
+from ...stages.fetch.isolated import Correction, CoverageFetch
+from ...stages.partition.base import Partitioner
+from ...stages.partition.metis import MetisWork
+from ...stages.placement.chunk_schedule import Rotation
+from ...stages.placement.chunks import Chunks
+from ...stages.reduce.corrected import CoverageCorrected, Shrink
+from ...stages.sample.base import Sampler
+from ...stages.sample.neighbor import NeighborSampler
+from ...stages.schedule.policies import SuperEpochs
+from ...storage.errors import InputError
+from ..config.job import Job
+from ..config.schema import Queue, Section
+from ..config.systems import Inputs, Registered, System
+
+
+def grappa(
+    sampler: Sampler | None = None,
+    *,
+    partitioner: Partitioner | None = None,
+    chunks: int = 1,
+    rotation: Rotation = "sweep",
+    reshuffle_fraction: float = 0.0,
+    repartition_every: int = 50,
+    halo: float = 1,
+    ahead: bool = True,
+    correction: Correction = "batch",
+    shrink: Shrink = "none",
+) -> System:
+    """Isolated ranks that send each other gradients only (Grappa; Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872).
+
+    Args:
+        sampler: draws minibatches within what a rank sees.
+        partitioner: cuts the graph into chunks, by default METIS with nodes and edges balanced together.
+        chunks: m, for each rank.
+        rotation: whose chunks a rank sees beside its own: each other rank's in turn, always the next one's, or none.
+        reshuffle_fraction: the share of all chunks that is dealt to the ranks anew whenever these change.
+        repartition_every: epochs until then.
+        halo: the share of nodes one hop outside that are seen too.
+        ahead: read what the next super-epoch sees while the one before it trains, and hold both.
+        correction: how missing neighbours are made up for.
+        shrink: how the weight of a rank's minibatch is drawn towards that of all.
+    """
+    return System(
+        "grappa",
+        Chunks(partitioner or MetisWork(), rotation, halo, chunks, reshuffle_fraction, ahead),
+        Local(sampler or NeighborSampler()),
+        CoverageFetch(correction),
+        CoverageCorrected(correction == "batch", shrink),
+        SuperEpochs(repartition_every),
+        {
+            "chunks": chunks,
+            "rotation": rotation,
+            "reshuffle_fraction": reshuffle_fraction,
+            "repartition_every": repartition_every,
+            "halo": halo,
+            "ahead": ahead,
+            "correction": correction,
+            "shrink": shrink,
+        },
+    )
+
+
+class GrappaOptions(Section):
+    """What each rank sees under ``system = "grappa"``, and how it makes up for what it does not see."""
+
+    chunks: int = Field(default=1, ge=1)
+    """m: how many chunks each rank has. The graph is cut into m P."""
+    rotation: Literal["sweep", "fixed", "none"] = "sweep"
+    """Whose chunks lie beside a rank's own: every other rank's in turn, always the next one's, or nobody's."""
+    reshuffle_fraction: float = Field(default=0.0, ge=0, le=1)
+    """The share of all chunks whose rank is drawn anew after each super-epoch; 0: each rank keeps its own; 1: all are
+    dealt afresh."""
+    repartition_every: int = Field(default=50, ge=1)
+    """Epochs in a super-epoch."""
+    halo: float = Field(default=1.0, ge=0, le=1)
+    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch; with all of them seeds
+    have all their neighbours."""
+    ahead: bool = True
+    """Whether what the next super-epoch sees is read and put together before its time; in memory it is then there
+    twice."""
+    correction: Literal["none", "batch", "node"] = "batch"
+    """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage), or none."""
+    shrink: Literal["none", "empirical"] = "none"
+    """How a minibatch's weight is drawn towards the mean one: not at all, or by its noise (empirical Bayes)."""
+
+
+class _Grappa(Registered):
+    name = "grappa"
+    about = "isolated ranks that send gradients only"
+    options = GrappaOptions
+    needs_parts = True
+    options_decide = True
+    free_options = ("ahead",)
+    for_slow_links = True
+
+    def complete(self, job: Job) -> Job:
+        """See `Registered.complete`."""
+        if job.queue != Queue(bulk_size=job.queue.bulk_size):
+            raise InputError(
+                "section 'queue' is given, but under system 'grappa' each rank samples for itself: only queue.bulk_size is used"
+            )
+        if job.train.minibatches_per_step not in (None, job.ranks):
+            raise InputError(
+                f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system 'grappa' "
+                f"each of the {job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
+            )
+        return job
+
+    def build(self, options: GrappaOptions, inputs: Inputs) -> System:
+        """See `Registered.build`."""
+        return grappa(inputs.sampler, partitioner=inputs.partitioner, **options.model_dump())
+
+
+SYSTEM = _Grappa()

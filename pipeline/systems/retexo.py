@@ -1,0 +1,147 @@
+"""Lazy message passing: layer after layer, with one exchange of rows for each."""
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from ...stages.feed.full_batch_feed import FullBatchWork
+from ...stages.fetch.lazy import LazyFetch
+from ...stages.memory.quantize import Payload
+from ...stages.models.lazy import V1, Phases
+from ...stages.partition.base import Partitioner
+from ...stages.partition.metis import MetisWork
+from ...stages.placement.boundary import WithBoundary
+from ...stages.reduce.federated import LocalSteps
+from ...stages.reduce.seed_weighted import AllSeedsMean
+from ...stages.schedule.policies import LayerByLayer
+from ...storage.errors import InputError
+from ..config.schema import Section
+from ..config.systems import Clients, Inputs, Registered, System
+
+
+def retexo(
+    mode: Literal["v3", "v1"] = "v3",
+    *,
+    partitioner: Partitioner | None = None,
+    base: Literal["none", "mlp"] | None = None,
+    propagate: Literal["hidden", "logits"] | None = None,
+    head: Literal["normed", "linear", "none"] | None = None,
+    local_steps: int | None = None,
+    rounding: Payload = "full",
+    inductive: bool = False,
+    distill: float = 0.0,
+    clients: Clients = "ranks",
+) -> System:
+    """Lazy message passing: layer after layer, with one exchange of rows for each (RETEXO; Kolluri et al., arXiv
+    2302.13053).
+
+    ``epochs`` are those of each layer. What is None is as `mode` has it.
+
+    Args:
+        mode: ``v3`` hands on hidden rows and trains each layer with a layer norm and a head; ``v1`` trains an MLP first
+            and hands on logits, so that no raw feature leaves its owner. The best epoch of a layer has most validation
+            accuracy under ``v3``, least validation loss under ``v1``.
+        partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
+        base: ``mlp`` trains an MLP on the features before the first layer.
+        propagate: what a finished layer hands on.
+        head: what a layer is trained with.
+        local_steps: steps that each client takes by itself before parameters are averaged; None: gradients are summed
+            in every step.
+        rounding: of rows that are handed on.
+        inductive: train without validation and test nodes in the graph.
+        distill: share of a layer's loss that is cross entropy with what the layer before says of every node, labelled
+            or not, in [0, 1).
+        clients: who trains and is counted: the ranks, so many simulated clients, or each node.
+
+    Raises:
+        InputError: hidden rows cannot be handed on where the layer gives logits, or distillation does not go with
+            `local_steps`, or takes all of the loss.
+    """
+    preset = V1 if mode == "v1" else Phases()
+    cut = Phases(base or preset.base, propagate or preset.propagate, head or preset.head, rounding, distill)
+    if cut.head == "none" and cut.propagate == "hidden":
+        raise InputError(
+            'retexo.head is "none", so a layer gives logits and has no hidden rows; use retexo.propagate = "logits" with it'
+        )
+    if not 0 <= distill < 1:
+        raise InputError(f"retexo.distill is {distill}; expected a share of the loss, at least 0 and below 1")
+    if distill and local_steps is not None:
+        message = f"retexo.distill is {distill}, and retexo.local_steps is {local_steps}, but a share of the loss is one of all clients' nodes"
+        raise InputError(f"{message} together; leave one of them out")
+    return System(
+        "retexo",
+        WithBoundary(partitioner or MetisWork(), inductive=inductive),
+        FullBatchWork(),
+        LazyFetch(
+            "val_loss" if mode == "v1" else "val_accuracy", clients=clients != "ranks" and local_steps is not None
+        ),
+        AllSeedsMean() if local_steps is None else LocalSteps(local_steps),
+        LayerByLayer(cut),
+        {
+            **asdict(cut),
+            "mode": mode,
+            "local_steps": local_steps,
+            "inductive": inductive,
+            "clients": clients,
+        },
+    )
+
+
+class RetexoOptions(Section):
+    """How ``system = "retexo"`` trains layer after layer. What is left out is as `mode` has it."""
+
+    mode: Literal["v3", "v1"] = "v3"
+    """``v3``: hidden rows are handed on, each layer with a layer norm and a head; ``v1``: an MLP first, then logits are
+    handed on, so that no raw feature leaves its owner."""
+    base: Literal["none", "mlp"] | None = None
+    """Train an MLP on the features before the first layer, or not."""
+    propagate: Literal["hidden", "logits"] | None = None
+    """What a finished layer hands on to the next."""
+    head: Literal["normed", "linear", "none"] | None = None
+    """What a layer is trained with: layer norm and product, product, or nothing (the layer gives logits itself)."""
+    local_steps: int | None = Field(default=None, ge=1)
+    """Steps that each client takes by itself before parameters are averaged (FedAvg); by default gradients are summed
+    in every step."""
+    rounding: Literal["full", "fp16", "int8"] = "full"
+    """How rows are rounded before they are handed on."""
+    inductive: bool = False
+    """Train without validation and test nodes in the graph, and validate without test nodes."""
+    distill: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the loss of every layer after the first that is cross entropy with what the layer before says of each
+    node, labelled or not. 0: labels only."""
+    clients: int | Literal["ranks", "nodes"] = "ranks"
+    """Who trains and is counted: each rank, so many simulated clients, or each node as a client of its own."""
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _clients(cls, clients: Any) -> Any:
+        if clients not in ("ranks", "nodes") and (type(clients) is not int or clients < 1):
+            raise PydanticCustomError("clients", "expected a whole number, at least 1, or ranks, or nodes")
+        return clients
+
+
+class _Retexo(Registered):
+    name = "retexo"
+    about = "layer after layer, one exchange for each"
+    options = RetexoOptions
+    samples = False
+    devices = ("cpu",)
+    compiles = False
+    exchanges = "beside"
+    epochs_decide = True
+    needs_parts = True
+    options_decide = True
+    for_slow_links = True
+
+    def build(self, options: RetexoOptions, inputs: Inputs) -> System:
+        """See `Registered.build`."""
+        return retexo(partitioner=inputs.partitioner, **options.model_dump())
+
+    def absent_nodes(self, system: System) -> tuple[str, ...]:
+        """See `Registered.absent_nodes`."""
+        return ("test",) if system.options["inductive"] else ()
+
+
+SYSTEM = _Retexo()

@@ -1,0 +1,115 @@
+"""Full-batch training with sequential aggregation and rematerialisation."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+from torch import nn
+
+from ...stages.feed.full_batch_feed import FullBatchWork
+from ...stages.fetch.visit import PREFETCH_BYTES, Mode, VisitFetch
+from ...stages.models.base import reads_blocks
+from ...stages.partition.base import Partitioner
+from ...stages.partition.metis import MetisWork
+from ...stages.placement.sharded import Sharded
+from ...stages.reduce.seed_weighted import AllSeedsMean
+from ...stages.schedule.policies import Epochs
+from ...storage.errors import InputError
+from ..config.job import Job
+from ..config.schema import Section
+from ..config.systems import Inputs, Registered, System
+
+
+def sar(
+    mode: Mode | Literal["auto"] | Sequence[Mode] = "auto",
+    *,
+    partitioner: Partitioner | None = None,
+    memory_bytes: int | None = None,
+    prefetch_bytes: int = PREFETCH_BYTES,
+    prune: bool = True,
+) -> System:
+    """Full-batch training with sequential aggregation and rematerialisation (SAR; Mostafa, MLSys 2022).
+
+    Every rank holds one part of the nodes, and visits those of the others one rank after the other.
+
+    Args:
+        mode: how layers see other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in
+            `memory_bytes`.
+        partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
+        memory_bytes: of tensors, for each rank; None: what the machine has to spare.
+        prefetch_bytes: rows that may be under way before they are needed.
+        prune: leave out of each layer what the seeds' results do not depend on.
+    """
+    modes = (mode,) if isinstance(mode, str) else tuple(mode)
+    return System(
+        "sar",
+        Sharded(partitioner or MetisWork(), prune),
+        FullBatchWork(),
+        VisitFetch(modes, memory_bytes, prefetch_bytes),
+        AllSeedsMean(),
+        Epochs(),
+        {
+            "mode": mode if isinstance(mode, str) else list(mode),
+            "memory_bytes": memory_bytes,
+            "prefetch_bytes": prefetch_bytes,
+            "prune": prune,
+        },
+    )
+
+
+class SarOptions(Section):
+    """How ``system = "sar"`` sees the rows of other ranks."""
+
+    mode: Literal["auto", "rematerialize", "keep", "halo"] | list[Literal["rematerialize", "keep", "halo"]] = "auto"
+    """``rematerialize``: one rank after the other, and again in the backward pass; ``keep``: kept for the backward
+    pass; ``halo``: all in one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest
+    that fit in `memory_bytes`."""
+    memory_bytes: int | None = Field(default=None, ge=1)
+    """What a rank's tensors may take; by default half of what the machine has to spare for each of its ranks."""
+    prefetch_bytes: int = Field(default=64 << 20, ge=0)
+    """Rows of other ranks that may be under way before they are needed."""
+    prune: bool = True
+    """Leave out of each layer what the seeds' results do not depend on."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _known(cls, mode: Any) -> Any:
+        """One sentence, where the types alone would give one for each of the two forms."""
+        each = ("rematerialize", "keep", "halo")
+        if mode != "auto" and not all(
+            isinstance(m, str) and m in each for m in (mode if isinstance(mode, list) else [mode])
+        ):
+            raise PydanticCustomError(
+                "mode", "expected rematerialize, keep, halo or auto, or a list of the first three, one for each layer"
+            )
+        return mode
+
+
+class _Sar(Registered):
+    name = "sar"
+    about = "full batch, each rank visiting the others in turn"
+    options = SarOptions
+    samples = False
+    devices = ("cpu",)
+    compiles = False
+    exchanges = "within"
+    needs_parts = True
+    free_options = tuple(SarOptions.model_fields)
+
+    def build(self, options: SarOptions, inputs: Inputs) -> System:
+        """See `Registered.build`."""
+        return sar(partitioner=inputs.partitioner, **dict(options))
+
+    def check(self, job: Job, system: System, model: nn.Module) -> None:
+        """See `Registered.check`: a mode for each layer, which the model can be trained with."""
+        assert isinstance(system.fetch, VisitFetch)
+        modes = system.fetch.for_layers(int(model.num_layers))  # pyright: ignore[reportArgumentType]
+        if job.ranks > 1 and reads_blocks(model) and (one := set(modes) - {"auto", "halo"}):
+            raise InputError(
+                f'sar.mode is "{min(one)}", but a PyG convolution reads the rows of all ranks in one block; use "halo", or '
+                '"auto"'
+            )
+
+
+SYSTEM = _Sar()
