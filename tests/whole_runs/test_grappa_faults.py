@@ -306,11 +306,14 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
         mr.run(DATASET, out=out, emit=reaper, config=config)
     assert not reaper.plan
     assert not processes()
-    killed = [n for n in reaper.notes if "killed" in n]
-    assert killed == [
-        f"rank {rank} (process {pid}) was killed by signal 9; {left} to go on without it"
-        for rank, pid, left in zip((2, 0, 1), reaper.pids, ("ranks 0, 1 are", "rank 1 is", "ranks 0, 2 are"))
-    ]
+    note = r"rank (\d) \(process (\d+)\) was killed by signal 9; (.*) to go on without it"
+    killed = [found.groups() for n in reaper.notes if "killed" in n and (found := re.fullmatch(note, n))]
+    # On a busy machine the second loss may be seen before the first is told.
+    assert sorted((int(rank), int(pid)) for rank, pid, _ in killed[:2]) == sorted(zip((2, 0), reaper.pids))
+    assert killed[0][2] in ("ranks 0, 1 are", "rank 1 is")
+    assert killed[1][2] == "rank 1 is"
+    assert killed[2] == ("1", str(reaper.pids[2]), "ranks 0, 2 are")
+    assert len(killed) == 3
     assert [n for n in reaper.notes if "start again" in n] == [
         "super-epoch 1 ended without rank 0, 2; all ranks start again from the last checkpoint (restart 1 of 1)"
     ]

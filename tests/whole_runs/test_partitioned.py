@@ -377,7 +377,7 @@ def test_a_cluster_trains_what_processes_train(clustered, four):
     assert sorted(p.name for p in (clustered.out / "parts").glob("part-*")) == ["part-0000", "part-0001"]
     assert not (clustered.out / "queue").exists()
     found = resolve(read_toml(clustered.out / "job.toml"))
-    assert (found.bulk.topology, found.bulk.replication, found.bulk.hot, found.partition.method) == (
+    assert (found.bulk.topology, found.bulk.replication, found.bulk.cache_fraction, found.partition.method) == (
         "partitioned",
         2,
         0.1,

@@ -420,7 +420,7 @@ def test_what_is_found(copied):
     for epoch, at in ((0, 1022.0), (1, 1032.0), (2, 1040.0)):
         history.epochs[epoch] = {"train_loss": 0.5, "val_accuracy": 0.5, "seconds": 8.0, "best": True, "time": at}
     found = SimpleNamespace(
-        **{**vars(record), "told": history, "status": "done", "result": {**record.result, "train_loss": None}}
+        **{**vars(record), "history": history, "status": "done", "result": {**record.result, "train_loss": None}}
     )
     line = timeline(found)
     summary = summarise(found, line)

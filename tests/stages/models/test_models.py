@@ -297,7 +297,7 @@ class NoMethod(nn.Module):
     num_layers = 1
 
 
-class FullBatchWork(nn.Module):
+class WholeGraph(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return x
 
@@ -329,7 +329,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "Linear.forward takes": lambda: PyGModel([nn.Linear(1, 1)]),
     "activation and dropout go between": lambda: PyGModel([nn.ReLU()]),
     "got a int among": lambda: PyGModel([3]),  # type: ignore[list-item]
-    "Whole.forward takes a whole edge_index": lambda: as_model(FullBatchWork()),
+    "WholeGraph.forward takes a whole edge_index": lambda: as_model(WholeGraph()),
 }
 
 

@@ -145,7 +145,7 @@ def test_local_steps_are_fedavg(case: Case, seed: int, number: int | None, steps
     client, number = clients_of(case, seed, number)
     system, rules = retexo("v3", local_steps=steps, clients=3), ADAM if adam else SGD
     model = initial(CONFIGS[kind], system, F)
-    dense = Dense(Cut(kind, 2, False, "hidden", "normed", False, "full", CONFIGS[kind].activation), model.state_dict())
+    dense = Dense(Cut(kind, 2, False, "hidden", "normed", "full", CONFIGS[kind].activation), model.state_dict())
     ranks = train_clients(case, system, model, rules, client, number)
     dst = np.repeat(np.arange(case.graph.num_nodes), case.graph.in_degree)
     graph = Matrices.of(case.graph.indices, dst, case.graph.edge_weight, case.graph.num_nodes)
