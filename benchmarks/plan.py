@@ -23,7 +23,7 @@ from statistics import mean, median
 from typing import Any
 
 from millrace.pipeline.planning.choice import FOR_SLOW_LINKS
-from millrace.pipeline.planning.inputs import CANDIDATES
+from millrace.pipeline.planning.inputs import variants
 from millrace.pipeline.planning.planner import plan
 from millrace.pipeline.telemetry.console import Terminal
 
@@ -55,7 +55,7 @@ class Case:
     ranks: int
     options: dict[str, Any]
     """Shorthands, as the command line knows them."""
-    systems: tuple[str, ...] = tuple(CANDIDATES)
+    systems: tuple[str, ...] = tuple(variants())
 
 
 def cases(npz: Path | None, epochs: int) -> list[Case]:
@@ -71,7 +71,7 @@ def cases(npz: Path | None, epochs: int) -> list[Case]:
 
 def run(case: Case, label: str, scratch: Path) -> dict[str, Any]:
     """What a run tells, and how busy the machine was."""
-    changes = CANDIDATES[label]
+    changes = variants()[label]
     words = [
         sys.executable,
         "-m",

@@ -47,7 +47,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     dataset = open_data(job, None, emit)
     # The minibatches do not depend on how the graph is distributed.
     system = make_system(job.model_copy(update={job.system: type(job.options)()}))
-    if not isinstance(system.sample, Sampled):
+    if not isinstance(system.sample, Sampled):  # whose plan is that of a store
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
     system.sample.sampler.check(dataset.graph)
     if not len(dataset.split.train):

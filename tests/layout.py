@@ -33,6 +33,13 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "pipeline/planning": ("whole_runs/test_plan.py",),
     "pipeline/report": ("whole_runs/test_report.py",),
     "pipeline/setup": ("whole_runs/test_run.py", "whole_runs/test_cluster.py"),
+    "pipeline/systems": (
+        "pipeline/systems/test_fifth_system.py",
+        "whole_runs/test_run.py",
+        "whole_runs/test_sar.py",
+        "whole_runs/test_grappa.py",
+        "whole_runs/test_retexo.py",
+    ),
     "pipeline/telemetry": ("whole_runs/test_run.py",),
     "pipeline/training": ("whole_runs/test_run.py", "whole_runs/test_cluster.py"),
     "pipeline/config": ("pipeline/config/test_load.py",),

@@ -269,3 +269,20 @@ def test_a_layer_cannot_be_imported_as_if_it_were_a_package_of_its_own(layer):
     done = run(f"import {layer}", cwd=ROOT)
     assert done.returncode != 0
     assert f"import millrace.{layer}" in done.stderr
+
+
+SYSTEM_NAMES = {"bulk", "grappa", "retexo", "sar"}
+SYSTEM_REGISTRY = Path("pipeline/config/systems.py")
+OTHER_MEANINGS = {(Path("pipeline/dashboard/page.py"), "bulk")}
+"""A bulk of minibatches, counted for people."""
+
+
+def test_no_system_is_named_outside_its_module_and_the_registry():
+    named = set()
+    for module in MODULES:
+        if module.parts[0] != "pipeline" or module.parts[1] == "systems" or module == SYSTEM_REGISTRY:
+            continue
+        for node in ast.walk(ast.parse((ROOT / module).read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in SYSTEM_NAMES:
+                named.add((module, node.value))
+    assert named == OTHER_MEANINGS

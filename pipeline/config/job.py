@@ -32,7 +32,7 @@ class Job(Section):
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
     """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and
     sends the others what they need."""
-    system: str = "bulk"
+    system: str = ""
     """The training system, whose options are in the section of its name."""
     epochs: int = Field(default=30, ge=1)
     """Passes over the train split, of each layer where layers are trained one after the other."""

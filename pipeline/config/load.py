@@ -30,6 +30,7 @@ def add_sections() -> None:
     systems = SYSTEMS.available()
     choices: Any = Literal[tuple(sorted(systems))]
     Job.model_fields["system"].annotation = choices
+    Job.model_fields["system"].default = next(iter(SYSTEMS))
     for name, entry in sorted(systems.items()):
         Job.model_fields[name] = FieldInfo.from_annotated_attribute(entry.options, entry.options())
     Job.model_rebuild(force=True)

@@ -83,6 +83,12 @@ class Registered:
     """Whether several ranks always train on parts of the graph."""
     for_slow_links: ClassVar[bool] = False
     """Whether it sends less than others and learns otherwise for it."""
+    planned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Candidates of a plan: keys of a job by label. A system without any is not planned."""
+    unpredicted: ClassVar[Mapping[str, Any]] = {}
+    """Options that no plan can predict, each with the value that one can."""
+    plan_note: ClassVar[str] = ""
+    """A sentence for plans that have this system."""
     options_decide: ClassVar[bool] = False
     """Whether options decide the parameters of a run, beside what its sampler, seeds and parts do; a checkpoint then
     goes on under the same ones only."""
@@ -130,6 +136,10 @@ class Registered:
             InputError: names the key to change.
         """
 
+    def no_samples(self, system: System) -> str:
+        """Why it trains from no store of samples, where it has no queue, and what to do instead."""
+        return f"but system '{self.name}' trains on no minibatches; leave it out"
+
     def absent_nodes(self, system: System) -> tuple[str, ...]:
         """The splits whose nodes are not in the graph that is trained on."""
         return ()
@@ -139,7 +149,7 @@ SYSTEMS: Registry[Registered] = Registry(
     "system",
     deferred={
         name: imported(f"..systems.{name}", "SYSTEM", __name__.rpartition(".")[0])
-        for name in ("bulk", "grappa", "retexo", "sar")
+        for name in ("bulk", "grappa", "sar", "retexo")
     },
 )
 """The first is the default."""

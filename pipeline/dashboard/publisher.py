@@ -11,6 +11,7 @@ from typing import Any
 from distributed import Client
 
 from ...storage.errors import Interrupted
+from ..config.systems import SYSTEMS
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, EpochDone, Event, Note, QueueLevel, StageEnded, StageStarted, StepDone
 
@@ -75,6 +76,7 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
         "client": client.id,
         "out": str(out),
         "system": prepared.system.name,
+        "exchanges": SYSTEMS.find(prepared.system.name).exchanges,
         "model": prepared.model_name,
         "dataset": prepared.dataset.name,
         "ranks": job.ranks,

@@ -30,8 +30,8 @@ def record(history: History) -> dict[str, Any]:
 
 def run_record(run: RunSeen, now: float) -> dict[str, Any]:
     """One run. Seconds of curves and notes count from `began`."""
-    system, until = run.about.get("system", ""), run.ended_at or now
-    ranks = [_rank(number, seen, system, now, run.ended) for number, seen in sorted(run.ranks.items())]
+    exchanges, until = run.about.get("exchanges", ""), run.ended_at or now
+    ranks = [_rank(number, seen, exchanges, now, run.ended) for number, seen in sorted(run.ranks.items())]
     rates = _rates(run.recent)
     sums = run.summed()
     return {
@@ -68,11 +68,11 @@ def run_record(run: RunSeen, now: float) -> dict[str, Any]:
     }
 
 
-def _rank(number: int, seen: RankSeen, system: str, now: float, run_ended: str) -> dict[str, Any]:
+def _rank(number: int, seen: RankSeen, exchanges: str, now: float, run_ended: str) -> dict[str, Any]:
     p, silent_s = seen.pulse, now - seen.heard
     recent = _difference(seen.recent)
     over = bool(seen.ended or run_ended)
-    whole = spent(p["seconds"], system) if p else {}
+    whole = spent(p["seconds"], exchanges) if p else {}
     state = seen.ended or run_ended or ("silent" if p and silent_s > SILENT_S else "running" if p else "starting")
     if run_ended == "done":
         # Its workers have gone before its driver says so.
@@ -90,7 +90,7 @@ def _rank(number: int, seen: RankSeen, system: str, now: float, run_ended: str) 
         "edges": p.get("edges", 0),
         "loss": _finite(p.get("loss")),
         "seconds": p.get("seconds", {}),
-        "share": {"recent": _share(spent(recent, system)) if recent else {}, "whole": _share(whole)},
+        "share": {"recent": _share(spent(recent, exchanges)) if recent else {}, "whole": _share(whole)},
         "busy": {name: _ratio(recent.get(name, 0.0), recent.get("total", 0.0)) for name in ("sample", "exchange")},
         "bytes": p.get("bytes", {}),
         "rss_bytes": p.get("rss_bytes"),
@@ -100,19 +100,18 @@ def _rank(number: int, seen: RankSeen, system: str, now: float, run_ended: str) 
     }
 
 
-def spent(seconds: Mapping[str, float], system: str) -> dict[str, float]:
+def spent(seconds: Mapping[str, float], exchanges: str) -> dict[str, float]:
     """How a rank's time divides into `SPENT`: seconds that add up to its ``total``.
 
     Args:
         seconds: of one rank, as in `events.Pulse`; stages may overlap there.
-        system: what ``exchange`` means: ranks of `sar` exchange rows in the middle of layers, those of `retexo` between
-            phases; otherwise a thread does while they train, or it lies within ``fetch`` (on GPUs), so that only
-            ``fetch`` is their own time.
+        exchanges: when ranks exchange rows: ``within`` layers or ``beside`` them; otherwise a thread does while they
+            train, or it lies within ``fetch`` (on GPUs), so that only ``fetch`` is their own time.
     """
     parts = {name: seconds.get(name, 0.0) for name in SPENT}
-    if system == "sar":
+    if exchanges == "within":
         parts["forward_backward"] = max(0.0, parts["forward_backward"] - parts["exchange"])
-    elif system != "retexo":
+    elif exchanges != "beside":
         parts["exchange"] = 0.0
     parts["other"] = max(0.0, seconds.get("total", 0.0) - sum(s for name, s in parts.items() if name != "other"))
     return parts
@@ -209,7 +208,7 @@ def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) ->
             "bulks_per_s": None,
             "waits": 1 - mean([r["busy"]["sample"] for r in live]) if live else None,
         }
-    if run.about.get("system") == "bulk" and any(r["seconds"].get("exchange") for r in ranks):
+    if run.about.get("exchanges") == "background" and any(r["seconds"].get("exchange") for r in ranks):
         stages["fetch"] = {"by": "ranks", "waits": 1 - mean([r["busy"]["exchange"] for r in live]) if live else None}
     for_what = {name: mean([r["share"]["recent"].get(name, 0.0) for r in live]) for name in WAITS}
     stages["train"] = {

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ...stages.feed.local_feed import Local
-from ...stages.feed.queue_feed import Sampled
 from ...stages.models import MODELS
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunk_schedule import ChunkSchedule
@@ -90,12 +88,12 @@ class Candidate:
     @property
     def is_local(self) -> bool:
         """True where each rank samples from its own part."""
-        return isinstance(self.system.sample, Local)
+        return self.system.sample.is_isolated
 
     @property
     def is_sampled(self) -> bool:
         """True where steps are over minibatches."""
-        return isinstance(self.system.sample, Sampled | Local)
+        return self.system.sample.sampler is not None
 
     @property
     def exchanges(self) -> bool:

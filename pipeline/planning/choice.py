@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
+from ..config.systems import SYSTEMS
 from .forecast import Forecast
-
-FOR_SLOW_LINKS = ("grappa", "retexo")
-"""Systems that send less and learn otherwise for it: worth choosing where links are slow, or nothing else fits."""
 
 
 def whole_seconds(f: Forecast, epochs: int) -> float:
@@ -37,7 +35,7 @@ def choice(forecasts: Sequence[Forecast], epochs: int, linked: bool) -> tuple[st
     if not fitting:
         frugal = min(forecasts, key=lambda f: f.memory_bytes)
         return None, f"nothing fits: {frugal.label} takes least, {frugal.arithmetic}", {}
-    usual = [f for f in fitting if linked or f.system not in FOR_SLOW_LINKS]
+    usual = [f for f in fitting if linked or not SYSTEMS.find(f.system).for_slow_links]
     best = max(usual or fitting, key=lambda f: steps_per_hour(f, epochs))
     steps = float(f"{steps_per_hour(best, epochs):.3g}")
     why = f"it takes the most optimiser steps an hour, {steps:,.0f}, of those that fit"

@@ -9,22 +9,11 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ..config.load import Job, resolve
+from ..config.systems import SYSTEMS
 from .network import Link
 
 MOST_EDGES, MOST_FEATURE_BYTES = 6_000_000, 1 << 30
 """Of a trial's graph; a generated one stands for a larger one."""
-CANDIDATES: dict[str, dict[str, Any]] = {
-    "bulk": {"system": "bulk"},
-    "bulk, owned features": {"system": "bulk", "features": "owned"},
-    "grappa": {"system": "grappa"},
-    "sar": {"system": "sar"},
-    "retexo": {"system": "retexo"},
-}
-UNPREDICTED: dict[str, dict[str, Any]] = {
-    "bulk": {"topology": "replicated"},
-    "retexo": {"clients": "ranks", "local_steps": None, "inductive": False, "distill": 0.0},
-}
-"""Options that change what travels by no law that is known here, each with the value that a plan can predict."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +86,15 @@ class Cluster:
         return self
 
 
+def variants() -> dict[str, dict[str, Any]]:
+    """The candidates of a plan: the system and other keys of a job, by label."""
+    return {
+        label: {"system": name, **keys}
+        for name, entry in SYSTEMS.available().items()
+        for label, keys in entry.planned.items()
+    }
+
+
 def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     """The job under every system, resolved: what a system has no use for is left out.
 
@@ -104,23 +102,24 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         InputError: the configuration does not hold together.
     """
     _check_known(table)
-    bulk = dict(table.get("bulk", {}))
+    default = next(iter(SYSTEMS))
+    own = dict(table.get(default, {}))
     common = {k: v for k, v in table.items() if k not in ("system", "executor")}
-    common["bulk"] = {k: v for k, v in bulk.items() if k == "prefetch_bytes"}
+    common[default] = {k: v for k, v in own.items() if k == "prefetch_bytes"}
     if common.get("features") == "owned":
         common["features"] = "memory"
-    sampled = resolve({**common, "system": "bulk"})
+    sampled = resolve({**common, "system": default})
     found = {}
-    for label, changes in CANDIDATES.items():
+    for label, changes in variants().items():
         wanted, unused = {**common, **changes}, set[str]()
         if "features" in changes:
-            wanted["bulk"] = {**bulk, "topology": "replicated"}
+            wanted[default] = {**own, **SYSTEMS.find(default).unpredicted}
             if sampled.ranks == 1:
                 continue
-        if changes["system"] != "bulk":
+        if changes["system"] != default:
             wanted.pop("queue", None)
             unused = {"minibatches_per_step"}
-        if changes["system"] in ("sar", "retexo"):
+        if not SYSTEMS.find(changes["system"]).samples:
             wanted["model"] = sampled.model
             wanted.pop("sampler", None)
             unused = {"minibatches_per_step", "batch_size"}
@@ -131,8 +130,8 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
 
 def _check_known(table: Mapping[str, Any]) -> None:
     """Raises InputError: options that change what travels, by no law that is known here."""
-    for section, known in UNPREDICTED.items():
-        for key, usual in known.items():
+    for section, entry in SYSTEMS.available().items():
+        for key, usual in entry.unpredicted.items():
             if (given := table.get(section, {}).get(key, usual)) != usual:
                 raise InputError(
                     f"{section}.{key} is {given!r}, which plan cannot predict; leave it out, and expect other bytes and memory"

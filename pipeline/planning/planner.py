@@ -14,6 +14,7 @@ from typing import Any
 from ...stages.models.base import ModelConfig
 from ...storage.dataset import Dataset
 from ..config.aliases import with_options
+from ..config.systems import SYSTEMS
 from ..telemetry.console import heard
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 from .choice import choice
@@ -120,14 +121,12 @@ def plan(
 def _notes(forecasts: list[Forecast], stand_in: str | None) -> tuple[str, ...]:
     notes = []
     if len({f.steps_per_epoch > 1 for f in forecasts if f.fits}) > 1:
-        whole = " or ".join(f.label for f in forecasts if f.system in ("sar", "retexo"))
+        whole = " or ".join(f.label for f in forecasts if not SYSTEMS.find(f.system).samples)
         notes.append(
             f"An epoch of {whole} is one step over all train nodes, and runs take hundreds; the others take many in one."
         )
-    if any(f.system == "retexo" for f in forecasts):
-        notes.append(
-            "retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer."
-        )
+    entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
+    notes += [entry.plan_note for entry in entries if entry.plan_note]
     notes.append("Accuracy is not predicted.")
     if stand_in is not None:
         notes.append(f"An estimate: rehearsed on {stand_in}, which stands for the graph.")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...stages.comm.gloo import ring_bytes, sum_waits
-from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.fetch.visit import VisitFetch
 from ...stages.fetch.visit import row_bytes as visited_bytes
@@ -85,7 +84,7 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
             _visits(moved, s, s.cut, policy.prune)
         elif isinstance(policy, Chunks):
             _chunks(moved, s, s.cut, policy)
-    if isinstance(s.system.sample, Sampled):
+    if s.system.sample.uses_queue:
         _minibatch_rows(moved, s, seen)
     if s.at.stands_in:
         moved.grow(s.at.growth)

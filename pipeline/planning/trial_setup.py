@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ...stages.feed.queue_feed import Sampled
 from ...stages.fetch.exchange import MOST_STEPS
 from ...stages.partition.base import Partitioner
 from ...stages.partition.cut_counts import CutCounts, count_cut
@@ -100,7 +99,7 @@ class Trials:
             book, cut = self._cut(partitioner, system.parts_before(job.ranks), layers)
             _, trial_cut = self._cut(partitioner, system.parts_before(self._most_ranks), layers)
         candidate = Candidate(label, job, system, self.at, cut, trial_cut, book)
-        frees = isinstance(system.sample, Sampled) and job.executor == "dask"
+        frees = system.sample.uses_queue and job.executor == "dask"
         process = self._process(job.cluster.keep_freed_bytes if frees else 0)
         least = least_bytes(candidate, process.base_bytes)
         if sum(least.values()) > self.room:

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..config.systems import SYSTEMS
 from ..setup.result import versions
 from ..telemetry.palette import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
 from . import comparison
@@ -153,7 +154,8 @@ def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
         )
     if run.history.unreadable:
         missing.append(f"{count(run.history.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
-    if run.quality is None and run.config.get("system") in ("sar", "retexo", "grappa"):
+    entry = SYSTEMS.available().get(str(run.config.get("system")))
+    if run.quality is None and entry is not None and entry.needs_parts:
         missing.append(
             "There are no parts in the folder (one rank, or they were removed): partition quality is not known."
         )

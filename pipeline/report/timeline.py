@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..config.systems import SYSTEMS
 from .reading import COUNTED, SILENCE_S, RankLog, RunRecord
 
 Floats = npt.NDArray[np.float64]
@@ -21,9 +22,7 @@ WAIT_BIN_S = 0.5
 MOST_WAIT_BINS = 2000
 
 BACKGROUND, WITHIN, BESIDE = "background", "within", "beside"
-EXCHANGES = {"sar": WITHIN, "retexo": BESIDE}
-"""The place of the row exchange by system: within forward and backward, or beside them; otherwise in a thread, whose
-wait is counted as `fetch`."""
+"""When ranks exchange rows: see `config.systems.Registered.exchanges`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +168,8 @@ def timeline(run: RunRecord) -> Timeline | None:
     history = run.history
     if history.first is None or history.last is None:
         return None
-    exchange = EXCHANGES.get(str(run.config.get("system")), BACKGROUND)
+    entry = SYSTEMS.available().get(str(run.config.get("system")))
+    exchange = BACKGROUND if entry is None else entry.exchanges
     resumed_at = next((at for at, text in history.notes if text.startswith("resumed at ")), None)
     ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(history.ranks.items())}
     ranks = {rank: found for rank, found in ranks.items() if found}

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ...stages.assignment import SeedPlan
-from ...stages.feed.collective_feed import SampledByOwners
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.minibatch import Bulk, Expected, MiniBatch
@@ -22,6 +21,7 @@ from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest
 from ...storage.urls import is_url
 from ..config.load import Job
+from ..config.systems import SYSTEMS
 from .prepare import Prepared
 from .run_folder import held, is_held
 
@@ -172,13 +172,9 @@ def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
 
 def check_samples(prepared: Prepared, samples: str | Path | None) -> None:
     """Refuse sampled minibatches for a system that trains on none."""
-    if samples is not None and isinstance(prepared.system.sample, SampledByOwners):
-        message = f'--samples is {samples}, but bulk.topology is "partitioned", which is for ranks that sample'
-        raise InputError(f'{message}; use features = "owned" in its place')
     if samples is not None and not prepared.has_minibatches:
-        raise InputError(
-            f"--samples is {samples}, but system '{prepared.system.name}' trains on no minibatches; leave it out"
-        )
+        system = prepared.system
+        raise InputError(f"--samples is {samples}, {SYSTEMS.find(system.name).no_samples(system)}")
 
 
 def consumers_end(

@@ -93,6 +93,8 @@ class _Bulk(Registered):
     name = "bulk"
     about = "minibatches on samples that are drawn many at a time"
     options = BulkOptions
+    planned = {"bulk": {}, "bulk, owned features": {"features": "owned"}}  # noqa: RUF012
+    unpredicted = {"topology": "replicated"}  # noqa: RUF012
 
     def complete(self, job: Job) -> Job:
         """See `Registered.complete`."""
@@ -132,6 +134,10 @@ class _Bulk(Registered):
     def owns_features(self, system: System) -> bool:
         """See `Registered.owns_features`. Those of a partitioned topology are owned anyway."""
         return isinstance(system.fetch, ExchangeFetch) and system.sample.uses_queue
+
+    def no_samples(self, system: System) -> str:
+        """See `Registered.no_samples`."""
+        return 'but bulk.topology is "partitioned", which is for ranks that sample; use features = "owned" in its place'
 
     def check(self, job: Job, system: System, model: nn.Module) -> None:
         """See `Registered.check`: options that do not go with who holds what."""

@@ -99,6 +99,7 @@ class _Grappa(Registered):
     options_decide = True
     free_options = ("ahead",)
     for_slow_links = True
+    planned = {"grappa": {}}  # noqa: RUF012
 
     def complete(self, job: Job) -> Job:
         """See `Registered.complete`."""

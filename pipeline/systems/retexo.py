@@ -134,6 +134,11 @@ class _Retexo(Registered):
     needs_parts = True
     options_decide = True
     for_slow_links = True
+    planned = {"retexo": {}}  # noqa: RUF012
+    unpredicted = {"clients": "ranks", "local_steps": None, "inductive": False, "distill": 0.0}  # noqa: RUF012
+    plan_note = (
+        "retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer."
+    )
 
     def build(self, options: RetexoOptions, inputs: Inputs) -> System:
         """See `Registered.build`."""

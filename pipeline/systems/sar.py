@@ -95,6 +95,7 @@ class _Sar(Registered):
     compiles = False
     exchanges = "within"
     needs_parts = True
+    planned = {"sar": {}}  # noqa: RUF012
     free_options = tuple(SarOptions.model_fields)
 
     def build(self, options: SarOptions, inputs: Inputs) -> System:

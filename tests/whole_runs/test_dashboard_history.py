@@ -29,6 +29,7 @@ class Cluster:
             "client": "c",
             "out": "/runs/x",
             "system": "bulk",
+            "exchanges": "background",
             "model": "sage",
             "dataset": "d",
             "ranks": 2,
@@ -146,12 +147,11 @@ def test_rates_and_shares_are_of_the_last_while(cluster):
 
 
 @pytest.mark.parametrize(
-    ("system", "exchange", "trains"),
-    [("sar", 2.0, 3.0), ("retexo", 2.0, 5.0), ("bulk", 0.0, 5.0), ("grappa", 0.0, 5.0)],
+    ("exchanges", "exchange", "trains"), [("within", 2.0, 3.0), ("beside", 2.0, 5.0), ("background", 0.0, 5.0)]
 )
-def test_what_a_rank_spends_adds_up_to_its_life(system, exchange, trains):
+def test_what_a_rank_spends_adds_up_to_its_life(exchanges, exchange, trains):
     parts = spent(
-        {"forward_backward": 5.0, "exchange": 2.0, "reduce": 1.0, "sample": 7.0, "train": 9.0, "total": 12.0}, system
+        {"forward_backward": 5.0, "exchange": 2.0, "reduce": 1.0, "sample": 7.0, "train": 9.0, "total": 12.0}, exchanges
     )
     assert (parts["exchange"], parts["forward_backward"]) == (exchange, trains)
     assert set(parts) == set(SPENT) and sum(parts.values()) == 12.0
