@@ -16,7 +16,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup import prepare
+from millrace.pipeline.setup import checks
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.training import step as training_step
 from millrace.stages.kernels.runtime import threads as kernel_threads
@@ -424,7 +424,7 @@ def test_a_producer_elsewhere_that_ends_is_missed_at_once(sbm, tmp_path, monkeyp
 
 @pytest.mark.parametrize("model", ["sage", "gat", "own"])
 def test_products_in_bfloat16_train_almost_the_same(sbm, tmp_path, monkeypatch, model):
-    monkeypatch.setattr(prepare, "has_bfloat16", lambda: True)  # elsewhere torch imitates it
+    monkeypatch.setattr(checks, "has_bfloat16", lambda: True)  # elsewhere torch imitates it
 
     def trained(name, products):
         made = Own() if model == "own" else model
@@ -445,7 +445,7 @@ def test_products_in_bfloat16_train_almost_the_same(sbm, tmp_path, monkeypatch, 
     [(True, {"dtype": "float64"}, 'expected dtype = "float32"'), (False, {}, "does not multiply in bfloat16")],
 )
 def test_bfloat16_is_refused_where_it_cannot_be(sbm, tmp_path, monkeypatch, has, options, match):
-    monkeypatch.setattr(prepare, "has_bfloat16", lambda: has)
+    monkeypatch.setattr(checks, "has_bfloat16", lambda: has)
     with pytest.raises(mr.InputError, match=match):
         mr.run(sbm, out=tmp_path / "run", **{**SMALL, **options, "train": {"matmul_precision": "bfloat16"}})
     assert not (tmp_path / "run").exists()
