@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from millrace.stages.sample.fastgcn import FastGCNSampler
     from millrace.stages.sample.labor import LaborSampler
     from millrace.stages.sample.ladies import LadiesSampler
+    from millrace.stages.sample.minibatches import sample_minibatches
     from millrace.stages.sample.neighbor import NeighborSampler
     from millrace.storage.dataset import Dataset, Split
     from millrace.storage.dataset_store import write_dataset
@@ -93,6 +94,7 @@ _HOMES = {
     "LaborSampler": "stages.sample.labor",
     "LadiesSampler": "stages.sample.ladies",
     "NeighborSampler": "stages.sample.neighbor",
+    "sample_minibatches": "stages.sample.minibatches",
     "Dataset": "storage.dataset",
     "Split": "storage.dataset",
     "write_dataset": "storage.dataset_store",
@@ -161,6 +163,7 @@ __all__ = [
     "report",
     "retexo",
     "run",
+    "sample_minibatches",
     "sar",
     "to_dgl_blocks",
     "to_pyg",

@@ -86,6 +86,18 @@ def stand_back() -> None:
         _here.stands_back = True
 
 
+@contextmanager
+def at_most(threads: int | None) -> Iterator[None]:
+    """Context in which `parallel`, called in this thread, uses at most so many threads; None: as before."""
+    before = getattr(_here, "most", None)
+    if threads is not None:
+        _here.most = threads if before is None else min(before, threads)
+    try:
+        yield
+    finally:
+        _here.most = before
+
+
 def keep_to(threads: int | None, cores: frozenset[int] = frozenset()) -> None:
     """Limit this thread and those that help it in `parallel` to `threads`, and to `cores` if any are given (Linux
     only).

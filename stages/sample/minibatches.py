@@ -1,0 +1,117 @@
+"""Minibatches for training loops of one's own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...storage.dataset import Dataset
+from ...storage.errors import InputError
+from ...storage.graph import Graph
+from ...storage.minibatch import MiniBatch
+from ..assignment import SeedPlan
+from ..kernels import SAMPLING, sampling_backend
+from ..kernels.runtime.threads import at_most
+from .base import Sampler
+
+
+def sample_minibatches(
+    graph: Graph | Dataset,
+    sampler: Sampler,
+    seeds: Any,
+    *,
+    batch_size: int = 1024,
+    bulk_size: int = 8,
+    epoch: int = 0,
+    seed: int = 0,
+    shuffle: bool = True,
+    threads: int | None = None,
+    kernel: str = "cpu",
+) -> Iterator[MiniBatch]:
+    """Sample one epoch of minibatches, bulk after bulk, in the caller's thread.
+
+    The minibatches are those of a run with the same sampler, seeds, batch size, seed and epoch. They depend neither on
+    `bulk_size`, nor on `threads`, nor on `kernel`. Memory for the next bulk is reused once the minibatches of an
+    earlier one are dropped.
+
+    Args:
+        graph: in-neighbour lists, or a dataset that has them.
+        sampler: such as ``mr.NeighborSampler((15, 10, 5))``.
+        seeds: node ids [N], each once, or a boolean mask [V].
+        batch_size: seeds of a minibatch; the last one may have fewer.
+        bulk_size: minibatches that are sampled together. Larger bulks are faster, up to about 64, and take more memory.
+        epoch: another epoch gives other samples and another order of the seeds.
+        seed: of the random numbers.
+        shuffle: False keeps the seeds in the order given.
+        threads: at most this many; by default, and at most, as many as torch uses.
+        kernel: ``cpu`` (compiled), ``reference`` (SciPy, slow) or ``cuda`` (samples on the GPU and copies to the host).
+
+    Raises:
+        InputError: an argument is not usable; raised by the call, before the first minibatch is asked for.
+    """
+    lists = graph.graph if isinstance(graph, Dataset) else graph
+    if not isinstance(lists, Graph):
+        raise InputError(
+            f"graph is {_kind(graph)}; expected a Graph, such as mr.from_edges(src, dst), or a Dataset, such as "
+            "mr.open_dataset(path)"
+        )
+    if isinstance(sampler, type) or not hasattr(sampler, "sample"):
+        shown = f"the class {sampler.__name__}" if isinstance(sampler, type) else _kind(sampler)
+        raise InputError(f"sampler is {shown}; expected a sampler, such as mr.NeighborSampler((15, 10, 5))")
+    if kernel not in SAMPLING:
+        raise InputError(f"kernel is {kernel!r}; expected one of {', '.join(SAMPLING)}")
+    sampler.check(lists)
+    plan = SeedPlan(
+        _seeds(seeds, lists.num_nodes),
+        _count("batch_size", batch_size),
+        _count("bulk_size", bulk_size),
+        _count("seed", seed, 0),
+        bool(shuffle),
+    )
+    at, most = _count("epoch", epoch, 0), None if threads is None else _count("threads", threads)
+    return _minibatches(lists, sampler, plan, at, most, sampling_backend(kernel))
+
+
+def _minibatches(
+    graph: Graph, sampler: Sampler, plan: SeedPlan, epoch: int, threads: int | None, backend: Any
+) -> Iterator[MiniBatch]:
+    workspace = backend.Workspace() if hasattr(backend, "Workspace") else None
+    for number in range(plan.num_bulks):
+        with at_most(threads):
+            minibatches = list(sampler.sample(graph, plan.request(epoch, number), backend, workspace).minibatches)
+        minibatches.reverse()
+        while minibatches:
+            # Held by the caller only, so that a dropped minibatch frees its memory for the next bulk.
+            yield minibatches.pop()
+
+
+def _kind(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) else f"of type {type(value).__name__}"
+
+
+def _count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{name} is {value!r}; expected a whole number, {least} or more")
+    return int(value)
+
+
+def _seeds(seeds: Any, num_nodes: int) -> npt.NDArray[np.int64]:
+    given = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
+    if given.dtype == bool:
+        if given.shape != (num_nodes,):
+            raise InputError(f"seeds is a mask of shape {list(given.shape)}; expected [{num_nodes}], one for each node")
+        given = np.flatnonzero(given)
+    if given.ndim != 1 or not len(given):
+        raise InputError(f"seeds has shape {list(given.shape)}; expected node ids [N], at least one, or a mask")
+    if not np.issubdtype(given.dtype, np.integer):
+        raise InputError(f"seeds is of {given.dtype}; expected integers (node ids) or booleans (a mask)")
+    if given.min() < 0 or given.max() >= num_nodes:
+        raise InputError(f"seeds holds node ids in [{given.min()}, {given.max()}]; expected [0, {num_nodes})")
+    ids = given.astype(np.int64)
+    counts = np.bincount(ids, minlength=1)
+    if counts.max() > 1:
+        twice = int(counts.argmax())
+        raise InputError(f"seeds holds node {twice} {counts[twice]} times; expected each node once, as np.unique gives")
+    return ids
