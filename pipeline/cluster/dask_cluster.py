@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dask.config
-from distributed import Client, LocalCluster, Security, WorkerPlugin
+from distributed import Client, LocalCluster, Security
 
 from ...storage.errors import InputError, MissingExtraError, RunError
 from ..config.load import Job
@@ -22,7 +22,8 @@ from ..interop.main_guard import check_main_guard
 from ..machine.gpus import INSTALL, dealt, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
-from .signals import kept_from_children, leave_signals_to_driver
+from .signals import kept_from_children
+from .worker_plugin import IgnoreSignals
 
 ANSWER_S = 10.0
 """A scheduler takes a connection within this time."""
@@ -125,7 +126,7 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
             try:
                 with _client(c, cluster, security) as client:
                     if cluster is not None:
-                        client.register_plugin(_Unmoved())
+                        client.register_plugin(IgnoreSignals())
                     emit(StageEnded("cluster", time.perf_counter() - start))
                     emit(Note(f"dashboard: {client.dashboard_link}"))
                     yield client
@@ -138,13 +139,6 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
         # Dask leaves the thread settings of its workers in this process's environment.
         os.environ.clear()
         os.environ.update(environment)
-
-
-class _Unmoved(WorkerPlugin):
-    """A signal to a whole tree of processes is for its driver, and workers have to last until that is done with it."""
-
-    def setup(self, worker: Any) -> None:
-        leave_signals_to_driver()
 
 
 @contextmanager

@@ -1,6 +1,11 @@
 """``digits``: the handwritten digits that scikit-learn ships, as a nearest-neighbour graph."""
 
+import gzip
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
+import numpy.typing as npt
 
 from ..cleaning.raw import Raw
 
@@ -11,9 +16,7 @@ def read_digits(name: str | None = None) -> Raw:
     """1,797 nodes with 64 pixels in [0, 1], 10 classes; u and v are joined both ways when one is among the 10 nearest
     of the other (Euclidean; of nodes that are equally far the ones with smaller ids). The data is that of UCI's Optical
     Recognition of Handwritten Digits."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = _pixels_and_labels()
     # In whole numbers, and with ties broken by id: scikit-learn's own neighbours depend on the number of threads.
     x = pixels.astype(np.int64)
     n, squares = len(x), (x * x).sum(1)
@@ -23,3 +26,17 @@ def read_digits(name: str | None = None) -> Raw:
     rows = np.repeat(np.arange(n), NEIGHBOURS)
     pairs = np.unique(np.concatenate([rows * n + nearest, nearest * n + rows]))
     return Raw(name or "digits", pairs // n, pairs % n, labels, (pixels / 16).astype(np.float32))
+
+
+def _pixels_and_labels() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """``load_digits`` of scikit-learn, without the import of scikit-learn, which takes as long as training on them."""
+    package = find_spec("sklearn")
+    for folder in (package.submodule_search_locations or ()) if package is not None else ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            table = np.array(gzip.decompress(file.read_bytes()).replace(b"\n", b",").split(b",")[:-1], np.float64)
+            table = table.reshape(-1, 65)
+            return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)

@@ -1,5 +1,7 @@
 """Embedded and generated graphs: what they promise, and that they are functions of their text."""
 
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -43,6 +45,21 @@ def test_digits_have_the_nearest_neighbours_by_distance_and_then_by_id():
         pairs |= {(v, u) for u in nearest} | {(u, v) for u in nearest}
     dst = np.repeat(np.arange(d.num_nodes), d.graph.in_degree)
     assert set(zip(d.graph.indices.tolist(), dst.tolist())) == pairs
+
+
+def test_digits_are_scikit_learns_without_its_import():
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    d = open_dataset("digits")
+    np.testing.assert_array_equal(d.features.gather(np.arange(len(labels))), (pixels / 16).astype(np.float32))
+    np.testing.assert_array_equal(d.labels, labels)
+    loaded = [
+        sys.executable,
+        "-c",
+        "import sys, millrace as mr; mr.open_dataset('digits'); print('sklearn' in sys.modules)",
+    ]
+    assert subprocess.run(loaded, capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
 def test_digits():
