@@ -218,14 +218,6 @@ def test_records_become_the_configuration():
     assert configure({}, system="sar").partition == configure({}, system=mr.sar()).partition
 
 
-def test_one_rank_goes_on_bit_for_bit(gcn, store, tmp_path):
-    asked = iter(range(100))
-    options = {**JOB, "system": mr.sar(), "model": "gcn", "out": tmp_path / "run", "check": True}
-    assert mr.run(store, stop=lambda: next(asked) == 1, **options).status == "stopped"
-    resumed = mr.run(store, resume=True, **options)
-    assert resumed.parameters_sha256 == gcn.result.parameters_sha256
-
-
 def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
