@@ -3,19 +3,16 @@
 Rows lie on the host, in memory or in files, and travel to the model's device chunk by chunk; or they stay there.
 """
 
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.errors import RunError
 from ...storage.features import FeatureStore
 from ...storage.graph import Graph, index_dtype
 from ...storage.minibatch import Block
@@ -89,82 +86,6 @@ class DeviceRows:
         """See `Source.gather`."""
         at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
         return self._rows.index_select(0, torch.from_numpy(at).to(self.device)).to(self.dtype)
-
-
-class DeviceSink:
-    """Collects the rows of a layer's result, first to last, on the model's device."""
-
-    def __init__(self, rows: int) -> None:
-        self._count, self._filled = rows, 0
-        self._rows: Tensor | None = None
-
-    def append(self, chunk: Tensor) -> None:
-        """[n, D], the next rows."""
-        if self._rows is None:
-            self._rows = chunk.new_empty(self._count, chunk.shape[1])
-        self._rows[self._filled : self._filled + len(chunk)] = chunk
-        self._filled += len(chunk)
-
-    def finish(self) -> Tensor:
-        """All rows."""
-        assert self._rows is not None and self._filled == self._count
-        return self._rows
-
-
-class HostSink:
-    """Collects the rows of a layer's result, first to last, on the host, in memory or in an unnamed file."""
-
-    def __init__(self, rows: int, scratch: Path | None, max_bytes: int) -> None:
-        self.rows, self.scratch, self.max_bytes = rows, scratch, max_bytes
-        self.filled = 0
-        self.array: npt.NDArray[Any] | None = None
-        self.file: Any = None
-
-    def append(self, rows: Tensor) -> None:
-        """[n, D], the next rows."""
-        chunk = rows.numpy(force=True)
-        if self.array is None and self.file is None:
-            self._begin(chunk)
-        if self.file is not None:
-            try:
-                self.file.write(np.ascontiguousarray(chunk).data)
-            except OSError as e:
-                raise self._full(e) from e
-        else:
-            assert self.array is not None
-            self.array[self.filled : self.filled + len(chunk)] = chunk
-        self.filled += len(chunk)
-
-    def _begin(self, chunk: npt.NDArray[Any]) -> None:
-        self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
-        if self.scratch is not None and self.rows * chunk.shape[1] * chunk.itemsize > self.max_bytes:
-            try:
-                self.scratch.mkdir(parents=True, exist_ok=True)
-                # It has no name, so that a killed process leaves nothing behind.
-                self.file = tempfile.TemporaryFile(dir=self.scratch)  # noqa: SIM115
-            except OSError as e:
-                raise self._full(e) from e
-        else:
-            self.array = np.empty(self.shape, chunk.dtype)
-
-    def _full(self, e: OSError) -> RunError:
-        return RunError(
-            f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another "
-            "scratch folder"
-        )
-
-    def finish(self) -> npt.NDArray[Any]:
-        """All rows."""
-        assert self.filled == self.rows
-        if self.file is None:
-            assert self.array is not None
-            return self.array
-        with self.file as file:
-            try:
-                file.flush()
-            except OSError as e:
-                raise self._full(e) from e
-            return np.asarray(np.memmap(file, self.dtype, "r", shape=self.shape))
 
 
 def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[np.bool_]]:

@@ -5,7 +5,7 @@ inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nod
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.features import FeatureStore, MemoryFeatures
 from ...storage.graph import Graph
-from ..models.base import as_model, check_initialised
+from ..models.base import Stack, as_model, check_initialised
 from ..models.pyg import PyGModel
 from ..neighbourhood.block import BlockNeighbourhood
 from ..nodes import node_ids
-from .chunks import MAX_BYTES, Chunks, DeviceRows, DeviceSink, HostRows, HostSink, IdArray, Source, needed_rows
+from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
 from .cuda import Layers, Room, layers_for, rows_fit
+from .direct import Limits, infer_in_parts, layer_counts
+from .rows import DeviceSink, HostSink
 
 Progress = Callable[[int, int], None]
 
@@ -140,6 +142,10 @@ def outputs(
     device = parameters[0].device if parameters else torch.device("cpu")
     if room is None and device.type == "cuda":
         room = Room.on(device)
+    if room is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
+        limits = Limits(max_bytes, scratch)
+        logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress)
+        return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
     layers = None
     if room is not None:
         layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, room)
@@ -156,6 +162,22 @@ def outputs(
             logits = _in_chunks(model, chunks, needed, source, widest, resident, scratch, on_progress)
     logits = logits.to(device)
     return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(device)]
+
+
+def _in_parts(
+    model: Stack,
+    graph: Graph,
+    features: FeatureStore,
+    degree: Tensor,
+    wanted: IdArray,
+    limits: Limits,
+    on_progress: Progress | None,
+) -> Tensor:
+    """[n, C] for the n nodes of `wanted`."""
+    needed = needed_rows(graph, wanted, model.num_layers + 1)
+    with evaluating(model), _naming_features(model, features.num_features):
+        parts = model.in_parts(layer_counts(graph, needed), degree)
+        return infer_in_parts(model, parts, graph, features, degree, needed, limits, on_progress)
 
 
 def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress | None) -> Tensor:
@@ -203,16 +225,8 @@ def _in_chunks(
 
 
 def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
-    try:
+    with nullcontext() if i else _naming_features(model, h.shape[1]):
         out = model.layer(i, neighbourhood, h)  # pyright: ignore[reportCallIssue]
-    except RuntimeError as e:
-        # torch has no error class of its own for this.
-        if i or "shapes cannot be multiplied" not in str(e):
-            raise
-        name, width = type(model).__name__, h.shape[1]
-        raise InputError(
-            f"a node has {width} features; expected as many as the first layer of {name} multiplies ({e})"
-        ) from e
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
         seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
@@ -220,6 +234,21 @@ def _layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tenso
             "destination"
         )
     return out
+
+
+@contextmanager
+def _naming_features(model: nn.Module, width: int) -> Iterator[None]:
+    """Context in which rows of a wrong width are a sentence."""
+    try:
+        yield
+    except RuntimeError as e:
+        # torch has no error class of its own for this.
+        if "shapes cannot be multiplied" not in str(e):
+            raise
+        raise InputError(
+            f"a node has {width} features; expected as many as the first layer of {type(model).__name__} multiplies "
+            f"({e})"
+        ) from e
 
 
 def evaluate(

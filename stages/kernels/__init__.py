@@ -38,6 +38,11 @@ def aggregation_on(device: torch.device) -> ModuleType:
     return aggregation_backend("cuda" if device.type == "cuda" else "cpu")
 
 
+def destinations_on_host() -> ModuleType:
+    """Module that aggregates blocks of destinations from the rows of a whole layer in host memory."""
+    return import_module(".aggregation.cpu.destinations", __name__)
+
+
 def dropout_on(device: torch.device) -> ModuleType:
     """Module that drops elements of tensors on `device`.
 

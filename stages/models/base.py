@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...storage.errors import InputError, nearest
-from ..neighbourhood.base import Neighbourhood, aggregate_first
+from ..neighbourhood.base import EdgeCounts, Neighbourhood, aggregate_first
 from ..nn.dropout import dropout
+from .parts import ConvParts, InParts, LayerCounts, can_be_taken_apart, has_hooks
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "elu": nn.functional.elu, "none": lambda h: h}
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -106,7 +107,7 @@ class AggregateFirst(nn.Module, ABC):
     def weight(self) -> Tensor:
         """[width_out, width_in], factor of each aggregated row, before or after."""
 
-    def aggregates_first(self, neighbourhood: Neighbourhood) -> bool:
+    def aggregates_first(self, neighbourhood: EdgeCounts) -> bool:
         """True if it aggregates first over these edges: see `neighbourhood.base.aggregate_first`."""
         weight = self.weight
         return aggregate_first(neighbourhood, weight.numel(), before=weight.shape[1], after=weight.shape[0])
@@ -193,6 +194,29 @@ class Stack(Model):
             else by.combine(entered.rows, activation)
         )
         return z if last or not plain else ACTIVATIONS[self.activation](self.norms[i](z))
+
+    @property
+    def has_parts(self) -> bool:
+        """True if the model can be evaluated in parts: it and its convolutions are as they are defined here, and no
+        hook watches their calls."""
+        own = ("layer", "enter", "convolve", "_left")
+        changed = any(getattr(type(self), name) is not getattr(Stack, name) or name in vars(self) for name in own)
+        return not changed and not has_hooks(self) and all(map(can_be_taken_apart, self.convs))
+
+    def in_parts(self, counts: Sequence[LayerCounts], degree: Tensor) -> list[ConvParts]:
+        """Convolutions in parts, if it `has_parts`.
+
+        Args:
+            counts: sizes of each layer.
+            degree: [V], see `Destinations.degree`.
+        """
+        return [conv.parts(n, degree) for conv, n in zip(self.convs, counts) if isinstance(conv, InParts)]
+
+    def combined(self, i: int, parts: ConvParts, aggregated: Tensor) -> Tensor:
+        """Output of layer i from the aggregate of its convolution, [n, A] -> [n, width_out]."""
+        plain = i == self.num_layers - 1 or not isinstance(self.norms[i], nn.Identity)
+        z = parts.combine(aggregated, "none" if plain else self.activation)
+        return z if i == self.num_layers - 1 or not plain else ACTIVATIONS[self.activation](self.norms[i](z))
 
 
 @dataclass(frozen=True)

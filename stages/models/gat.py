@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
-from ..neighbourhood.base import Neighbourhood, aggregate_first
+from ..neighbourhood.base import EdgeCounts, Neighbourhood, aggregate_first
 from ..nn.dense import activate, linear, per_head
 from .base import ModelConfig
+from .parts import ConvParts
 
 
 class GATConv(nn.Module):
@@ -43,10 +44,40 @@ class GATConv(nn.Module):
         by_head = weight.view(self.heads, self.head_width, -1)
         a_src, a_dst = (torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst))
         out = neighbourhood.attend_shared(h, a_src, a_dst, self.slope, drop)
+        return self._combined(out, by_head, activation)
+
+    def _combined(self, out: Tensor, by_head: Tensor, activation: str) -> Tensor:
+        """[n, H, width_in] sums of each head -> [n, width_out]."""
         if self.concat:
             return per_head(out, by_head, self.bias, activation)
         mean = by_head.transpose(0, 1).flatten(1) / self.heads
         return linear(out.flatten(1), mean, self.bias, activation)
+
+    def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
+        """See `InParts.parts`."""
+        weight = self.linear.weight
+        by_head = weight.view(self.heads, self.head_width, -1)
+        both = torch.cat([torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst)])
+
+        def logits(h: Tensor) -> Tensor:
+            return linear(h, both)
+
+        if aggregate_first(counts, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]):
+            return ConvParts(
+                lambda block: block.attend(self.heads, False, self.slope),
+                lambda out, activation: self._combined(out, by_head, activation),
+                logits=logits,
+            )
+
+        def combine(out: Tensor, activation: str) -> Tensor:
+            return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
+
+        return ConvParts(
+            lambda block: block.attend(self.heads, True, self.slope),
+            combine,
+            project=lambda h: linear(h, weight),
+            logits=logits,
+        )
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..neighbourhood.base import Neighbourhood, destinations
+from ..neighbourhood.base import EdgeCounts, Neighbourhood, destinations
+from ..neighbourhood.destinations import Destinations
 from ..nn.dense import activate, linear
 from .base import AggregateFirst, ModelConfig
+from .parts import ConvParts
 
 
 class GCNConv(AggregateFirst):
@@ -33,6 +35,22 @@ class GCNConv(AggregateFirst):
         if self.aggregates_first(neighbourhood):
             return self.combine(self.aggregate(neighbourhood, h), activation)
         return activate(self.aggregate(neighbourhood, linear(h, self.weight)), self.bias, activation)
+
+    def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
+        """See `InParts.parts`."""
+        scale = (degree + 1).rsqrt()
+
+        def aggregate(block: Destinations) -> Tensor:
+            here = scale[torch.from_numpy(block.nodes)]
+            return block.sum(factor=scale, own=here * here, scale=here)
+
+        if self.aggregates_first(counts):
+            return ConvParts(aggregate, self.combine)
+        return ConvParts(
+            aggregate,
+            lambda h, activation: activate(h, self.bias, activation),
+            project=lambda h: linear(h, self.weight),
+        )
 
     def aggregate(self, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `AggregateFirst.aggregate`: the normalised sum."""

@@ -6,9 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..neighbourhood.base import Neighbourhood
-from ..nn.dense import linear
+from ..neighbourhood.base import EdgeCounts, Neighbourhood, aggregate_first
+from ..neighbourhood.destinations import Destinations
+from ..nn.dense import activate, linear
 from .base import ModelConfig
+from .parts import ConvParts
 
 
 class GINConv(nn.Module):
@@ -25,6 +27,25 @@ class GINConv(nn.Module):
         inner, outer = (m for m in self.mlp if isinstance(m, nn.Linear))
         total = neighbourhood.sum(h, own=(1 + self.eps).expand(neighbourhood.num_dst))
         return linear(linear(total, inner.weight, inner.bias, "relu"), outer.weight, outer.bias, activation)
+
+    def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
+        """See `InParts.parts`. The first product may come before the sum, which is linear."""
+        inner, outer = (m for m in self.mlp if isinstance(m, nn.Linear))
+        own = 1 + self.eps.detach()
+
+        def aggregate(block: Destinations) -> Tensor:
+            return block.sum(own=own.expand(len(block.nodes)).contiguous())
+
+        def combine(h: Tensor, activation: str) -> Tensor:
+            return linear(linear(h, inner.weight, inner.bias, "relu"), outer.weight, outer.bias, activation)
+
+        if aggregate_first(counts, inner.weight.numel(), before=inner.in_features, after=inner.out_features):
+            return ConvParts(aggregate, combine)
+        return ConvParts(
+            aggregate,
+            lambda h, activation: linear(activate(h, inner.bias, "relu"), outer.weight, outer.bias, activation),
+            project=lambda h: linear(h, inner.weight),
+        )
 
 
 @dataclass(frozen=True)

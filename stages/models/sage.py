@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.errors import InputError
-from ..neighbourhood.base import Neighbourhood, destinations
+from ..neighbourhood.base import EdgeCounts, Neighbourhood, destinations
+from ..neighbourhood.destinations import Destinations
 from ..nn.dense import activate, linear
 from .base import AggregateFirst, ModelConfig
+from .parts import ConvParts
 
 
 class SAGEConv(AggregateFirst):
@@ -37,6 +39,17 @@ class SAGEConv(AggregateFirst):
             near, itself = linear(h, neighbours), linear(destinations(neighbourhood, h), own)
         return activate(neighbourhood.mean(near) + itself, self.own.bias, activation)
 
+    def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
+        """See `InParts.parts`."""
+        if self.aggregates_first(counts):
+            return ConvParts(Destinations.mean_beside, self.combine)
+        both = torch.cat([self.neighbours.weight, self.own.weight])
+        return ConvParts(
+            Destinations.mean_plus_own,
+            lambda h, activation: activate(h, self.own.bias, activation),
+            project=lambda h: linear(h, both),
+        )
+
     def aggregate(self, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `AggregateFirst.aggregate`: the mean, and the row itself beside it."""
         return neighbourhood.mean_beside(h)
@@ -62,6 +75,19 @@ class SAGEPoolConv(nn.Module):
         most = neighbourhood.max(linear(h, self.pool.weight, self.pool.bias, "relu"))
         own = linear(destinations(neighbourhood, h), self.own.weight)
         return activate(linear(most, self.neighbours.weight) + own, self.own.bias, activation)
+
+    def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
+        """See `InParts.parts`."""
+        pool = len(self.pool.weight)
+
+        def project(h: Tensor) -> Tensor:
+            return torch.cat([linear(h, self.pool.weight, self.pool.bias, "relu"), linear(h, self.own.weight)], dim=1)
+
+        def aggregate(block: Destinations) -> Tensor:
+            most, own = block.max_beside(pool)
+            return linear(most, self.neighbours.weight) + own
+
+        return ConvParts(aggregate, lambda h, activation: activate(h, self.own.bias, activation), project)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,30 @@ Message = Callable[..., Tensor]
 Reduce = Literal["sum", "mean", "max"]
 
 
+class EdgeCounts(Protocol):
+    """Sizes of one layer's bipartite graph."""
+
+    @property
+    def num_dst(self) -> int:
+        """Rows of the result."""
+        ...
+
+    @property
+    def num_src(self) -> int:
+        """Rows that are read."""
+        ...
+
+    @property
+    def num_edges(self) -> int:
+        """Edges present."""
+        ...
+
+    @property
+    def spans_ranks(self) -> bool:
+        """See `Neighbourhood.spans_ranks`."""
+        ...
+
+
 class Neighbourhood(Protocol):
     """Aggregation over in-neighbours, differentiable in every floating-point argument.
 
@@ -150,7 +174,7 @@ EDGE_COST = 8
 """Cost of a multiply-add of an aggregation, in multiply-adds of a matrix product: the first is bound by memory."""
 
 
-def aggregate_first(neighbourhood: Neighbourhood, weights: int, before: int, after: int) -> bool:
+def aggregate_first(neighbourhood: EdgeCounts, weights: int, before: int, after: int) -> bool:
     """True if aggregating before a product with a matrix is cheaper than after it. Both give the same, up to rounding.
 
     If rows travel, the narrower side decides: the network is slower than either, and all ranks know the widths.

@@ -1,4 +1,4 @@
-"""Machine instructions that numba does not expose: a prefetch into the cache, and the count of trailing zero bits."""
+"""Machine instructions that numba does not expose: prefetches, trailing zero bits, bfloat16 as float32."""
 
 from typing import Any
 
@@ -39,3 +39,18 @@ def _trailing_zeros(typing_context, word):
 # Typed as Any, since the call does not show the typing context that numba passes.
 prefetch: Any = intrinsic(_prefetch)
 trailing_zeros: Any = intrinsic(_trailing_zeros)
+
+
+def _widened(typing_context, value):
+    """A floating-point number as it is; the 16 bits of a bfloat16 (uint16) as a float32."""
+
+    def generate(context, builder, signature, args):
+        if signature.args[0] != types.uint16:
+            return args[0]
+        high = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(high, ir.FloatType())
+
+    return (types.float32 if value == types.uint16 else value)(value), generate
+
+
+widened: Any = intrinsic(_widened)

@@ -74,6 +74,22 @@ def one_torch_thread() -> Iterator[None]:
             set_num_threads(None)
 
 
+@contextmanager
+def in_this_thread() -> Iterator[None]:
+    """Context in which `parallel` and torch's operations use this thread alone: it is one of several that work side by
+    side."""
+    import torch
+
+    most, torchs = getattr(_here, "most", None), torch.get_num_threads()
+    _here.most = 1
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _here.most = most
+        torch.set_num_threads(torchs)
+
+
 def stand_back() -> None:
     """Lower the priority of this thread, and of those that help it in `parallel`, below the others of the process.
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 from torch import Tensor, nn
 
-from millrace.stages.evaluate import chunks as chunks
 from millrace.stages.evaluate import layerwise as module
+from millrace.stages.evaluate import rows as rows_module
 from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, micro_f1
 from millrace.stages.models import MODELS
 from millrace.storage.dataset import Dataset, Split
@@ -224,15 +224,15 @@ def test_the_memory_bound_holds(max_bytes):
 
 def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, monkeypatch):
     made = []
-    real = chunks.tempfile.TemporaryFile
-    monkeypatch.setattr(chunks.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
+    real = rows_module.tempfile.TemporaryFile
+    monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
     graph, model, x = hub_graph(), build("sage"), MemoryFeatures(rows_of(40))
-    hidden = 40 * 8 * 8
-    for max_bytes, files in ((hidden, 0), (hidden - 1, 2), (40 * C * 8 - 1, 2)):
+    hidden, product = 40 * 8 * 8, 40 * 2 * C * 8
+    for max_bytes, files in ((hidden, 0), (hidden - 1, 1), (product, 1), (product - 1, 2), (40 * C * 8 - 1, 2)):
         made.clear()
         infer(model, graph, x, degree_of(graph), np.arange(40), max_bytes=max_bytes, scratch=tmp_path / "new")
         assert [k["dir"] for k in made] == [tmp_path / "new"] * files, (
-            "two hidden layers; the last one's result stays in memory"
+            "hidden rows, and what the last layer aggregates; its result stays in memory"
         )
 
 
@@ -241,7 +241,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chunks.tempfile, "TemporaryFile", lambda **k: Full())
+    monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: Full())
     with pytest.raises(RunError, match=r"No space left.*another scratch folder"):
         infer(
             build("sage"),

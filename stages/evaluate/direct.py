@@ -1,0 +1,220 @@
+"""Exact evaluation of stacks of convolutions in parts: no row is gathered, and no hidden row is kept that nobody reads.
+
+The rows that a layer aggregates are read where the layer before has left them. A block of destinations goes through its
+aggregate, the rest of its layer and the product that comes before the next aggregate, while it is in the cache: only the
+result of that product is written. Threads work on blocks side by side; where blocks begin depends on the graph alone, so
+any number of threads gives the same bits.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...storage.features import FeatureStore, in_place
+from ...storage.graph import Graph
+from ..kernels.runtime.threads import in_this_thread, parallel
+from ..memory.arena import Arena, reusing
+from ..models.base import Stack
+from ..models.parts import ConvParts, LayerCounts
+from ..neighbourhood.destinations import Destinations, LayerRows
+from .rows import HostSink
+
+IdArray = npt.NDArray[np.int64]
+BLOCK_ROWS, BLOCK_EDGES = 1024, 1 << 16
+"""Rows of a block, and in-edges beyond which it has fewer: it fits the cache, and takes milliseconds."""
+WAVE_BLOCKS = 256
+"""Blocks between two reports of progress, at most."""
+EDGE_BYTES = 16
+"""Memory of a block for each in-edge."""
+PIECE_BYTES = 64 << 20
+"""Features that are read at a time where they cannot be read in place."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Memory and scratch space of one evaluation."""
+
+    max_bytes: int
+    """Of blocks under way, in all threads."""
+    scratch: Path | None
+    """Folder for rows that are larger than `max_bytes`; None: they stay in memory."""
+
+
+def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
+    """Sizes of the layers, from L+1 masks [V]: sources of the first, and rows of each."""
+    rows = [int(np.count_nonzero(mask)) for mask in needed]
+    edges = [
+        graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum())
+        for n, mask in zip(rows[1:], needed[1:])
+    ]
+    return [LayerCounts(a, b, e) for (a, b), e in zip(pairwise(rows), edges)]
+
+
+def infer_in_parts(
+    model: Stack,
+    parts: Sequence[ConvParts],
+    graph: Graph,
+    features: FeatureStore,
+    degree: Tensor,
+    needed: Sequence[npt.NDArray[np.bool_]],
+    limits: Limits,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Rows of the last layer, ascending, [n, C]. The model is in evaluation mode, its parameters on the host.
+
+    Args:
+        model: has these parts.
+        parts: L, one for each layer.
+        graph: V nodes.
+        features: [V, F].
+        degree: [V], in the dtype of the model.
+        needed: L+1 masks [V], sources of the first layer and rows of each.
+        limits: memory and scratch space.
+        on_progress: called with (rows done, rows in all).
+    """
+    run = _Run(model, graph, degree, limits, max((p.shape[0] for p in model.parameters() if p.ndim > 1), default=1))
+    total, done = sum(int(np.count_nonzero(mask)) for mask in needed[1:]), 0
+    rows = run.entered(parts[0], features, needed[0])
+    for i, part in enumerate(parts):
+        nodes = np.flatnonzero(needed[i + 1])
+        following = parts[i + 1] if i + 1 < len(parts) else None
+        layer = _Layer(run, i, part, following, nodes, rows)
+        for count in layer.waves():
+            done += count
+            if on_progress is not None:
+                on_progress(done, total)
+        # The rows that the layer has read are dropped here.
+        rows = layer.finish()
+    return torch.from_numpy(rows.matrix)
+
+
+class _Run:
+    """One evaluation."""
+
+    def __init__(self, model: Stack, graph: Graph, degree: Tensor, limits: Limits, widest: int) -> None:
+        self.model, self.graph, self.degree, self.limits, self.widest = model, graph, degree, limits, widest
+        self.dtype = degree.numpy().dtype
+        self._arenas = threading.local()
+
+    def arena(self) -> Arena:
+        """Buffers of this thread, which its blocks share."""
+        if not hasattr(self._arenas, "arena"):
+            self._arenas.arena = Arena()
+        return self._arenas.arena
+
+    def place(self, nodes: IdArray) -> npt.NDArray[np.int32]:
+        """The row of each of ascending `nodes`."""
+        place = np.empty(0 if len(nodes) == self.graph.num_nodes else self.graph.num_nodes, np.int32)
+        if len(place):
+            place[nodes] = np.arange(len(nodes), dtype=np.int32)
+        return place
+
+    def sink(self, rows: int, last: bool = False) -> HostSink:
+        """For the rows of a layer."""
+        return HostSink(rows, None if last else self.limits.scratch, self.limits.max_bytes)
+
+    def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows:
+        """The rows that the first layer aggregates: the features where they lie, if possible."""
+        nodes = np.flatnonzero(mask)
+        base = in_place(features, nodes) if features.dtype == self.dtype else None
+        if base is not None and part.project is None and part.logits is None:
+            return LayerRows(base, np.empty(0, np.int32))
+        if base is not None and part.project is None:
+            # Rows beyond the nodes' are never read.
+            logits = None
+            for piece, h in self._pieces(features, base, nodes):
+                found = part.logits(h).numpy()  # pyright: ignore[reportOptionalCall]
+                logits = np.empty((len(base), found.shape[1]), self.dtype) if logits is None else logits
+                logits[piece] = found
+            return LayerRows(base, np.empty(0, np.int32), logits)
+        sink, logits = self.sink(len(nodes)), self.sink(len(nodes), last=True)
+        for _, h in self._pieces(features, base, nodes):
+            sink.append(h if part.project is None else part.project(h))
+            if part.logits is not None:
+                logits.append(part.logits(h))
+        return LayerRows(sink.finish(), self.place(nodes), None if part.logits is None else logits.finish())
+
+    def _pieces(
+        self, features: FeatureStore, base: npt.NDArray[Any] | None, nodes: IdArray
+    ) -> Iterator[tuple[IdArray, Tensor]]:
+        """Some of the nodes and their features after the other, in the dtype of the model."""
+        row = max(1, features.num_features * max(self.dtype.itemsize, features.dtype.itemsize))
+        step = max(1, min(PIECE_BYTES, self.limits.max_bytes) // row)
+        for first in range(0, max(1, len(nodes)), step):
+            piece = nodes[first : first + step]
+            h = features.gather(piece) if base is None else base[piece]
+            yield piece, torch.from_numpy(np.ascontiguousarray(h, self.dtype))
+
+
+class _Layer:
+    """One layer of an evaluation, block by block."""
+
+    def __init__(
+        self, run: _Run, i: int, part: ConvParts, following: ConvParts | None, nodes: IdArray, rows: LayerRows
+    ) -> None:
+        self.run, self.i, self.part, self.following, self.nodes, self.rows = run, i, part, following, nodes, rows
+        self.sink, self.logits = run.sink(len(nodes), following is None), run.sink(len(nodes), last=True)
+
+    def waves(self) -> Iterator[int]:
+        """Compute some blocks after the other; the rows of each."""
+        cuts = self._cuts()
+        # The first shows the width of the result.
+        first = self._block(*cuts[0])
+        self.sink.append(first[0])
+        if first[1] is not None:
+            self.logits.append(first[1])
+        yield cuts[0][1]
+        step = max(1, min(WAVE_BLOCKS, self.run.limits.max_bytes // max(1, BLOCK_ROWS * self.sink.row_bytes)))
+        for begin in range(1, len(cuts), step):
+            wave = cuts[begin : begin + step]
+            low, high = wave[0][0], wave[-1][1]
+            into = self.sink.room(high - low)
+            logits = None if first[1] is None else self.logits.room(high - low)
+            parallel(self._into, [(a, b, low, into, logits) for a, b in wave])
+            self.sink.commit()
+            if logits is not None:
+                self.logits.commit()
+            yield high - low
+
+    def finish(self) -> LayerRows:
+        """The rows that the next layer aggregates; the result, after the last."""
+        has_logits = self.following is not None and self.following.logits is not None
+        return LayerRows(self.sink.finish(), self.run.place(self.nodes), self.logits.finish() if has_logits else None)
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """Blocks as ranges of the layer's rows; an empty one if there are none."""
+        share = max(1, self.run.limits.max_bytes // 8)
+        row = 4 * max(self.rows.matrix.shape[1], self.run.widest) * self.run.dtype.itemsize
+        most_rows = max(1, min(BLOCK_ROWS, share // row))
+        most_edges = max(1, min(BLOCK_EDGES, share // EDGE_BYTES))
+        before = np.concatenate([[0], np.cumsum(self.run.graph.in_degree[self.nodes])])
+        cuts, start = [], 0
+        while start < len(self.nodes):
+            end = int(np.searchsorted(before, before[start] + most_edges, "right")) - 1
+            end = min(max(end, start + 1), start + most_rows, len(self.nodes))
+            cuts.append((start, end))
+            start = end
+        return cuts or [(0, 0)]
+
+    def _into(self, a: int, b: int, low: int, into: npt.NDArray[Any], logits: npt.NDArray[Any] | None) -> None:
+        with in_this_thread(), torch.no_grad(), reusing(self.run.arena()):
+            z, of_logits = self._block(a, b)
+            into[a - low : b - low] = z.numpy()
+            if logits is not None and of_logits is not None:
+                logits[a - low : b - low] = of_logits.numpy()
+
+    def _block(self, a: int, b: int) -> tuple[Tensor, Tensor | None]:
+        block = Destinations(self.run.graph, self.run.degree, self.nodes[a:b], self.rows)
+        h = self.run.model.combined(self.i, self.part, self.part.aggregate(block))
+        if self.following is None:
+            return h, None
+        project, logits = self.following.project, self.following.logits
+        return h if project is None else project(h), None if logits is None else logits(h)

@@ -1,0 +1,71 @@
+"""Convolutions and stacks in parts, for exact evaluation.
+
+A convolution over the whole graph is done row by row but for its aggregate. Taken apart, what comes after the aggregate
+of one layer and what comes before that of the next are computed together, for a block of rows that is still in the
+processor's cache: hidden rows need no memory where a narrower product of theirs is all that is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from ..neighbourhood.base import EdgeCounts
+from ..neighbourhood.destinations import Destinations
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """Sizes of one layer over the whole graph, or over the part of it that some nodes depend on."""
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    spans_ranks: bool = False
+
+
+@dataclass(frozen=True)
+class ConvParts:
+    """One convolution: ``combine(aggregate(project(h)), activation)``."""
+
+    aggregate: Callable[[Destinations], Tensor]
+    """[n, A] for n destinations."""
+    combine: Callable[[Tensor, str], Tensor]
+    """[n, A], activation -> [n, width_out]."""
+    project: Callable[[Tensor], Tensor] | None = None
+    """[m, width_in] -> [m, P], the rows that are aggregated; None: those of the layer before, as they are."""
+    logits: Callable[[Tensor], Tensor] | None = None
+    """[m, width_in] -> [m, 2H], see `LayerRows.logits`."""
+
+
+_TOGETHER = ("parts", "forward", "aggregate", "combine", "weight")
+"""Whoever changes one of the others changes the first."""
+
+
+@runtime_checkable
+class InParts(Protocol):
+    """A convolution that can be taken apart."""
+
+    def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
+        """The parts, in the order of product and aggregate that is cheaper.
+
+        Args:
+            counts: sizes of this layer.
+            degree: [V], see `Destinations.degree`.
+        """
+        ...
+
+
+def can_be_taken_apart(conv: nn.Module) -> bool:
+    """True if `conv` has parts, and no subclass, nor this object, has changed what they are parts of."""
+    if not isinstance(conv, InParts):
+        return False
+    definitions = [vars(conv), *(vars(c) for c in type(conv).__mro__)]
+    first = {name: [name in d for d in definitions].index(True) for name in _TOGETHER if hasattr(conv, name)}
+    return all(first["parts"] <= place for place in first.values())
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True if calls of the module, or of one below it, are watched or changed by hooks."""
+    return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())

@@ -1,0 +1,231 @@
+"""Evaluation in parts against a dense forward, whatever comes first in a layer, and when it is not used."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from millrace.stages.evaluate import direct
+from millrace.stages.evaluate import layerwise as module
+from millrace.stages.evaluate.layerwise import infer
+from millrace.stages.kernels.runtime.threads import set_num_threads
+from millrace.stages.models import MODELS
+from millrace.stages.models.base import Stack
+from millrace.stages.models.sage import SAGEConv
+from millrace.stages.neighbourhood.destinations import Destinations
+from millrace.storage.features import ConvertedFeatures, CountedFeatures, MemoryFeatures
+from millrace.storage.graph import Graph, from_edges
+from millrace.storage.ledger import Ledger
+from millrace.tests.stages.evaluate.test_layerwise import C, cases, degree_of, dense, hub_graph
+
+OPTIONS = {
+    "sage": {},
+    "sage-max": {"aggregator": "max"},
+    "gcn": {},
+    "gat": {"heads": 2},
+    "gin": {},
+}
+WIDTHS = [3, 8, 50]
+"""Of features, where hidden rows are 8 wide: aggregates come first, or products."""
+
+
+def build(name: str, width: int, norm: str = "none", classes: int = C) -> Stack:
+    torch.manual_seed(0)
+    model = MODELS[name.split("-")[0]](hidden=8, layers=3, norm=norm, **OPTIONS[name]).build(width, classes).double()
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm1d):
+            m.running_mean, m.running_var = torch.randn(8).double(), torch.rand(8).double() + 0.5
+    for name, p in model.named_parameters():
+        if name.endswith(("bias", "eps")):
+            nn.init.normal_(p)
+    assert isinstance(model, Stack)
+    return model
+
+
+def rows_of(n: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((n, width))
+
+
+def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A word for each evaluation in parts."""
+    seen, real = [], module.infer_in_parts
+    monkeypatch.setattr(module, "infer_in_parts", lambda *a, **k: seen.append("parts") or real(*a, **k))
+    return seen
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_equals_a_dense_forward(monkeypatch, name, weighted, width, norm):
+    graph, model, x = hub_graph(weighted), build(name, width, norm), rows_of(40, width)
+    seen = used(monkeypatch)
+    got = infer(model, graph, MemoryFeatures(x), degree_of(graph))
+    assert seen == ["parts"]
+    torch.testing.assert_close(got, dense(model, graph, x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", OPTIONS)
+@settings(max_examples=25, deadline=None)
+@given(case=cases(), max_bytes=st.sampled_from([1, 700, 1 << 20]))
+def test_any_nodes_of_any_graph_in_any_order(name, width, case, max_bytes):
+    graph, nodes = case
+    x, model = rows_of(graph.num_nodes, width), build(name, width)
+    got = infer(model, graph, MemoryFeatures(x), degree_of(graph), nodes, max_bytes=max_bytes)
+    torch.testing.assert_close(got, dense(model, graph, x)[nodes], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("classes", [1, 6, 20])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_any_order_of_product_and_aggregate_in_the_last_layer(name, classes):
+    graph, model, x = hub_graph(), build(name, 8, classes=classes), rows_of(40, 8)
+    torch.testing.assert_close(infer(model, graph, x, degree_of(graph)), dense(model, graph, x), rtol=1e-10, atol=1e-10)
+
+
+def large() -> Graph:
+    """More rows and edges than one block has; a few hubs."""
+    rng = np.random.default_rng(1)
+    dst = np.r_[rng.integers(5000, size=30_000), np.zeros(70_000, np.int64)]
+    return from_edges(rng.integers(5000, size=100_000), dst, 5000)
+
+
+@pytest.mark.parametrize("nodes", [None, np.arange(0, 5000, 97)], ids=["all", "some"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_threads_do_not_change_a_bit_and_hubs_fit(name, nodes):
+    graph, model, x = large(), build(name, 8), rows_of(5000, 8)
+    assert max(graph.in_degree) > direct.BLOCK_EDGES
+    found = []
+    for threads in (1, 3):
+        set_num_threads(threads)
+        try:
+            found.append(infer(model, graph, x, nodes=nodes))
+        finally:
+            set_num_threads(None)
+    assert torch.equal(*found)
+    model.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(found[0], infer(model, graph, x, nodes=nodes), rtol=1e-10, atol=1e-10)
+
+
+def test_degrees_may_be_those_of_a_larger_graph():
+    """Sums are then scaled up, as over a sampled block."""
+    graph, x = hub_graph(), rows_of(40, 8)
+    degree = degree_of(graph) * 2 + 1
+    for name in ("gcn", "gin"):
+        model = build(name, 8)
+        got = infer(model, graph, x, degree)
+        model.register_forward_hook(lambda *_: None)
+        torch.testing.assert_close(got, infer(model, graph, x, degree), rtol=1e-10, atol=1e-10)
+
+
+class Untouched(MemoryFeatures):
+    def gather(self, ids, out=None):
+        raise AssertionError("rows were gathered")
+
+
+def test_features_are_read_where_they_lie_and_counted_once():
+    graph, x, ledger = hub_graph(), rows_of(40, 3), Ledger()
+    features = CountedFeatures(Untouched(x), ledger, "evaluation")
+    for name in OPTIONS:
+        infer(build(name, 3), graph, features)
+    assert ledger.get("evaluation", "features") == len(OPTIONS) * x.nbytes
+    # Node 35 is isolated: its own row is all that three layers read.
+    infer(build("sage", 3), graph, features, nodes=[35])
+    assert ledger.get("evaluation", "features") == len(OPTIONS) * x.nbytes + x[35].nbytes
+
+
+@pytest.mark.parametrize("nodes", [None, [9, 3]], ids=["all", "some"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_features_that_must_be_gathered_or_converted(monkeypatch, name, nodes):
+    monkeypatch.setattr(direct, "PIECE_BYTES", 100)
+    graph, model, x = hub_graph(), build(name, 3), rows_of(40, 3).astype(np.float32)
+    want = infer(model, graph, x.astype(np.float64), nodes=nodes)
+    torch.testing.assert_close(infer(model, graph, x, nodes=nodes), want, rtol=1e-10, atol=1e-10)
+    converted = ConvertedFeatures(MemoryFeatures(x), np.float64)
+    torch.testing.assert_close(infer(model, graph, converted, nodes=nodes), want, rtol=1e-10, atol=1e-10)
+
+
+def test_scratch_space_does_not_change_a_bit(tmp_path):
+    graph, x = large(), rows_of(5000, 50)
+    for name in OPTIONS:
+        model = build(name, 50)
+        got = infer(model, graph, x, max_bytes=100_000, scratch=tmp_path)
+        assert torch.equal(got, infer(model, graph, x, max_bytes=100_000))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hidden_rows_that_nobody_reads_are_not_kept(monkeypatch):
+    """Two classes: the last layer reads products of 2 * 2 columns, and the 8 hidden columns are never a matrix."""
+    kept, real = [], direct.HostSink.finish
+    monkeypatch.setattr(direct.HostSink, "finish", lambda self: kept.append(self.shape) or real(self))
+    infer(build("sage", 8, classes=2), hub_graph(), rows_of(40, 8))
+    assert kept == [(40, 8), (40, 4), (40, 2)]
+
+
+class Doubled(SAGEConv):
+    """Has other methods than its parts."""
+
+    def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
+        return 2 * super().combine(aggregated, activation)
+
+
+class Watching(Stack):
+    def layer(self, i: int, neighbourhood, h: Tensor) -> Tensor:
+        return super().layer(i, neighbourhood, h) + 1
+
+
+def others() -> dict[str, Stack]:
+    plain = build("sage", 3).eval()
+    hooked = build("sage", 3)
+    hooked.convs[1].register_forward_hook(lambda m, args, out: 2 * out)
+    replaced = build("sage", 3)
+    replaced.layer = lambda i, neighbourhood, h: plain.layer(i, neighbourhood, h) + 1  # pyright: ignore
+    return {
+        "hook": hooked,
+        "method of an object": replaced,
+        "subclass of a convolution": Stack([Doubled(3, C).double()], [], 0.0, "none", "relu"),
+        "subclass of the stack": Watching([SAGEConv(3, C).double()], [], 0.0, "none", "relu"),
+    }
+
+
+@pytest.mark.parametrize("name", others())
+def test_a_changed_model_goes_the_general_way(monkeypatch, name):
+    graph, model, x = hub_graph(), others()[name], rows_of(40, 3)
+    seen = used(monkeypatch)
+    torch.testing.assert_close(infer(model, graph, x), dense(model, graph, x), rtol=1e-10, atol=1e-10)
+    assert seen == []
+
+
+def test_a_subclass_may_bring_its_own_parts(monkeypatch):
+    class Shifted(SAGEConv):
+        def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
+            return super().combine(aggregated, activation) + 1
+
+        def parts(self, counts, degree: Tensor) -> direct.ConvParts:
+            return direct.ConvParts(Destinations.mean_beside, self.combine)
+
+    graph, x, seen = hub_graph(), rows_of(40, 3), used(monkeypatch)
+    model = Stack([Shifted(3, C).double()], [], 0.0, "none", "relu")
+    torch.testing.assert_close(infer(model, graph, x), dense(model, graph, x), rtol=1e-10, atol=1e-10)
+    assert seen == ["parts"]
+
+
+def test_progress_counts_the_rows_of_all_layers(monkeypatch):
+    monkeypatch.setattr(direct, "WAVE_BLOCKS", 2)
+    monkeypatch.setattr(direct, "BLOCK_ROWS", 7)
+    steps: list[tuple[int, int]] = []
+    infer(build("sage", 8), hub_graph(), rows_of(40, 8), on_progress=lambda *a: steps.append(a))
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+    assert steps[-1] == (120, 120)
+    assert len(steps) > 6
+
+
+def test_layer_counts():
+    graph = from_edges(np.arange(9), np.arange(1, 10), 10)
+    masks: Sequence[np.ndarray] = module.needed_rows(graph, np.array([0, 9]), 4)
+    counts = direct.layer_counts(graph, masks)
+    assert [(n.num_src, n.num_dst, n.num_edges) for n in counts] == [(5, 4, 3), (4, 3, 2), (3, 2, 1)]

@@ -1,0 +1,39 @@
+"""Rows collected in memory and in files."""
+
+import numpy as np
+import pytest
+import torch
+
+from millrace.stages.evaluate.rows import HostSink
+from millrace.storage.errors import RunError
+
+ROWS = np.random.default_rng(0).standard_normal((10, 3))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_rows_come_back_in_order_however_they_are_given(tmp_path, on_disk):
+    sink = HostSink(10, tmp_path if on_disk else None, 1)
+    sink.append(torch.from_numpy(ROWS[:2]))
+    assert sink.row_bytes == 24
+    for first, last in ((2, 5), (5, 5), (5, 9)):
+        room = sink.room(last - first)
+        room[:] = ROWS[first:last]
+        sink.commit()
+    sink.append(torch.from_numpy(ROWS[9:]))
+    assert (sink.array is None) == on_disk
+    assert np.array_equal(sink.finish(), ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_is_a_sentence(tmp_path):
+    sink = HostSink(10, tmp_path, 1)
+    sink.append(torch.from_numpy(ROWS[:2]))
+
+    class Full:
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+    sink.file = Full()
+    sink.room(3)[:] = 0
+    with pytest.raises(RunError, match=r"No space left.*another scratch folder"):
+        sink.commit()

@@ -1,0 +1,115 @@
+"""Aggregation from the rows of a whole layer, against sums over each row in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.stages.kernels.aggregation.cpu import destinations as kernels
+from millrace.storage.graph import Graph, from_edges
+
+NONE = np.empty(0)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[Graph, np.ndarray, np.ndarray]:
+    """A graph, some of its nodes, and which nodes have rows: those and their in-neighbours, at least."""
+    n = draw(st.integers(1, 8))
+    node = st.integers(0, n - 1)
+    edges = np.array(draw(st.lists(st.tuples(node, node), max_size=60)), np.int64).reshape(-1, 2)
+    graph = from_edges(edges[:, 0], edges[:, 1], n)
+    dst = np.array(sorted(draw(st.sets(node))), np.int64)
+    needed = {*dst.tolist(), *(u for v in dst for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist())}
+    return graph, dst, np.array(sorted(needed | draw(st.sets(node))), np.int64)
+
+
+def lists(graph: Graph, dst: np.ndarray, held: np.ndarray, real=np.float64, loops=False, **given):
+    place = np.full(graph.num_nodes, -(1 << 20), np.int32)
+    place[held] = np.arange(len(held))
+    args = {
+        "weight": np.empty(0, np.float32),
+        "factor": NONE.astype(real or float),
+        "scale": NONE.astype(real or float),
+    }
+    args |= given
+    return kernels.flatten(graph.indptr, graph.indices, place, dst, **args, real=real, loops=loops)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=blocks(), kind=st.integers(0, 3), half=st.booleans(), seed=st.integers(0, 5))
+def test_sums(case, kind, half, seed):
+    graph, dst, held = case
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((len(held), 10))
+    real = np.float32 if half else np.float64
+    rows = x
+    if half:
+        rows = (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        x = torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16).double().numpy()
+    weight, factor = rng.random(graph.num_edges).astype(np.float32), rng.random(graph.num_nodes).astype(real)
+    scale, own = rng.random(len(dst)).astype(real), rng.random(len(dst)).astype(real)
+    out = np.full((len(dst), 10 if kind == kernels.BESIDE else 5), np.nan, real)
+    flat = lists(graph, dst, held, real, weight=weight, factor=factor, scale=scale)
+    kernels.sums(flat, rows, 5, kind, own, out)
+    at = {v: i for i, v in enumerate(held.tolist())}
+    for i, v in enumerate(dst.tolist()):
+        want = np.zeros(5)
+        for e in range(graph.indptr[v], graph.indptr[v + 1]):
+            u = int(graph.indices[e])
+            want += scale[i] * weight[e].astype(float) * factor[u] * x[at[u], :5]
+        if kind == kernels.ADDED:
+            want += own[i] * x[at[v], :5]
+        elif kind == kernels.FROM_BESIDE:
+            want += x[at[v], 5:]
+        elif kind == kernels.BESIDE:
+            want = np.r_[want, x[at[v], :5]]
+        np.testing.assert_allclose(out[i], want, rtol=1e-5 if half else 1e-12, atol=1e-5 if half else 1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(case=blocks(), nan=st.booleans())
+def test_maxima(case, nan):
+    graph, dst, held = case
+    x = np.random.default_rng(0).standard_normal((len(held), 7))
+    if nan:
+        x[::3, 2] = np.nan
+    most, own = np.empty((len(dst), 4)), np.empty((len(dst), 3))
+    kernels.maxima(lists(graph, dst, held, None), x, 4, most, own)
+    at = {v: i for i, v in enumerate(held.tolist())}
+    for i, v in enumerate(dst.tolist()):
+        sources = [at[u] for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist()]
+        np.testing.assert_array_equal(most[i], x[sources, :4].max(axis=0) if sources else np.zeros(4))
+        np.testing.assert_array_equal(own[i], x[at[v], 4:])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("real", [np.float64, np.float32])
+@settings(max_examples=50, deadline=None)
+@given(case=blocks(), shift=st.sampled_from([0.0, 300.0]))
+def test_attention(apart, real, case, shift):
+    """Large logits do not overflow."""
+    graph, dst, held = case
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((len(held), 6 if apart else 3)).astype(real)
+    logits = (rng.standard_normal((len(held), 4)) + shift).astype(real)
+    out = np.empty((len(dst), 2, 3), real)
+    kernels.attend(lists(graph, dst, held, None, loops=True), x, apart, logits, 0.2, out)
+    at = {v: i for i, v in enumerate(held.tolist())}
+    for i, v in enumerate(dst.tolist()):
+        sources = [at[u] for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist()] + [at[v]]
+        for h in range(2):
+            z = logits[sources, h].astype(float) + logits[at[v], 2 + h]
+            z = np.where(z > 0, z, 0.2 * z)
+            p = np.exp(z - z.max())
+            rows = x[sources, 3 * h : 3 * h + 3] if apart else x[sources]
+            tolerance = 1e-11 if real == np.float64 else 2e-4
+            np.testing.assert_allclose(out[i, h], p @ rows / p.sum(), rtol=tolerance, atol=tolerance)
+
+
+def test_row_sums():
+    graph = from_edges(np.array([0, 1, 2]), np.array([1, 1, 0]), 3, edge_weight=np.array([1, 2, 4], np.float32))
+    out = np.empty(3)
+    assert graph.edge_weight is not None
+    kernels.row_sums(graph.indptr, graph.edge_weight, np.arange(3), out)
+    assert out.tolist() == [4, 3, 0]
