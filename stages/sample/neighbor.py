@@ -14,7 +14,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_rows
-from ..kernels.sampling.exponential_race import quantised
+from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.samples import NeighborSample
 from ..placement.row_blocks import BlockRows
 from .base import per_layer
@@ -31,8 +31,8 @@ class NeighborSampler:
     hop (DGL's blocks): more edges, and independent samples in each layer. A uniform sample stands for its whole
     neighbourhood by in_degree / kept, without bias. With ``weighted`` each kept edge stands for (sum of the row's
     weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased.
-    Cost: O(sampled edges) uniform, O(edges of the frontier) weighted. Source: MLSys 2024, section on GraphSAGE, with
-    frontier deduplication; weighted draws by the exponential race (`kernels.sampling.exponential_race`).
+    Cost: O(sampled edges), and for `weighted` alias tables of 8 bytes an edge, made once (`kernels.sampling.alias`).
+    Source: MLSys 2024, section on GraphSAGE, with frontier deduplication.
     """
 
     fanout: tuple[int, ...] = (15, 10, 5)
@@ -69,11 +69,13 @@ class NeighborSampler:
     def record(self) -> dict[str, Any]:
         """See `Sampler.record`."""
         # Options at their defaults are left out, so that adding one invalidates no existing store.
-        options = {
+        options: dict[str, Any] = {
             "replace": self.replace,
             "weighted": self.weighted,
             "expand": self.expand != "new",
             "edge_ids": self.edge_ids,
+            # Weighted samples without a version were drawn by exponential races.
+            "version": 2 if self.weighted else 0,
         }
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 
@@ -88,16 +90,15 @@ class NeighborSampler:
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` raises."""
         self.check(graph)
-        weights = graph.edge_weight
         samples = kernel.neighbor(
             graph,
             request.seeds,
             request.keys(self.num_layers),
             self.fanout,
             replace=self.replace,
-            probability=_exact_weights(graph) if self.weighted else None,
+            table=_table(graph) if self.weighted else None,
             expand=self.expand,
-            keep_positions=weights is not None or self.edge_ids,
+            keep_positions=self._reads_weights(graph) or self.edge_ids,
             workspace=workspace,
         )
         made = []
@@ -122,9 +123,9 @@ class NeighborSampler:
             request.keys(self.num_layers),
             self.fanout,
             replace=self.replace,
-            probability=_exact_weights(graph) if self.weighted else None,
+            table=_table(graph) if self.weighted else None,
             expand=self.expand,
-            keep_positions=weights or self.edge_ids,
+            keep_positions=self._reads_weights(graph) or self.edge_ids,
             workspace=workspace,
         )
 
@@ -187,7 +188,7 @@ class NeighborSampler:
         ascending: bool,
     ) -> Drawn:
         """See `NodeWise.draw`."""
-        return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, block.heaviest, ascending)
+        return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, ascending)
 
     def draw_in(
         self,
@@ -197,11 +198,9 @@ class NeighborSampler:
         keys: npt.NDArray[np.uint64],
         fanout: int,
         first: int = 0,
-        heaviest: float | None = None,
         ascending: bool = False,
     ) -> Drawn:
-        """`draw` in rows of `graph`, whose row 0 is node `first`; the largest weight of the whole graph is
-        `heaviest`."""
+        """`draw` in rows of `graph`, whose row 0 is node `first`."""
         return draw_rows(
             graph,
             first,
@@ -210,10 +209,14 @@ class NeighborSampler:
             keys,
             fanout,
             replace=self.replace,
-            probability=_exact_weights(graph, heaviest) if self.weighted else None,
+            table=_table(graph) if self.weighted else None,
             ascending=ascending,
-            keep_positions=self.edge_ids or graph.edge_weight is not None,
+            keep_positions=self.edge_ids or self._reads_weights(graph),
         )
+
+    def _reads_weights(self, graph: Graph) -> bool:
+        """True if `weigh` looks up the weights of single edges, for which it needs their positions."""
+        return graph.edge_weight is not None and not self.weighted
 
     def sends_weights(self, graph: Graph) -> bool:
         """See `NodeWise.sends_weights`."""
@@ -231,7 +234,7 @@ class NeighborSampler:
         if graph.edge_weight is None:
             return None
         if self.weighted:
-            return np.repeat(graph.degree[rows] / np.maximum(kept, 1), kept).astype(np.float32)
+            return np.repeat((graph.degree[rows] / np.maximum(kept, 1)).astype(np.float32), kept)
         # An edge of a uniformly sampled row stands for degree/kept edges of its kind (Horvitz-Thompson).
         scale = graph.in_degree[rows] / np.maximum(kept, 1)
         assert positions is not None
@@ -239,11 +242,12 @@ class NeighborSampler:
 
 
 # A property of the graph, not of the sampler: kept as long as the graph is.
-_exact: WeakKeyDictionary[Graph, npt.NDArray[np.int64]] = WeakKeyDictionary()
+_tables: WeakKeyDictionary[Graph, AliasTable] = WeakKeyDictionary()
 
 
-def _exact_weights(graph: Graph, largest: float | None = None) -> npt.NDArray[np.int64]:
-    if graph not in _exact:
-        assert graph.edge_weight is not None
-        _exact[graph] = quantised(graph.edge_weight, largest)
-    return _exact[graph]
+def _table(graph: Graph) -> AliasTable:
+    from ..kernels import sampling_backend
+
+    if graph not in _tables:
+        _tables[graph] = sampling_backend("cpu").alias_table(graph)
+    return _tables[graph]

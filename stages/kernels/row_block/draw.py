@@ -8,6 +8,7 @@ import numpy.typing as npt
 from ....storage.graph import Graph
 from ...random import NODE
 from ..runtime.threads import get_num_threads, parallel
+from ..sampling.alias import NO_TABLE, AliasTable
 from ..sampling.cpu.draw import sample_rows, sample_uniform
 from ..sampling.cpu.labor import draw_hop
 from ..sampling.exponential_race import log2_table
@@ -37,7 +38,7 @@ def draw_rows(
     fanout: int,
     *,
     replace: bool = False,
-    probability: npt.NDArray[np.int64] | None = None,
+    table: AliasTable | None = None,
     ascending: bool = False,
     keep_positions: bool = True,
 ) -> Drawn:
@@ -51,7 +52,7 @@ def draw_rows(
         keys: uint64 [m], stream of each minibatch in this hop.
         fanout: edges of a row at most; -1 takes all.
         replace: see `reference.neighbor.neighbor`.
-        probability: see there; int64 [e] of the block.
+        table: see there; of the block's rows.
         ascending: true if ids ascend within each segment: rows are then read in step.
         keep_positions: also return positions.
     """
@@ -78,12 +79,12 @@ def draw_rows(
     walk = (nodes, begin, lengths, fanout, replace, keys, ends, edges, positions, keep_positions, edge_end, ascending)
     threads = max(1, min(m, get_num_threads()))
     spans = [(m * t // threads, m * (t + 1) // threads) for t in range(threads)]
-    if fanout >= 0 and probability is None:
+    if fanout >= 0 and table is None:
         parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk) for a, b in spans])
     else:
-        weight = np.empty(0, np.int64) if probability is None else probability
-        race = (log2_table(), int(degree.max(initial=0)) if replace else 0)
-        parallel(sample_rows, [(a, b, graph.indptr, graph.indices, weight, *walk, *race) for a, b in spans])
+        t, log = table or NO_TABLE, log2_table()
+        tables = (t.slots, t.weight, t.positive)
+        parallel(sample_rows, [(a, b, graph.indptr, graph.indices, *tables, *walk, log) for a, b in spans])
     kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
     sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
     return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)

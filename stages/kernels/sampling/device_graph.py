@@ -1,35 +1,29 @@
 """A graph's topology in the memory of a GPU, copied there once."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ....storage.graph import Graph
 from ..runtime.device_memory import ArrayPlace, device_readable, to_device, wait_for_copies
 from ..runtime.triton_rng import device
+from .alias import AliasTable
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
-    """Exact integer weights of a graph's edges, on the device."""
+class Slots:
+    """Alias tables of a graph, on the device."""
 
+    slots: Tensor
+    """int64 [E], the bits of `AliasTable.slots`."""
     weight: Tensor
-    """int64 [E]."""
-    sums: Tensor
-    """int64 [E+1], sums of all weights before an edge: a row's prefix sums are differences of these."""
+    """float32 [E]."""
     positive: Tensor
-    """int64 [E+1], number of weights before an edge that are not 0."""
-
-    @classmethod
-    def of(cls, weight: Tensor) -> "Weights":
-        """Build from int64 [E] weights, below 2**26 each, so that no sum overflows."""
-        zero = weight.new_zeros(1)
-        return cls(weight, torch.cat([zero, weight.cumsum(0)]), torch.cat([zero, (weight > 0).cumsum(0)]))
+    """int32 [V], see there."""
 
 
 @dataclass(eq=False)
@@ -44,7 +38,7 @@ class DeviceGraph:
     """The largest in-degree."""
     placed: ArrayPlace = "device"
     """See `place_graph`."""
-    _weights: dict[int, tuple[Any, Weights]] = field(default_factory=dict)
+    _table: tuple[AliasTable, Slots] | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -56,15 +50,13 @@ class DeviceGraph:
         """Device of `indptr`."""
         return self.indptr.device
 
-    def weighted(self, probability: npt.NDArray[np.int64]) -> Weights:
-        """Weights of these probabilities, int64 [E], on the device; those of the last array are kept."""
-        kept = self._weights.get(id(probability))
-        if kept is None:
-            # Kept with the array itself, so that no other array can get its identity.
-            kept = probability, Weights.of(to_device(probability, self.device))
-            self._weights.clear()
-            self._weights[id(probability)] = kept
-        return kept[1]
+    def with_table(self, table: AliasTable) -> Slots:
+        """These alias tables on the device; those of the last call are kept."""
+        if self._table is None or self._table[0] is not table:
+            arrays = (table.slots.view(np.int64), table.weight, table.positive)
+            self._table = table, Slots(*(to_device(a, self.device) for a in arrays))
+            wait_for_copies(self.device)
+        return self._table[1]
 
 
 _graphs: WeakKeyDictionary[Graph, DeviceGraph] = WeakKeyDictionary()

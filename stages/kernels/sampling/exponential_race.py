@@ -1,7 +1,7 @@
 """The exponential race in exact arithmetic: draws without replacement in proportion to weights, the same bits
 everywhere.
 
-Candidate i with integer weight w_i gets the key E_i / w_i with E_i = -log2(u_i); the s smallest keys are a sample
+Candidate i with weight w_i gets the key E_i / w_i with E_i = -log2(u_i); the s smallest keys are a sample
 without replacement in proportion to the weights (successive sampling; Efraimidis and Spirakis, IPL 97(5), 2006). E is
 an integer from a table that is itself made with integers (library logarithms differ between compilers and devices),
 both numbers are exact in float64, and IEEE division rounds the same way on every machine. Ties go to the earlier
@@ -16,7 +16,7 @@ import numpy.typing as npt
 FRACTION_BITS = 32
 TABLE_BITS = 12
 WEIGHT_BITS = 26
-"""Maximum bits of integer weights: quantised against the largest of the graph."""
+"""Maximum bits of integer weights (`layerwise.integers`)."""
 
 
 @lru_cache(maxsize=1)
@@ -54,22 +54,8 @@ def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return ((32 - top) << FRACTION_BITS) - log
 
 
-def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.int64 | np.float32]) -> npt.NDArray[np.float64]:
     """Race keys, float64; infinite if the weight is zero (such a candidate never wins)."""
     out = np.full(len(bits), np.inf)
-    np.divide(exponentials(bits).astype(np.float64), weights, out=out, where=weights > 0)
+    np.divide(exponentials(bits).astype(np.float64), weights.astype(np.float64), out=out, where=weights > 0)
     return out
-
-
-def quantised(weights: npt.NDArray[np.floating], largest: float | None = None) -> npt.NDArray[np.int64]:
-    """Non-negative weights as integers in [0, 2**26], the largest at 2**26; a positive weight is at least 1.
-
-    One IEEE multiplication and one rounding to nearest each, so the same everywhere. `largest` is that of all weights,
-    if these are only some.
-    """
-    w = np.asarray(weights, np.float64)
-    heaviest = float(w.max(initial=0.0)) if largest is None else largest
-    if heaviest == 0:
-        return np.zeros(len(w), np.int64)
-    q = np.rint(w * ((1 << WEIGHT_BITS) / heaviest)).astype(np.int64)
-    return np.where(w > 0, np.maximum(q, 1), 0)

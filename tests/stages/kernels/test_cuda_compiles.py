@@ -11,6 +11,7 @@ SAMPLING = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from millrace.stages.kernels.sampling.cuda import alias as alias_cuda
 from millrace.stages.kernels.sampling.cuda import compact as compact_cuda
 from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
 from millrace.stages.kernels.sampling.cuda import labor as labor_cuda
@@ -19,17 +20,18 @@ from millrace.stages.kernels.sampling.cuda import renumber as number_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 
 INT = {"num_rows", "num_edges", "fanout", "stride", "steps", "per_minibatch", "n"}
-INT |= {"limit", "row_steps", "edge_steps", "bound"}
-NARROW = {"sources", "nodes", "owner", "edges", "row", "local", "indices", "places"}
+INT |= {"limit", "row_steps", "edge_steps", "bound", "most"}
+NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn"}
 TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
 KERNELS = [
     (draw_cuda._uniform, TILE | {"REPLACE": False}),
     (draw_cuda._uniform, TILE | {"REPLACE": True}),
     (draw_cuda._uniform, TILE | {"REPLACE": False, "ROWS": 1024, "WIDTH": 1}),
-    (draw_cuda._in_proportion, TILE),
-    (draw_cuda._take, {"ORDERED": True, "KEEP": True, "BLOCK": 1024}),
-    (draw_cuda._take, {"ORDERED": False, "KEEP": False, "BLOCK": 1024}),
-    (draw_cuda._race, {"BLOCK": 1024}),
+    (draw_cuda._take, {"PLACED": True, "KEEP": True, "BLOCK": 1024}),
+    (draw_cuda._take, {"PLACED": False, "KEEP": False, "BLOCK": 1024}),
+    (alias_cuda._independent, {"ROWS": 64, "WIDTH": 16}),
+    (alias_cuda._successive, {"ROWS": 64, "WIDTH": 16}),
+    (alias_cuda._race, {"BLOCK": 1024}),
     (number_cuda._count, {"BLOCK": 4096}),
     (number_cuda._name, {"BLOCK": 4096}),
     (number_cuda._place, {"BLOCK": 1024}),
@@ -48,8 +50,8 @@ KERNELS = [
     (layerwise_cuda._add_in_order, {"ROWS": 128}),
 ]
 # By kernels, and not launched; but `_look` of layerwise_cuda is.
-CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "_look"}
-for module in (draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda):
+CALLED = {"_is_new", "exponential", "draw_word", "node_word", "row_of", "pick", "_look"}
+for module in (alias_cuda, draw_cuda, number_cuda, labor_cuda, compact_cuda, terms_cuda, layerwise_cuda):
     for name, kernel in vars(module).items():
         if isinstance(kernel, triton.JITFunction) and name not in CALLED:
             assert any(kernel is k for k, _ in KERNELS), name
@@ -60,6 +62,8 @@ for kernel, given in KERNELS:
             return "constexpr"
         if kernel is layerwise_cuda._add_in_order and name in ("values", "out"):
             return "*fp64"
+        if kernel is alias_cuda._race and name == "weight":
+            return "*fp32"
         return "i32" if name in INT else "*u8" if name in ("found", "flags") else "*i32" if name in NARROW else "*i64"
 
     places = {(kernel.arg_names.index(name),): value for name, value in given.items()}
@@ -67,7 +71,7 @@ for kernel, given in KERNELS:
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm
     assert made["cubin"]
     # The race's division must be IEEE's.
-    assert ("div.rn.f64" in made["ptx"]) == (kernel is draw_cuda._race), kernel
+    assert ("div.rn.f64" in made["ptx"]) == (kernel is alias_cuda._race), kernel
     # Fused operations would round sums of weights otherwise than other kernels do.
     assert kernel is not layerwise_cuda._add_in_order or ("add.f64" in made["ptx"] and "fma" not in made["ptx"])
 print(len(KERNELS))
@@ -169,7 +173,7 @@ print(len(KERNELS))
 
 
 @pytest.mark.parametrize(
-    ("code", "kernels"), [pytest.param(SAMPLING, 23, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
+    ("code", "kernels"), [pytest.param(SAMPLING, 24, id="sampling"), pytest.param(LAYERS, 26, id="layers")]
 )
 def test_every_kernel_compiles(code, kernels, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}

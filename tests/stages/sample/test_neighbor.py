@@ -1,5 +1,6 @@
 """Node-wise sampling: its invariants, its law, and that nothing but (seed, epoch, minibatch, hop, node) decides it."""
 
+import json
 from itertools import combinations, permutations
 from math import comb
 
@@ -16,9 +17,10 @@ from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.storage.errors import InputError, RunError
+from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.storage.store.manifest import require_fingerprint
 
 KERNELS = [pytest.param(cpu, id="cpu"), pytest.param(reference, id="reference")]
 
@@ -371,6 +373,16 @@ def test_one_workspace_serves_bulks_and_graphs_of_any_size():
         reused = sampler.sample(graph, plan.request(0, 0), cpu, space).check()
         fresh = sampler.sample(graph, plan.request(0, 0), cpu)
         assert [minibatch_digest(m) for m in fresh.minibatches] == [minibatch_digest(m) for m in reused.minibatches]
+
+
+def test_the_record_of_weighted_draws_has_a_version():
+    """Stores and checkpoints of weighted samples by races, which had no version, are refused; others are not."""
+    assert NeighborSampler((3,)).record() == {"sampler": "neighbor", "fanout": [3]}
+    old = {"sampler": "neighbor", "fanout": [3], "weighted": True}
+    record = NeighborSampler((3,), weighted=True).record()
+    assert record == old | {"version": 2}
+    with pytest.raises(StoreError, match=r'^RUN/queue was made from .*"weighted": true.*"version": 2.*$'):
+        require_fingerprint("RUN/queue", {"sampler": json.dumps(old)}, {"sampler": json.dumps(record)})
 
 
 def test_a_weighted_sampler_needs_weights():

@@ -20,8 +20,9 @@ from millrace.stages.kernels.row_block.draw import Drawn, draw_labor, draw_rows
 from millrace.stages.kernels.row_block.layerwise import extract, partial_sums, resolve
 from millrace.stages.kernels.row_block.numbering import Numbering, in_order
 from millrace.stages.kernels.runtime import threads
-from millrace.stages.kernels.sampling import exponential_race, layerwise
+from millrace.stages.kernels.sampling import layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.cpu.alias import alias_table
 from millrace.stages.kernels.sampling.cpu.terms import Rates
 from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.placement.row_blocks import BlockRows, Grid
@@ -769,15 +770,14 @@ def test_rows_of_a_block_are_drawn_from_as_in_the_whole_graph(
     rows, splits, keys = data.draw(segments(block.num_nodes, ascending))
     weighted = graph.edge_weight is not None and data.draw(st.booleans())
     threads.set_num_threads(count)
-    heaviest = None if graph.edge_weight is None else float(graph.edge_weight.max(initial=0.0))
-    mine = exponential_race.quantised(block.edge_weight, heaviest) if weighted else None
-    options: dict[str, Any] = {"replace": replace, "probability": mine, "ascending": ascending}
+    mine = alias_table(block) if weighted else None
+    options: dict[str, Any] = {"replace": replace, "table": mine, "ascending": ascending}
     keep = data.draw(st.booleans())
     drawn = draw_rows(block, first, rows, splits, keys, fanout, **options, keep_positions=keep)
     seeds = [s + first for s in np.split(rows, splits[1:-1])]
-    whole = exponential_race.quantised(graph.edge_weight) if weighted else None
+    whole = alias_table(graph) if weighted else None
     samples = reference.neighbor(
-        graph, seeds, keys[:, None], (fanout,), replace=replace, probability=whole, keep_positions=True
+        graph, seeds, keys[:, None], (fanout,), replace=replace, table=whole, keep_positions=True
     )
     check_drawn(drawn, samples, graph, first_edge, keep)
 

@@ -1,8 +1,9 @@
 """The compiled sampling kernels, under the names that every backend exports."""
 
+from .alias import alias_table
 from .labor import labor
 from .layerwise import fastgcn, ladies
 from .neighbor import neighbor
 from .workspace import Workspace
 
-__all__ = ["Workspace", "fastgcn", "labor", "ladies", "neighbor"]
+__all__ = ["Workspace", "alias_table", "fastgcn", "labor", "ladies", "neighbor"]

@@ -11,7 +11,7 @@ from numba import njit
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
-from .race import exponential
+from .alias import take_weighted
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
@@ -77,77 +77,6 @@ def _take_all(indptr, sources, nodes, lo, hi, row_ends, edges, positions, keep_p
             if keep_positions:
                 positions[e] = at
             e += 1
-        row_ends[f + 1] = e
-    return e
-
-
-@njit(**JIT)
-def _take_weighted(
-    indptr,
-    sources,
-    weight,
-    nodes,
-    lo,
-    hi,
-    fanout,
-    replace,
-    key,
-    row_ends,
-    edges,
-    positions,
-    keep_positions,
-    e,
-    table,
-    best,
-    place,
-    sums,
-):
-    """Sample rows nodes[lo:hi] in proportion to `weight`: an exponential race, or independent draws with `replace`."""
-    for f in range(lo, hi):
-        v = nodes[f]
-        s, degree = indptr[v], indptr[v + 1] - indptr[v]
-        word = _mix(key + _U(v) * _NODE)
-        if replace:
-            total = np.int64(0)
-            for i in range(degree):
-                total += weight[s + i]
-                sums[i] = total
-            for i in range(fanout if total > 0 else 0):
-                dart = np.int64(_mix(word + _U(i + 1) * _GOLDEN) % _U(total))
-                a, b = np.int64(0), degree - 1
-                while a < b:
-                    m = (a + b) >> 1
-                    if sums[m] > dart:
-                        b = m
-                    else:
-                        a = m + 1
-                edges[e] = sources[s + a]
-                if keep_positions:
-                    positions[e] = s + a
-                e += 1
-        else:
-            n = 0
-            for i in range(degree):
-                w = weight[s + i]
-                if w == 0:
-                    continue
-                bits = _mix(word + _U(i + 1) * _GOLDEN) >> _U(32)
-                finish = np.float64(exponential(bits, table)) / np.float64(w)
-                if n == fanout and finish >= best[n - 1]:
-                    continue
-                j = n if n < fanout else n - 1
-                while j > 0 and best[j - 1] > finish:
-                    best[j] = best[j - 1]
-                    place[j] = place[j - 1]
-                    j -= 1
-                best[j] = finish
-                place[j] = s + i
-                n = min(n + 1, fanout)
-            for i in range(n):
-                edges[e] = sources[place[i]]
-                if keep_positions:
-                    positions[e] = place[i]
-                e += 1
         row_ends[f + 1] = e
     return e
 
@@ -244,15 +173,12 @@ def sample_uniform(
 
 @njit(**JIT)
 def sample_rows(
-    first, last, indptr, sources, weight, nodes, begin, end, fanout, replace, keys, row_ends, edges, positions,
-    keep_positions, edge_end,
-    sorted_rows, table, max_degree
+    first, last, indptr, sources, slots, weight, positive, nodes, begin, end, fanout, replace, keys, row_ends, edges,
+    positions, keep_positions, edge_end,
+    sorted_rows, log
 ):  # fmt: skip
-    """Like `sample_uniform`, in proportion to `weight`; or all edges of each row if `fanout` is negative."""
+    """Like `sample_uniform`, from alias tables; or all edges of each row if `fanout` is negative."""
     num_rows = len(indptr) - 1
-    width = max(fanout, 1)
-    best, place = np.empty(width, np.float64), np.empty(width, np.int64)
-    sums = np.empty(max_degree if replace else 0, np.int64)
     at = begin[first:last].copy()
     stride = BLOCK_ROWS if sorted_rows else num_rows
     row = 0
@@ -270,8 +196,7 @@ def sample_rows(
                     indptr, sources, nodes[q], lo, hi, row_ends[q], edges[q], positions[q], keep_positions, edge_end[q]
                 )  # fmt: skip
             else:
-                edge_end[q] = _take_weighted(
-                    indptr, sources, weight, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q], edges[q],
-                    positions[q],
-                    keep_positions, edge_end[q], table, best, place, sums
+                edge_end[q] = take_weighted(
+                    indptr, sources, slots, weight, positive, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q],
+                    edges[q], positions[q], keep_positions, edge_end[q], log
                 )  # fmt: skip

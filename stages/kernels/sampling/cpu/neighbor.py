@@ -16,6 +16,7 @@ from .....storage.errors import RunError
 from .....storage.graph import Graph
 from ...runtime.intrinsics import prefetch, trailing_zeros
 from ...runtime.threads import get_num_threads, parallel
+from ..alias import NO_TABLE, AliasTable
 from ..exponential_race import log2_table
 from ..samples import EdgeList, NeighborSample
 from .draw import JIT, LANES, sample_rows, sample_uniform
@@ -112,13 +113,12 @@ class _Bulk:
         graph: Graph,
         seeds: Sequence[npt.NDArray[np.integer]],
         space: Workspace,
-        probability: npt.NDArray[np.int64] | None,
+        table: AliasTable | None,
         replace: bool,
         keep_positions: bool,
     ) -> None:
         self.graph, self.space, self.replace, self.keep = graph, space, replace, keep_positions
-        self.weight = np.empty(0, np.int64) if probability is None else probability
-        self.max_degree = int(graph.in_degree.max(initial=0)) if len(self.weight) and replace else 0
+        self.weighted, self.table = table is not None, table or NO_TABLE
         self.k = len(seeds)
         threads = max(1, min(self.k, get_num_threads()))
         bounds = [self.k * t // threads for t in range(threads + 1)]
@@ -190,11 +190,12 @@ class _Bulk:
                 self.edge_end,
                 ascending,
             )
-            if s >= 0 and not len(self.weight):
+            if s >= 0 and not self.weighted:
                 parallel(sample_uniform, [(a, b, g.indptr, g.indices, *walk) for a, b in self.spans])
             else:
-                race = (log2_table(), self.max_degree)
-                parallel(sample_rows, [(a, b, g.indptr, g.indices, self.weight, *walk, *race) for a, b in self.spans])
+                t, log = self.table, log2_table()
+                tables = (t.slots, t.weight, t.positive)
+                parallel(sample_rows, [(a, b, g.indptr, g.indices, *tables, *walk, log) for a, b in self.spans])
         if last:
             size = -(-self.edge_end * self.target.itemsize // ALIGN) * (ALIGN // self.target.itemsize)
             self.offset = np.cumsum(size) - size
@@ -237,15 +238,13 @@ def neighbor(
     fanout: Sequence[int],
     *,
     replace: bool = False,
-    probability: npt.NDArray[np.int64] | None = None,
+    table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """See `reference.neighbor.neighbor`: the same arguments, the same bits."""
-    bulk = _Bulk(
-        graph, seeds, workspace if workspace is not None else Workspace(), probability, replace, keep_positions
-    )
+    bulk = _Bulk(graph, seeds, workspace if workspace is not None else Workspace(), table, replace, keep_positions)
     k = bulk.k
     if not k:
         return []

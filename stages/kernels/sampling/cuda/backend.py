@@ -14,6 +14,7 @@ from torch import Tensor
 from .....storage.graph import Graph
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
+from ..alias import AliasTable
 from ..device_graph import DeviceGraph, on_device
 from ..device_samples import prefix_sums
 from ..layerwise import LayerSample
@@ -77,14 +78,14 @@ def neighbor_pieces(
     fanout: Sequence[int],
     *,
     replace: bool = False,
-    probability: npt.NDArray[np.int64] | None = None,
+    table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
     """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples."""
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
-    weights = None if probability is None else on.weighted(probability)
+    slots = None if table is None else on.with_table(table)
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
         streams = to_device(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
@@ -92,7 +93,7 @@ def neighbor_pieces(
             piece,
             sample_cuda.neighbor(
                 on, flat, counts, streams, fanout,
-                replace=replace, weights=weights, again=expand == "all", keep=keep_positions, workspace=space,
+                replace=replace, table=slots, again=expand == "all", keep=keep_positions, workspace=space,
             ),
         )  # fmt: skip
 

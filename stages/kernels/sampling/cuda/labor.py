@@ -192,7 +192,7 @@ def _pick_of_many(
 def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, poisson: bool) -> Drawn:
     """Draw one hop. The host waits for the number of in-edges, and for the number taken."""
     if s < 0:
-        return draw(graph, rows, keys, s, tables, replace=False, weights=None, keep=True)
+        return draw(graph, rows, keys, s, tables, replace=False, table=None, keep=True)
     n, degree, to = len(rows.nodes), degrees(graph, rows), graph.device
     exact, bound = not poisson, s if poisson else _wanted(s)
     ends, kept = cumulated(degree), cumulated(degree.clamp(max=s) if exact else degree)

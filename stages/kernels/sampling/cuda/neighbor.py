@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from .....storage.errors import RunError
-from ..device_graph import DeviceGraph, Weights
+from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Counts, DeviceSample
 from ..samples import LIMIT
 from .draw import Drawn, draw
@@ -94,7 +94,7 @@ def neighbor(
     fanout: Sequence[int],
     *,
     replace: bool,
-    weights: Weights | None,
+    table: Slots | None,
     again: bool,
     keep: bool,
     workspace: Workspace,
@@ -108,7 +108,7 @@ def neighbor(
         keys: int64 [L, k], the bits of the streams.
         fanout: L numbers.
         replace: draw independently.
-        weights: draw in proportion to these, or None.
+        table: draw in proportion to the weights that it is made of, or None.
         again: draw for every node so far at each hop.
         keep: also return positions.
         workspace: keeps the tables.
@@ -118,6 +118,6 @@ def neighbor(
         if replace:
             # Before memory is allocated for them.
             check_int32(s * int(group.counts.max()))
-        return draw(graph, group.rows, keys[h], s, tables, replace=replace, weights=weights, keep=keep)
+        return draw(graph, group.rows, keys[h], s, tables, replace=replace, table=table, keep=keep)
 
     return expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .....storage.errors import RunError
 from .....storage.graph import Graph, index_dtype
 from ....rapids import TO_SAMPLE, count_gpus
+from ..alias import AliasTable
 from ..samples import EdgeList, NeighborSample
 
 IntArray = npt.NDArray[np.integer]
@@ -30,7 +31,7 @@ def neighbor(
     fanout: tuple[int, ...],
     *,
     replace: bool = False,
-    probability: npt.NDArray[np.int64] | None = None,
+    table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
     workspace: Any = None,
@@ -43,7 +44,7 @@ def neighbor(
         keys: uint64 [k, L]; the first is the seed of the whole bulk.
         fanout: L numbers, nearest the seeds first; -1 takes all.
         replace: draw independently.
-        probability: if given, edges are drawn in proportion to the graph's weights.
+        table: if given, edges are drawn in proportion to the graph's weights.
         expand: ``new``: each node once, when it is found; ``all``: all nodes so far at each hop.
         keep_positions: also return positions in the graph's edge arrays.
         workspace: ignored.
@@ -54,7 +55,7 @@ def neighbor(
     """
     if not seeds:
         return []
-    asked = _Asked(fanout, replace, probability is not None, expand, keep_positions)
+    asked = _Asked(fanout, replace, table is not None, expand, keep_positions)
     return _draw(_on_device(graph), graph, seeds, keys, asked)
 
 
@@ -130,15 +131,13 @@ class AcrossGpus:
         fanout: tuple[int, ...],
         *,
         replace: bool = False,
-        probability: npt.NDArray[np.int64] | None = None,
+        table: AliasTable | None = None,
         expand: str = "new",
         keep_positions: bool = False,
         workspace: Any = None,
     ) -> list[NeighborSample]:
         """See `neighbor`; `graph` is the one that this was made of."""
-        return _draw(
-            self._on, graph, seeds, keys, _Asked(fanout, replace, probability is not None, expand, keep_positions)
-        )
+        return _draw(self._on, graph, seeds, keys, _Asked(fanout, replace, table is not None, expand, keep_positions))
 
     def close(self) -> None:
         """Leave the other processes."""

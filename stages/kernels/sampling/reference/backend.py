@@ -1,7 +1,8 @@
 """Literal matrix formulation of every sampler, under the names that every backend exports."""
 
+from .alias import alias_table
 from .labor import labor
 from .layerwise import fastgcn, ladies
 from .neighbor import neighbor
 
-__all__ = ["fastgcn", "labor", "ladies", "neighbor"]
+__all__ = ["alias_table", "fastgcn", "labor", "ladies", "neighbor"]

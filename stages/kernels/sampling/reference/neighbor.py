@@ -20,9 +20,10 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from .....storage.graph import Graph
-from ....random import draw, draw_word, node_words
-from .. import exponential_race
+from ....random import draw, node_words
+from ..alias import AliasTable
 from ..samples import EdgeList, NeighborSample
+from . import alias
 from .skeleton import edges_of, normalise, select
 
 
@@ -42,7 +43,7 @@ def _sample_uniform(degree: int, word: npt.NDArray[np.uint64], s: int) -> list[i
 
 def _sample_row(
     columns: npt.NDArray[np.int64],
-    weight: npt.NDArray[np.int64] | None,
+    table: AliasTable | None,
     word: npt.NDArray[np.uint64],
     s: int,
     replace: bool,
@@ -51,18 +52,14 @@ def _sample_row(
     degree = len(columns)
     if s < 0 or not degree:
         return columns
-    if weight is None:
+    if table is None:
         if replace:
             return columns[[int(draw(word, i)[0]) * degree >> 32 for i in range(s)]]
         return columns if degree <= s else columns[_sample_uniform(degree, word, s)]
-    w = weight[columns]
-    if replace:
-        sums = np.cumsum(w)
-        darts = [int(draw_word(word, i)[0]) % int(sums[-1]) for i in range(s)] if sums[-1] else []
-        return columns[np.searchsorted(sums, darts, side="right")]
-    finish = exponential_race.keys(np.array([int(draw(word, i)[0]) for i in range(degree)], np.uint64), w)
-    order = np.argsort(finish, kind="stable")[: min(s, int((w > 0).sum()))]
-    return columns[order]
+    slots = table.slots[columns]
+    if not replace:
+        return columns[alias.successive(slots, table.weight[columns], word, s)]
+    return columns[[alias.pick(slots, word, i) for i in range(s)]] if slots.any() else columns[:0]
 
 
 def neighbor(
@@ -72,7 +69,7 @@ def neighbor(
     fanout: Sequence[int],
     *,
     replace: bool = False,
-    probability: npt.NDArray[np.int64] | None = None,
+    table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
     workspace: object = None,
@@ -85,8 +82,8 @@ def neighbor(
         keys: uint64 [k, L], the stream of each minibatch and hop.
         fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
         replace: draw independently (an edge may come twice; rows without in-edges stay empty).
-        probability: int64 [E], exact weights (`exponential_race.quantised`): draw in proportion to them, and never an
-            edge of weight 0; None draws uniformly. Without replacement: successive sampling, in the order of the race.
+        table: draw in proportion to the weights that it is made of, and never an edge of weight 0; None draws
+            uniformly. Without replacement: successive sampling, see `sampling.alias`.
         expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
         keep_positions: also return each edge's position in the graph's edge arrays.
         workspace: buffers to reuse (compiled kernels only).
@@ -110,7 +107,7 @@ def neighbor(
             if k
             else np.empty(0, np.uint64)
         )
-        S = [_sample_row(_columns(P, r), probability, words[r : r + 1], s, replace) for r in range(len(words))]
+        S = [_sample_row(_columns(P, r), table, words[r : r + 1], s, replace) for r in range(len(words))]
         at = 0
         for q in range(k):
             mine = S[at : at + len(frontiers[q])]
