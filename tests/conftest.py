@@ -9,10 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from millrace.tests.contracts import interpreter, kernel_cache
-
-# Compiled kernels are kept beside the source, for all processes that run tests.
-kernel_cache.share()
+from millrace.tests.contracts import interpreter
 
 # Read when Triton is first imported, by whichever test comes first.
 if not torch.cuda.is_available():

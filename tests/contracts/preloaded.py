@@ -8,8 +8,6 @@ import importlib
 
 from numba.core.registry import cpu_target
 
-from millrace.tests.contracts import kernel_cache
-
 MODULES = (
     "millrace.pipeline.training.trainer",
     "millrace.pipeline.setup.prepare",
@@ -25,7 +23,6 @@ MODULES = (
 
 for name in MODULES:
     importlib.import_module(name)
-kernel_cache.share()
 cpu_target.typing_context.refresh()
 cpu_target.target_context.refresh()
 # Ranks collect their own garbage only.

@@ -1,6 +1,6 @@
 """Compiled joining of edge shards into in-neighbour lists, in two passes of a counting sort."""
 
-from numba import njit
+from ..runtime.jit import njit
 
 
 @njit(nogil=True, cache=True)

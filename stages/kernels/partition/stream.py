@@ -1,6 +1,6 @@
 """Compiled assignment of nodes to parts in one pass, each by the parts of its earlier neighbours."""
 
-from numba import njit
+from ..runtime.jit import njit
 
 
 @njit(nogil=True, cache=True)

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from ....storage.graph import Graph
+from ..runtime.jit import njit
 from ..sampling.cpu.layerwise import add_up, weigh
 from ..sampling.cpu.terms import JIT, Rates, column, integer, square, throw
 from .numbering import _slot, _table

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from ...random import GOLDEN as _GOLDEN
 from ..runtime.intrinsics import prefetch
+from ..runtime.jit import njit
 from ..sampling.cpu.terms import JIT
 
 IdArray = npt.NDArray[np.int64]

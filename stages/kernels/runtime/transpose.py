@@ -1,7 +1,8 @@
 """The transpose of neighbour lists, compiled."""
 
 import numpy as np
-from numba import njit
+
+from .jit import njit
 
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 

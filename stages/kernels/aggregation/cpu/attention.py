@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from ....memory.arena import empty
+from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import InLists, IntArray

@@ -8,11 +8,11 @@ float32 or float64 CPU tensors. `lists`: n destinations, S sources, e edges.
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from ....memory.arena import empty
 from ....memory.lazy_rows import LazyRows, base_and_ids
+from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
 from .attention import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from ...runtime.intrinsics import prefetch, widened
+from ...runtime.jit import njit
 
 AnyArray = npt.NDArray[Any]
 _JIT: Any = {

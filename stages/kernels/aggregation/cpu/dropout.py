@@ -8,13 +8,13 @@ sequential generator.
 """
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from ....memory.arena import empty
 from ....memory.lazy_rows import base_and_ids
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
+from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..lists import IntArray
 from .lists import at

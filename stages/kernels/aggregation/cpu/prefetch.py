@@ -1,9 +1,9 @@
 """Prefetching of the rows that a neighbour list will name next, which the processor cannot predict."""
 
 import numpy as np
-from numba import njit
 
 from ...runtime.intrinsics import prefetch
+from ...runtime.jit import njit
 
 AHEAD = 8
 """Edges between the row that is being used and the row that is being fetched."""

@@ -11,11 +11,11 @@ float64 CPU tensors.
 """
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from ....memory.arena import empty
 from ....memory.lazy_rows import base_and_ids
+from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
 from .lists import at, factor, of_row, rows_array

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 from torch import Tensor
 
 from ....memory.arena import empty
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
+from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..attention_args import AttentionRule, EdgeNumbers
 from .lists import at

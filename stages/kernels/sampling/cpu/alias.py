@@ -2,13 +2,13 @@
 `reference.alias`."""
 
 import numpy as np
-from numba import njit
 
 from .....storage.errors import InputError
 from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
+from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..alias import RACE, SLOT_BITS, AliasTable, tries
 from .race import exponential

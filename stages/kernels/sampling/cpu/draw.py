@@ -6,11 +6,11 @@ sample. Distinct uniform picks: Floyd's algorithm (Bentley, CACM 30(9), 1987), f
 """
 
 import numpy as np
-from numba import njit
 
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
+from ...runtime.jit import njit
 from .alias import take_weighted
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from .....storage.graph import Graph
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch, trailing_zeros
+from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..samples import EdgeList, NeighborSample
 from .buffers import doubled, room

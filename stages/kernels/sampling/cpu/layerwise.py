@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from .....storage.graph import Graph
 from ...runtime.intrinsics import prefetch
+from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
 from .buffers import doubled, room

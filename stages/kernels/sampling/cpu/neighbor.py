@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from .....storage.errors import RunError
 from .....storage.graph import Graph
 from ...runtime.intrinsics import prefetch, trailing_zeros
+from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..alias import NO_TABLE, AliasTable
 from ..exponential_race import log2_table

@@ -1,8 +1,8 @@
 """Times of the exponential race (`exponential_race`), for compiled kernels."""
 
 import numpy as np
-from numba import njit
 
+from ...runtime.jit import njit
 from ..exponential_race import FRACTION_BITS, TABLE_BITS
 
 

@@ -1,7 +1,8 @@
 """Random words of `stages.random` for compiled kernels, and their reduction to a bounded number."""
 
 import numpy as np
-from numba import njit
+
+from ...runtime.jit import njit
 
 _U = np.uint64
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
+from ...runtime.jit import njit
 from ..layerwise import fraction_bits, weight_scale
 from .rng import below, mixed
 

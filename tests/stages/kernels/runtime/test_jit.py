@@ -1,0 +1,90 @@
+"""The cache of compiled kernels, as several processes use it."""
+
+import os
+import subprocess
+import sys
+
+from millrace.stages.kernels.runtime import jit
+from millrace.stages.kernels.runtime.jit import njit
+
+KERNELS = """
+from millrace.stages.kernels.runtime.jit import njit
+
+@njit()
+def add(a, b):
+    return a + b
+"""
+USER = """
+import sys, time
+import kernels
+from numba.core.caching import IndexDataCacheFile
+kept = IndexDataCacheFile._save_data
+
+def slowly(self, name, data):
+    # Long enough for the other process to be at the same place, were it let in.
+    time.sleep(1.0)
+    kept(self, name, data)
+
+IndexDataCacheFile._save_data = slowly
+a = {"int": 2, "float": 2.5, "complex": 2j}[sys.argv[1]]
+print(kernels.add(a, a), sum(kernels.add.stats.cache_hits.values()))
+"""
+
+
+def test_versions_that_are_kept_at_once_are_not_mixed_up(tmp_path):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    (tmp_path / "user.py").write_text(USER)
+    kinds = ("int", "float", "complex")
+
+    def told() -> list[str]:
+        users = [
+            subprocess.Popen([sys.executable, "user.py", kind], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+            for kind in kinds
+        ]
+        return [user.communicate(timeout=120)[0].strip() for user in users]
+
+    assert told() == ["4 0", "5.0 0", "4j 0"]
+    assert told() == ["4 1", "5.0 1", "4j 1"]
+
+
+def test_only_one_process_compiles(tmp_path):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    (tmp_path / "user.py").write_text(USER)
+    users = [
+        subprocess.Popen([sys.executable, "user.py", "int"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    told = sorted(user.communicate(timeout=120)[0].strip() for user in users)
+    assert told == ["4 0", "4 1", "4 1"]
+
+
+def test_a_process_that_dies_while_it_compiles_holds_nobody_up(tmp_path, monkeypatch):
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    dies = USER.replace("time.sleep(1.0)", "import os; os._exit(1)")
+    (tmp_path / "dies.py").write_text(dies)
+    (tmp_path / "user.py").write_text(USER)
+    assert subprocess.run([sys.executable, "dies.py", "int"], cwd=tmp_path, check=False).returncode == 1
+    done = subprocess.run([sys.executable, "user.py", "int"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "4 0"
+
+
+def test_where_no_lock_can_be_made_kernels_are_compiled_all_the_same(tmp_path):
+    @njit()
+    def double(x):
+        return 2 * x
+
+    double._cache._lock_path = tmp_path / "nowhere" / "lock"
+    assert double(4) == 8
+
+
+def test_waiting_has_an_end(tmp_path, monkeypatch):
+    @njit()
+    def triple(x):
+        return 3 * x
+
+    cache = triple._cache
+    cache._lock()
+    held, cache._locked = cache._locked, None
+    monkeypatch.setattr(jit, "WAIT_S", 0.05)
+    assert triple(2) == 6
+    os.close(held)
