@@ -1,7 +1,7 @@
 """Millrace trains graph neural networks on graphs that have outgrown one process.
 
-The names here are the public face; everything else may move. Each is imported when it is first used: torch alone takes
-seconds, and a worker that only holds a rank's process needs none of it.
+The names listed here are the public interface; everything else may move. Each is imported when it is first used: torch
+alone takes seconds to import, and a worker that only holds a rank's process does not need it.
 """
 
 from importlib import import_module
@@ -108,7 +108,7 @@ _HOMES = {
     "Bulk": "storage.minibatch",
     "MiniBatch": "storage.minibatch",
 }
-"""Where each public name is at home: module, or module:name."""
+"""Home of each public name: module, or module:name."""
 
 __all__ = [
     "GAT",

@@ -1,5 +1,6 @@
-"""Wiring, running, talking to people."""
+"""Pipeline: configuration, set-up, running, the command line and reports."""
 
 if not __name__.startswith("millrace."):
-    # The checkout's root holds this folder, so Python would import it from there, as a second copy of every type.
+    # The root of the checkout contains this folder, so Python would import it from there as a second copy of every
+    # type.
     raise ImportError(f"'{__name__}' is a part of millrace: import millrace.pipeline")

@@ -4,8 +4,7 @@ from .cluster.signals import quiet_end, quiet_start
 
 
 def main() -> None:
-    """Run one command. Signals are handled before anything else is imported, which takes a while, and until the process
-    has ended."""
+    """Run one command. Signals are handled from before the first slow import until the process has ended."""
     quiet_start()
     from .cli import main as command
 

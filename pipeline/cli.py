@@ -1,4 +1,4 @@
-"""The command line: the app, its commands, and its exit codes: 0 done, 2 wrong input, 3 failed, 130 interrupted."""
+"""The command line: the app, its commands, and exit codes (0 done, 2 wrong input, 3 failed, 130 interrupted)."""
 
 import errno
 import io
@@ -26,8 +26,8 @@ from .commands.run import run
 from .commands.sample import sample
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
-"""Raised by typer for a wrong command line. Newer versions bring their own click, older ones import it: this is the
-class of whichever is used."""
+"""Base class of typer's errors for a wrong command line. Newer versions of typer bring their own click, older ones
+import it; this is the class from whichever is used."""
 
 OUT_OF_MEMORY = 'out of memory ({}); use a smaller model, batch_size or fanout, or features = "mapped"'
 
@@ -61,7 +61,7 @@ def main() -> None:
     """Entry point of the ``millrace`` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A path with a character that the terminal lacks must not end a run.
+            # A path with a character that the terminal cannot show must not end a run.
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings(), ended_by_signals():
         warnings.showwarning = lambda message, *_, **__: say(f"note: {message}", err=True)
@@ -81,13 +81,13 @@ def _run_app() -> int:
     except MemoryError as e:
         return _failed(OUT_OF_MEMORY.format(e), 3)
     except RuntimeError as e:
-        # torch has no error of its own for this.
+        # torch raises a plain RuntimeError when it is out of memory on the CPU.
         if "allocate memory" not in str(e):
             raise
         return _failed(OUT_OF_MEMORY.format(str(e).splitlines()[0]), 3)
     except OSError as e:
         if e.errno == errno.ENAMETOOLONG:
-            return _failed("a path is longer than the file system takes; choose a shorter one", 2)
+            return _failed("a path is longer than the file system allows; choose a shorter one", 2)
         return _failed(f"the system refused: {e}; fix that, then give the command again (a run: with --resume)", 3)
     if code == 130:
         return _failed("interrupted; what was committed stays", 130)
@@ -95,7 +95,7 @@ def _run_app() -> int:
 
 
 def _usage_error(error: Any) -> str:
-    """The message for a wrong command line. A flag of another library is answered with Millrace's own."""
+    """Message for a wrong command line. For a flag of another library, it names Millrace's own."""
     context = getattr(error, "ctx", None)
     text = error.format_message()
     if (option := getattr(error, "option_name", None)) is not None and text.startswith("No such option"):
@@ -106,9 +106,9 @@ def _usage_error(error: Any) -> str:
 
 
 def _interruptible(command: Callable[[], Any]) -> Any:
-    """Call it; an error that follows a signal is an interrupt.
+    """Call `command`; an error that follows a signal is turned into an interrupt.
 
-    Code that cannot pass a KeyboardInterrupt on, such as a callback from C, raises something else in its place.
+    Code that cannot pass on a KeyboardInterrupt, such as a callback from C, raises another error in its place.
     """
     try:
         return command()

@@ -1,4 +1,4 @@
-"""Sampling of all minibatches of a job ahead of training, into a store."""
+"""Sampling of all minibatches of a job into a store, ahead of training."""
 
 import time
 from collections.abc import Callable
@@ -26,28 +26,27 @@ from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarte
 
 
 def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
-    """Fill a store with the minibatches of ``job.epochs`` epochs. Bulks that it holds already are kept.
+    """Fill a store with the minibatches of ``job.epochs`` epochs. Bulks already in it are kept.
 
     Args:
-        job: what to sample.
+        job: the job to sample for.
         out: the store's folder, or its URL on an object store.
         emit: called with every event.
-        stop: asked between bulks.
+        stop: called between bulks; true interrupts.
 
     Returns:
-        A record: epochs, minibatches, edges (of the bulks sampled now), bytes on disk (None on an object store),
-            seconds.
+        A record: epochs, minibatches, edges (of bulks sampled now), bytes on disk (None on an object store), seconds.
 
     Raises:
         InputError: the job's system does not sample, or `out` was made from something else.
         RunError: `out` cannot be written, or does not answer.
-        Interrupted: `stop` said so; what is committed stays and the same command goes on from there.
+        Interrupted: `stop` returned true; committed bulks stay, and the same command continues from there.
     """
     start = time.perf_counter()
     dataset = open_data(job, None, emit)
     # The minibatches do not depend on how the graph is distributed.
     system = make_system(job.model_copy(update={job.system: type(job.options)()}))
-    if not isinstance(system.sample, Sampled):  # whose plan is that of a store
+    if not isinstance(system.sample, Sampled):  # its seed plan is the store's
         raise InputError(f"system '{system.name}' does not sample minibatches; there is nothing to precompute")
     system.sample.sampler.check(dataset.graph)
     if not len(dataset.split.train):
@@ -64,8 +63,8 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
     kernel = sampling_backend(job.kernel)
     # Anything else at `out` is refused before the folder is locked; leftovers are removed only under the lock.
     create(sweep=False).close()
-    # An object store has no lock. A bulk that a killed writer left there lacks its manifest, and is overwritten when it
-    # is sampled again.
+    # An object store has no lock. A bulk left there by a killed writer has no manifest, and is overwritten when it is
+    # sampled again.
     with nullcontext() if is_url(out) else held(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
         if job.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
@@ -97,7 +96,7 @@ def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool
 def _fill(
     job: Job, plan: SeedPlan, queue: ZarrQueue, fill: Callable[..., None], emit: Emit, stop: Callable[[], bool]
 ) -> int:
-    """Sample the bulks that the queue lacks, and return their number of edges."""
+    """Sample the bulks missing from the queue, and return their number of edges."""
     total = job.epochs * plan.num_bulks
     done = sum(len(queue.committed(e)) for e in range(job.epochs))
     edges = 0

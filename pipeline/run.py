@@ -1,4 +1,4 @@
-"""Run a job, in this process or on a cluster: train, evaluate, and leave a folder that tells all about it."""
+"""Run a job in this process or on a cluster: train, evaluate, and write the run's folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ def _threads(count: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
-    # Told, not left to ask torch: a sampling thread may ask while a product has torch's threads to itself
+    # Set explicitly: a sampling thread may ask torch while a matrix product occupies all of torch's threads
     # (`stages.nn.dense`).
     set_num_threads(torch.get_num_threads())
     try:
@@ -71,30 +71,30 @@ def run(
     config: Job | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Result:
-    """Train, and evaluate the parameters of the best validation epoch on the test split.
+    """Train a model, and evaluate the parameters of its best validation epoch on the test split.
 
     Args:
-        dataset: a `Dataset`, or whatever `open_dataset` takes, such as a path or a PyG `Data`; by default the
+        dataset: a `Dataset`, or anything that `open_dataset` takes, such as a path or a PyG `Data`; by default the
             configuration's.
-        system: such as ``bulk(NeighborSampler((15, 10, 5)))``, or a name.
-        model: such as ``GraphSAGE(hidden=128, layers=3)``, a name, or a module of your own that follows the model
+        system: a system such as ``bulk(NeighborSampler((15, 10, 5)))``, or its name.
+        model: a model such as ``GraphSAGE(hidden=128, layers=3)``, its name, or your own module that follows the model
             protocol.
         out: the run's folder; by default a new one under ``runs/``.
-        resume: go on from the last checkpoint in `out`; without `config`, keys that are not given are those that the
-            run was started with.
+        resume: continue from the last checkpoint in `out`. Without `config`, keys that are not given keep the values
+            that the run was started with.
         samples: a store of sampled minibatches to train from.
-        verbose: print notes and progress as the command line does.
-        emit: called with every event but pulses, which are in ``metrics.jsonl``; nothing is printed then.
-        stop: asked between steps; true ends the run with a checkpoint, from which `resume` goes on.
-        save: asked between steps; true writes a checkpoint.
+        verbose: print notes and progress, as the command line does.
+        emit: called with every event except pulses, which are in ``metrics.jsonl``; nothing is printed then.
+        stop: called between steps; true ends the run with a checkpoint, from which `resume` continues.
+        save: called between steps; true writes a checkpoint.
         config: a configuration, resolved or not.
         options: configuration keys and their shorthands, such as ``epochs=3, lr=0.01, train={"batch_size": 512}``.
 
     Returns:
-        The result, which is also in ``out/result.json``; its `status` is ``stopped`` where `stop` ended the run.
+        The result, also written to ``out/result.json``; its `status` is ``stopped`` if `stop` ended the run.
 
     Raises:
-        InputError: something does not fit.
+        InputError: the data, model, system and configuration do not go together.
         RunError: the run failed; it can be resumed.
     """
     with heard(emit, verbose) as message:
@@ -135,12 +135,12 @@ def _run(
         from .cluster.dask_cluster import check_reachable
         from .machine.gpus import check_cluster
 
-        # Here alone: ranks and workers, which prepare the same job, need not hold the driver's certificate, and see
-        # other GPUs.
+        # Checked in the driver only: ranks and workers prepare the same job, but may lack the driver's certificate and
+        # see other GPUs.
         check_cluster(job)
         check_reachable(job.cluster)
     else:
-        # Ranks on a cluster look at their own processors and machines.
+        # On a cluster, ranks check their own processors and machines.
         check_matmul_precision(job)
         check_compiler(job)
     check_run_folder(folder, resume)
@@ -150,7 +150,7 @@ def _run(
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
         check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
-    # The folder's job.toml must find the data again, from wherever it is read.
+    # job.toml must find the data again from any working folder.
     in_memory = dataset if isinstance(dataset, Dataset) else None
     if isinstance(dataset, Dataset):
         job = job_of_given(job, dataset, folder)
@@ -171,7 +171,7 @@ def _run(
             raise
     dataset.check()
     prepared = prepare(job, dataset, system=system, model=model)
-    # What cannot be is refused before anything is written.
+    # Refuse impossible jobs before anything is written.
     check_samples(prepared, samples)
     check_owners(prepared)
     if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
@@ -213,13 +213,13 @@ def _run(
 
 
 def _begun(out: str | Path | None, dataset: object) -> dict[str, Any]:
-    """The configuration that a run was started with, to go on with it."""
+    """The configuration that a run was started with, for resuming it."""
     if out is None:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
     folder = local(out).expanduser()
     check_run_folder(folder, resume=True)
     table = read_toml(folder / JOB)
-    # What is given from Python lies in memory, not in the store that the folder keeps of it.
+    # Data given from Python is in memory now; the folder's store of it is not read.
     in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
     return {k: v for k, v in table.items() if not (k == "features" and in_memory)}
 

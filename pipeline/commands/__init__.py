@@ -1,1 +1,1 @@
-"""One module for each command. Heavy imports are inside the functions, so that `--help` is quick."""
+"""Commands of the command line, one module each. Heavy imports are inside the functions, so that `--help` is quick."""

@@ -26,7 +26,7 @@ def convert(
 ) -> None:
     """Write a dataset as a Millrace store.
 
-    It opens fast and can leave its features on disk.
+    Stores open fast, and can leave their features on disk.
     """
     from ...storage.dataset_store import write_dataset
     from ..config.load import resolve
@@ -38,7 +38,7 @@ def convert(
     flags = {"dataset": dataset, "seed": seed, "split": split}
     job, out = resolve(job_table(None, flags, overrides)), output_folder(out)
     if out.exists():
-        raise InputError(f"{out} exists already; choose another --out")
+        raise InputError(f"{out} already exists; choose another --out")
     with Terminal() as terminal:
         data = open_data(job, None, terminal)
         terminal(StageStarted("store", f"writing {out}"))

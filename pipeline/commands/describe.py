@@ -31,18 +31,18 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
 
     Args:
         path: a run's folder, a store of any kind, anything that `open_dataset` takes, or the URL of a store of samples.
-        minibatch: ``EPOCH,INDEX``: describe that minibatch of a store of samples.
-        job: a configuration that says how a dataset is read; None: the defaults.
+        minibatch: ``EPOCH,INDEX`` of a minibatch to describe, in a store of samples.
+        job: configuration with the options for reading a dataset; None: the defaults.
 
     Raises:
-        InputError: `minibatch` is malformed, `path` holds no samples, or `job` is given and `path` is no dataset.
-        StoreError: the store is damaged, or nothing is at the URL.
+        InputError: `minibatch` is malformed, `path` has no samples, or `job` is given and `path` is not a dataset.
+        StoreError: the store is damaged, or there is nothing at the URL.
         RunError: the object store does not answer.
     """
     folder = Path(path).expanduser()
     format_ = "samples" if is_url(path) else _format(folder)
     if job is not None and ((folder / JOB).is_file() or format_ not in (None, "dataset")):
-        raise InputError(f"--set says how a dataset is read, and {path} is none; leave it out")
+        raise InputError(f"--set changes how a dataset is read, but {path} is not a dataset; leave it out")
     if is_url(path):
         return _samples(path, minibatch)
     if minibatch is not None and format_ != "samples":

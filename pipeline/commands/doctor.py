@@ -32,13 +32,13 @@ FOR_GPUS = {
         f'cluster.cuda.protocol = "ucx" needs it: {INSTALL}',
     ),
 }
-"""For each package: its module, the distributions that may hold it, and what needs it."""
+"""Optional packages: the module, the distributions that may provide it, and the features that need it."""
 SMI = ("nvidia-smi", "--query-gpu=driver_version,name,memory.total,memory.used", "--format=csv,noheader,nounits")
 SMI_S = 20.0
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Say what is installed, what this machine has, what is missing."""
+    """Report what is installed, what this machine has, and what is missing."""
     record = examine()
     if as_json:
         say(json.dumps(record))
@@ -48,7 +48,7 @@ def doctor(as_json: JsonFlag = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Versions, machine, GPUs with their software, and optional extras; sections of printable values."""
+    """Sections of printable values: versions, the machine, GPUs and their software, optional extras."""
     from ..setup.result import versions
 
     return {"versions": versions(), "machine": _machine(), "gpu": _gpus(), "extras": _extras()}
@@ -81,7 +81,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _extras() -> dict[str, str]:
-    """For each extra: complete, or the modules that are missing and the command that installs them."""
+    """State of each extra: complete, or its missing modules and the command that installs them."""
     extras = {}
     for extra, modules in EXTRAS.items():
         missing = [m for m in modules if find_spec(m) is None]
@@ -91,7 +91,7 @@ def _extras() -> dict[str, str]:
 
 
 def _gpus() -> dict[str, str]:
-    """The driver, the GPUs, and the software that they need; where it is missing, what needs it."""
+    """The driver, the GPUs and their software, each with the feature that needs it where it is missing."""
     import torch
     from torch.cuda import nccl
 
@@ -116,7 +116,7 @@ def _gpus() -> dict[str, str]:
 
 
 def _driver() -> list[tuple[str, str]]:
-    """Lines on the driver and on each GPU, by `nvidia-smi`."""
+    """Lines about the driver and each GPU, from `nvidia-smi`."""
     lacking = 'device = "cuda" needs an NVIDIA GPU and its driver'
     try:
         message = subprocess.run(SMI, capture_output=True, text=True, timeout=SMI_S, check=False)
@@ -131,7 +131,7 @@ def _driver() -> list[tuple[str, str]]:
 
 
 def _card(name: str, total: str, used: str) -> str:
-    """One GPU's line. `nvidia-smi` gives memory in MiB, and none for GPUs that share the host's memory."""
+    """One GPU's line. `nvidia-smi` prints memory in MiB, and none for GPUs that share the host's memory."""
     if not (total.isdigit() and used.isdigit()):
         return name
     return f"{name}, {int(total) / 1024:.1f} GiB, {int(used) / 1024:.1f} GiB in use"

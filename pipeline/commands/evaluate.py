@@ -18,7 +18,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run's model on every split.
 
-    Layer by layer, over full neighbourhoods.
+    Evaluation goes layer by layer, over full neighbourhoods.
     """
     from ..inference.evaluate import evaluate_run
     from ..interop.user_module import own_module

@@ -1,5 +1,5 @@
-"""The flags that several commands take. Those of a configuration key name its default, which applies where no job file
-sets the key."""
+"""Flags shared by several commands. The help of a flag for a configuration key names the key's default, which applies
+where no job file sets the key."""
 
 from pathlib import Path
 from typing import Annotated

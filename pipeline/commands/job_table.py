@@ -12,7 +12,7 @@ def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | No
 
     Args:
         job: the TOML file; None: no file.
-        flags: value by name of the flag; None: not given.
+        flags: values by flag name; None: not given.
         overrides: ``KEY=VALUE`` texts.
 
     Raises:
@@ -35,12 +35,12 @@ def job_table(job: Path | None, flags: dict[str, Any], overrides: list[str] | No
 
 
 def _check_job_file(job: Path) -> None:
-    """Raises InputError for a dataset in the place of the job file."""
+    """Raise InputError if a dataset was given in place of the job file."""
     from ..datasets.readers.registry import TABLES
     from ..setup.run_folder import JOB
 
     path = expanded(job)
-    # A folder's name may hold a colon, as a dataset's does: a file that exists is not taken for a name.
+    # A folder's name may contain a colon, as a dataset's does: an existing file is never taken for a dataset's name.
     if (
         str(job) == "digits"
         or job.name.lower().endswith((".npz", *TABLES))
@@ -51,10 +51,10 @@ def _check_job_file(job: Path) -> None:
 
 
 def _without_overridden(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The file's table without options that do not go with what the flags say.
+    """The job file's table without options that contradict the flags.
 
-    Another model's options are dropped, but for those of every model. The number of layers and the fanout depend on
-    each other: a flag for one drops the other.
+    A flag for another model drops the former model's options, except those that every model has. The number of layers
+    and the fanout depend on each other: a flag for one drops the other.
     """
     from ..config.model_table import with_model
 

@@ -9,13 +9,13 @@ from typing import Any
 def say(text: str, err: bool = False) -> None:
     """Print a text and flush it.
 
-    A reader that has closed the pipe is no error: the work is done already.
+    A reader that closed the pipe is not an error: the work is done.
     """
     stream = sys.stderr if err else sys.stdout
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
-        # Python flushes again when it exits, and would complain.
+        # Python would flush again at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -25,7 +25,7 @@ def say_aside(text: str) -> None:
 
 
 def show(text: str, record: Any, as_json: bool) -> None:
-    """Print the text of a result, or with `as_json` its record, and then the text on standard error."""
+    """Print a result's text, or with `as_json` its record on standard output and the text on standard error."""
     say(text, err=as_json)
     if as_json:
         say(json.dumps(record))

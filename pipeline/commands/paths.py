@@ -6,10 +6,10 @@ from ...storage.errors import InputError
 
 
 def expanded(path: Path) -> Path:
-    """The path with `~` expanded, which shells do not do in `--out=~/runs`.
+    """The path with `~` expanded, which shells leave alone in `--out=~/runs`.
 
     Raises:
-        InputError: there is no such home folder.
+        InputError: the home folder does not exist.
     """
     try:
         return path.expanduser()
@@ -18,10 +18,10 @@ def expanded(path: Path) -> Path:
 
 
 def output_folder(out: Path) -> Path:
-    """The folder to write into.
+    """The expanded path of a folder to write into.
 
     Raises:
-        InputError: it is a URL, or there is no such home folder.
+        InputError: `out` is a URL, or its home folder does not exist.
     """
     from ..setup.run_folder import local
 

@@ -1,4 +1,4 @@
-"""`millrace plan`: predict memory, bytes and time of each system, and choose one."""
+"""`millrace plan`: predict memory, bytes and time of each system, and recommend one."""
 
 from typing import Annotated
 
@@ -57,7 +57,7 @@ def plan(
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Predict each system's memory, bytes and time, and choose one."""
+    """Predict each system's memory, bytes and time, and recommend one."""
     from ..planning.inputs import Cluster, Numbers
     from ..planning.network import Link, link_named
     from ..planning.planner import plan as make_plan

@@ -24,7 +24,7 @@ def predict(
 ) -> None:
     """Write a run's predictions into a file.
 
-    The class of each node and its probability, over full neighbourhoods.
+    Each node gets a class and its probability, over full neighbourhoods.
     """
     from ..inference.predict import predict_to_file
     from ..interop.user_module import own_module

@@ -1,4 +1,4 @@
-"""`millrace report`: write a page on where the time, bytes and memory of runs went."""
+"""`millrace report`: write a page that shows where the time, bytes and memory of runs went."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def report(
         bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")
     ] = False,
 ) -> None:
-    """Write a page on where a run's time, bytes and memory went."""
+    """Write a page that shows where a run's time, bytes and memory went."""
     from ..report.write import report as write
 
     written = write([expanded(run) for run in runs], output_folder(out) if out is not None else None)

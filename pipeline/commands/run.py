@@ -129,7 +129,7 @@ def _train(
 
 
 def _job_to_resume(job: Path | None, out: Path | None) -> Path:
-    """The job file given, or else the one in the run's folder. Raises InputError: there is no run to resume."""
+    """The job file given, or else the one in the run's folder. Raises InputError if there is no run to resume."""
     from ..setup.run_folder import JOB, check_run_folder
 
     if out is None:
@@ -139,7 +139,7 @@ def _job_to_resume(job: Path | None, out: Path | None) -> Path:
 
 
 def summary(result: "Result") -> str:
-    """The lines that are printed at the end of a run."""
+    """The text printed at the end of a run."""
     seconds = result.seconds
     best = f" (best: {result.best_epoch + 1})" if result.best_epoch >= 0 else ""
     loss = "not finite: the run diverged" if result.train_loss is None else f"{result.train_loss:.4f}"

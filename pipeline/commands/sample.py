@@ -26,7 +26,7 @@ def sample(
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Sample minibatches once, to train from them many times. An interrupted run goes on where it stopped."""
+    """Sample minibatches once, to train from them many times. An interrupted run continues where it stopped."""
     from ..config.load import resolve
     from ..precompute import precompute
     from ..telemetry.console import Terminal

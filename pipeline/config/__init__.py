@@ -1,1 +1,1 @@
-"""The configuration: its keys, how it is read, and the training systems it names."""
+"""Configuration: its keys, how it is read, and the registry of training systems."""

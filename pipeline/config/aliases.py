@@ -1,5 +1,5 @@
-"""Configuration keys by other words: shorthands, which work everywhere, and words of other libraries, each with what to
-set here."""
+"""Other words for configuration keys: shorthands, which work everywhere, and words of other libraries, each with the
+key to set here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ SHORTHANDS: dict[str, tuple[str, ...]] = {
     "scheduler": ("cluster", "scheduler"),
     "host": ("cluster", "host"),
 }
-"""Words that are short for configuration keys: on the command line, in a job file and in Python."""
+"""Shorthands for configuration keys: on the command line, in a job file and in Python."""
 
 FLAGS = (
     "hidden",
@@ -40,10 +40,10 @@ FLAGS = (
     "ranks",
     "dataset",
 )
-"""Words that are flags of `run`."""
+"""Shorthands that are flags of `run`."""
 
 NAMED = {"model": "name", "sampler": "name", "partition": "method"}
-"""Sections of which a plain string is one key."""
+"""Sections for which a plain string sets one key."""
 
 KEYS: dict[str, tuple[str, ...]] = {
     "epochs": ("num_epochs", "n_epochs", "max_epochs", "nepochs"),
@@ -77,7 +77,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "partition.method": ("partitioner", "partition_method", "part_method"),
     "checkpoint.every_epochs": ("save_every", "save_freq", "checkpoint_every"),
 }
-"""The words of other libraries that mean a key."""
+"""Words of other libraries for a key."""
 
 RENAMED: dict[str, str] = {
     "bulk.hot": "bulk.cache_fraction",
@@ -90,7 +90,7 @@ RENAMED: dict[str, str] = {
     "retexo.hands_on": "retexo.propagate",
     "cluster.wait_note_s": "cluster.slow_peer_warning_s",
 }
-"""Keys that had another name in an earlier version, each with its name today."""
+"""Keys renamed since an earlier version, with today's name."""
 
 REMOVED: dict[str, str] = {
     "grappa.hops": "no correction did better than none in 720 runs",
@@ -98,14 +98,14 @@ REMOVED: dict[str, str] = {
     "grappa.strength": "no correction did better than none in 720 runs, with shrinking or without",
     "retexo.folds": "it raised no accuracy",
     "retexo.residual": "it raised no accuracy",
-    "retexo.select_by": "retexo.mode says what the best epoch of a layer is chosen by",
+    "retexo.select_by": "retexo.mode decides how the best epoch of a layer is chosen",
 }
-"""Keys of an earlier version that are gone, each with the reason."""
+"""Keys removed since an earlier version, with the reason."""
 
 LR_IS_CONSTANT = "the learning rate is constant (train.lr)"
 
 SENTENCES: dict[str, tuple[str, ...]] = {
-    "set device to 'cuda' and ranks to the number of GPUs: each rank has one of its own": (
+    "set device to 'cuda' and ranks to the number of GPUs: each rank uses one GPU": (
         "gpus",
         "n_gpus",
         "num_gpus",
@@ -113,12 +113,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "devices",
         "use_cuda",
     ),
-    "there are no loader processes; ranks sample in threads (threads), or tasks do (cluster.producers, with queue.kind 'zarr')": (
+    "there are no loader processes; ranks sample in threads (threads), or Dask tasks do (cluster.producers, with "
+    "queue.kind 'zarr')": (
         "num_workers",
         "n_workers",
         "workers",
     ),
-    "set train.matmul_precision to 'bfloat16' for mixed precision; dtype is that of everything else": (
+    "set train.matmul_precision to 'bfloat16' for mixed precision; dtype applies to everything else": (
         "amp",
         "fp16",
         "bf16",
@@ -126,18 +127,18 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "precision",
         "autocast",
     ),
-    "there are no callbacks; pass emit=, a function of each event, to mr.run": (
+    "there are no callbacks; pass emit=, a function that is called with each event, to mr.run": (
         "callbacks",
         "callback",
         "logger",
         "loggers",
     ),
-    "there are no class weights, every train node weighs the same in the loss": (
+    "there are no class weights; all train nodes have the same weight in the loss": (
         "class_weight",
         "class_weights",
         "pos_weight",
     ),
-    f"there are no schedules, {LR_IS_CONSTANT}": (
+    f"there are no schedules: {LR_IS_CONSTANT}": (
         "scheduler",
         "lr_scheduler",
         "lr_schedule",
@@ -146,13 +147,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "lr_decay",
         "gamma",
     ),
-    "the loss follows from the labels: cross entropy, or binary cross entropy where a node has several": (
+    "the loss follows from the labels: cross entropy, or binary cross entropy where nodes have several labels": (
         "loss",
         "loss_fn",
         "criterion",
     ),
-    "the metric follows from the labels: accuracy, or micro-F1 where a node has several": ("metric", "metrics"),
-    "an optimizer has torch's defaults but for train.lr and train.weight_decay": (
+    "the metric follows from the labels: accuracy, or micro-F1 where nodes have several labels": ("metric", "metrics"),
+    "an optimizer has torch's defaults except for train.lr and train.weight_decay": (
         "momentum",
         "betas",
         "eps",
@@ -167,7 +168,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "max_grad_norm",
         "gradient_clipping",
     ),
-    "train nodes are shuffled anew in every epoch": ("shuffle",),
+    "train nodes are shuffled in every epoch": ("shuffle",),
     "the last minibatch of an epoch is always trained on": ("drop_last",),
     "it follows from the dataset": (
         "in_channels",
@@ -179,7 +180,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "out_dim",
         "num_features",
     ),
-    "it is no key: pass --out on the command line, or out= in Python": (
+    "it is not a key: pass --out on the command line, or out= in Python": (
         "out",
         "output_dir",
         "out_dir",
@@ -189,24 +190,23 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "run_dir",
         "logdir",
     ),
-    "it is no key: pass --resume on the command line, or resume=True in Python": (
+    "it is not a key: pass --resume on the command line, or resume=True in Python": (
         "resume",
         "resume_from_checkpoint",
         "ckpt_path",
     ),
-    "it is no key: pass --samples on the command line, or samples= in Python": ("samples",),
-    "each rank has one part, or grappa.chunks of them: set ranks": ("num_parts", "n_parts", "nparts", "parts"),
+    "it is not a key: pass --samples on the command line, or samples= in Python": ("samples",),
+    "each rank has one part (grappa: grappa.chunks parts): set ranks": ("num_parts", "n_parts", "nparts", "parts"),
     "set OGB_ROOT to the folder of OGB's datasets, or dataset to a path": ("root", "data_dir", "data_root"),
 }
-"""What to say where no key means the same."""
+"""Advice for words without a matching key."""
 
 _KEY_OF = {word: key for key, words in KEYS.items() for word in words}
 _SENTENCE_OF = {word: sentence for sentence, words in SENTENCES.items() for word in words}
 
 
 def advice(word: str) -> str:
-    """What to set in place of a word of another library, as the end of an error; the empty string where the word is not
-    known."""
+    """Advice for a word of another library, as the end of an error message; empty if the word is not known."""
     word = word.lower()
     if (key := _KEY_OF.get(word)) is not None:
         return f"; did you mean '{key}'?"
@@ -214,7 +214,7 @@ def advice(word: str) -> str:
 
 
 def instead_of_flag(flag: str) -> str | None:
-    """What to give in place of a flag that there is not; None where its word is not known."""
+    """Message for a flag that does not exist, naming the one to use; None if its word is not known."""
     word = flag.lstrip("-").replace("-", "_").lower()
     key = ".".join(SHORTHANDS.get(word, ())) or _KEY_OF.get(word)
     if key is not None:
@@ -226,8 +226,8 @@ def instead_of_flag(flag: str) -> str | None:
 
 
 def full_key(path: Sequence[str], value: Any) -> list[str]:
-    """The key that a path means: a shorthand's, a section's own where it is named by a plain string, or the path
-    itself."""
+    """The key that a path stands for: a shorthand's key, a section's main key if the section is set by a plain string,
+    or the path itself."""
     if len(path) == 1 and path[0] in NAMED and isinstance(value, str):
         return [path[0], NAMED[path[0]]]
     return list(SHORTHANDS.get(path[0], path)) if len(path) == 1 else list(path)
@@ -253,13 +253,13 @@ def merged(base: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str
 
 
 def expanded(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with every shorthand replaced by the key that it is short for.
+    """A table with every shorthand replaced by its key.
 
     Raises:
-        InputError: both are given, and differ.
+        InputError: a shorthand and its key are both given, and differ.
     """
     short = {word: full_key([word], value) for word, value in table.items() if full_key([word], value) != [word]}
-    # A section named by a string must be a table before anything is put in it.
+    # A section set by a plain string must become a table before anything is put into it.
     result = {word: value for word, value in table.items() if word not in short}
     for word, path in sorted(short.items(), key=lambda item: item[0] not in NAMED):
         section = result.get(path[0])
@@ -273,9 +273,9 @@ def expanded(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_options(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with keys and shorthands over it, as keyword arguments give them."""
+    """A table updated with keyword arguments, which may be keys or shorthands."""
     result, full = expanded(table), {word: full_key([word], value) for word, value in options.items()}
-    # A section that is given whole must not wipe out what a shorthand says.
+    # A section given as a whole must not overwrite a shorthand's value.
     for word in sorted(options, key=lambda word: full[word] != [word]):
         result = merged(result, full[word], options[word])
     return result

@@ -1,4 +1,4 @@
-"""The keys of a configuration. `load` adds a section for each registered system."""
+"""Keys of a configuration. `load` adds a section for each registered system."""
 
 from collections.abc import Container, Mapping
 from typing import Any, Literal
@@ -15,51 +15,51 @@ from .schema import CheckpointEvery, Cluster, Gpu, Partition, Queue, Section, Tr
 
 
 def canonical(registry: Container[str], name: str) -> str:
-    """The registry's word for a name in another case (``SAGE``) or the public name of the class (``GraphSAGE``); else
-    the name itself."""
+    """The registered name for a name in another case (``SAGE``) or the public name of a class (``GraphSAGE``); other
+    names are returned unchanged."""
     word = name.lower().removeprefix("graph")
     return word if word in registry else name
 
 
 class Job(Section):
-    """Everything that decides a run. Written, resolved, into the run's folder as ``job.toml``."""
+    """All settings that decide a run. The resolved job is written into the run's folder as ``job.toml``."""
 
     dataset: str = "digits"
     """An embedded name, a file, a folder, a store, or an OGB name."""
     split: str | None = None
-    """``public``, ``random:20,30`` (per class: training, validation), ``fraction:0.6,0.2``; by default what the dataset
-    has."""
+    """``public``, ``random:20,30`` (per class: training, validation), or ``fraction:0.6,0.2``; by default the dataset's
+    own split, or a random one."""
     features: Literal["memory", "mapped", "zarr", "owned"] = "memory"
-    """Where the features of a Millrace store lie during the run; ``owned``: each rank holds its share in memory, and
-    sends the others what they need."""
+    """Place of a Millrace store's features during the run; ``owned``: each rank holds its share in memory, and sends
+    rows to the others."""
     system: str = ""
-    """The training system, whose options are in the section of its name."""
+    """The training system. Its options are in the section of the same name."""
     epochs: int = Field(default=30, ge=1)
-    """Passes over the train split, of each layer where layers are trained one after the other."""
+    """Passes over the train split; for each layer, if layers are trained one after the other."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Random seed: of the split, the initial parameters, minibatches and dropout."""
+    """Random seed of the split, the initial parameters, minibatches and dropout."""
     ranks: int = Field(default=1, ge=1)
     """P: trainer processes."""
     executor: Literal["inline", "dask"] | None = None
     """``inline``: this process; ``dask``: a cluster. By default inline for one rank."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where ranks train: on processors, or each on a GPU of its own."""
+    """Device of the ranks: processors, or one GPU each."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Of features, activations and parameters."""
+    """Precision of features, activations and parameters."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
     kernel: Literal["cpu", "reference", "cuda", "cugraph"] = "cpu"
-    """Sampling kernels: compiled, the literal matrix formulation (slow), or those of a GPU; ``cugraph``: by RAPIDS, for
-    the sampler ``neighbor``, with other random numbers. By default those of `device`."""
+    """Sampling kernels: compiled, SciPy's matrix formulation (slow), or a GPU's; ``cugraph``: RAPIDS, for the sampler
+    ``neighbor``, with other random numbers. By default chosen by `device`."""
     check: bool = False
-    """Prove the invariants of every message on the way."""
+    """Check the invariants of every message."""
     start_from: str | None = None
-    """The folder of a finished run whose parameters training begins with, such as one that trained layer after layer
-    and is to be tuned end to end."""
+    """Folder of a finished run with the initial parameters, for example a run trained layer by layer that is to be
+    tuned end to end."""
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "sage"})
-    """``name`` and the options of that model."""
+    """``name``, and the options of that model."""
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})
-    """``name`` and the options of that sampler."""
+    """``name``, and the options of that sampler."""
     train: Train = Train()
     queue: Queue = Queue()
     partition: Partition = Partition()
@@ -67,24 +67,24 @@ class Job(Section):
     cluster: Cluster = Cluster()
     checkpoint: CheckpointEvery = CheckpointEvery()
     read: ReadOptions = ReadOptions()
-    """How the dataset's input is cleaned."""
+    """Options for cleaning the dataset's input."""
 
     @field_validator("device", "dtype", mode="before")
     @classmethod
     def _word(cls, value: Any) -> Any:
-        """The word for an object of torch's, such as ``torch.device("cpu")``."""
+        """The name of a torch object, such as ``torch.device("cpu")``."""
         word = str(value).removeprefix("torch.") if isinstance(value, torch.device | torch.dtype) else value
         if isinstance(word, str) and word.startswith("cuda:"):
             raise PydanticCustomError(
                 "device",
-                "expected 'cpu' or 'cuda': each rank takes a GPU of its own; choose among them by CUDA_VISIBLE_DEVICES",
+                "expected 'cpu' or 'cuda': each rank uses one GPU; choose among them with CUDA_VISIBLE_DEVICES",
             )
         return word
 
     @field_validator("model", "sampler", mode="before")
     @classmethod
     def _known_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """Names are known in any case, and models by the names of their classes too."""
+        """Accept names in any case, and the class names of models."""
         if not isinstance(value, Mapping) or not isinstance(name := value.get("name"), str):
             return value
         return {**value, "name": canonical(MODELS if info.field_name == "model" else SAMPLERS, name)}
@@ -95,5 +95,5 @@ class Job(Section):
         return getattr(self, self.system)
 
     def to_toml(self) -> str:
-        """The resolved configuration as TOML; keys that are unset are left out."""
+        """The resolved configuration as TOML, without keys that are unset."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

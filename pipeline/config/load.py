@@ -1,4 +1,4 @@
-"""One validated configuration: a TOML file, ``a.b=c`` overrides, or keyword arguments. Unknown keys are errors."""
+"""Validation of a configuration from a TOML file, ``a.b=c`` overrides or keyword arguments. Unknown keys are errors."""
 
 import dataclasses
 import tomllib
@@ -22,11 +22,11 @@ from .schema import BULK_ON_GPU, Queue, Train
 from .systems import SYSTEMS
 
 PER_LAYER: dict[str, tuple[int, ...]] = {"fanout": (15, 10, 5), "sizes": (512, 512, 512)}
-"""Sampler options that hold one number per layer, and their values if unset; further layers repeat the last number."""
+"""Sampler options with one number per layer, and their defaults; further layers repeat the last number."""
 
 
 def add_sections() -> None:
-    """Give `Job` a section for each registered system. To be called again after one has been registered by hand."""
+    """Add a section to `Job` for each registered system. Call it again after registering a system by hand."""
     systems = SYSTEMS.available()
     choices: Any = Literal[tuple(sorted(systems))]
     Job.model_fields["system"].annotation = choices
@@ -49,7 +49,7 @@ def _known(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _hint(key: str) -> str:
-    """Suggests what an unknown key was meant to be, as the end of an error."""
+    """Suggestion for an unknown key, as the end of an error message."""
     if key in RENAMED:
         return f"; it is called '{RENAMED[key]}' now"
     if key in REMOVED:
@@ -81,10 +81,10 @@ def _sentence(error: ValidationError) -> str:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """``a.b=c`` as (["a", "b"], c); c is read as a TOML value, or else as a string.
+    """Parse ``a.b=c`` into (["a", "b"], c); c is read as a TOML value, or else as a string.
 
     Raises:
-        InputError: no ``=`` or an empty key.
+        InputError: no ``=``, or an empty key.
     """
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
@@ -92,7 +92,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
         raise InputError(f"--set {shown(text)} is not of the form key=value, such as train.lr=0.01")
     value = value.strip()
     try:
-        # What has a line of its own would be another key.
+        # A value with a line break could contain another key.
         read = value if "\n" in value else tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
         read = value
@@ -106,7 +106,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file.
 
     Raises:
-        InputError: absent, no file, no TOML.
+        InputError: the file does not exist, is not a file, or is not TOML.
     """
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
@@ -119,7 +119,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def check_no_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuse URLs with credentials or a query: a run writes its configuration down.
+    """Refuse URLs with credentials or a query, since a run writes its configuration to its folder.
 
     Raises:
         InputError: names the key.
@@ -135,8 +135,8 @@ def check_no_secrets(table: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def resolve(table: Mapping[str, Any]) -> Job:
-    """Validate a configuration and fill in what depends on other keys (layers follow the sampler's fanout or sizes, or
-    they the layers).
+    """Validate a configuration and fill in values that depend on other keys: the number of layers follows the sampler's
+    fanout or sizes, or the other way round.
 
     Raises:
         InputError: one line per problem, at most three.
@@ -145,7 +145,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
     check_no_secrets(table)
     table = expanded(table)
     if isinstance(name := table.get("system"), str) and name in SYSTEMS:
-        _ = SYSTEMS.find(name)  # says why one that is installed cannot be imported
+        _ = SYSTEMS.find(name)  # raises for an installed one that cannot be imported
     try:
         job = Job.model_validate(table)
     except ValidationError as e:
@@ -153,7 +153,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
     entry = SYSTEMS.find(job.system)
     job = entry.complete(job)
     if job.kernel == "cuda" and "bulk_size" not in job.queue.model_fields_set:
-        # A launch draws for all minibatches of a bulk, and takes the host as long for one as for many.
+        # One launch draws for all minibatches of a bulk, and costs the host as much for one as for many.
         job = job.model_copy(update={"queue": job.queue.model_copy(update={"bulk_size": BULK_ON_GPU})})
     if job.partition.method is None:
         job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "metis-work"})})
@@ -195,7 +195,8 @@ def resolve(table: Mapping[str, Any]) -> Job:
 
 
 def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
-    """A job that samples nothing, resolved. Raises InputError: it says how to sample, or an unknown partitioner."""
+    """A resolved job of a system without sampling. Raises InputError if the table has sampling keys or names an unknown
+    partitioner."""
     if table.get("sampler"):
         raise InputError(
             f"configuration key 'sampler' is {shown(table['sampler'])}, but system '{job.system}' samples nothing; leave it out"
@@ -221,10 +222,10 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
 
 
 def parse_fanout(text: str, option: str = "fanout") -> list[int]:
-    """``15,10,5`` as numbers; `option` is what an error calls them.
+    """Parse ``15,10,5`` into numbers; `option` is its name in error messages.
 
     Raises:
-        InputError: anything else.
+        InputError: `text` is not such a list.
     """
     try:
         return [int(part) for part in text.split(",")]

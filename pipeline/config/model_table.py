@@ -1,4 +1,4 @@
-"""The ``model`` table of a configuration under another model's name."""
+"""Merging another model's name or options into the ``model`` table of a configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ def with_model(table: Any, model: str | Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         table: the table, a model's name, or None.
-        model: a name, or a table of options. Where it names another model, options of the former one are left out, but
-            for those that every model has.
+        model: a name, or a table of options. If it names another model, the former model's options are dropped, except
+            those that every model has.
     """
     before = {"name": table} if isinstance(table, str) else dict(table or {})
     now = {"name": model} if isinstance(model, str) else dict(model)

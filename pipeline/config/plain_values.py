@@ -1,5 +1,5 @@
-"""Plain values that came from outside, TOML or JSON, before anything follows them: not too deep, numbers that fit, text
-that paths take."""
+"""Checks of plain values from outside, TOML or JSON, before use: nesting, numbers that fit, text that is valid in
+paths."""
 
 import math
 import re
@@ -16,7 +16,7 @@ SHOWN = 80
 
 
 def shown(value: Any) -> str:
-    """A value for use within a sentence, cut where it is long."""
+    """A value for use within a sentence, shortened if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -25,14 +25,14 @@ def shown(value: Any) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text.
+    """Parse a TOML text into its tables.
 
     Raises:
-        InputError: it is no TOML, or not `require_sound`; how is said as the end of a sentence.
+        InputError: not TOML, or refused by `require_sound`; the message is the end of a sentence.
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"it has {len(text):,} characters; expected at most {MOST_CHARACTERS:,}")
-    # A key of many parts takes the parser time and memory with the square of them.
+    # A key of many parts takes the parser quadratic time and memory.
     if any(piece.count(".") > MOST_DOTS for piece in re.split(r"[=,{}\[\]\n]", text)):
         raise InputError(f"a key or a value has more than {MOST_DOTS} dots")
     try:
@@ -46,10 +46,11 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def require_sound(value: Any, key: str = "", depth: int = 0) -> None:
-    """Refuse what no setting can be, wherever it lies in nested tables and lists.
+    """Refuse values that no setting can have, anywhere in nested tables and lists.
 
     Raises:
-        InputError: deeper than `MOST_DEPTH`, a number that is not finite or beyond 64 bits, a text or key with a NUL.
+        InputError: nesting deeper than `MOST_DEPTH`, a number that is not finite or exceeds 64 bits, or a NUL in a text
+            or key.
     """
     where = f"'{key[:SHOWN]}'" if key else "the configuration"
     if depth > MOST_DEPTH:

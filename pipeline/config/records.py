@@ -1,4 +1,4 @@
-"""Records of a configuration: the model, sampler, partitioner and system that its tables describe."""
+"""Records of a configuration: the model, sampler, partitioner and system described by its tables."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from .schema import takes_numbers
 from .systems import SYSTEMS, Inputs, System
 
 LONGEST_OPTION = 200
-"""Characters of a model's or a sampler's option."""
+"""Most characters of a model's or a sampler's option."""
 
 
 def record_type(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> type:
@@ -28,7 +28,7 @@ def record_type(section: str, registry: Registry[Any], table: Mapping[str, Any])
 
 
 def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> Any:
-    """The record that ``table["name"]`` and its options describe.
+    """The record described by ``table["name"]`` and its options.
 
     Raises:
         InputError: unknown name, unknown option, or a value that does not fit.
@@ -40,7 +40,7 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
         if key not in known:
             name = table.get("name", next(iter(registry)))
             raise InputError(
-                f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (it has {', '.join(known)})"
+                f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (options: {', '.join(known)})"
             )
     hints = get_type_hints(kind)
     for key, value in options.items():
@@ -68,7 +68,7 @@ def plain(record: Any) -> dict[str, Any]:
 
 
 def make_system(job: Job) -> System:
-    """The system that a configuration describes.
+    """The system described by a configuration.
 
     Raises:
         InputError: an unknown sampler or partitioner, or options that do not go together.
@@ -84,12 +84,13 @@ def make_system(job: Job) -> System:
 
 
 def _cut(job: Job) -> Partitioner | None:
-    """What cuts the graph; None: the configuration does not say."""
+    """The partitioner of a configuration; None: not set."""
     if job.partition.owners is not None:
         return Given.read(Path(job.partition.owners))
     return None if job.partition.method is None else partitioner(job.partition.method)
 
 
 def placed(job: Job) -> Job:
-    """The job where nothing is to be cut: a file of owners, which may be gone or out of reach, is not read."""
+    """The job without a partitioner, for data that is already cut: a file of owners, which may be gone or out of reach,
+    is not read."""
     return job.model_copy(update={"partition": job.partition.model_copy(update={"owners": None})})

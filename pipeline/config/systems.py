@@ -1,4 +1,4 @@
-"""Training systems: the contract of one, and the registry. Each is a module of `pipeline.systems`."""
+"""Contract and registry of training systems. Each system is a module of `pipeline.systems`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ Clients = int | Literal["ranks", "nodes"]
 
 @dataclass(frozen=True)
 class System:
-    """A training system: five policies. The loop runs any of them the same way."""
+    """A training system: five policies. The same loop runs every system."""
 
     name: str
     partition: PartitionPolicy
@@ -28,75 +28,76 @@ class System:
     reduce: ReducePolicy
     schedule: SchedulePolicy
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What it was asked for beside sampler and partitioner, as its section of the configuration has it."""
+    """Options besides sampler and partitioner, as in the system's section of the configuration."""
 
     @property
     def replication(self) -> int:
-        """c, how many ranks open each part."""
+        """c, the number of ranks that open each part."""
         return self.options.get("replication", 1) if self.partition.partitioner is not None else 1
 
     def parts_before(self, rank: int) -> int:
-        """Parts of the ranks before this one; before the rank P there are all of them."""
+        """Number of parts of all ranks before `rank`; for rank P, the number of all parts."""
         return rank * self.options.get("chunks", 1) // self.replication
 
     @property
     def clients(self) -> Clients:
-        """Who is simulated by the ranks: themselves, so many clients, or a client for each node."""
+        """Simulated clients: the ranks themselves, a number of clients, or one for each node."""
         return self.options.get("clients", "ranks")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What other sections of the configuration give to a system."""
+    """Values from other sections of the configuration that a system is built with."""
 
     sampler: Sampler | None = None
     partitioner: Partitioner | None = None
     owned_features: bool = False
-    """Whether ranks hold a share of the features each."""
+    """True if each rank holds a share of the features."""
     queue_bytes: int = 512 << 20
-    """Of sampled minibatches that may wait."""
+    """Most bytes of sampled minibatches that wait."""
 
 
 class Registered:
-    """A training system as configuration, checks, planning and reports know it.
+    """A training system as configuration, checks, planning and reports see it.
 
     Another package derives from this and names an instance in its entry points ``millrace.systems``. The name is also
-    the section of the configuration that holds the system's options.
+    the section of the configuration with the system's options.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
-    """A clause for the reference: ``minibatches on samples that are drawn many at a time``."""
+    """Clause for the reference, such as ``minibatches on samples that are drawn many at a time``."""
     options: ClassVar[type[Section]]
-    """The keys of the system's section. What `System.options` holds validates as such a section."""
+    """Keys of the system's section. `System.options` validates as such a section."""
     samples: ClassVar[bool] = True
-    """Whether it trains on a sampler's minibatches. Otherwise a step takes all train nodes, and keys of `sampler`,
-    `queue` and the size of a step are refused."""
+    """True if the system trains on a sampler's minibatches. Otherwise a step takes all train nodes, and keys of
+    `sampler`, `queue` and the size of a step are refused."""
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     compiles: ClassVar[bool] = True
-    """Whether its models can be trained through ``torch.compile``."""
+    """True if its models can be trained through ``torch.compile``."""
     exchanges: ClassVar[Literal["background", "within", "beside"]] = "background"
-    """When ranks exchange rows: in a thread, for which `fetch` waits; within forward and backward; or beside them."""
+    """Time at which ranks exchange rows: in a thread, for which `fetch` waits; within forward and backward; or beside
+    them."""
     epochs_decide: ClassVar[bool] = False
-    """Whether the number of epochs decides the parameters of epochs before the last, so that a resumed run keeps it."""
+    """True if the number of epochs affects the parameters of epochs before the last, so that a resumed run keeps it."""
     needs_parts: ClassVar[bool] = False
-    """Whether several ranks always train on parts of the graph."""
+    """True if several ranks always train on parts of the graph."""
     for_slow_links: ClassVar[bool] = False
-    """Whether it sends less than others and learns otherwise for it."""
+    """True if the system sends less than others and learns differently for it."""
     planned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Candidates of a plan: keys of a job by label. A system without any is not planned."""
+    """Candidates of a plan: keys of a job by label. A system without candidates is not planned."""
     unpredicted: ClassVar[Mapping[str, Any]] = {}
-    """Options that no plan can predict, each with the value that one can."""
+    """Options that plans cannot predict, each with the value that they can."""
     plan_note: ClassVar[str] = ""
-    """A sentence for plans that have this system."""
+    """A sentence for plans with this system."""
     options_decide: ClassVar[bool] = False
-    """Whether options decide the parameters of a run, beside what its sampler, seeds and parts do; a checkpoint then
-    goes on under the same ones only."""
+    """True if options affect the parameters of a run, besides its sampler, seeds and parts; a checkpoint then continues
+    under the same options only."""
     free_options: ClassVar[tuple[str, ...]] = ()
-    """Options that leave the parameters alone all the same, and may change when a run goes on."""
+    """Options that do not affect the parameters, and may change when a run is resumed."""
 
     def complete(self, job: Job) -> Job:
-        """The job with what depends on other keys filled in.
+        """The job with values filled in that depend on other keys.
 
         Raises:
             InputError: keys do not go together.
@@ -104,44 +105,45 @@ class Registered:
         return job
 
     def build(self, options: Any, inputs: Inputs) -> System:
-        """The system that a section of `options` describes.
+        """Build the system from a section of `options`.
 
         Raises:
-            InputError: it does not go with `inputs`.
+            InputError: the options do not go with `inputs`.
         """
         raise NotImplementedError
 
     def cuts(self, options: Any) -> bool:
-        """Whether `build` takes a partitioner."""
+        """True if `build` takes a partitioner."""
         return self.needs_parts
 
     def owning(self, system: System) -> System:
-        """The system with features of which each rank owns a share.
+        """The system with features shared out over the ranks.
 
         Raises:
-            InputError: there is none.
+            InputError: the system has no such form.
         """
         raise InputError(
-            f"features is 'owned', but system '{self.name}' keeps each row where its node is trained; leave it out"
+            f"features is 'owned', but system '{self.name}' keeps each row on the rank that trains its node; leave it "
+            "out"
         )
 
     def owns_features(self, system: System) -> bool:
-        """Whether the system asks for features of which each rank owns a share."""
+        """True if the system has features shared out over the ranks."""
         return False
 
     def check(self, job: Job, system: System, model: nn.Module) -> None:
-        """Refuse what does not go together in a job of this system.
+        """Refuse jobs of this system whose keys do not go together.
 
         Raises:
             InputError: names the key to change.
         """
 
     def no_samples(self, system: System) -> str:
-        """Why it trains from no store of samples, where it has no queue, and what to do instead."""
+        """Reason why the system trains from no store of samples, and what to do instead, as the end of a sentence."""
         return f"but system '{self.name}' trains on no minibatches; leave it out"
 
     def absent_nodes(self, system: System) -> tuple[str, ...]:
-        """The splits whose nodes are not in the graph that is trained on."""
+        """Splits whose nodes are not in the graph that is trained on."""
         return ()
 
 
@@ -152,4 +154,4 @@ SYSTEMS: Registry[Registered] = Registry(
         for name in ("bulk", "grappa", "sar", "retexo")
     },
 )
-"""The first is the default."""
+"""All systems; the first is the default."""

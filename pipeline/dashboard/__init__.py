@@ -1,1 +1,1 @@
-"""The page ``/millrace`` of Dask's dashboard: what it shows, and how it gets there."""
+"""The page ``/millrace`` on Dask's dashboard: its contents, and the way they get there."""

@@ -1,4 +1,4 @@
-"""Who may see the page: whoever has its token, at a name that the scheduler's machine is known by."""
+"""Access to the page: requests need its token, and must be sent to a name or address of the scheduler's machine."""
 
 import hmac
 import ipaddress
@@ -11,7 +11,7 @@ from tornado.web import ErrorHandler, RequestHandler
 from tornado.websocket import WebSocketHandler
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Always known: also what comes through a tunnel of ssh."""
+"""Hosts that are always accepted, including requests through an ssh tunnel."""
 FORM = """<!DOCTYPE html><title>Millrace</title>
 <p>This page needs the token of the address that the run has printed (<code>this run: ...?token=...</code>).
 <form><input name="token" type="password" autofocus> <button>Show</button></form>
@@ -19,17 +19,17 @@ FORM = """<!DOCTYPE html><title>Millrace</title>
 
 
 def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool) -> None:
-    """Let an application answer no request but those with the token that are sent to a known host.
+    """Make an application answer only requests with the token that are sent to a known host.
 
-    A web page elsewhere whose name is made to point here (DNS rebinding) sends that name as the host. The page's
-    websocket carries no
-    token: Bokeh takes only sessions that are signed, by the page itself, with `token` as the key.
+    A web page elsewhere whose name is made to resolve to this machine (DNS rebinding) sends that name as the host. The
+    page's websocket carries no token: Bokeh accepts only sessions that the page itself has signed, with `token` as the
+    key.
 
     Args:
-        application: tornado's.
-        token: what a request must give as ``?token=``.
-        hosts: names and addresses that a request may be sent to.
-        any_address: whether it may be sent to any address that is no name.
+        application: a Tornado application.
+        token: required as ``?token=`` in a request.
+        hosts: names and addresses that requests may be sent to.
+        any_address: accept any IP address as the host.
     """
     find = application.find_handler
 
@@ -40,7 +40,7 @@ def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool
             return found
         if not _is_known(request.host, hosts, any_address):
             return application.get_handler_delegate(
-                request, _Refused, {"why": "the request is for a host that this scheduler is not"}
+                request, _Refused, {"why": "the request names a host that this scheduler does not have"}
             )
         given = request.query_arguments.get("token", [b""])[-1]
         if not issubclass(kind, WebSocketHandler) and not hmac.compare_digest(given, token.encode()):
@@ -51,7 +51,8 @@ def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool
 
 
 def known_hosts(scheduler: Any) -> tuple[frozenset[str], bool]:
-    """The host in addresses of a scheduler's dashboard, and whether that stands for any address of its machine."""
+    """Hosts in the addresses of a scheduler's dashboard, and True if one of them stands for all addresses of the
+    machine."""
     bound = str(scheduler.http_server.address)
     hosts = {*LOOPBACK, bound, urlsplit(scheduler.address).hostname or ""} - {""}
     if bound not in LOOPBACK:

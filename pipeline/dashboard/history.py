@@ -1,6 +1,6 @@
-"""What the scheduler has heard of the runs on it, in bounded memory: no Dask and no drawing in here.
+"""State of the runs on a scheduler, in bounded memory, without Dask or drawing.
 
-Ranks are heard through the metrics of their workers, what only a driver knows through its messages (`publisher`).
+Ranks report through the metrics of their workers; what only a driver knows comes in its messages (`publisher`).
 """
 
 import time
@@ -12,13 +12,13 @@ from typing import Any
 from ...storage.ledger import KINDS
 
 RUNS = 6
-"""Runs that are remembered."""
+"""Most runs that are remembered."""
 POINTS = 300
-"""Of a curve over the life of a run, at most."""
+"""Most points of a curve over the life of a run."""
 RECENT_S = 15.0
-"""How far back the recent past is kept whole."""
+"""Length of the recent past that is kept in full."""
 NOTES = 30
-"""Of a run, at most."""
+"""Most notes of a run."""
 
 Bytes = tuple[int, ...]
 """A number for each (channel, kind), in the order of `KINDS`."""
@@ -26,8 +26,8 @@ BYTES = [(channel, kind) for channel, kinds in KINDS.items() for kind in kinds]
 
 
 class Curve:
-    """Points over the life of a run. Once there are too many, every second one goes, and later ones are taken half as
-    often."""
+    """Points over the life of a run. When there are too many, every second one is dropped and later ones are taken half
+    as often."""
 
     def __init__(self, most: int = POINTS) -> None:
         self._most, self._gap_s = most, 0.0
@@ -35,7 +35,7 @@ class Curve:
         """(seconds, value)."""
 
     def add(self, at: float, value: Any) -> None:
-        """Take a point, unless the last one was a moment ago."""
+        """Add a point, unless the last one is too recent."""
         if self.points and at - self.points[-1][0] < self._gap_s:
             return
         self.points.append((at, value))
@@ -46,43 +46,43 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sums:
-    """All ranks of a run at one moment. Everything but `loss` and the queue only grows."""
+    """Sums over all ranks of a run at one moment. All of them only grow, except `loss` and the queue's."""
 
     steps: int
     edges: int
     sampled: int
-    """Bulks that sampling tasks have made."""
+    """Bulks made by sampling tasks."""
     sample_s: float
-    """Of making them, over all tasks."""
+    """Seconds of making them, over all tasks."""
     bytes: Bytes
     loss: float | None
-    """Of the last step, a mean over ranks."""
+    """Loss of the last step, a mean over ranks."""
     queue_bulks: int
     queue_bytes: int
 
 
 @dataclass
 class RankSeen:
-    """One rank, as last heard of."""
+    """State of one rank, as last reported."""
 
     worker: str
     generation: int
     began: float
     heard: float
-    """When its pulse last went on; `began` before the first."""
+    """Time of its last pulse with progress; `began` before the first."""
     pulse: dict[str, Any] = field(default_factory=dict)
-    """The fields of `events.Pulse`; none before the first."""
+    """Fields of `events.Pulse`; empty before the first."""
     ended: str = ""
-    """How, once it has."""
+    """How it ended; empty while it runs."""
     recent: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
-    """(when, its pulse's seconds)."""
+    """(time, seconds of its pulse)."""
     memory: Curve = field(default_factory=lambda: Curve(POINTS // 3))
     """Resident bytes."""
     most: Bytes = (0,) * len(BYTES)
-    """Bytes that it has counted, at most: a rank that starts again knows of none until it has read its checkpoint."""
+    """Largest bytes that it has counted: a restarted rank counts from zero until it has read its checkpoint."""
 
     def hear(self, pulse: Mapping[str, Any], now: float, run_s: float) -> None:
-        """Take in a pulse; `run_s` is the run's age."""
+        """Record a pulse; `run_s` is the run's age."""
         self.pulse, self.heard = dict(pulse), now
         self.recent.append((now, pulse["seconds"]))
         _forget(self.recent, now)
@@ -92,42 +92,42 @@ class RankSeen:
 
 @dataclass
 class RunSeen:
-    """One run. Moments are seconds since it was first heard of."""
+    """State of one run. Times are seconds since its first report."""
 
     name: str
     began: float
     about: dict[str, Any] = field(default_factory=dict)
-    """What its driver says of it: see `publisher`."""
+    """Description by its driver: see `publisher`."""
     ranks: dict[int, RankSeen] = field(default_factory=dict)
     level: dict[str, Any] = field(default_factory=dict)
-    """The last `events.QueueLevel`, if there was one."""
+    """The last `events.QueueLevel`, if any."""
     doing: str = ""
-    """What its driver, or the first rank, is in the middle of."""
+    """Activity of its driver, or of the first rank."""
     steps_per_epoch: int | None = None
     epoch: dict[str, Any] = field(default_factory=dict)
     """The last `events.EpochDone`."""
     best: dict[str, Any] = field(default_factory=dict)
-    """Likewise, of those that were the best so far."""
+    """The last `events.EpochDone` of a best epoch so far."""
     epochs: Curve = field(default_factory=Curve)
     """(train loss, validation accuracy) of each epoch."""
     notes: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=NOTES))
     ended: str = ""
-    """How, once it has."""
+    """How it ended; empty while it runs."""
     ended_at: float | None = None
     before: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Steps and edges of each rank's earlier generations."""
+    """Steps and edges of each rank in earlier generations."""
     sampled_before: tuple[int, float] = (0, 0.0)
-    """Bulks, and seconds of sampling, of earlier generations."""
+    """Bulks and seconds of sampling in earlier generations."""
     sums: Curve = field(default_factory=Curve)
     recent: deque[tuple[float, Sums]] = field(default_factory=deque)
 
     def end(self, how: str, now: float) -> None:
-        """Say how it ended, if nobody has."""
+        """Record how the run ended, unless that is known already."""
         if not self.ended:
             self.ended, self.ended_at = how, now
 
     def reborn(self, rank: int, worker: str, generation: int, now: float) -> RankSeen:
-        """A rank in its next life; what it has done before still counts."""
+        """State of a rank in its next generation; its earlier work still counts."""
         seen = self.ranks[rank]
         if seen.pulse:
             steps, edges = self.before.get(rank, (0, 0))
@@ -135,14 +135,14 @@ class RunSeen:
         return RankSeen(worker, generation, now, now, memory=seen.memory, most=seen.most)
 
     def summed(self) -> Sums:
-        """All ranks now."""
+        """Sums over all ranks now."""
         pulses = {rank: seen.pulse for rank, seen in self.ranks.items() if seen.pulse}
         heard = {rank: (p["steps"], p["edges"]) for rank, p in pulses.items()}
         every = [tuple(map(sum, zip(heard.get(r, (0, 0)), self.before.get(r, (0, 0))))) for r in self.ranks]
         losses = [p["loss"] for p in pulses.values() if p["loss"] is not None]
         level = [self.level] if self.level else [p["queue"] for p in pulses.values() if p["queue"]]
         return Sums(
-            # Ranks take steps together, so the one that is ahead says how many there were.
+            # Ranks take steps together, so the furthest one has the number of steps.
             steps=max((steps for steps, _ in every), default=0),
             edges=sum(edges for _, edges in every),
             sampled=self.sampled_before[0] + self.level.get("sampled", 0),
@@ -155,7 +155,7 @@ class RunSeen:
 
 
 class History:
-    """All runs that a scheduler has heard of. Everything happens on one thread."""
+    """All runs that a scheduler has heard of. Used from one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """
@@ -164,7 +164,7 @@ class History:
         """
         self._clock = clock
         self.runs: dict[str, RunSeen] = {}
-        """The latest last."""
+        """Runs by name, the latest last."""
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -174,12 +174,12 @@ class History:
         if name not in self.runs:
             self.runs[name] = RunSeen(name, self.now())
             while len(self.runs) > RUNS:
-                # An ended one goes first.
+                # Ended runs are dropped first.
                 del self.runs[next((n for n, r in self.runs.items() if r.ended), next(iter(self.runs)))]
         return self.runs[name]
 
     def hear_worker(self, worker: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Take in what a worker tells of the ranks that it holds: see `heartbeat.METRIC`."""
+        """Record a worker's report on its ranks: see `heartbeat.METRIC`."""
         for record in records:
             run, rank, now = self._run(record["run"]), record["rank"], self.now()
             seen = run.ranks.get(rank)
@@ -195,14 +195,14 @@ class History:
             seen.ended = seen.ended or record["ended"]
 
     def lose_worker(self, worker: str) -> None:
-        """A worker is gone, and with it every rank that it held."""
+        """End the ranks of a worker that is gone."""
         for run in self.runs.values():
             for seen in run.ranks.values():
                 if seen.worker == worker:
                     seen.ended = seen.ended or "its worker is gone"
 
     def hear_driver(self, message: Mapping[str, Any]) -> None:
-        """Take in what a driver tells: see `publisher`."""
+        """Record a driver's message: see `publisher`."""
         run, now = self._run(message["run"]), self.now()
         if "about" in message:
             run.about = dict(message["about"])
@@ -229,13 +229,13 @@ class History:
                 run.notes.append((now - run.began, said["text"]))
 
     def lose_client(self, client: str) -> None:
-        """A client is gone: what it drove and has not ended, ends."""
+        """End the runs of a driver that is gone."""
         for run in self.runs.values():
             if run.about.get("client") == client:
                 run.end("its driver is gone", self.now())
 
     def tick(self) -> None:
-        """Write down where every run stands; called at intervals."""
+        """Record where every run stands; called at intervals."""
         now = self.now()
         for run in self.runs.values():
             if run.ranks and (run.ended_at is None or now - run.ended_at < 2):

@@ -1,4 +1,4 @@
-"""The page's text: what a run is, where it stands, what it waits for. Names that users chose are escaped."""
+"""Text of the page: a run's description, progress and waits. Names chosen by users are escaped."""
 
 from html import escape
 from pathlib import Path
@@ -12,7 +12,7 @@ WAITED_FOR = dict(zip(WAITS, ("minibatches", "rows of other ranks", "the slowest
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Three digits and a prefix."""
+    """A number with three digits and a prefix."""
     for prefix in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or prefix == "T":
             digits = f"{value:.0f}" if value == int(value) and not prefix else f"{value:.3g}"
@@ -31,24 +31,24 @@ def size(value: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Of one."""
+    """A share of one in percent."""
     return NONE if share is None else f"{100 * share:.0f} %"
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes, seconds."""
+    """Hours, minutes and seconds."""
     minutes, s = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {s:02d} s" if minutes else f"{seconds:.0f} s"
 
 
 def title(run: dict[str, Any]) -> str:
-    """A run's name in a list of runs, as plain text."""
+    """A run's name in the list of runs, as plain text."""
     return f"{Path(run['out'] or run['run']).name} ({run['state'].split(':')[0]})"
 
 
 def heading(run: dict[str, Any]) -> str:
-    """What the run is, where it stands, and what is wrong with it."""
+    """Description of a run, its progress, and its troubles."""
     ranks = count(run["num_ranks"] or len(run["ranks"]), "rank")
     what = f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {ranks}"
     state, colour = run["state"], {"running": GOOD, "done": GOOD, "starting": PALE}.get(run["state"], BAD)
@@ -70,7 +70,7 @@ def heading(run: dict[str, Any]) -> str:
 
 
 def troubles(run: dict[str, Any]) -> list[str]:
-    """Ranks that are silent, or were lost."""
+    """Sentences about ranks that are silent or were lost."""
     found = [
         f"rank {r['rank']} has been silent for {duration(r['silent_s'])}"
         for r in run["ranks"]
@@ -84,7 +84,7 @@ def troubles(run: dict[str, Any]) -> list[str]:
 
 
 def verdict(run: dict[str, Any]) -> str:
-    """What the ranks' time goes to, in a sentence."""
+    """A sentence on what the ranks' time is spent on."""
     train = run["stages"]["train"]
     if run["state"] != "running" or train["waits"] is None:
         return ""
@@ -96,14 +96,14 @@ def verdict(run: dict[str, Any]) -> str:
 
 
 def stages(run: dict[str, Any]) -> str:
-    """A row for each stage: how fast, how much of its time it waits."""
+    """Table with a row for each stage: its speed, and the share of its time that it waits."""
     found, rows = run["stages"], []
     if sample := found.get("sample"):
         by = f"{count(run['producers'] or 1, 'task')} at a time" if sample["by"] == "tasks" else "a thread in each rank"
         speed = NONE if sample["bulks_per_s"] is None else f"{amount(sample['bulks_per_s'])} bulks/s"
-        rows.append(("sample", by, speed, sample["waits"], "for room in the queue, or has done all"))
+        rows.append(("sample", by, speed, sample["waits"], "for space in the queue, or has done all"))
     if fetch := found.get("fetch"):
-        rows.append(("fetch", "a thread in each rank", NONE, fetch["waits"], "for minibatches, or for room"))
+        rows.append(("fetch", "a thread in each rank", NONE, fetch["waits"], "for minibatches, or for space"))
     train = found["train"]
     speed = f"{amount(train['steps_per_s'])} steps/s, {amount(train['edges_per_s'])} edges/s"
     rows.append(("train", count(len(run["ranks"]), "rank"), speed, train["waits"], _for_what(train["for"])))
@@ -114,7 +114,7 @@ def stages(run: dict[str, Any]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """So many of something."""
+    """A number and its noun, such as ``3 ranks``."""
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
@@ -124,7 +124,7 @@ def _for_what(shares: dict[str, float]) -> str:
 
 
 def bytes_moved(run: dict[str, Any]) -> str:
-    """A row for each kind: in all, and per second."""
+    """Table with a row for each kind: bytes in all, and per second."""
     rates, rows = run["rates"]["bytes"], []
     for channel, kinds in run["bytes"].items():
         for kind, total in kinds.items():
@@ -142,7 +142,7 @@ def bytes_moved(run: dict[str, Any]) -> str:
 
 
 def notes(run: dict[str, Any]) -> str:
-    """The last ones first."""
+    """Notes of a run, the latest first."""
     rows = [
         (f"<span style='color:{PALE}'>{duration(n['time_s'])}</span>", escape(n["text"]))
         for n in reversed(run["notes"])
@@ -151,7 +151,7 @@ def notes(run: dict[str, Any]) -> str:
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Of cells that are HTML."""
+    """An HTML table; cells are HTML."""
     left = "text-align:left;vertical-align:top;padding:1px 12px 1px 0"
     top = "".join(f"<th style='{left};color:{PALE};font-weight:normal'>{cell}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td style='{left}'>{cell}</td>" for cell in row) + "</tr>" for row in rows)

@@ -1,4 +1,4 @@
-"""The page: a Bokeh document that draws `snapshot.record` once a second. Each browser has a document of its own."""
+"""The page: a Bokeh document that draws `snapshot.record` once a second. Each browser has its own document."""
 
 import math
 from collections.abc import Iterable
@@ -30,11 +30,11 @@ EVERY_MS = 1000
 NETWORK = LEDGER["network"]
 HEIGHT = 210
 BAR = 26
-"""Pixels of a rank."""
+"""Height of a rank's bar in pixels."""
 MANY = 10
-"""A legend names at most so many ranks."""
+"""Most ranks named in a legend."""
 NARROW = 320
-"""Pixels; what would be narrower goes below."""
+"""Width in pixels below which figures go below each other."""
 
 
 def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
@@ -47,8 +47,8 @@ def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
         try:
             page.update()
         except Exception as e:
-            # Bokeh would write it to the terminal of whoever started the cluster, once a second.
-            page.heading.text = f"This page has failed: {escape(f'{type(e).__name__}: {e}')}. The run goes on; /millrace.json may say more."
+            # Bokeh would print it once a second in the terminal of the scheduler.
+            page.heading.text = f"This page has failed: {escape(f'{type(e).__name__}: {e}')}. The run continues; /millrace.json may say more."
 
     update()
     doc.title = "Millrace"
@@ -60,7 +60,7 @@ def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
 
 
 class Page:
-    """What one browser sees: one of the runs, the newest unless another is chosen."""
+    """Document of one browser, showing one run: the newest, unless another is chosen."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -101,7 +101,7 @@ class Page:
         self.update()
 
     def _figure(self, title: str) -> Any:
-        """Of something over time."""
+        """A figure of something over time."""
         made: Any = figure(
             title=title, height=HEIGHT, min_width=NARROW, sizing_mode="stretch_width", toolbar_location=None, tools=""
         )
@@ -115,7 +115,7 @@ class Page:
         made: Any = figure(
             title="Where each rank's time goes", sizing_mode="stretch_width", toolbar_location=None, tools=""
         )
-        # Beside the bars is what the rank is doing.
+        # Beside the bars is each rank's current activity.
         made.x_range, made.y_range = Range1d(start=0, end=1.25), Range1d(start=-0.5, end=0.5)
         drawn = made.hbar_stack(
             list(SPENT), y="y", height=0.8, source=self.bars, color=[STAGES[name] for name in SPENT], line_color="white",
@@ -207,10 +207,10 @@ class Page:
         return _with_legend(made)
 
     def update(self) -> None:
-        """Look at the history again."""
+        """Draw the present state of the history."""
         runs = record(self._history)["runs"]
         if not runs:
-            self.heading.text = "No run of Millrace has been heard of yet."
+            self.heading.text = "No Millrace run has reported yet."
             return
         names = [r["run"] for r in runs]
         self.run.options = [(r["run"], labels.title(r)) for r in runs]  # pyright: ignore[reportAttributeAccessIssue]
@@ -270,7 +270,7 @@ class Page:
         queue = run["queue"]
         self.queue.visible, self.bulks.visible = queue is not None, run["bulks_sampled"] is not None
         if queue is not None and times:
-            # A bound far above what lies there would flatten everything else.
+            # A bound far above the values would flatten the curves.
             most = max(curves["queue_bytes"])
             heard = f"{labels.count(queue['bulks'], 'bulk')}, {labels.size(queue['bytes'])} of at most {labels.size(queue['bound'])}"
             self.queue.title.text = f"Queue, filled by {queue['filled_by']}: {heard}"
@@ -292,7 +292,7 @@ def _state(rank: dict[str, Any]) -> str:
 
 
 def _drawn(values: Iterable[float | None]) -> list[float]:
-    """Bokeh leaves out what is not a number, and would draw nothing as 0."""
+    """Values with NaN for None: Bokeh leaves those out, and would draw None as 0."""
     return [math.nan if value is None else value for value in values]
 
 
@@ -312,7 +312,7 @@ def _in_bytes(made: Any) -> None:
 
 
 def _with_legend(made: Any) -> Any:
-    """Above, where it hides nothing."""
+    """The figure with its legend above, where it hides nothing."""
     legend = made.legend[0]
     made.add_layout(legend, "above")
     legend.location, legend.orientation, legend.padding, legend.border_line_color = "left", "horizontal", 2, None
@@ -321,5 +321,5 @@ def _with_legend(made: Any) -> Any:
 
 
 def _row(*made: Any) -> Any:
-    """Side by side; below each other where the window is narrow."""
+    """Figures side by side; below each other in a narrow window."""
     return row(*made, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})

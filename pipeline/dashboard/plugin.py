@@ -1,8 +1,7 @@
-"""The scheduler's part: it listens to workers and drivers, and adds ``/millrace`` and ``/millrace.json`` to what Dask
-serves.
+"""Scheduler plugin: listens to workers and drivers, and adds ``/millrace`` and ``/millrace.json`` to Dask's dashboard.
 
-Dask has no public way to add a page, so this uses its internals (as they are in distributed 2026.7 and 2026.8). If
-anything is wrong with these, nothing is added, and whoever wanted the page goes on without it.
+Dask has no public way to add a page, so this uses its internals (as of distributed 2026.7 and 2026.8). If they do not
+fit, nothing is added, and runs continue without the page.
 """
 
 import json
@@ -22,21 +21,21 @@ from .snapshot import record
 
 PAGE = "millrace"
 TOPIC = "millrace"
-"""Of Dask events, under which drivers tell of their runs."""
+"""Topic of Dask events under which drivers report on their runs."""
 BOKEH = "distributed.scheduler.dashboard.bokeh-application"
 NO_DASHBOARD = "the scheduler runs without its dashboard"
 EVERY_S = 0.5
-"""As often as a small cluster's workers report."""
+"""Seconds between readings, as often as workers of a small cluster report."""
 
 
 class MillracePage(SchedulerPlugin):
-    """Registered by the driver of a run, once for each scheduler."""
+    """Plugin registered by the driver of a run, once for each scheduler."""
 
     name = "millrace-page"
     idempotent = True
 
     async def start(self, scheduler: Any) -> None:
-        """Add the page, or say in `trouble` why it cannot be added."""
+        """Add the page, or set `trouble` to the reason why it cannot be added."""
         self.trouble, self._scheduler, self._history = "", scheduler, History()
         self.token = secrets.token_urlsafe(16)
         self._clock = PeriodicCallback(self._look, EVERY_S * 1000)
@@ -54,31 +53,31 @@ class MillracePage(SchedulerPlugin):
         self._history.tick()
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """A driver tells something."""
+        """Record a driver's message."""
         if topic == TOPIC and not self.trouble:
             self._history.hear_driver(msg)
 
     def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
-        """A worker is gone, and its ranks with it."""
+        """End the ranks of a worker that is gone."""
         self._history.lose_worker(worker)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """A driver may be gone."""
+        """End the runs of a client that is gone; it may have been a driver."""
         self._history.lose_client(client)
 
     async def before_close(self) -> None:
-        """The scheduler ends."""
+        """Stop with the scheduler."""
         self._clock.stop()
 
 
 def trouble(dask_scheduler: Any) -> str:
-    """Why there is no page; nothing where there is one. For `Client.run_on_scheduler`, which names the argument."""
+    """Reason why there is no page, or an empty text. For `Client.run_on_scheduler`, which names the argument."""
     return dask_scheduler.plugins[MillracePage.name].trouble
 
 
 def token(dask_scheduler: Any) -> str:
-    """The token that requests for the page must carry. For `Client.run_on_scheduler`: whoever may call that may run
-    code there anyway."""
+    """Token that requests for the page must carry. For `Client.run_on_scheduler`, whose callers can run any code on the
+    scheduler anyway."""
     return dask_scheduler.plugins[MillracePage.name].token
 
 
@@ -87,7 +86,7 @@ class _Json(RequestHandler):
         self.history = history
 
     def get(self) -> None:
-        """Everything that the page shows."""
+        """Send everything that the page shows as JSON."""
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
         self.write(json.dumps(record(self.history), allow_nan=False))
@@ -117,7 +116,7 @@ def _serve(scheduler: Any, history: History, token: str) -> None:
     ours.start()
     server.add_application(ours)
     if PAGE not in tabs:
-        # Beside Dask's own front page.
+        # Insert before Dask's own front page.
         tabs.insert(1, PAGE)
 
 

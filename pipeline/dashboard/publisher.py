@@ -1,5 +1,5 @@
-"""The driver's part: it puts the page on the scheduler, and tells what no worker knows. What goes wrong here never
-reaches the run."""
+"""Driver's side of the page: adds it to the scheduler, and sends what no worker knows. Failures here never reach the
+run."""
 
 import queue
 import threading
@@ -16,23 +16,23 @@ from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, EpochDone, Event, Note, QueueLevel, StageEnded, StageStarted, StepDone
 
 END_S = 2.0
-"""The last words of a run have reached the scheduler within this time, or are given up."""
+"""Longest wait for the last messages of a run to reach the scheduler."""
 
 
 @contextmanager
 def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -> Iterator[Emit]:
-    """Show a run on the dashboard while the block lasts, if that can be.
+    """Show a run on the dashboard, if possible, while the block runs.
 
     Args:
-        client: of the cluster.
+        client: the cluster's client.
         prepared: the job with its data.
         out: the run's folder.
-        run: what its ranks call it: the topic of their messages.
-        emit: called with a note that names the page's address, or says why there is none, and with whatever is emitted
-            in the block.
+        run: name of the run in its ranks' messages.
+        emit: called with a note with the page's address, or the reason why there is none, and with all events of the
+            block.
 
     Yields:
-        What to call with the run's events.
+        Function to call with the run's events.
     """
     heard = None
     try:
@@ -40,7 +40,7 @@ def shown(client: Client, prepared: Prepared, out: Path, run: str, emit: Emit) -
 
         client.register_plugin(MillracePage())
         if why := str(client.run_on_scheduler(trouble)):
-            # Whoever starts a scheduler without a dashboard knows that it has none.
+            # A scheduler without a dashboard was started so on purpose; a note would say nothing new.
             if NO_DASHBOARD not in why:
                 emit(_no_page(why))
         else:
@@ -86,8 +86,8 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
 
 
 class _Publisher:
-    """Passes events on, and tells the scheduler of some. A thread of its own does that, so that no run waits for a slow
-    scheduler."""
+    """Passes events on, and sends some of them to the scheduler. Its own thread sends, so that a slow scheduler does
+    not delay the run."""
 
     def __init__(self, client: Client, topic: str, run: str, emit: Emit) -> None:
         self._client, self._topic, self._run, self._emit = client, topic, run, emit
@@ -99,18 +99,18 @@ class _Publisher:
     def __call__(self, event: Event) -> None:
         heard = isinstance(event, EpochDone | Note | QueueLevel | StageStarted | StageEnded)
         if isinstance(event, StepDone):
-            # Of many steps a second, one that says how many an epoch has.
+            # Steps are too many to send: only those that change the number of steps in an epoch.
             heard, self._steps = event.steps_per_epoch != self._steps, event.steps_per_epoch
         if heard:
             self.tell(said={"event": type(event).__name__, **vars(event)})
         self._emit(event)
 
     def tell(self, **message: Any) -> None:
-        """See `history.History.hear_driver`."""
+        """Queue a message: see `history.History.hear_driver`."""
         self._messages.put({"run": self._run, **message})
 
     def close(self) -> None:
-        """Wait for the last words, for a moment."""
+        """Wait briefly until the last messages are sent."""
         self._messages.put(None)
         self._thread.join(END_S)
 

@@ -1,4 +1,4 @@
-"""What `/millrace.json` says and the page draws: rates and shares of what the `History` holds, as plain values."""
+"""Data of `/millrace.json` and the page: rates and shares computed from the `History`, as plain values."""
 
 import math
 from collections import deque
@@ -10,26 +10,26 @@ from .history import BYTES, History, RankSeen, RunSeen, Sums
 
 SCHEMA_VERSION = 1
 SPENT = tuple(name for name in STAGES if name != "sample")
-"""What a rank's own time goes to; samples are drawn beside it."""
+"""Stages that divide a rank's own time; samples are drawn beside it."""
 WAITS = ("queue_wait", "exchange", "reduce")
-"""Those of `SPENT` in which it waits for somebody else."""
+"""Stages in `SPENT` in which a rank waits for others."""
 WINDOW_S = 10.0
-"""Rates and shares are of this time."""
+"""Seconds over which rates and shares are taken."""
 SILENT_S = 6.0
-"""A rank that has not been heard of for so long is silent: pulses come every second, and a large cluster's heartbeats
-every few."""
+"""Seconds without a report after which a rank counts as silent: pulses come every second, and a large cluster's
+heartbeats every few."""
 SMOOTH_S = 2.0
-"""Rates of a curve are over at least this time: a step falls into one heartbeat or the next."""
+"""Shortest time over which a curve's rates are taken: a step falls into one heartbeat or the next."""
 
 
 def record(history: History) -> dict[str, Any]:
-    """Everything, the newest run first; JSON has words for all of it."""
+    """All runs, the newest first, as values that JSON can express."""
     runs = [run_record(run, history.now()) for run in reversed(history.runs.values())]
     return {"schema_version": SCHEMA_VERSION, "time": history.now(), "runs": runs}
 
 
 def run_record(run: RunSeen, now: float) -> dict[str, Any]:
-    """One run. Seconds of curves and notes count from `began`."""
+    """Record of one run. Seconds of curves and notes count from `began`."""
     exchanges, until = run.about.get("exchanges", ""), run.ended_at or now
     ranks = [_rank(number, seen, exchanges, now, run.ended) for number, seen in sorted(run.ranks.items())]
     rates = _rates(run.recent)
@@ -38,7 +38,7 @@ def run_record(run: RunSeen, now: float) -> dict[str, Any]:
         "run": run.name,
         **{key: run.about.get(key) for key in ("out", "system", "model", "dataset", "producers")},
         "num_ranks": run.about.get("ranks"),
-        # Where phases follow each other, there are more than were asked for.
+        # Systems with phases have more epochs than were asked for.
         "epochs": run.epoch.get("epochs") or run.about.get("epochs"),
         "state": run.ended or ("running" if run.ranks else "starting"),
         "doing": "" if run.ended else run.doing,
@@ -75,7 +75,7 @@ def _rank(number: int, seen: RankSeen, exchanges: str, now: float, run_ended: st
     whole = spent(p["seconds"], exchanges) if p else {}
     state = seen.ended or run_ended or ("silent" if p and silent_s > SILENT_S else "running" if p else "starting")
     if run_ended == "done":
-        # Its workers have gone before its driver says so.
+        # Workers end before their driver reports the end.
         state = "done"
     return {
         "rank": number,
@@ -101,12 +101,12 @@ def _rank(number: int, seen: RankSeen, exchanges: str, now: float, run_ended: st
 
 
 def spent(seconds: Mapping[str, float], exchanges: str) -> dict[str, float]:
-    """How a rank's time divides into `SPENT`: seconds that add up to its ``total``.
+    """A rank's time divided into `SPENT`; the seconds add up to its ``total``.
 
     Args:
-        seconds: of one rank, as in `events.Pulse`; stages may overlap there.
-        exchanges: when ranks exchange rows: ``within`` layers or ``beside`` them; otherwise a thread does while they
-            train, or it lies within ``fetch`` (on GPUs), so that only ``fetch`` is their own time.
+        seconds: a rank's seconds by stage, as in `events.Pulse`; stages may overlap there.
+        exchanges: when ranks exchange rows: ``within`` layers or ``beside`` them. Otherwise the exchange runs in a
+            thread during training, or is part of ``fetch`` (on GPUs), so that only ``fetch`` counts.
     """
     parts = {name: seconds.get(name, 0.0) for name in SPENT}
     if exchanges == "within":
@@ -118,7 +118,7 @@ def spent(seconds: Mapping[str, float], exchanges: str) -> dict[str, float]:
 
 
 def _difference(recent: deque[tuple[float, dict[str, float]]]) -> dict[str, float]:
-    """Seconds that went by in the recent past, by stage."""
+    """Seconds of the recent past by stage."""
     if len(recent) < 2:
         return {}
     (_, a), (_, b) = _ends(recent)
@@ -141,7 +141,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def _rates(recent: deque[tuple[float, Sums]]) -> dict[str, Any]:
-    """Per second, over the last while."""
+    """Rates per second over the recent past."""
     if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
         return {"over_s": 0.0, "steps": 0.0, "edges": 0.0, "bulks": 0.0, "sample_s": 0.0, "bytes": {}}
     (t0, a), (t1, b) = _ends(recent)
@@ -165,7 +165,7 @@ def _bytes_per_second(a: Sums, b: Sums, seconds: float) -> tuple[float, ...]:
 
 
 def _by_channel(values: Any) -> dict[str, dict[str, Any]]:
-    """Kinds of which there were none are left out."""
+    """Values by channel and kind, without kinds that are zero."""
     found: dict[str, dict[str, Any]] = {}
     for (channel, kind), value in zip(BYTES, values):
         if value:
@@ -174,7 +174,7 @@ def _by_channel(values: Any) -> dict[str, dict[str, Any]]:
 
 
 def _queue(run: RunSeen, sums: Sums) -> dict[str, Any] | None:
-    """Of sampling tasks, or all that ranks fill by themselves; None where there is none."""
+    """Level of the sampling tasks' queue, or of all that ranks fill themselves; None without queues."""
     own = [seen.pulse["queue"] for seen in run.ranks.values() if seen.pulse.get("queue")]
     if not run.level and not own:
         return None
@@ -188,7 +188,7 @@ def _queue(run: RunSeen, sums: Sums) -> dict[str, Any] | None:
 
 
 def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """How fast each stage is, and which share of its time it waits; over the last while."""
+    """Speed of each stage, and the share of its time that it waits, over the recent past."""
     live = [r for r in ranks if r["share"]["recent"]]
     stages: dict[str, Any] = {}
 
@@ -222,7 +222,7 @@ def _stages(run: RunSeen, rates: dict[str, Any], ranks: list[dict[str, Any]]) ->
 
 
 def _hot(counts: list[dict[str, int]]) -> dict[str, Any] | None:
-    """Over all ranks."""
+    """Counts of the feature caches over all ranks."""
     if not counts:
         return None
     asked, hits = sum(h["asked"] for h in counts), sum(h["hits"] for h in counts)
@@ -230,7 +230,7 @@ def _hot(counts: list[dict[str, int]]) -> dict[str, Any] | None:
 
 
 def _curves(run: RunSeen) -> dict[str, Any]:
-    """Over the life of the run: levels at each moment, and rates since the moment before."""
+    """Curves over the life of the run: levels at each moment, and rates since the moment before."""
     points = [(t, sums) for t, sums in run.sums.points]
     if run.recent:
         latest = run.recent[-1][0] - run.began, run.recent[-1][1]

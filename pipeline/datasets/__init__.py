@@ -1,4 +1,4 @@
-"""Datasets: opened from files, stores, generators and other packages' objects, checked and cleaned on the way in."""
+"""Datasets from files, stores, generators and other packages' objects, checked and cleaned when they are opened."""
 
 from .cleaning.options import ReadOptions
 from .open import is_name, open_dataset

@@ -1,4 +1,4 @@
-"""`open_dataset`: opens every kind of dataset."""
+"""`open_dataset`, which opens every kind of dataset."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,26 +26,25 @@ def open_dataset(
     seed: int = 0,
     features: FeaturesPlace = "memory",
 ) -> Dataset:
-    """Open a dataset, checked and cleaned. What was mended on the way is in `Dataset.notes`.
+    """Open a dataset, checked and cleaned. Repairs are noted in `Dataset.notes`.
 
     Args:
         spec: ``digits``; ``sbm:key=value,...`` (see `Sbm`); ``rmat:key=value,...`` (see `Rmat`); the path of an
             ``.npz`` file, of a ``.csv`` or ``.parquet`` file of edges beside one of nodes, of a folder of Parquet or
-            CSV, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, looked for under
-            ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to split it anew.
-        name: what to call it; by default after the spec.
-        options: what to do about defects. A store, a generated graph and a `Dataset` are clean and take none.
+            CSV, of an OGB folder or of a Millrace dataset store; an OGB name (``ogbn-...``, searched under
+            ``$OGB_ROOT`` or ``./dataset``); a NetworkX graph or a PyG `Data`; or a `Dataset`, to be split again.
+        name: name of the dataset; by default taken from the spec.
+        options: treatment of defects. Stores, generated graphs and `Dataset`s are clean and take none.
         split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
-            nodes for test) or ``fraction:0.6,0.2``. By default the stored one; else random:20,30 where every class has
-            60 labelled nodes; else fraction:0.6,0.2.
-        seed: decides a random split, nothing else.
-        features: where the features of a Millrace store lie: memory, mapped or zarr. Other sources are read into
-            memory.
+            nodes for test) or ``fraction:0.6,0.2``. By default the stored one; else random:20,30 if every class has 60
+            labelled nodes; else fraction:0.6,0.2.
+        seed: seed of a random split; nothing else depends on it.
+        features: place of a Millrace store's features: memory, mapped or zarr. Other sources are read into memory.
 
     Raises:
         InputError: says what was seen, what was expected and which option resolves it.
         StoreError: a store is damaged.
-        MissingExtraError: an OGB name that is not on this machine, without the ``ogb`` package.
+        MissingExtraError: an OGB dataset is not on this machine, and the ``ogb`` package is not installed.
     """
     if features != "memory" and not (isinstance(spec, (str, Path)) and (Path(spec).expanduser() / MANIFEST).exists()):
         raise InputError(
@@ -70,13 +69,13 @@ def open_dataset(
 
 
 def is_name(source: str | Path | object) -> bool:
-    """Whether a source is a name such as ``digits``, which means the same from any folder, and not a path."""
+    """True if a source is a name such as ``digits``, which means the same from any folder, and not a path."""
     reader = reader_of(source)
     return reader is not None and reader.is_name
 
 
 def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
-    """What no reader recognises: a file that may be a NumPy archive by another name, or an error."""
+    """Handle a source that no reader recognises: read a NumPy archive with another suffix, or raise an error."""
     path = path_of(spec)
     if path is not None and path.is_file():
         check_no_table_options(path, request)
@@ -95,14 +94,14 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
     if any(c.__module__.partition(".")[0] == "scipy" for c in type(spec).__mro__):
         raise InputError("a SciPy matrix has no labels; use from_scipy(adjacency, features, labels)")
     if isinstance(spec, type):
-        raise InputError(f"the dataset is the class {spec.__name__}; expected an object of it")
+        raise InputError(f"the dataset is the class {spec.__name__}; expected an object of that class")
     raise InputError(
         f"cannot open a {type(spec).__name__} as a dataset; expected {forms()}, a NetworkX graph or a PyG Data"
     )
 
 
 def _check_format(path: Path) -> None:
-    """Raises InputError for files of torch and NetworkX, and says how to read them."""
+    """Raise InputError for files of torch and NetworkX, with the way to read them."""
     suffix = path.suffix.lower()
     if suffix in (".pt", ".pth"):
         raise InputError(
@@ -120,7 +119,7 @@ def _notes(spec: str | Path | object) -> str:
 
 
 def _finished(dataset: Dataset, request: Request) -> Dataset:
-    """A clean dataset under the name and with the split that were asked for."""
+    """A clean dataset with the name and split of the request."""
     _check_no_options(request.options, dataset.name)
     notes = list(dataset.notes)
     parts = make_split(dataset.labels, dataset.split, request.split, request.seed, request.options, notes)
@@ -130,4 +129,4 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
 def _check_no_options(options: ReadOptions, what: str) -> None:
     given = [f.name for f in fields(options) if getattr(options, f.name) != f.default]
     if given:
-        raise InputError(f"'{what}' is clean already and takes no reading options; leave out {', '.join(given)}")
+        raise InputError(f"'{what}' is already clean and takes no reading options; leave out {', '.join(given)}")

@@ -1,1 +1,1 @@
-"""Models of finished runs: opening them, evaluating them, and predicting with them."""
+"""Models of finished runs: opening, evaluating, and predicting."""

@@ -1,4 +1,4 @@
-"""Evaluate a finished run's model on every split."""
+"""Evaluation of a finished run's model on every split."""
 
 import time
 from pathlib import Path
@@ -17,16 +17,16 @@ from .finished_run import load
 def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = None, emit: Emit) -> dict[str, Any]:
     """Accuracy of the run's best parameters on each split, over full neighbourhoods, layer by layer.
 
-    A run on GPUs is evaluated on one, or, on a machine without, on the CPU.
+    A run on GPUs is evaluated on a GPU, or on the CPU if this machine has none.
 
     Args:
         run: folder of a finished run.
-        dataset: evaluate on another dataset with the same features and classes; by default the run's own.
+        dataset: another dataset with the same features and classes; by default the run's own.
         model: see `load`.
         emit: called with every event.
 
     Raises:
-        InputError: no finished run there, or the dataset cannot be opened.
+        InputError: the run is not finished, or the dataset cannot be opened.
         StoreError: the model is damaged, or does not fit the dataset.
     """
     trained = load(run, model=model)
@@ -35,7 +35,7 @@ def evaluate_run(run: Path, dataset: str | None, *, model: nn.Module | None = No
     if (data.num_classes, data.task) != (result.num_classes, result.task):
         seen, wanted = (f"{d.num_classes} classes ({d.task})" for d in (data, result))
         raise InputError(
-            f"{data.name} has {seen}, but {result.model} of {run} tells {wanted} apart; give a dataset with the same"
+            f"{data.name} has {seen}, but {result.model} of {run} predicts {wanted}; give a dataset with the same"
         )
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))

@@ -1,4 +1,4 @@
-"""Finished runs: their models, with the best parameters, and their data."""
+"""Finished runs: their models with the best parameters, and their data."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,22 +31,22 @@ class TrainedRun:
     folder: Path
     """The run's folder."""
     model: nn.Module
-    """With the parameters of the best validation epoch, in evaluation mode; on a GPU if it was trained there and there
-    is one."""
+    """The model with the parameters of the best validation epoch, in evaluation mode; on a GPU if the run used GPUs and
+    this machine has one."""
     config: Job
-    """Its configuration."""
+    """The run's configuration."""
     result: Result
     """The contents of ``result.json``."""
 
     def open_dataset(self, source: Any = None, *, emit: Emit = silent) -> Dataset:
-        """The dataset that the run was trained on, or another one, read as the run's configuration says.
+        """Open the dataset that the run was trained on, or another one, as the run's configuration says.
 
         Args:
-            source: whatever `millrace.open_dataset` takes; by default the run's own.
+            source: anything that `millrace.open_dataset` takes; by default the run's own dataset.
             emit: called with every event.
 
         Raises:
-            InputError: it cannot be opened, or has features of another width than the model reads.
+            InputError: it cannot be opened, or its features have another width than the model's.
         """
         data = (
             source
@@ -81,17 +81,17 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     """Open a finished run.
 
     Args:
-        run: its folder, or what `millrace.run` returned.
-        model: for a run of a module of your own, such a module, or PyG convolutions as `millrace.run` takes them: it
-            gets the parameters.
+        run: its folder, or the result of `millrace.run`.
+        model: for a run of your own module: such a module, or PyG convolutions as `millrace.run` takes them, which gets
+            the parameters.
 
     Raises:
-        InputError: no finished run there, or its model is a module that was not passed.
+        InputError: the run is not finished, or its model is a module that was not passed.
         StoreError: something in the folder is damaged, or the parameters do not fit the model.
     """
     if not isinstance(run, str | Path | Result):
         raise InputError(
-            f"run is a {type(run).__name__}; expected the folder of a finished run, or what run() returned"
+            f"run is a {type(run).__name__}; expected the folder of a finished run, or the result of run()"
         )
     folder = Path(run.out if isinstance(run, Result) else run).expanduser()
     job = job_of(folder)
@@ -104,7 +104,7 @@ def load(run: str | Path | Result, *, model: Any = None) -> TrainedRun:
     if model is None:
         check_module_importable(folder, f'mr.load("{folder}", model=...)')
     result = _as_result(record, folder)
-    # The parameters are in the run's own folder; the one that training began from may be gone. Nothing is sampled.
+    # The parameters are in the run's own folder; the folder in start_from may be gone. Nothing is sampled.
     device = job.device if torch.cuda.is_available() else "cpu"
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": "cpu"})
     outline = Outline(result.dataset, result.num_features, result.num_classes, result.task, {})  # pyright: ignore[reportArgumentType]
@@ -116,7 +116,7 @@ def job_of(folder: Path) -> Job:
     """The configuration in a run's folder.
 
     Raises:
-        InputError: there is none, or it is none of this version.
+        InputError: there is none, or this version cannot read it.
     """
     if not (folder / JOB).is_file():
         raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a finished run")
@@ -134,7 +134,7 @@ def _as_result(record: dict[str, Any], folder: Path) -> Result:
 
 
 def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> bool:
-    """True where a model can be built and its classes named by these."""
+    """True if a model can be built, and its classes named, with these values."""
     named = (
         isinstance(class_names, list)
         and len(class_names) == num_classes
@@ -155,9 +155,9 @@ def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) ->
 
 
 def _other(job: Job, source: Any, emit: Emit) -> Dataset:
-    """Open another dataset as the job reads its own.
+    """Open another dataset with the job's options for reading.
 
-    Stores and generated graphs are clean and take no reading options; other sources are read into memory.
+    Stores and generated graphs are clean and take no options; other sources are read into memory.
     """
     update: dict[str, Any] = {}
     path = Path(source).expanduser() if isinstance(source, str | Path) else None

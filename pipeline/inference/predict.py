@@ -31,21 +31,21 @@ def predict(
     """Predict the classes of nodes, over all in-edges in every layer, as `infer` does.
 
     Args:
-        run: a finished run (its folder, what `millrace.run` returned, or what `load` opened), or a model.
-        dataset: whatever `open_dataset` takes; by default the run's own. Another graph needs features of the same
+        run: a finished run (its folder, the result of `millrace.run` or of `load`), or a model.
+        dataset: anything that `open_dataset` takes; by default the run's own. Another graph needs features of the same
             width; its labels and classes do not matter.
         nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by
-            default all.
-        model: for a run of a module of your own: see `load`.
+            default all nodes.
+        model: for a run of your own module: see `load`.
         emit: called with every event.
 
     Raises:
-        InputError: something does not fit, or no finished run is there.
+        InputError: the arguments do not go together, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
     if model is not None and isinstance(run, nn.Module | TrainedRun):
         raise InputError(
-            f"model was given beside a {type(run).__name__}, which has one; it goes with the folder of a run"
+            f"model was given beside a {type(run).__name__}, which has one; give it with the folder of a run only"
         )
     if isinstance(run, nn.Module):
         if dataset is None:
@@ -95,7 +95,7 @@ def predict_to_file(
         run: folder of a finished run.
         out: the file, .parquet or .csv.
         dataset: see `predict`.
-        nodes: ids or names between commas, or a split; None: all.
+        nodes: ids or names separated by commas, or a split; None: all.
         all_probabilities: see `Predictions.to_parquet`.
         model: see `load`.
         emit: called with every event.
@@ -104,13 +104,13 @@ def predict_to_file(
         A record of plain values: run, model, dataset, number of nodes, file, seconds.
 
     Raises:
-        InputError: the file is there or cannot be written; or see `predict`.
+        InputError: the file exists or cannot be written; see also `predict`.
     """
     write = writer(out)
     if out.exists():
-        raise InputError(f"{out} exists already; choose another --out")
+        raise InputError(f"{out} already exists; choose another --out")
     if not out.parent.is_dir():
-        raise InputError(f"{out.parent} is no folder; choose another --out")
+        raise InputError(f"{out.parent} is not a folder; choose another --out")
     start = time.perf_counter()
     trained = load(run, model=model)
     data = trained.open_dataset(dataset, emit=emit)
@@ -131,7 +131,7 @@ def _parsed(nodes: str | None, data: Dataset) -> Any:
     if nodes is None or nodes in SPLITS:
         return nodes
     parts = [part.strip() for part in nodes.split(",")]
-    # Where nodes have names, `7` is a name and not an id: files of predictions hold the names.
+    # Where nodes have names, `7` is a name and not an id: files of predictions contain names.
     if data.node_names is None and all(part.lstrip("-").isdecimal() for part in parts):
         return [int(part) for part in parts]
     return parts

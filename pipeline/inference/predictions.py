@@ -16,7 +16,7 @@ from ...storage.errors import InputError
 
 FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
-"""Between the classes of a node in a .csv file, where nodes can have several."""
+"""Separator between the classes of a node in a .csv file, where nodes can have several."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,7 +24,7 @@ class Predictions:
     """Predictions of a model for n nodes."""
 
     nodes: IdArray
-    """int64 [n], ids in the order that was asked for."""
+    """int64 [n], ids in the order of the request."""
     logits: FloatArray
     """[n, C], the model's outputs."""
     task: Literal["multiclass", "multilabel"] = "multiclass"
@@ -42,18 +42,18 @@ class Predictions:
 
     @cached_property
     def classes(self) -> npt.NDArray[Any]:
-        """Multi-class: int64 [n], the class with the largest logit. Multi-label: bool [n, C], where the logit is above
-        0."""
+        """Multi-class: int64 [n], the class with the largest logit. Multi-label: bool [n, C], True where the logit is
+        above 0."""
         return torch.from_numpy(self.logits).argmax(1).numpy() if self.task == "multiclass" else self.logits > 0
 
     def to_parquet(self, path: str | Path, *, all_probabilities: bool = False) -> None:
-        """Write a table with a row for each node, whole or not at all; a file that is there is replaced.
+        """Write a table with a row for each node, as a whole or not at all; an existing file is replaced.
 
-        Columns: ``node`` (its id, or its name); ``class`` (its number, or its name) and ``probability``, or,
-        multi-label, ``classes`` and ``probabilities``, lists of those that the node has.
+        Columns: ``node`` (id or name); ``class`` (number or name) and ``probability``; or, if multi-label, ``classes``
+        and ``probabilities``, lists of the classes that the node has.
 
         Args:
-            path: of the file.
+            path: the file.
             all_probabilities: add a column ``probability_CLASS`` for each class.
 
         Raises:
@@ -95,7 +95,7 @@ class Predictions:
         return pa.table(columns)
 
     def __len__(self) -> int:
-        """n."""
+        """Number of nodes."""
         return len(self.nodes)
 
     def __repr__(self) -> str:
@@ -103,10 +103,10 @@ class Predictions:
 
 
 def writer(path: Path) -> Callable[..., None]:
-    """The method of `Predictions` that writes files of this suffix.
+    """Method of `Predictions` that writes files with this suffix.
 
     Raises:
-        InputError: another suffix than .parquet and .csv.
+        InputError: a suffix other than .parquet and .csv.
     """
     known = {".parquet": Predictions.to_parquet, ".csv": Predictions.to_csv}
     if path.suffix.lower() not in known:
@@ -115,7 +115,7 @@ def writer(path: Path) -> Callable[..., None]:
 
 
 def _written(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file whole or not at all."""
+    """Write a file as a whole or not at all."""
     path = path.expanduser()
     aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
     try:

@@ -257,7 +257,10 @@ BAD = {
     "sar: a queue": (f"{RUN} --system sar --set queue.kind=zarr", "has no minibatches to queue"),
     "sar: reuse": (f"{RUN} --system sar --reuse cycle", "has no minibatches to queue"),
     "sar: samples": (f"{RUN} --system sar --samples W/samples", "trains on no minibatches"),
-    "sar: features owned": (f"{RUN} --system sar --set features=owned", "keeps each row where its node is trained"),
+    "sar: features owned": (
+        f"{RUN} --system sar --set features=owned",
+        "keeps each row on the rank that trains its node",
+    ),
     "sar: partitioner unknown": (f"{RUN} --system sar --set partition.method=metiss", "did you mean 'metis'"),
     "sar: mode unknown": (
         f"{RUN} --system sar --set sar.mode=hallo",
@@ -298,7 +301,7 @@ BAD = {
     "run: into a run": ("run --dataset SBM --out W/run", "holds a run already"),
     "run: into something else": ("run --dataset SBM --out W/store", "is not an empty folder"),
     "run: into a file": ("run --dataset SBM --out W/good.npz", "is not an empty folder"),
-    "run: into a name too long": (f"run --dataset SBM --out W/{'x' * 300}", "longer than the file system takes"),
+    "run: into a name too long": (f"run --dataset SBM --out W/{'x' * 300}", "longer than the file system allows"),
     "run: below a file": ("run --dataset SBM --out W/good.npz/x", "cannot write the folder"),
     "parts: none": ("partition SBM --parts 0 --out NEW", "parts is 0"),
     "parts: method": ("partition SBM --parts 2 --method metiss --out NEW", "did you mean 'metis'"),
@@ -309,7 +312,7 @@ BAD = {
         "these differ: parts (store 2, wanted 3)",
     ),
     "parts: into a run": ("partition SBM --parts 2 --out W/run", "holds no partitions"),
-    "convert: there already": ("convert SBM --out W/store", "exists already"),
+    "convert: there already": ("convert SBM --out W/store", "already exists"),
     "convert: format": ("convert SBM --out NEW --features zar", "did you mean 'zarr'"),
     "evaluate: nothing there": ("evaluate W/none", "holds no run"),
     "evaluate: a store": ("evaluate W/store", "holds no run"),
@@ -327,7 +330,7 @@ BAD = {
     "inspect: minibatch of a run": ("inspect W/run --minibatch 0,0", "--minibatch needs a store of samples"),
     "inspect: a run to be read otherwise": (
         "inspect W/run --set read.direction=reverse",
-        "--set says how a dataset is read, and",
+        "--set changes how a dataset is read, but",
     ),
     "inspect: minibatch malformed": ("inspect W/samples --minibatch 3", "not of the form EPOCH,INDEX"),
     "inspect: minibatch no number": ("inspect W/samples --minibatch a,b", "not of the form EPOCH,INDEX"),

@@ -108,7 +108,7 @@ def test_objects_of_other_packages_are_opened(tmp_path):
         mr.InputError, match=r"a SciPy matrix has no labels; use from_scipy\(adjacency, features, labels\)"
     ):
         mr.run(sp.eye_array(3), out=tmp_path / "c")
-    with pytest.raises(mr.InputError, match="the dataset is the class Data; expected an object of it"):
+    with pytest.raises(mr.InputError, match="the dataset is the class Data; expected an object of that class"):
         mr.plan(Data)
     with pytest.raises(mr.InputError, match="features is 'mapped', but a Data is not a Millrace store"):
         mr.run(data, features="mapped", out=tmp_path / "c")

@@ -1,1 +1,1 @@
-"""From the arrays of a reader to a checked dataset."""
+"""Cleaning: from a reader's arrays to a checked dataset."""

@@ -1,4 +1,4 @@
-"""Numbering of classes that have text for names."""
+"""Numbering of classes whose names are text."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ....storage.errors import InputError
 def numbered(labels: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Class numbers int64 [V], -1 where the text is empty or null, and the name of each class.
 
-    Names are in order, those that are whole numbers by value and before all others.
+    Names are sorted; whole numbers come first, by value.
 
     Args:
         labels: [V] text: a pyarrow array or chunked array, or a sequence of strings and None.
@@ -30,14 +30,12 @@ def numbered(labels: Any) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
 
 
 def numbered_text(labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """`numbered` of a NumPy array of text, or of objects that are all text or None. Raises InputError otherwise."""
+    """`numbered` for a NumPy array of text, or of objects that are all text or None. Raises InputError otherwise."""
     if labels.dtype.kind == "O" and not any(isinstance(v, str | bytes) for v in labels.flat):
         raise InputError("labels are Python objects; expected class numbers, or text for every class")
     values = labels.reshape(-1).tolist()
     values = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values]
     other = next((v for v in values if not (v is None or isinstance(v, str))), None)
     if other is not None:
-        raise InputError(
-            f"labels are text and {type(other).__name__} mixed; expected class numbers, or text for every class"
-        )
+        raise InputError(f"labels mix text and {type(other).__name__}; expected class numbers, or text for every class")
     return numbered(values)

@@ -17,16 +17,16 @@ from .splits import make_split
 
 
 def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
-    """Check and mend `raw`. V is the number of labels.
+    """Check and repair `raw`. V is the number of labels.
 
     Args:
-        raw: what a reader found.
-        options: what to do about each defect.
+        raw: the arrays of a reader.
+        options: treatment of each defect.
         split: see `make_split`.
-        seed: decides a random split, nothing else.
+        seed: of a random split; nothing else depends on it.
 
     Raises:
-        InputError: starts with the name of the input and names what is wrong and what to change.
+        InputError: starts with the name of the input, and names the defect and what to change.
     """
     try:
         return _clean(raw, options, split, seed)
@@ -74,13 +74,13 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
 
 
 def _numbers_of_classes(labels: AnyArray, num_classes: int) -> tuple[str, ...] | None:
-    """The names of classes that have been renumbered, or None where they have not been."""
+    """Names of classes that have been renumbered; None if none have."""
     used = np.unique(labels[labels >= 0]).astype(np.int64)
     return tuple(map(str, used.tolist())) if len(used) == num_classes and used[-1] >= num_classes else None
 
 
 def _by_name(part: str, ids: AnyArray, names: NodeNames) -> AnyArray:
-    """A stored set whose nodes may be given by name, as numbers or a mask."""
+    """A stored set, whose nodes may be given by name, as ids or a mask."""
     if ids.dtype.kind not in "UO":
         return ids
     try:

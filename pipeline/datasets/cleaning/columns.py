@@ -1,4 +1,4 @@
-"""From labels and features as found to the arrays of a `Dataset`."""
+"""Cleaning of labels and features into the arrays of a `Dataset`."""
 
 from typing import Any, Literal
 
@@ -13,12 +13,13 @@ from .raw import AnyArray
 
 Task = Literal["multiclass", "multilabel"]
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
-"""Sparse features that take more as rows, with fewer than one value in so many, are refused."""
+"""Size in bytes and sparsity above which sparse features are refused: they take more as rows, with fewer than one value
+in so many."""
 FEW_CLASSES = 1000
 LARGE_VALUE = 100
-"""Features beyond it make training diverge, or stand still."""
+"""Largest feature value that is not worth a note: beyond it training diverges or stands still."""
 CONSTANT = 1e-9
-"""Up to here, empty classes cost nothing worth an error."""
+"""Number of classes up to which empty ones are not worth an error."""
 
 
 def clean_labels(
@@ -28,15 +29,15 @@ def clean_labels(
 
     Args:
         labels: [V] or [V, 1] class numbers, -1 for unlabelled; or [V, C > 1] of 0 and 1, several of which may be set.
-        options: what to do about NaN and about empty classes.
-        notes: a sentence is appended for each thing that was mended.
-        named: classes have names in the input, so that no -1 there can be one.
+        options: treatment of NaN and of empty classes.
+        notes: a sentence is appended for each repair.
+        named: classes have names in the input, so that -1 cannot be one of them.
 
     Returns:
         int64 [V], C, "multiclass"; or float32 [V, C], C, "multilabel".
 
     Raises:
-        InputError: names what is wrong and, where there is one, the option that resolves it.
+        InputError: names the defect and, where there is one, the option that resolves it.
     """
     if labels.ndim not in (1, 2):
         raise InputError(f"labels have shape {list(labels.shape)}; expected [V] class numbers or [V, C] of 0 and 1")
@@ -59,8 +60,8 @@ def clean_labels(
         notes.append(f"{counted(bare, 'node')} {are(bare)} unlabelled (-1).")
         if len(only := np.unique(y[labelled])) == 1 and not named:
             notes.append(
-                f"Beside -1, unlabelled, all labels are {only[0]}, so that one class is left: if -1 is a class, number "
-                "the classes 0 and 1."
+                f"Besides -1 (unlabelled), all labels are {only[0]}, so that one class is left: if -1 is a class, "
+                "number the classes 0 and 1."
             )
     return *_label_gaps(y, labelled, options, notes), "multiclass"
 
@@ -130,12 +131,12 @@ def clean_features(features: Any, graph: Graph, options: ReadOptions, notes: lis
 
     Args:
         features: [V, F] numbers, dense or SciPy sparse; None or F = 0 means absent.
-        graph: gives V, and the in-degrees that stand in for absent features.
-        options: what to do about NaN and absence, and how to normalise.
-        notes: a sentence is appended for each thing that was mended.
+        graph: gives V, and the in-degrees that replace absent features.
+        options: treatment of NaN and absence, and normalisation.
+        notes: a sentence is appended for each repair.
 
     Raises:
-        InputError: names what is wrong and the option that resolves it.
+        InputError: names the defect and the option that resolves it.
     """
     if features is None or (len(features.shape) == 2 and features.shape[1] == 0):
         return _degree_features(graph, options, notes)
@@ -203,7 +204,7 @@ def _normalized(x: npt.NDArray[np.float32], options: ReadOptions, notes: list[st
             "Feature columns were shifted and scaled to mean 0 and standard deviation 1 (normalize_features=standard)."
         )
         mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64)
-        # What is left of a constant column is the rounding of its mean.
+        # A constant column leaves only the rounding of its mean.
         return ((x - mean) / np.where(deviation > CONSTANT * np.abs(mean), deviation, 1)).astype(np.float32)
     if x.size and (largest := max(float(x.max()), -float(x.min()))) > LARGE_VALUE:
         notes.append(

@@ -1,4 +1,5 @@
-"""The largest connected component alone, as benchmarks of node classification often take it (Shchur et al., 2018)."""
+"""Restriction to the largest connected component, as benchmarks of node classification often do (Shchur et al.,
+2018)."""
 
 from collections.abc import Mapping
 
@@ -10,9 +11,9 @@ from .raw import AnyArray
 
 
 def in_largest_component(graph: Graph) -> AnyArray:
-    """bool [V]: the nodes of the largest weakly connected component (of equals, the one that holds the smallest id)."""
+    """bool [V]: nodes of the largest weakly connected component; of equally large ones, that with the smallest id."""
     n = graph.num_nodes
-    # Brings all of SciPy's linear algebra with it.
+    # Imported here: it imports all of SciPy's linear algebra.
     from scipy.sparse.csgraph import connected_components
 
     adjacency = sp.csr_array((np.ones(graph.num_edges, np.int8), graph.indices, graph.indptr), shape=(n, n))
@@ -21,7 +22,7 @@ def in_largest_component(graph: Graph) -> AnyArray:
 
 
 def restricted(graph: Graph, keep: AnyArray) -> Graph:
-    """The graph of the nodes in `keep`, renumbered in order. No kept node may have an in-neighbour that is left out."""
+    """The graph of the nodes in `keep`, renumbered in order. No kept node may have an in-neighbour outside `keep`."""
     number = np.cumsum(keep) - 1
     edges = np.repeat(keep, graph.in_degree)
     kept = int(keep.sum())
@@ -34,8 +35,8 @@ def restricted(graph: Graph, keep: AnyArray) -> Graph:
 
 
 def restricted_split(split: Mapping[str, AnyArray], keep: AnyArray) -> dict[str, AnyArray]:
-    """Stored sets, as masks [V] or ids, for the nodes in `keep`, renumbered. What is out of range stays so, to be
-    reported later."""
+    """Stored sets, as masks [V] or ids, for the nodes in `keep`, renumbered. Ids out of range stay so, to be reported
+    later."""
     number = np.cumsum(keep) - 1
     out = {}
     for name, value in split.items():

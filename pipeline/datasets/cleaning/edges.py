@@ -27,19 +27,19 @@ def clean_edges(
     hint: Hint | None,
     notes: list[str],
 ) -> Graph:
-    """Build the graph, mending what `options` allows and adding a sentence to `notes` for each thing that was mended.
+    """Build the graph with the repairs that `options` allow, each noted in `notes`.
 
     Args:
         src: [E] integers in [0, V).
-        dst: [E] likewise; messages flow src -> dst.
+        dst: [E] integers in [0, V); messages flow src -> dst.
         weight: [E] numbers or None.
         num_nodes: V.
-        options: what to do about loops, duplicates, weights and direction.
-        hint: decides the direction when the options do not and the edges are not symmetric.
+        options: treatment of loops, duplicates, weights and direction.
+        hint: decides the direction if the options do not and the edges are not symmetric.
         notes: appended to.
 
     Raises:
-        InputError: names what is wrong and the option that resolves it.
+        InputError: names the defect and the option that resolves it.
     """
     src, dst = _checked_ids(src, dst, num_nodes)
     w = _checked_weight(weight, len(src), options, notes)
@@ -52,7 +52,7 @@ def clean_edges(
 
 
 def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
-    """Build the graph and the notes of `clean_edges` from edges that are checked and sorted already.
+    """Build the graph and notes of `clean_edges` from edges that are already checked and sorted.
 
     Raises:
         InputError: see `clean_edges`.
@@ -250,7 +250,7 @@ def _is_symmetric(keys: Keys, w: Weights, num_nodes: int) -> bool:
         back.sort()
         return np.array_equal(keys, back)
     here, there = np.lexsort((w, keys)), np.lexsort((w, back))
-    # Sums of merged duplicates may differ in the last places between the two directions.
+    # Sums of merged duplicates may differ by rounding between the two directions.
     return np.array_equal(keys[here], back[there]) and np.allclose(w[here], w[there], rtol=1e-5, atol=0)
 
 

@@ -20,10 +20,10 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def settled(columns: Columns, from_csv: set[str]) -> Columns:
-    """Columns of ids in one kind: numbers where all are, of those that CSV holds as text too; else text.
+    """Columns of ids as one kind: numbers if all are numbers, including those that CSV stores as text; else text.
 
     Raises:
-        InputError: some are numbers and some are text, or a column is neither, or has nulls.
+        InputError: numbers and text are mixed, or a column is neither, or has nulls.
     """
     for what, column in columns.items():
         if not (pa.types.is_integer(column.type) or is_text(column.type)):
@@ -48,7 +48,7 @@ def settled(columns: Columns, from_csv: set[str]) -> Columns:
 
 
 def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """A column of text as int64, if that says the same: 007 and 1.0 are no whole numbers here."""
+    """A column of text as int64, if the numbers say the same: 007 and 1.0 are not whole numbers here."""
     try:
         numbers = column.cast(pa.int64())
     except pa.ArrowException:
@@ -57,10 +57,10 @@ def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def named(ids: pa.ChunkedArray, ends: Columns) -> tuple[NodeNames, dict[str, AnyArray]]:
-    """Nodes that are called by text, in the order of their rows, and the ends of edges as their numbers.
+    """Names of nodes in the order of their rows, and the ends of edges as row numbers.
 
     Raises:
-        InputError: a name stands for two nodes, or for none.
+        InputError: a name belongs to two nodes, or to none.
     """
     known: Any = ids.cast(pa.large_string())
     counted = pc.value_counts(known)  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,7 +107,7 @@ def renumbered(ids: AnyArray, ends: dict[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def unknown(count: int, what: str, first: str) -> InputError:
-    """The error for ends of edges that are not nodes."""
+    """Error for ends of edges that are not nodes."""
     return InputError(
         f"{count} values of {what} (first: {str(first)[:80]}) are not the id of any node; give those nodes a row, or "
         "drop the edges"

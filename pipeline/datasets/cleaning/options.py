@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from ....storage.errors import InputError, nearest
 
 FREE = ("nodes_file", "feature_columns")
-"""Options that are no choice among words."""
+"""Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 
 
@@ -15,13 +15,13 @@ class ReadOptions:
     """Treatment of each defect of an input. Repairs are noted in `Dataset.notes`.
 
     Raises:
-        InputError: a value is none of those listed.
+        InputError: a value is not one of those listed.
     """
 
     direction: Direction | None = None
     """directed: messages flow src -> dst as stored; reverse: dst -> src; undirected: both ways (the union of the edges
-    and their reverses; where both are stored, the larger weight). None: symmetric input is used as it is, a hint of the
-    file decides otherwise, and without a hint it is an error."""
+    and their reverses; where both are stored, the larger weight). None: symmetric input is used as it is, otherwise a
+    hint of the file decides, and without a hint it is an error."""
     duplicates: Literal["error", "merge", "keep"] = "merge"
     """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted)."""
     self_loops: Literal["error", "drop", "keep"] = "keep"
@@ -36,11 +36,11 @@ class ReadOptions:
     missing_ids: Literal["error", "compact"] = "error"
     """Gaps in a column of node ids. compact: renumber the nodes from 0 in ascending order of their ids."""
     nodes_file: str | None = None
-    """The nodes of one file of edges, as a path from its folder; None: nodes.csv or nodes.parquet there."""
+    """File of the nodes of a single file of edges, as a path from its folder; None: nodes.csv or nodes.parquet
+    there."""
     feature_columns: str | tuple[str, ...] | None = None
-    """Columns of a table of nodes that are features, in this order: names, or a text such as "age,income"; "*": all
-    that hold numbers.
-    None: features, x, or feature_0, feature_1, ..."""
+    """Columns of a table of nodes to use as features, in this order: names, or a text such as "age,income"; "*": all
+    numeric columns. None: features, x, or feature_0, feature_1, ..."""
     missing_features: Literal["error", "degree"] = "degree"
     """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero"] = "error"
@@ -51,16 +51,15 @@ class ReadOptions:
     nan_labels: Literal["error", "unlabelled"] = "error"
     """NaN among class numbers. unlabelled: read them as -1."""
     label_gaps: Literal["error", "keep", "compact"] = "keep"
-    """Class numbers that no node has. keep: the class exists and stays empty; compact: renumber the classes that
-    occur."""
+    """Class numbers without nodes. keep: the class exists and stays empty; compact: renumber the classes that occur."""
     overlapping_splits: Literal["error", "first"] = "error"
-    """first: a node in several sets stays in the first of train, val, test."""
+    """Nodes in several sets of the stored split. first: such a node stays in the first of train, val, test."""
     unlabelled_in_split: Literal["error", "drop"] = "error"
-    """Nodes of the stored split that have no label."""
+    """Nodes of the stored split without a label."""
 
     @property
     def named_features(self) -> tuple[str, ...] | None:
-        """`feature_columns` one by one."""
+        """The names in `feature_columns`."""
         given = self.feature_columns
         return tuple(c.strip() for c in given.split(",")) if isinstance(given, str) else given
 

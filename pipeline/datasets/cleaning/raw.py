@@ -1,4 +1,4 @@
-"""Unchecked arrays, as a reader hands them to the cleaner."""
+"""Unchecked arrays that a reader passes to the cleaner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ class Hint:
 
     direction: Direction
     reason: str
-    """A clause for the notes, e.g. ``the file's meta says "stored once"``."""
+    """Clause for the notes, e.g. ``the file's meta says "stored once"``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ordered:
-    """E edges that a reader has checked, turned round and sorted as `edges.clean_edges` does it: by (dst, src), equal
-    ones as found."""
+    """E edges that a reader has already checked, oriented and sorted like `edges.clean_edges`: by (dst, src), equal
+    ones in input order."""
 
     in_degree: npt.NDArray[np.int64]
     """int64 [V]."""
@@ -34,11 +34,11 @@ class Ordered:
     weight: npt.NDArray[np.float32] | None
     """float32 [E], or None."""
     loops: int
-    """Self loops that were found; dropped ones are not among the E."""
+    """Number of self loops found; dropped ones are not among the E."""
     repeated: bool
-    """True where an edge occurs more than once."""
+    """True if an edge occurs more than once."""
     has_weights: bool
-    """True where the source has weights, read or not."""
+    """True if the source has weights, read or not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +60,8 @@ class Raw:
     hint: Hint | None = None
     notes: tuple[str, ...] = ()
     ordered: Ordered | None = None
-    """In place of `src`, `dst` and `edge_weight`, which are then empty."""
+    """Sorted edges in place of `src`, `dst` and `edge_weight`, which are then empty."""
     node_names: NodeNames | None = None
-    """Names of nodes in the source, where they are not 0 to V - 1."""
+    """Names of nodes in the source; None if they are 0 to V - 1."""
     class_names: tuple[str, ...] | None = None
-    """Names of classes in the source, where they are not 0 to C - 1."""
+    """Names of classes in the source; None if they are 0 to C - 1."""

@@ -17,7 +17,7 @@ from .raw import AnyArray
 KINDS = ("public", "random", "fraction")
 FORMS = "expected public, random:20,30 (per class for train and val) or fraction:0.6,0.2"
 ENOUGH_PER_CLASS = 60
-"""With so many labelled nodes in every class, the default is random:20,30, else fraction:0.6,0.2."""
+"""Labelled nodes that every class needs for the default to be random:20,30; else it is fraction:0.6,0.2."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def parse_split(text: str) -> SplitSpec:
     """Parse ``public``, ``random:T,V`` or ``fraction:T,V``.
 
     Raises:
-        InputError: none of the three, or numbers out of range.
+        InputError: another form, or numbers out of range.
     """
     kind, _, rest = text.strip().partition(":")
     if kind not in KINDS:
@@ -65,17 +65,17 @@ def make_split(
     options: ReadOptions,
     notes: list[str],
 ) -> Split:
-    """The split that `text` asks for; a pure function of the labels, the text and the seed.
+    """The split described by `text`: a pure function of the labels, the text and the seed.
 
     Args:
         labels: int64 [V] with -1 for unlabelled, or float32 [V, C].
-        stored: what the source stores: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None for
-            nothing.
-        text: see `parse_split`; None: the stored split, else random:20,30 where every class has 60 labelled nodes, else
+        stored: the source's split: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None if it
+            has none.
+        text: see `parse_split`; None: the stored split, else random:20,30 if every class has 60 labelled nodes, else
             fraction:0.6,0.2.
-        seed: decides a drawn split.
-        options: what to do about overlaps and unlabelled nodes of the stored split.
-        notes: a sentence is appended for each thing that was mended or chosen.
+        seed: seed of a drawn split.
+        options: treatment of overlaps and unlabelled nodes in the stored split.
+        notes: a sentence is appended for each repair or choice.
 
     Raises:
         InputError: the text is malformed, the stored split is absent or unusable, or a class has too few nodes.
@@ -140,10 +140,10 @@ def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
 def clean_split(
     stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str]
 ) -> Split:
-    """The stored split, mended as `options` allow.
+    """The stored split with the repairs that `options` allow.
 
     Raises:
-        InputError: names what is wrong and the option that resolves it.
+        InputError: names the defect and the option that resolves it.
     """
     num_nodes = len(labels)
     ids = {name: _ids(name, np.asarray(stored.get(name, np.empty(0, np.int64))), num_nodes, notes) for name in SPLITS}

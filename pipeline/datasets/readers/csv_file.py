@@ -1,4 +1,4 @@
-"""One CSV file with a header, as an Arrow table: ``.csv`` or ``.tsv``, also compressed by gzip."""
+"""One CSV file with a header as an Arrow table: ``.csv`` or ``.tsv``, optionally compressed by gzip."""
 
 import csv
 import gzip
@@ -15,29 +15,29 @@ SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 def is_csv(path: Path) -> bool:
-    """True for the name of a CSV file."""
+    """True if the path has a CSV file's suffix."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def read_csv(path: Path, as_text: Collection[str], example: str) -> pa.Table:
-    """Read the file. Columns have the names of the header, stripped; empty fields (and NA, null, ... unless quoted) are
+    """Read the file. Columns are named after the header, stripped; empty fields (and NA, null, ... unless quoted) are
     null.
 
     Args:
         path: the file, in UTF-8, with or without a byte order mark.
-        as_text: lower-case names of columns that stay text, stripped, whatever they look like.
-        example: a header, for errors.
+        as_text: lower-case names of columns that are read as text, stripped, whatever they contain.
+        example: a header for error messages.
 
     Raises:
-        InputError: it is empty or no CSV, a row is longer or shorter than the header, or the header is none or names a
-            column twice.
+        InputError: the file is empty or not CSV, a row is longer or shorter than the header, or the header is missing
+            or names a column twice.
     """
     delimiter = "\t" if ".tsv" in path.name.lower() else ","
     names = _header(path, delimiter, example)
     try:
         table = arrow_csv.read_csv(
             path,
-            # The header's own row is read by pyarrow too, which takes a byte order mark off.
+            # pyarrow reads the header's row too, and removes a byte order mark.
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types={n: pa.string() for n in names if n.strip().lower() in as_text},
@@ -75,7 +75,7 @@ def _header(path: Path, delimiter: str, example: str) -> list[str]:
             f"{path} has no header: its first line is '{delimiter.join(names)}'; put one such as {example} above it"
         )
     if again := sorted({n for n in stripped if n and stripped.count(n) > 1}):
-        raise InputError(f"{path}: the header names '{again[0]}' more than once; give each column a name of its own")
+        raise InputError(f"{path}: the header names '{again[0]}' more than once; give every column its own name")
     if len(names) == 1 and (other := next((c for c in ";\t|, " if c != delimiter and c in stripped[0]), None)):
         right = "tabs" if delimiter == "\t" else "commas"
         raise InputError(

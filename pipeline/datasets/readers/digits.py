@@ -13,11 +13,11 @@ NEIGHBOURS = 10
 
 
 def read_digits(name: str | None = None) -> Raw:
-    """1,797 nodes with 64 pixels in [0, 1], 10 classes; u and v are joined both ways when one is among the 10 nearest
-    of the other (Euclidean; of nodes that are equally far the ones with smaller ids). The data is that of UCI's Optical
-    Recognition of Handwritten Digits."""
+    """1,797 nodes with 64 pixels in [0, 1], 10 classes; u and v are joined both ways if one is among the 10 nearest of
+    the other (Euclidean; equally distant nodes in order of their ids). The data is that of UCI's Optical Recognition of
+    Handwritten Digits."""
     pixels, labels = _pixels_and_labels()
-    # In whole numbers, and with ties broken by id: scikit-learn's own neighbours depend on the number of threads.
+    # In whole numbers, with ties broken by id: scikit-learn's own neighbours depend on the number of threads.
     x = pixels.astype(np.int64)
     n, squares = len(x), (x * x).sum(1)
     far = (squares[:, None] - 2 * (x @ x.T) + squares) * n + np.arange(n)

@@ -39,7 +39,7 @@ def read_npz(path: Path, name: str | None = None) -> Raw:
     """Read the file. See the module for its keys.
 
     Raises:
-        InputError: it is no ``.npz``, holds pickled objects, or lacks a key.
+        InputError: the file is not ``.npz``, holds pickled objects, or lacks a key.
     """
     arrays, held = load_members(path, (*KNOWN, *(f"{part}_{form}" for part in SPLITS for form in ("idx", "mask"))))
     edges, labels = (_required(arrays, key, path, held) for key in ("edge_index", "y"))
@@ -90,8 +90,8 @@ def _features(arrays: Mapping[str, AnyArray], path: Path, held: list[str]) -> An
     try:
         rows, columns = (int(n) for n in shape)
         indices, indptr = (array.astype(np.int64) for array in (indices, indptr))
-        # SciPy's check looks at neither unsigned numbers nor a negative end, and its compiled code then takes any
-        # amount of memory.
+        # SciPy's check misses unsigned numbers and a negative end, for which its compiled code takes any amount of
+        # memory.
         if (np.diff(indptr) < 0).any():
             raise ValueError("index pointer values must form a non-decreasing sequence")
         x = sp.csr_matrix((data, indices, indptr), shape=(rows, columns))
@@ -122,9 +122,9 @@ def _hint(meta: AnyArray | None) -> tuple[Hint | None, tuple[str, ...]]:
     try:
         record = json.loads(str(meta))
     except (ValueError, RecursionError):
-        return None, ("The key meta is no JSON and was ignored.",)
+        return None, ("The key meta is not JSON and was ignored.",)
     if not isinstance(record, dict):
-        return None, ("The key meta is no JSON object and was ignored.",)
+        return None, ("The key meta is not a JSON object and was ignored.",)
     if record.get("direction") in get_args(Direction):
         return Hint(record["direction"], f"the file's meta says direction '{record['direction']}'"), ()
     text = str(record.get("edges", ""))

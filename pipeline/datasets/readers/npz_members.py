@@ -1,4 +1,4 @@
-"""Safe reading of selected arrays from an ``.npz`` file: other members stay packed, and sizes are checked first."""
+"""Safe reading of selected arrays from an ``.npz`` file: sizes are checked first, and other members stay packed."""
 
 import zipfile
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from ....storage.errors import InputError, first_line
 from ..cleaning.raw import AnyArray
 
 BOMB_RATIO, BOMB_BYTES = 200, 256 << 20
-"""Limits on an array's compression ratio and size: an array above both is refused, since graph data never compress so
+"""Limits of an array's compression ratio and size: an array above both is refused, since graph data never compresses so
 well."""
 AGAIN = "save it again with np.savez"
 
@@ -19,8 +19,8 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
     """Read the arrays named in `wanted` that are present, and list the names of all members.
 
     Raises:
-        InputError: the file is no ``.npz``, is damaged, or an array is encrypted, pickled, no numbers or text, or
-            packed beyond reason.
+        InputError: the file is not ``.npz`` or is damaged, or an array is encrypted, pickled, neither numbers nor text,
+            or compressed beyond the limits.
     """
     try:
         with path.open("rb") as file:
@@ -39,14 +39,14 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
             return {name: array for name, array in found.items() if array is not None}, sorted(members)
     except InputError:
         raise
-    except Exception as e:  # damage makes zipfile, zlib and NumPy raise whatever they meet
+    except Exception as e:  # damage makes zipfile, zlib and NumPy raise errors of many kinds
         raise InputError(
             f"{path} is damaged or not an .npz file ({type(e).__name__}: {first_line(e)[:200]}); {AGAIN}"
         ) from e
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, size: int) -> AnyArray | None:
-    """The array of a member; None where it is none."""
+    """The array of a member; None if the member is not an array."""
     name = info.filename.removesuffix(".npy")
     if info.flag_bits & 1:
         raise InputError(f"{path}: {name} is encrypted; {AGAIN}")

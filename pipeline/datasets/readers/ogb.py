@@ -1,8 +1,8 @@
 """Node-property graphs of the Open Graph Benchmark (Hu et al., NeurIPS 2020), from the files that OGB itself unpacks.
 
-A folder holds ``raw/edge.csv.gz``, ``raw/node-label.csv.gz``, ``raw/num-node-list.csv.gz``, optionally
-``raw/node-feat.csv.gz``, and ``split/<name>/{train,valid,test}.csv.gz``. Neither the ``ogb`` package nor a network is
-needed to read it.
+A folder has ``raw/edge.csv.gz``, ``raw/node-label.csv.gz``, ``raw/num-node-list.csv.gz``, optionally
+``raw/node-feat.csv.gz``, and ``split/<name>/{train,valid,test}.csv.gz``. Reading it needs neither the ``ogb`` package
+nor a network.
 """
 
 import os
@@ -17,15 +17,15 @@ from ..cleaning.raw import AnyArray, Hint, Raw
 from .public import OGB, near_ogb
 
 ONE_WAY = {"ogbn-products", "ogbn-proteins"}
-"""OGB stores each edge of these once and adds the reverse when it loads them (its master table's add_inverse_edge)."""
+"""Datasets whose edges OGB stores once, and reverses when it loads them (add_inverse_edge in its master table)."""
 
 
 def find_ogb(name: str) -> Path:
-    """The folder of `name` under ``$OGB_ROOT`` or ``./dataset``, downloaded through the ``ogb`` package when it is not
-    there.
+    """The folder of `name` under ``$OGB_ROOT`` or ``./dataset``; downloaded through the ``ogb`` package if it is
+    missing.
 
     Raises:
-        MissingExtraError: it is not there and ``ogb`` is not installed.
+        MissingExtraError: the folder is missing and ``ogb`` is not installed.
         InputError: OGB has no such dataset, or the download failed.
     """
     root = Path(os.environ.get("OGB_ROOT", "dataset"))
@@ -109,7 +109,7 @@ def _split(folder: Path) -> dict[str, AnyArray]:
 
 
 def _csv(path: Path, dtype: type[np.number]) -> AnyArray:
-    """[rows, columns] of a headerless, compressed table of numbers. Empty cells are NaN where `dtype` is floating."""
+    """[rows, columns] of a headerless, compressed table of numbers. Empty cells are NaN if `dtype` is floating."""
     if not path.exists():
         raise InputError(
             f"{path} does not exist; expected OGB's own layout (raw/edge.csv.gz, raw/node-label.csv.gz, ...)"

@@ -9,8 +9,8 @@ nodes      ``label`` class number or text (null, empty or -1: unlabelled), or a 
            ``feature_0, feature_1, ...`` or ``x0, x1, ...``, in the order of their numbers; null is NaN
 =========  ==========================================================================================================
 
-All of it may be Parquet or CSV with a header. Nodes with text for ids keep the order of their rows, and classes with
-text for labels are numbered in the order of their names.
+Tables may be Parquet, or CSV with a header. Nodes whose ids are text keep the order of their rows, and classes whose
+labels are text are numbered in the order of their names.
 """
 
 import re
@@ -36,7 +36,7 @@ from .tables import files_of, nodes_beside, read_table
 
 _FEATURE = re.compile(r"(?:feature_|x_?)(\d+)")
 SHOWN_COLUMNS = 8
-"""Columns named in a note, at most."""
+"""Most columns named in a note."""
 
 
 def read_parquet_folder(folder: Path, options: ReadOptions, name: str | None = None) -> Raw:
@@ -106,7 +106,7 @@ def _read(edge_files: Sequence[Path], node_files: Sequence[Path], source: Path, 
 
 
 def _by_number(column: pa.ChunkedArray, options: ReadOptions, notes: list[str]) -> tuple[AnyArray | None, AnyArray]:
-    """The ascending ids, where they have gaps, and the order of the rows by id."""
+    """The ascending ids if they have gaps, and the order of the rows by id."""
     if not pa.types.is_integer(column.type) or column.null_count:
         settled({"nodes.id": column}, set())
     ids = column.to_numpy()
@@ -121,7 +121,7 @@ def _numbers_as_names(ids: AnyArray) -> NodeNames:
 def _finished(
     raw: Raw, order: AnyArray | None, names: NodeNames | None, classes: tuple[str, ...] | None, notes: list[str]
 ) -> Raw:
-    """With the rows of nodes in `order`, their names and what was found."""
+    """The raw graph with its nodes' rows in `order`, their names, and the notes."""
     if order is not None:
         features = None if raw.features is None else raw.features[order]
         split = {part: mask[order] for part, mask in raw.split.items()}
@@ -164,7 +164,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _matrix(column: pa.ChunkedArray, what: str) -> AnyArray:
-    """[V, F] of a list column whose lists have one length."""
+    """[V, F] from a list column whose lists have one length."""
     if column.null_count:
         raise InputError(f"column {what} holds {column.null_count} nulls; expected a list in every row")
     # `flatten` alone would hide ragged rows, so lengths are compared first.
@@ -187,7 +187,7 @@ def _lengths(lists: Any) -> npt.NDArray[np.integer]:
 
 
 def _labels(column: pa.ChunkedArray) -> tuple[AnyArray, tuple[str, ...] | None]:
-    """Class numbers, and the names of the classes where they are text."""
+    """Class numbers, and the names of the classes if they are text."""
     if _is_list(column.type):
         return _matrix(column, "nodes.label"), None
     if is_text(column.type):
@@ -218,7 +218,7 @@ def _features(nodes: pa.Table, source: Path, options: ReadOptions, notes: list[s
                 f"Columns of nodes were not read: {_listed(takable)} (feature_columns={value} takes them as features)."
             )
     if text := [c for c in others if c not in wanted and not _is_feature(nodes[c].type)]:
-        notes.append(f"Columns of nodes that are no numbers were not read: {_listed(text)}.")
+        notes.append(f"Columns of nodes that are not numeric were not read: {_listed(text)}.")
     if not wanted:
         return None
     if len(wanted) == 1 and _is_list(nodes[wanted[0]].type):
@@ -235,7 +235,7 @@ def _is_feature(kind: pa.DataType) -> bool:
 
 
 def _customary(nodes: pa.Table, source: Path) -> tuple[str, ...]:
-    """The columns that are features by their names: one of lists, or numbered ones."""
+    """Columns that are features by their names: one of lists, or numbered ones."""
     for key in ("features", "x"):
         if key in nodes.column_names:
             if not _is_list(nodes[key].type):

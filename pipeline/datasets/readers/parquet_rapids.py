@@ -1,8 +1,8 @@
-"""The edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on the
-GPUs of this machine.
+"""Edges of a folder of Parquet by RAPIDS cuDF 26.10: read, renumbered, counted and sorted by destination on this
+machine's GPUs.
 
-Calls follow the signatures of the 26.10 wheels, which `tests/contracts/rapids.py` checks. This has not run on a GPU
-yet.
+Calls follow the signatures of the 26.10 wheels, which `tests/contracts/rapids.py` checks. This module has not run on a
+GPU yet.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ ORDER = ["dst", "src", "row"]
 
 @dataclass(frozen=True)
 class _Piece:
-    """A row group of a file, which one task reads."""
+    """A row group of a file, read by one task."""
 
     file: str
     group: int
@@ -35,21 +35,22 @@ class _Piece:
 
 
 def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
-    """Edges as `edges.clean_edges` would sort them, bit for bit. The GPUs are used by processes that end with the call,
-    one for each.
+    """Edges sorted as by `edges.clean_edges`, bit for bit. Each GPU is used by a process of its own that ends with the
+    call.
 
     Args:
-        files: with columns ``src``, ``dst`` and, perhaps, ``weight``, in order.
+        files: files with columns ``src``, ``dst`` and optionally ``weight``, in order.
         num_nodes: V.
-        ids: [V] ascending, the ids that edges name their ends by; None where these are 0 to V - 1.
-        options: what to do about direction, loops and weights.
+        ids: [V] ascending, the ids by which edges name their ends; None if these are 0 to V - 1.
+        options: treatment of direction, loops and weights.
 
     Returns:
-        None where anything is not clean, or there is no edge: the CPU reader then reports the defect.
+        None if anything is not clean, or there are no edges: the CPU reader then reports the defect.
 
     Raises:
         InputError: RAPIDS is not installed, or there is no GPU.
-        RunError: cuDF failed, as where edges do not fit into the GPUs' memory, or returned edges out of order.
+        RunError: cuDF failed, for example because edges do not fit into the GPUs' memory, or returned edges out of
+            order.
     """
     gpus = count_gpus("edges_on=gpu", "edges_on=cpu", TO_READ)
     try:
@@ -72,7 +73,7 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
         with gpu_cluster(gpus) as client:
             found = _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus)
     except Exception as e:
-        # Most of all: it does not fit.
+        # The most common error: edges do not fit.
         raise RunError(f'reading edges by cuDF failed: {type(e).__name__}: {e}; use read.edges_on = "cpu"') from e
     return None if found is None else _joined(*found, num_nodes, weighted, "weight" in schemas[0].names)
 
@@ -86,8 +87,7 @@ def _by_tasks(
     options: ReadOptions,
     gpus: int,
 ) -> tuple[list[Any], int] | None:
-    """Stretches of sorted edges as `_on_host` gives them, and how many self loops were found; None where anything is
-    not clean."""
+    """Ranges of sorted edges as from `_on_host`, and the number of self loops; None if anything is not clean."""
     known = None if ids is None else client.scatter(ids.astype(np.int64), broadcast=True, hash=False)
     read = [client.submit(_read, p, columns, num_nodes, known, options, pure=False) for p in pieces]
     loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
@@ -104,7 +104,7 @@ def _by_tasks(
 
 
 def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
-    """True where cuDF reads these columns as PyArrow does: integer ends, and numbers for weights."""
+    """True if cuDF reads these columns as PyArrow does: integer ends, and numeric weights."""
     kinds = [schema.field(c).type if c in schema.names else pa.null() for c in columns]
     return all(pa.types.is_integer(k) for k in kinds[:2]) and all(
         pa.types.is_integer(k) or pa.types.is_floating(k) for k in kinds[2:]
@@ -114,8 +114,8 @@ def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
 def _read(
     piece: _Piece, columns: list[str], num_nodes: int, ids: npt.NDArray[np.int64] | None, options: ReadOptions
 ) -> Any:
-    """(frame of ``dst``, ``src`` as numbers of nodes, with weights their ``weight`` and ``row``; self loops in it), or
-    None: not clean."""
+    """(frame of ``dst`` and ``src`` as numbers of nodes, with weights also ``weight`` and ``row``; number of self loops
+    in it), or None if it is not clean."""
     import cudf  # pyright: ignore[reportMissingImports]
     import cupy  # pyright: ignore[reportMissingImports]
 
@@ -139,7 +139,7 @@ def _read(
         weight = cupy.asarray(table["weight"]).astype("float32")
         if not bool(((weight >= 0) & (weight < np.inf)).all()):
             return None
-        # Equal edges keep the order of the files, as a stable sort leaves them.
+        # Equal edges keep the order of the files, as after a stable sort.
         made |= {"row": cupy.arange(piece.first_row, piece.first_row + len(src), dtype="int64"), "weight": weight}
     loops = src == dst
     count = int(loops.sum())
@@ -167,8 +167,9 @@ def _all_in_order(frames: list[Any], num_nodes: int) -> Any:
 
 
 def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> list[Any]:
-    """Stretches of destinations in ascending order, each in the memory of one GPU while it is sorted there."""
-    # After the cluster: these set up the first GPU for this process, which workers must not find done.
+    """Ranges of destinations in ascending order, each sorted in the memory of one GPU."""
+    # Imported after the cluster has started: these set up the first GPU for this process, which workers must not
+    # inherit.
     import cudf  # pyright: ignore[reportMissingImports]
     import dask_cudf  # pyright: ignore[reportMissingImports]
     from dask.delayed import delayed
@@ -177,14 +178,14 @@ def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> l
     if weighted:
         empty |= {"row": np.empty(0, np.int64), "weight": np.empty(0, np.float32)}
     edges = dask_cudf.from_delayed(frames, meta=cudf.DataFrame(empty), verify_meta=False)
-    # Tasks, not p2p, which goes through Arrow in host memory. All edges of a destination meet in one partition.
+    # Shuffled by tasks: p2p goes through Arrow in host memory. All edges of a destination meet in one partition.
     parts = edges.sort_values("dst", sort_function=_in_order, shuffle_method="tasks").to_delayed()
     return client.compute([delayed(_on_host)(p, num_nodes) for p in parts])
 
 
 def _on_host(frame: Any, num_nodes: int) -> Any:
-    """(first destination, edges of it and of each after it, sources, weights, whether an edge is repeated) of sorted
-    edges; None: none."""
+    """(first destination, edges of it and of each after it, sources, weights, True if an edge is repeated) of sorted
+    edges; None if there are none."""
     import cupy  # pyright: ignore[reportMissingImports]
 
     if not len(frame):

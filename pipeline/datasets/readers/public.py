@@ -1,4 +1,4 @@
-"""Public datasets that Millrace does not bring along: how to get one in."""
+"""Advice for names of public datasets that do not come with Millrace."""
 
 from ....storage.errors import closest
 
@@ -33,11 +33,11 @@ SHORT |= {name.removeprefix("ogbn-").lower(): name for name in OGB}
 
 
 def how_to_get(name: str) -> str | None:
-    """A sentence on a public dataset of this name; None where there is none."""
+    """A sentence on how to get a public dataset of this name; None if the name is unknown."""
     word = name.lower().replace("_", "-")
     word = SHORT.get(word, word)
     if word in OGB:
-        return f"the dataset '{name}' is of OGB: give {word}"
+        return f"the dataset '{name}' is from OGB: give {word}"
     if (call := IN_PYG.get(word)) is None:
         return None
     return (

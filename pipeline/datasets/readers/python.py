@@ -1,4 +1,4 @@
-"""Graphs of other libraries in this process: SciPy, NetworkX, PyTorch Geometric. Only SciPy is imported here."""
+"""Datasets from objects of SciPy, NetworkX and PyTorch Geometric. Only SciPy is imported here."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -44,14 +44,14 @@ def from_scipy(
             matrix repeats are duplicate edges.
         features: [V, F], dense or SciPy sparse, or None.
         labels: [V] class numbers with -1 for unlabelled, or text with "" or None for unlabelled; or [V, C] of 0 and 1.
-        train: node ids, names or a boolean mask [V]; all three None means no stored split.
-        val: likewise.
-        test: likewise.
+        train: node ids, names or a boolean mask [V]; if train, val and test are all None, there is no stored split.
+        val: see `train`.
+        test: see `train`.
         node_names: [V] distinct names of the nodes, kept for predictions.
-        name: what to call it.
-        options: what to do about each defect.
+        name: name of the dataset.
+        options: treatment of each defect.
         split: see `open_dataset`.
-        seed: decides a random split.
+        seed: seed of a random split.
 
     Raises:
         InputError: see `clean`.
@@ -114,9 +114,9 @@ def from_networkx(
 ) -> Dataset:
     """A dataset from a NetworkX graph.
 
-    Nodes are numbered in their order in the graph, and keep their names as `Dataset.node_names`; or by their own
-    numbers where those are 0 to V-1. Without `options.direction`, a DiGraph is read as directed (messages flow u ->
-    v) and a Graph has both directions.
+    Nodes are numbered in their order in the graph, and keep their names as `Dataset.node_names`; nodes that are the
+    numbers 0 to V-1 keep those. Without `options.direction`, a DiGraph is read as directed (messages flow u -> v) and a
+    Graph has both directions.
 
     Args:
         graph: Graph, DiGraph, MultiGraph or MultiDiGraph.
@@ -124,13 +124,13 @@ def from_networkx(
         features: node attribute with F numbers; on every node or on none.
         weight: edge attribute; on every edge or on none.
         split_attribute: node attribute with "train", "val" or "test".
-        train: in place of the attribute: nodes of the graph.
-        val: likewise.
-        test: likewise.
-        name: what to call it.
-        options: what to do about each defect.
+        train: nodes of the graph, in place of the attribute.
+        val: see `train`.
+        test: see `train`.
+        name: name of the dataset.
+        options: treatment of each defect.
         split: see `open_dataset`.
-        seed: decides a random split.
+        seed: seed of a random split.
 
     Raises:
         InputError: an attribute is missing or ragged; see also `clean`.
@@ -195,7 +195,7 @@ def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyA
 
 
 def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> tuple[AnyArray, tuple[str, ...] | None]:
-    """Class numbers or vectors, and the names of the classes where they are text."""
+    """Class numbers or vectors, and the names of the classes if they are text."""
     values = [graph.nodes[n].get(attribute) for n in nodes]
     given = [v for v in values if v is not None]
     if nodes and not given:
@@ -240,18 +240,18 @@ def from_pyg(
     data: Any, *, name: str = "pyg", options: ReadOptions = DEFAULT_OPTIONS, split: str | None = None, seed: int = 0
 ) -> Dataset:
     """A dataset from a `torch_geometric.data.Data` with ``edge_index``, ``y``, and optionally ``x``, ``edge_weight``,
-    ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, and a
-    note says so.
+    ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host; an ``edge_attr`` is left out, with a
+    note.
 
     Args:
         data: a homogeneous `Data`.
-        name: what to call it.
-        options: what to do about each defect.
+        name: name of the dataset.
+        options: treatment of each defect.
         split: see `open_dataset`.
-        seed: decides a random split.
+        seed: seed of a random split.
 
     Raises:
-        InputError: heterogeneous, or an attribute is missing; see also `clean`.
+        InputError: `data` is heterogeneous, or an attribute is missing; see also `clean`.
     """
     if hasattr(data, "node_types"):
         raise InputError(f"the PyG data is heterogeneous, {TYPED}")
@@ -285,7 +285,7 @@ def from_pyg(
 
 
 def _left_out(data: Any) -> tuple[str, ...]:
-    """A note that edge features are not read, where there are any."""
+    """A note that edge features are not read, if there are any."""
     attr = getattr(data, "edge_attr", None)
     if attr is None:
         return ()

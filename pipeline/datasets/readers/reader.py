@@ -1,4 +1,4 @@
-"""The contract of a reader: one record for each kind of input."""
+"""Contract of a reader: one record for each kind of input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from ..cleaning.raw import Raw
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller of `open_dataset` asked for beside the source."""
+    """Arguments of `open_dataset` besides the source."""
 
     name: str | None = None
-    """What to call the dataset; None: after the source."""
+    """Name of the dataset; None: taken from the source."""
     options: ReadOptions = DEFAULT_OPTIONS
-    """What to do about defects."""
+    """Treatment of defects."""
     split: str | None = None
     seed: int = 0
     features: FeaturesPlace = "memory"
-    """Where the features of a Millrace store lie."""
+    """Place of a Millrace store's features."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class Reader:
 
     name: str
     recognises: Callable[[Any], bool]
-    """Whether a source, a string, a path or an object, is of this kind. It looks at no contents and imports nothing
-    heavy; at most one reader recognises a source."""
+    """True if a source, a string, a path or an object, is of this kind. It reads no contents and imports nothing heavy;
+    at most one reader recognises a source."""
     read: Callable[[Any, Request], Raw | Dataset]
-    """Reads a source: a `Raw`, which is then checked, cleaned and split as the request says, or a `Dataset`."""
+    """Reads a source: a `Raw`, which is then checked, cleaned and split according to the request, or a `Dataset`."""
     form: str = ""
-    """How a source of this kind is written, for messages: ``sbm:nodes=...``."""
+    """Written form of such a source in messages: ``sbm:nodes=...``."""
     is_clean: bool = True
-    """Whether its datasets are clean: they take no options, and are split as the request says. Otherwise a `Dataset`
-    that `read` returns has honoured the whole request."""
+    """True if its datasets are clean: they take no options, and `open_dataset` splits them. Otherwise a `Dataset` that
+    `read` returns has followed the whole request."""
     is_name: bool = False
-    """Whether a source is a name, which means the same from any folder, and not a path."""
+    """True if a source is a name, which means the same from any folder, and not a path."""
 
 
 def path_of(source: Any) -> Path | None:
-    """The path that a source names; None where nothing lies there, or it is an object."""
+    """The path that a source names; None if nothing is there, or the source is an object."""
     if not isinstance(source, str | Path):
         return None
     path = Path(source).expanduser()

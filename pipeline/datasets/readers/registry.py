@@ -1,4 +1,4 @@
-"""The readers by name: which inputs there are, and how each is recognised."""
+"""Registry of readers: the kinds of input, and how each is recognised."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from .rmat import generate_rmat
 from .sbm import generate_sbm
 
 TABLES = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
-"""Ends of the names of files that hold tables."""
+"""Suffixes of files with tables."""
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file holds a table, by its name."""
+    """True if the file has the suffix of a table."""
     return path.name.lower().endswith(TABLES)
 
 
@@ -40,7 +40,7 @@ def _is_file(source: Any, *ends: str) -> bool:
 
 
 def _folder(source: Any) -> str | None:
-    """What a folder holds: a store, an OGB folder, or tables; None where it is none of them."""
+    """Contents of a folder: a store, an OGB folder, or tables; None for anything else."""
     path = path_of(source)
     if path is None or not path.is_dir():
         return None
@@ -52,14 +52,14 @@ def _folder(source: Any) -> str | None:
 
 
 def _is_object_of(source: Any, package: str) -> bool:
-    # By the names of the classes' modules: importing the package to ask would make it required.
+    # Compares the names of the class's modules: importing the package would make it required.
     return not isinstance(source, str | Path) and package in {
         c.__module__.partition(".")[0] for c in type(source).__mro__
     }
 
 
 def check_no_table_options(path: Path, request: Request) -> None:
-    """Refuse options that say how to read tables where `path` is none.
+    """Refuse options for reading tables if `path` is not one.
 
     Raises:
         InputError: names the options.
@@ -67,11 +67,11 @@ def check_no_table_options(path: Path, request: Request) -> None:
     given = [name for name in FREE if getattr(request.options, name) is not None]
     if given:
         raise InputError(
-            f"{path} is no file or folder of tables, but {' and '.join(given)} is for tables alone; leave it out"
+            f"{path} is not a file or folder of tables, and {' and '.join(given)} is for tables only; leave it out"
         )
 
 
-# pyarrow is imported where it is needed: every rank and command would wait for it.
+# pyarrow is imported inside functions: otherwise every rank and command would wait for it.
 def _read_edge_file(source: Any, request: Request) -> Raw:
     from .parquet import read_edge_file
 
@@ -171,20 +171,20 @@ READERS: Registry[Reader] = Registry(
         Reader("pyg", lambda source: _is_object_of(source, "torch_geometric"), _read_pyg, is_clean=False),
     ),
 )
-"""At most one of them recognises a source."""
+"""All readers; at most one of them recognises a source."""
 
 
 def reader_of(source: Any) -> Reader | None:
-    """The reader that recognises a source; None where there is none.
+    """The reader that recognises a source; None if none does.
 
     Raises:
         InputError: none does, and a reader of another package cannot be imported.
     """
-    # Those of other packages come last: a source of a known kind imports nothing of theirs.
+    # Readers of other packages come last: a source of a known kind imports none of them.
     return next((reader for name in READERS if (reader := READERS.find(name)).recognises(source)), None)
 
 
 def forms() -> str:
-    """How sources are written, for messages."""
+    """Written forms of sources, for messages."""
     *most, last = [reader.form for reader in READERS.available().values() if reader.form]
     return f"{', '.join(most)}, or {last}"

@@ -17,38 +17,38 @@ from ..cleaning.splits import make_split
 from .spec import number, parse_spec
 
 SLICE = 1 << 18
-"""Edges drawn at a time: small enough for the cache, fixed so that the graph does not depend on the machine."""
+"""Edges drawn at a time: few enough for the cache, and fixed so that the graph does not depend on the machine."""
 
 
 @dataclass(frozen=True)
 class Rmat:
-    """Parameters of R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004); the defaults of a, b, c are nearly those of
-    Graph500."""
+    """Parameters of R-MAT (Chakrabarti, Zhan, Faloutsos, SDM 2004); the defaults of a, b, c are close to Graph500's."""
 
     scale: int = number(20, 1, 30)
-    """V = 2^scale."""
+    """Binary logarithm of V."""
     edge_factor: int = number(16, 0, 1024)
     """Edges drawn per node, before duplicates and self loops are removed and reverses added."""
     features: int = number(100, 1, 1e5)
-    """F."""
+    """Width of the features, F."""
     classes: int = number(16, 1, 100_000)
-    """C."""
+    """Number of classes, C."""
     a: float = number(0.45, 0, 1)
-    """Probability of the quarter (low source, low destination) at each of the `scale` halvings; to 1 in 65536."""
+    """Probability of the quarter (low source, low destination) at each of the `scale` halvings, as a multiple of
+    1/65536."""
     b: float = number(0.22, 0, 1)
-    """(low, high)."""
+    """Probability of the quarter (low, high)."""
     c: float = number(0.22, 0, 1)
-    """(high, low); what is left of 1 is (high, high)."""
+    """Probability of the quarter (high, low); the rest is that of (high, high)."""
     symmetric: bool = number(True, 0, 1)
     """Add the reverse of every edge."""
     train: float = number(0.1, 1e-9, 1)
-    """Share of the nodes."""
+    """Share of train nodes."""
     val: float = number(0.1, 0, 1)
     seed: int = number(0, 0, 2**63 - 1)
 
 
 def generate_rmat(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph that `text` describes, ids permuted, without self loops or multi-edges. A pure function of `text`;
+    """The graph described by `text`, with permuted ids, without self loops or multi-edges. A pure function of `text`;
     `split` and `seed` only choose another split than the stored one.
 
     Features are standard normal. The label of a node is the largest of C random projections of the mean of its own and
@@ -110,7 +110,7 @@ def _draw(p: Rmat, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np
 
 
 def _labels(p: Rmat, graph: Graph, x: np.ndarray) -> np.ndarray:
-    """int64 [V]. Projected before averaging, since C is smaller than F."""
+    """int64 [V]. Features are projected before averaging, since C is smaller than F."""
     directions = _rng(p, 3).standard_normal((p.features, p.classes), np.float32)
     directions /= np.linalg.norm(directions, axis=0)
     score = x @ directions

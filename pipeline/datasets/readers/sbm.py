@@ -18,26 +18,26 @@ class Sbm:
     """Parameters of the planted partition (Condon and Karp, 2001)."""
 
     nodes: int = number(100_000, 2, 2**31 - 2)
-    """V."""
+    """Number of nodes, V."""
     classes: int = number(16, 1, 100_000)
-    """C; sizes differ by at most one."""
+    """Number of classes, C; their sizes differ by at most one."""
     degree: float = number(20, 0, 1e6)
     """Mean in-degree before duplicates and self loops are removed."""
     features: int = number(64, 1, 1e5)
-    """F."""
+    """Width of the features, F."""
     homophily: float = number(0.8, 0, 1)
-    """Share of the edges whose ends have one class."""
+    """Share of edges between nodes of one class."""
     noise: float = number(1.0, 0, 1e6)
-    """Standard deviation of each feature about its class's mean; the means are random unit vectors, so that at 1 a
+    """Standard deviation of each feature about its class's mean. The means are random unit vectors, so that at 1 a
     single node says little about its class and its neighbourhood says much."""
     train: float = number(0.1, 1e-9, 1)
-    """Share of the nodes."""
+    """Share of train nodes."""
     val: float = number(0.1, 0, 1)
     seed: int = number(0, 0, 2**63 - 1)
 
 
 def generate_sbm(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph that `text` describes: symmetric, without self loops or multi-edges. A pure function of `text`; `split`
+    """The graph described by `text`: symmetric, without self loops or multi-edges. A pure function of `text`; `split`
     and `seed` only choose another split than the stored one.
 
     Raises:
@@ -77,7 +77,7 @@ def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
     if p.classes > 1:
         other = rng.random(drawn, np.float32) >= p.homophily
         c[other] = (c[other] + rng.integers(1, p.classes, int(other.sum()), dtype=np.int32)) % p.classes
-    # A class is empty only where there are more classes than nodes.
+    # A class is empty only if there are more classes than nodes.
     keep = size[c] > 0
     u, c = u[keep], c[keep]
     v = member[start[c] + rng.integers(0, size[c])]
@@ -95,7 +95,7 @@ def _features(p: Sbm, labels: np.ndarray) -> np.ndarray:
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     x = rng.standard_normal((p.nodes, p.features), np.float32)
     x *= np.float32(p.noise)
-    # By slices, so that the gathered means need no second [V, F].
+    # In slices, so that the gathered means need no second [V, F].
     for low in range(0, p.nodes, 1 << 16):
         x[low : low + (1 << 16)] += means[labels[low : low + (1 << 16)]]
     return x

@@ -9,15 +9,15 @@ T = TypeVar("T")
 
 
 def number(default: float, low: float, high: float) -> Any:
-    """A dataclass field that `parse_spec` reads and checks to lie in [low, high]."""
+    """Dataclass field that `parse_spec` reads and checks to lie in [low, high]."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 def parse_spec(text: str, kind: type[T]) -> T:
-    """The `kind` that ``name:key=value,...`` describes; keys that are not given keep their defaults.
+    """Parse ``name:key=value,...`` into a `kind`; keys that are not given keep their defaults.
 
     Args:
-        text: e.g. ``sbm:nodes=1000,degree=5``; ``sbm`` alone is all defaults.
+        text: e.g. ``sbm:nodes=1000,degree=5``; ``sbm`` alone has all defaults.
         kind: a dataclass whose fields are `number`s of type int, float or bool.
 
     Raises:

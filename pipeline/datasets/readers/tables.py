@@ -1,4 +1,4 @@
-"""Tables of edges and of nodes, from Parquet or CSV files, with the column names that Millrace uses."""
+"""Tables of edges and nodes from Parquet or CSV files, with the column names that Millrace uses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,27 +19,27 @@ ALIASES = {
     },
     "nodes": {"id": ("node_id", "node"), "label": ("y", "class"), "split": ()},
 }
-"""Other names, in upper or lower case, that a column may have."""
+"""Other names of columns, in upper or lower case."""
 AS_TEXT = {
     stem: {name for key in keys for name in (key, *ALIASES[stem][key])}
     for stem, keys in {"edges": ("src", "dst"), "nodes": ("id", "split")}.items()
 }
-"""CSV columns that are read as text first: 007 is no number, and one name among numbers makes all of them names."""
+"""CSV columns that are read as text first: 007 is not a number, and one name among numbers makes all of them names."""
 EXAMPLES = {"edges": "src,dst", "nodes": "id,label"}
 BOMB_RATIO = 2000
-"""Parquet packs a column of one value into next to nothing, but never all columns."""
+"""Compression ratio above which a file is refused. Parquet packs a column of one value into next to nothing, but never
+all columns."""
 KINDS = (".parquet", *SUFFIXES)
 
 
 def tables_in(folder: Path, stem: str) -> list[Path]:
-    """The files of a folder whose names begin with `stem`, in order: those of Parquet, or where there is none, of
-    CSV."""
+    """Files of a folder whose names begin with `stem`, in order: Parquet files, or if there are none, CSV files."""
     files = sorted(folder.glob(f"{stem}*.parquet"))
     return files or sorted(f for f in folder.glob(f"{stem}*") if is_csv(f))
 
 
 def files_of(folder: Path, stem: str) -> list[Path]:
-    """`tables_in` that are there. Raises InputError otherwise."""
+    """`tables_in`, or InputError if there are none."""
     if not (files := tables_in(folder, stem)):
         raise InputError(
             f"{folder} holds no {stem}*.parquet or {stem}*.csv; expected edges* (columns src, dst) and nodes* (columns "
@@ -52,7 +52,7 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
     """The file of the nodes of a file of edges: `nodes_file`, or nodes.csv or nodes.parquet in its folder.
 
     Raises:
-        InputError: there is none.
+        InputError: the file does not exist.
     """
     if edges.name.startswith("nodes") and (others := tables_in(edges.parent, "edges")):
         raise InputError(f"{edges} is a file of nodes; give the file of edges, {others[0]}, or the folder")
@@ -60,7 +60,7 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
         path = edges.parent / Path(options.nodes_file).expanduser()
         if not path.is_file():
             raise InputError(
-                f"nodes_file={options.nodes_file}: {path} is no file; expected a path from the folder of {edges.name}"
+                f"nodes_file={options.nodes_file}: {path} is not a file; expected a path from the folder of {edges.name}"
             )
         return path
     found = [p for kind in KINDS if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
@@ -73,7 +73,7 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path:
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """The rows of a file of Parquet; the checksums of its pages are verified, where its writer left any.
+    """Rows of a Parquet file. Checksums of its pages are verified if its writer left any.
 
     Raises:
         InputError: it unpacks to far more than numbers of a graph can.
@@ -89,7 +89,7 @@ def read_parquet(path: Path) -> pa.Table:
 
 
 def read_table(files: Sequence[Path], stem: str) -> pa.Table:
-    """The rows of all files, one after the other.
+    """Rows of all files, one after the other.
 
     Raises:
         InputError: a file cannot be read, or their columns differ in type.

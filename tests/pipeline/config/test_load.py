@@ -207,5 +207,5 @@ def test_words_of_torch_and_names_in_any_case_are_known():
 
 @pytest.mark.parametrize("device", ["cuda:0", torch.device("cuda", 1)])
 def test_a_numbered_gpu_is_refused(device):
-    with pytest.raises(InputError, match="each rank takes a GPU of its own"):
+    with pytest.raises(InputError, match="each rank uses one GPU"):
         resolve({"device": device})

@@ -50,7 +50,7 @@ def test_the_token_is_needed(board, path):
         assert ask(board, f"{joined}{board.token}", host)[0] == 200
     for host in ("evil.example", "localhost.evil.example:8787", "10.0.0.1", "[", "127.0.0.1@evil.example:x"):
         status, said = ask(board, f"{joined}{board.token}", host)
-        assert (status in (400, 403) and "a host that this scheduler is not" in said) or status == 400
+        assert (status in (400, 403) and "a host that this scheduler does not have" in said) or status == 400
 
 
 def test_pages_of_dask_and_paths_that_are_not_there_are_left_alone(board):

@@ -313,7 +313,7 @@ BAD_TEXT = [
     ("sbm:train=0.9,val=0.9,nodes=10", "sum to at most 1"),
     ("digit", "did you mean 'digits'"),
     ("Cora", "mr.write_dataset('cora-store', mr.from_pyg(Planetoid('data', 'Cora')[0], name='cora'))"),
-    ("arxiv", "is of OGB: give ogbn-arxiv"),
+    ("arxiv", "is from OGB: give ogbn-arxiv"),
     ("no/such/file.npz", "neither a file nor a known dataset"),
 ]
 

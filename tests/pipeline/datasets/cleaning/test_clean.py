@@ -184,7 +184,7 @@ def test_label_forms():
 def test_unlabelled_nodes_are_counted_and_minus_one_as_a_class_is_told_of(labels, unlabelled, lost):
     clean_labels(np.array(labels), ReadOptions(), notes := [])
     assert f"{unlabelled} node{' is' if unlabelled == 1 else 's are'} unlabelled (-1)." in notes
-    assert any(f"Beside -1, unlabelled, all labels are {lost}, so that one class is left" in n for n in notes) == (
+    assert any(f"Besides -1 (unlabelled), all labels are {lost}, so that one class is left" in n for n in notes) == (
         lost is not None
     )
     clean_labels(np.array(labels), ReadOptions(), notes := [], named=True)

@@ -76,7 +76,7 @@ def test_csv_with_names(tmp_path, kind, encoding, one_file):
     assert any(f"nodes were read from {folder}" in n for n in d.notes) == one_file
     assert "1 node is unlabelled (-1)." in d.notes
     assert "Columns of edges were not read: since." in d.notes
-    assert "Columns of nodes that are no numbers were not read: city." in d.notes
+    assert "Columns of nodes that are not numeric were not read: city." in d.notes
     write_dataset(tmp_path / "store", d)
     again = open_dataset(tmp_path / "store")
     assert_is_the_graph(again)
@@ -123,7 +123,7 @@ def test_the_file_of_nodes_can_be_named(tmp_path):
     options = {"direction": "directed", "feature_columns": "age", "nodes_file": "sub/people.csv"}
     assert_is_the_graph(open_data(resolve({"read": options}), folder / "edges.csv", lambda _: None))
     with pytest.raises(
-        InputError, match=r"nodes_file=x.csv.*: .*g/x.csv is no file; expected a path from the folder of edges.csv"
+        InputError, match=r"nodes_file=x.csv.*: .*g/x.csv is not a file; expected a path from the folder of edges.csv"
     ):
         open_dataset(folder / "edges.csv", options=ReadOptions(nodes_file="x.csv"))
 
@@ -158,7 +158,7 @@ def test_columns_that_are_not_read_are_named_with_the_key_that_takes_them(tmp_pa
         with pytest.raises(InputError, match="expected names of columns such as"):
             ReadOptions(feature_columns=bad)  # pyright: ignore[reportArgumentType]
     np.savez(tmp_path / "g.npz", y=np.zeros(3))
-    with pytest.raises(InputError, match=r"no file or folder of tables, but feature_columns"):
+    with pytest.raises(InputError, match=r"not a file or folder of tables, and feature_columns"):
         open_dataset(tmp_path / "g.npz", options=ReadOptions(feature_columns="age"))
 
 
