@@ -1,1 +1,1 @@
-"""Python objects of the user and of other libraries: PyG loaders, exports, models and scripts."""
+"""Objects of the user and of other libraries: PyG loaders, exports, models and scripts."""

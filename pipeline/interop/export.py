@@ -15,34 +15,34 @@ from ...storage.minibatch import MiniBatch
 
 @dataclass(frozen=True, eq=False)
 class SampledGraph:
-    """A minibatch as PyG's samplers describe one: a single edge list, by hop and then by destination. All tensors are
-    its own."""
+    """A minibatch in the form of PyG's samplers: a single edge list, by hop and then by destination. It owns all its
+    tensors."""
 
     node: Tensor
     """int64 [n], global ids: the seeds, then each hop's new nodes."""
     row: Tensor
     """int64 [e], positions of the edges' sources in `node`."""
     col: Tensor
-    """int64 [e], positions of their destinations; rises."""
+    """int64 [e], positions of their destinations; ascending."""
     edge: Tensor | None
-    """int64 [e], positions in the edge arrays that the minibatch's edge ids count in, or None where it has none."""
+    """int64 [e], positions in the edge arrays that the minibatch's edge ids refer to; None if it has none."""
     num_sampled_nodes: list[int] | None
-    """L+1 numbers: the seeds, then each hop's new nodes; None where edges are not by hop."""
+    """L+1 numbers: the seeds, then each hop's new nodes; None if edges are not ordered by hop."""
     num_sampled_edges: list[int] | None
     """L numbers: the edges of each hop, or None."""
     batch: Tensor | None = None
-    """int64 [n], which seed's tree each node is in, where every seed has one of its own."""
+    """int64 [n], the seed whose tree each node is in, if every seed has its own tree."""
 
 
 def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = None) -> SampledGraph:
-    """The one edge list of a minibatch.
+    """The single edge list of a minibatch.
 
     Args:
         minibatch: nested, or of one layer.
-        edge_id: int64 [E], what to call each edge of the graph; None keeps the minibatch's own numbers.
+        edge_id: int64 [E], an id for each edge of the graph; None keeps the minibatch's own.
 
     Raises:
-        InputError: the layers have edge lists of their own.
+        InputError: every layer has its own edge list.
     """
     whole = minibatch.blocks[0]
     if not minibatch.nested and len(minibatch.blocks) > 1:
@@ -65,12 +65,12 @@ def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = 
 
 
 def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> Any:
-    """A minibatch as a `torch_geometric.data.Data`, with the attributes that PyG's `NeighborLoader` gives its own.
+    """A minibatch as a `torch_geometric.data.Data`, with the attributes that PyG's `NeighborLoader` provides.
 
     ``edge_index`` is int64 [2, e], source and destination as positions in ``n_id``; the first ``batch_size`` nodes are
-    the seeds, whose global ids are also ``input_id``. ``e_id``, where the minibatch has edge ids, counts in the graph's
-    edge arrays (which are ordered by destination; `Graph.edge_id` leads back to the input). ``edge_weight``, where it
-    has weights, is `Block.weight`. ``num_sampled_nodes`` and ``num_sampled_edges`` are lists for
+    the seeds, whose global ids are also ``input_id``. ``e_id``, if the minibatch has edge ids, refers to the graph's
+    edge arrays (which are ordered by destination; `Graph.edge_id` leads back to the input). ``edge_weight``, if it has
+    weights, is `Block.weight`. ``num_sampled_nodes`` and ``num_sampled_edges`` are lists for
     `torch_geometric.utils.trim_to_layer`.
 
     Args:
@@ -79,7 +79,7 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> An
         labels: tensor or array [V] or [V, C]; the minibatch's rows become ``y``.
 
     Raises:
-        InputError: the layers have edge lists of their own, or features or labels have too few rows.
+        InputError: every layer has its own edge list, or features or labels have too few rows.
         MissingExtraError: PyTorch Geometric is not installed.
     """
     require_pyg("to_pyg")
@@ -106,11 +106,11 @@ def to_pyg(minibatch: MiniBatch, features: Any = None, labels: Any = None) -> An
 
 
 def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
-    """A minibatch as DGL's blocks, outermost first: what a DGL model's layers take in turn.
+    """A minibatch as DGL's blocks, outermost first: the arguments of a DGL model's layers in turn.
 
-    Each block has ``srcdata[dgl.NID]`` and ``dstdata[dgl.NID]``, int64 global ids; ``edata[dgl.EID]``, where the
-    minibatch has edge ids, as positions in the graph's edge arrays; ``edata["weight"]`` where it has weights
-    (`Block.weight`). The seeds are ``blocks[-1].dstdata[dgl.NID]``. Memory is not shared with the minibatch.
+    Each block has ``srcdata[dgl.NID]`` and ``dstdata[dgl.NID]``, int64 global ids; ``edata[dgl.EID]``, if the minibatch
+    has edge ids, as positions in the graph's edge arrays; ``edata["weight"]`` if it has weights (`Block.weight`). The
+    seeds are ``blocks[-1].dstdata[dgl.NID]``. Memory is not shared with the minibatch.
 
     Raises:
         MissingExtraError: DGL is not installed.
@@ -136,7 +136,7 @@ def to_dgl_blocks(minibatch: MiniBatch) -> list[Any]:
 
 
 def require_pyg(what: str) -> None:
-    """Raise MissingExtraError, naming `what` needs it, unless PyTorch Geometric can be imported."""
+    """Raise MissingExtraError, naming `what` as the feature that needs it, unless PyTorch Geometric can be imported."""
     try:
         import torch_geometric  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
@@ -146,12 +146,12 @@ def require_pyg(what: str) -> None:
 
 
 def _owned(array: npt.NDArray[np.integer]) -> Tensor:
-    """A copy, int64: a view would keep the whole bulk's buffer."""
+    """A copy as int64: a view would keep the whole bulk's buffer alive."""
     return torch.from_numpy(array.astype(np.int64))
 
 
 def _rows(table: Any, node: Tensor, what: str) -> Tensor:
-    """table[node], copied."""
+    """A copy of table[node]."""
     rows = table.num_rows if isinstance(table, FeatureStore) else len(table)
     largest = int(node.max()) if len(node) else -1
     if largest >= rows:

@@ -16,12 +16,12 @@ def check_main_guard() -> None:
     """Refuse to start worker processes from a statement of the main script that they would run again.
 
     Raises:
-        InputError: the statement that is running is not below ``if __name__ == "__main__":``.
+        InputError: the running statement is not below ``if __name__ == "__main__":``.
     """
     main: Any = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    # As multiprocessing decides what a child imports: an interactive session, a notebook and a package's __main__ are
-    # left alone.
+    # Follows multiprocessing's rules for what a child imports: interactive sessions, notebooks and a package's __main__
+    # are exempt.
     if (
         path is None
         or (spec is not None and spec.name.rpartition(".")[2] == "__main__")
@@ -32,7 +32,7 @@ def check_main_guard() -> None:
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # no script that a child could import
+        return  # not a script that a child could import
     if line is None or any(statement.lineno <= line <= (statement.end_lineno or 0) for statement in _guarded(tree)):
         return
     raise InputError(
@@ -42,7 +42,7 @@ def check_main_guard() -> None:
 
 
 def _line_of(main: Any) -> int | None:
-    """The line of the main script that is running, at its top level."""
+    """The running line of the main script, at its top level."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     found = None
     while frame is not None:
@@ -53,7 +53,7 @@ def _line_of(main: Any) -> int | None:
 
 
 def _guarded(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements that run only where the module is the main one."""
+    """Statements that run only if the module is the main one."""
     for statement in tree.body:
         if isinstance(statement, ast.If) and any(
             isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)

@@ -23,11 +23,13 @@ def taken(model: Any) -> Any:
     if isinstance(model, list | tuple | nn.ModuleList):
         return PyGModel(list(model))
     if isinstance(model, type):
-        raise InputError(f"the model is the class {model.__name__}; expected an object of it: {model.__name__}(...)")
+        raise InputError(
+            f"the model is the class {model.__name__}; expected an object of that class: {model.__name__}(...)"
+        )
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model is a {type(model).__name__}; expected a record such as GraphSAGE(hidden=128), a list of PyG "
-            "convolutions, or an nn.Module with num_layers and layer(i, hood, h) -> h"
+            "convolutions, or an nn.Module with num_layers and layer(i, neighbourhood, h) -> h"
         )
     if not callable(getattr(model, "layer", None)) and _is_convolution(model):
         return PyGModel([model])
@@ -42,15 +44,15 @@ def _is_convolution(module: nn.Module) -> bool:
 
 
 def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
-    """Refuse model options where the model is an object that has its own.
+    """Refuse model options if the model is an object, which has its own.
 
     Raises:
-        InputError: it names them.
+        InputError: names the options.
     """
     given = [f"{name}={options[name]!r}" for name in options if SHORTHANDS.get(name, ("",))[0] == "model"]
     if given:
         raise InputError(
-            f"{', '.join(given)} would not reach the model, which is a {type(model).__name__} already; set it there"
+            f"{', '.join(given)} would not reach the model, which is a {type(model).__name__}; set it there"
         )
 
 
@@ -60,19 +62,19 @@ def check_widths(
     """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
     Args:
-        module: a module of the user's own, or a `PyGModel`.
+        module: a user's module, or a `PyGModel`.
         num_features: F.
         num_classes: C.
-        task: of the dataset; multi-label targets need C outputs exactly.
-        seed: of the initial values of lazy parameters.
+        task: the dataset's task; multi-label targets need exactly C outputs.
+        seed: seed of the initial values of lazy parameters.
 
     Raises:
-        InputError: widths that do not fit, lazy parameters in a module of the user's own, or nothing to train.
+        InputError: the widths do not fit, a user's module has lazy parameters, or there is nothing to train.
     """
     if isinstance(module, PyGModel):
         width = module.fit(num_features, seed)
         if width < num_classes or (task == "multilabel" and width != num_classes):
-            message = f"the last convolution gives {width} columns, but the dataset has {num_classes} classes"
+            message = f"the last convolution has {width} columns, but the dataset has {num_classes} classes"
             raise InputError(f"{message}; make it {type(module.convs[-1]).__name__}(..., {num_classes})")
     check_initialised(module)
     if not any(p.requires_grad for p in module.parameters()):

@@ -1,4 +1,4 @@
-"""Arguments of `NeighborLoader`: checked, refused by name, and turned into Millrace's own messages."""
+"""Arguments of `NeighborLoader`: checked, refused by name, and converted into Millrace's own messages."""
 
 import warnings
 from collections.abc import Iterable
@@ -28,13 +28,13 @@ DATALOADER = {
     "timeout": 0,
     "in_order": True,
 }
-"""Arguments of torch's DataLoader that `NeighborLoader` does not name itself, and the values that change nothing."""
+"""Arguments of torch's DataLoader that `NeighborLoader` does not name itself, and their values without effect."""
 DROPPED = {"collate_fn": None, "dataset": None}
 """Arguments of torch's DataLoader that PyG's loader drops."""
 EFFECTIVE = ("sampler", "batch_sampler", "pin_memory")
-"""Arguments of `DATALOADER` that act as in a DataLoader. The others are for worker processes."""
+"""Arguments in `DATALOADER` that act as in a DataLoader. The others are for worker processes."""
 REFUSED = {"custom_cls": "it belongs to remote feature stores"}
-"""Arguments of PyG's loaders that would change what is sampled, and why they are refused."""
+"""Arguments of PyG's loaders that would change the samples, and why they are refused."""
 
 
 class UnknownArgumentError(InputError, TypeError):
@@ -42,7 +42,7 @@ class UnknownArgumentError(InputError, TypeError):
 
 
 def check_data(data: Any) -> None:
-    """`data` must be a homogeneous PyG `Data` with an edge_index."""
+    """Refuse `data` unless it is a homogeneous PyG `Data` with an edge_index."""
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, HeteroData):
@@ -63,11 +63,11 @@ def check_data(data: Any) -> None:
 
 
 def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> dict[str, Any]:
-    """Select the arguments that torch's DataLoader takes, and warn of those that have no effect.
+    """Select the arguments that torch's DataLoader takes, and warn of those without effect.
 
     Args:
         given: arguments that the loader does not name itself.
-        filter_per_worker: as given; None: not given.
+        filter_per_worker: the caller's value; None: not given.
         own: names of the loader's own arguments, for hints.
     """
     for name in given:
@@ -109,7 +109,7 @@ def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
 
 
 def positions(given: Any, size: int, what: str) -> npt.NDArray[np.int64]:
-    """Positions among `size` input nodes, int64 [B], from a tensor, an array or anything that holds whole numbers."""
+    """Positions among `size` input nodes, int64 [B], from a tensor, an array or any sequence of whole numbers."""
     try:
         values = given.tolist() if hasattr(given, "tolist") else given
         found = np.fromiter((_whole(i) for i in values), np.int64)
@@ -124,7 +124,7 @@ def positions(given: Any, size: int, what: str) -> npt.NDArray[np.int64]:
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool):
-        raise TypeError("a mask is no list of positions")
+        raise TypeError("a mask is not a list of positions")
     return index(value)
 
 
@@ -136,7 +136,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
 
 
 def sampler(num_neighbors: Any, replace: bool, weighted: bool) -> NeighborSampler:
-    """The sampler that PyG's arguments describe."""
+    """The sampler described by PyG's arguments."""
     from torch_geometric.sampler import NumNeighbors
 
     values = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors
@@ -186,7 +186,7 @@ def graph(data: Any, weight_attr: str | None) -> Graph:
 
 
 def tensor(name: str, value: Any) -> Tensor:
-    """The argument `name` as a tensor in the host's memory."""
+    """The argument `name` as a tensor in host memory."""
     try:
         return torch.as_tensor(value.as_tensor() if hasattr(value, "as_tensor") else value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -196,7 +196,7 @@ def tensor(name: str, value: Any) -> Tensor:
 
 
 def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
-    """Raise InputError where `seed`, `generator` or one of `functions` is of another type."""
+    """Raise InputError if `seed`, `generator` or one of `functions` has another type."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
         raise InputError(f"seed is {seed!r}; expected a whole number")
     if generator is not None and not isinstance(generator, torch.Generator):
@@ -209,7 +209,7 @@ def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
 
 
 def input_nodes(given: Any, num_nodes: int) -> tuple[npt.NDArray[np.int64], Tensor]:
-    """The seeds int64 [N], and the `input_id` of each, int64 [N]."""
+    """The seeds, int64 [N], and the `input_id` of each, int64 [N]."""
     if given is None:
         return np.arange(num_nodes), torch.arange(num_nodes)
     if isinstance(given, str) or (isinstance(given, (tuple, list)) and given and isinstance(given[0], str)):

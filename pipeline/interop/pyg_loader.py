@@ -1,4 +1,4 @@
-"""`NeighborLoader`: PyG's loader of that name on Millrace's sampler. Only the import of a training script changes."""
+"""`NeighborLoader`, PyG's loader of that name on Millrace's sampler. Only the import of a training script changes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
@@ -20,34 +20,35 @@ from .pyg_prefetch import Ahead, SamplingThreads
 from .pyg_subgraphs import as_pyg, sample
 
 CALLS = -1
-"""The epoch of what is sampled by calling a loader."""
+"""Epoch of the samples drawn by calling a loader."""
 
 
 class NeighborLoader(SamplingThreads, DataLoader[Any]):
-    """Iterates over sampled minibatches of a homogeneous `torch_geometric.data.Data`, as PyG's `NeighborLoader` does.
+    """Iterates over sampled minibatches of a homogeneous `torch_geometric.data.Data`, like PyG's `NeighborLoader`.
 
     Each minibatch is a `Data` that owns its memory, with every node-level and edge-level attribute of `data` filtered
     (by PyG's own rules and code) and
 
     * ``edge_index`` int64 [2, e]: source and destination as positions in ``n_id``; by hop, then by destination;
-    * ``n_id`` int64 [n]: global ids, the ``batch_size`` seeds first, then hop by hop (within a hop ascending, where
+    * ``n_id`` int64 [n]: global ids, the ``batch_size`` seeds first, then hop by hop (ascending within a hop, while
       PyG's are in order of discovery);
     * ``e_id`` int64 [e]: columns of ``data.edge_index``;
-    * ``input_id`` int64 [B]: node ids where `input_nodes` is a mask or None, else positions in `input_nodes`;
-    * ``num_sampled_nodes`` (L+1 numbers) and ``num_sampled_edges`` (L numbers): what
-      `torch_geometric.utils.trim_to_layer` needs; not there, as in PyG, where `subgraph_type` is not "directional";
-    * ``batch`` int64 [n]: the position of the seed whose tree a node is in, where `disjoint`, else None.
+    * ``input_id`` int64 [B]: node ids if `input_nodes` is a mask or None, else positions in `input_nodes`;
+    * ``num_sampled_nodes`` (L+1 numbers) and ``num_sampled_edges`` (L numbers), for
+      `torch_geometric.utils.trim_to_layer`; absent, as in PyG, unless `subgraph_type` is "directional";
+    * ``batch`` int64 [n]: position of the seed whose tree a node is in, if `disjoint`, else None.
 
-    Only newly found nodes are expanded in the next hop, as in PyG. A node without in-edges gets none, with `replace`
-    too. A node that is a seed twice draws in-edges for each position of its own; edges out of it leave its first
+    Only newly found nodes are expanded in the next hop, as in PyG. A node without in-edges draws none, with `replace`
+    too. A node that is a seed twice draws in-edges for each position separately; edges out of it leave its first
     position. A thread samples ahead, in bulks; features are gathered and `transform` runs in the caller's thread. The
-    thread ends with the iteration, also when it is left early. Each ``iter()`` is a new epoch: another order and other
-    samples. They depend only on the seed, the epoch and the order of the seeds, not on bulks, threads or `num_workers`.
-    ``loader(index)`` samples the input nodes at these positions at once.
+    thread ends with the iteration, also if the iteration is abandoned. Each ``iter()`` is a new epoch with another
+    order and other samples. They depend only on the seed, the epoch and the order of the seeds, not on bulks, threads
+    or `num_workers`. ``loader(index)`` samples the input nodes at these positions at once.
 
-    The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Unsupported
-    arguments are refused by name: HeteroData and feature stores, `time_attr` and its companions, `neighbor_sampler`,
-    `custom_cls`, `disjoint` with "induced". The semantics are those of PyG 2.8, `loader.NodeLoader`.
+    The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Unsupported arguments
+    are refused by name: HeteroData and feature stores, `time_attr` and the other arguments of temporal sampling,
+    `neighbor_sampler`, `custom_cls`, `disjoint` with "induced". The semantics are those of PyG 2.8,
+    `loader.NodeLoader`.
     """
 
     def __init__(
@@ -82,47 +83,47 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     ) -> None:
         """
         Args:
-            data: `Data` with ``edge_index`` [2, E], source in row 0 and destination in row 1, or without edges.
-                Changing its edges later does not show.
+            data: `Data` with ``edge_index`` [2, E], source in row 0 and destination in row 1, or without edges. Later
+                changes to its edges have no effect.
             num_neighbors: in-neighbours per node and hop, nearest the seeds first; -1 takes all.
             input_nodes: the seeds, as node ids [N], which may repeat, or a boolean mask [V]; None means every node.
-            input_time: refused, as are all arguments of temporal sampling.
+            input_time: refused, like all arguments of temporal sampling.
             replace: draw with replacement.
             subgraph_type: "directional": the sampled edges; "bidirectional": these and their reverses, each pair of
                 nodes once; "induced": all edges among the sampled nodes (takes memory for all in-edges of these nodes).
                 Or PyG's `SubgraphType`.
-            disjoint: each seed grows a tree of its own, and a node is in each tree that finds it.
+            disjoint: each seed grows its own tree, and a node is in each tree that finds it.
             temporal_strategy: "uniform".
             time_attr: None.
             weight_attr: name of an edge attribute [E], finite and non-negative: edges are drawn in proportion to it.
-            transform: called with each minibatch, in the caller's thread; what it returns is yielded.
+            transform: called with each minibatch, in the caller's thread; its result is yielded.
             transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` (whose
-                ``edge`` holds columns of ``data.edge_index``), in the caller's thread; attributes are filtered by what
-                it returns.
-            is_sorted: accepted; the edges are indexed once, sorted or not, and ``e_id`` always counts columns of
+                ``edge`` has columns of ``data.edge_index``), in the caller's thread; its result decides how attributes
+                are filtered.
+            is_sorted: accepted; the edges are indexed once, sorted or not, and ``e_id`` always refers to columns of
                 ``edge_index``.
-            filter_per_worker: says what `collate_fn` returns, and is True unless `data` is on a GPU; iterations ignore
-                it, with a warning.
+            filter_per_worker: decides what `collate_fn` returns, and is True unless `data` is on a GPU; iterations
+                ignore it, with a warning.
             neighbor_sampler: None.
             directed: deprecated; False means "induced".
             batch_size: seeds per minibatch.
             shuffle: a new permutation of the seeds every epoch.
-            drop_last: leave out a last minibatch that is smaller.
+            drop_last: leave out an incomplete last minibatch.
             num_workers: accepted; there are no worker processes, a thread samples ahead.
-            generator: gives every epoch its seed; without it and without `seed`, torch's default generator does, so
-                ``torch.manual_seed`` decides as it does for a DataLoader.
-            seed: fixes the samples of epoch 0, 1, ... whatever else draws random numbers.
-            input_id: [N], what to report as ``input_id``.
-            bulk_size: minibatches that are sampled together.
+            generator: seeds every epoch; without it and without `seed`, torch's default generator does, so that
+                ``torch.manual_seed`` has the same effect as for a DataLoader.
+            seed: fixes the samples of epoch 0, 1, ... regardless of other random draws.
+            input_id: [N], values reported as ``input_id``.
+            bulk_size: minibatches sampled together.
             prefetch_bulks: bulks that may be sampled ahead; one takes about 24 bytes an edge.
             dataloader: other arguments of torch's DataLoader. `sampler` and `batch_sampler` give positions in
-                `input_nodes`, all of an epoch's when it begins, and need a length; `pin_memory` pins minibatches where
-                there is CUDA. `collate_fn`, which PyG drops too, and what is for worker processes is ignored with one
-                warning.
+                `input_nodes`, those of a whole epoch when it begins, and need a length; `pin_memory` pins minibatches
+                if there is CUDA. `collate_fn`, which PyG drops too, and arguments for worker processes are ignored with
+                one warning.
 
         Raises:
-            InputError: something is not usable or not supported; the message names it.
-            UnknownArgumentError: no such argument (also a TypeError).
+            InputError: an argument is unusable or not supported; the message names it.
+            UnknownArgumentError: there is no such argument (also a TypeError).
             MissingExtraError: PyTorch Geometric is not installed.
         """
         require_pyg("NeighborLoader")
@@ -149,7 +150,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         self.input_nodes, self.input_id = input_nodes, input_id
         self.filter_per_worker = not data.is_cuda if filter_per_worker is None else bool(filter_per_worker)
         self.epoch = 0
-        """The epoch that the next ``iter()`` begins; set it to resume a run that has a `seed`."""
+        """The epoch of the next ``iter()``; set it to resume a run that has a `seed`."""
         self._calls, self._seed = 0, seed
         self._sampler = arguments.sampler(num_neighbors, replace, weight_attr is not None)
         self._graph = arguments.graph(data, weight_attr)
@@ -185,7 +186,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         return self._minibatches(seed, epoch, self._cuts(seed, epoch))
 
     def _get_iterator(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # A DataLoader's own would sample in worker processes.
+        # A DataLoader's own iterator would sample in worker processes.
         return iter(self)
 
     def __call__(self, index: Any) -> Any:
@@ -193,7 +194,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         samples.
 
         Raises:
-            InputError: `index` holds something else than positions.
+            InputError: `index` holds something other than positions.
         """
         out = self.collate_fn(index)
         return out if self.filter_per_worker else self.filter_fn(out)
@@ -205,7 +206,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         """Do nothing: there are no worker processes."""
 
     def collate_fn(self, index: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Sample like `__call__`; where `filter_per_worker` is False, return PyG's `SamplerOutput`, the argument of
+        """Sample like `__call__`; if `filter_per_worker` is False, return PyG's `SamplerOutput`, the argument of
         `filter_fn`."""
         cut = arguments.positions(index, len(self._seeds), "index")
         (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], sampling_backend("cpu").Workspace())
@@ -230,7 +231,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                     f"transform_sampler_output returned {type(out).__name__}; expected PyG's SamplerOutput"
                 )
         batch = filter_data(self.data, out.node, out.row, out.col, out.edge)
-        # The user's own n_id and e_id were filtered with the rest and stay, as PyG has it.
+        # The user's own n_id and e_id were filtered with the rest and stay, as in PyG.
         if "n_id" not in batch:
             batch.n_id = out.node
         if out.edge is not None and "e_id" not in batch:
@@ -247,7 +248,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
 
     def _cuts(self, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:
-        """Positions in `input_nodes` that make each minibatch of the epoch."""
+        """Positions in `input_nodes` of each minibatch of the epoch."""
         if not self._own_order:
             assert self.batch_sampler is not None
             name = "sampler" if self.batch_size is not None else "batch_sampler"

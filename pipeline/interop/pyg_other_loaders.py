@@ -1,4 +1,4 @@
-"""Loaders of PyG that Millrace does not have: their names, which say what to use."""
+"""Loaders of PyG that Millrace does not have; constructing one raises an error that names an alternative."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from ...storage.errors import InputError
 
 
 class LinkNeighborLoader:
-    """Not supported: its construction raises InputError, which says what to use."""
+    """Not supported: its construction raises InputError with an alternative."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise InputError(
@@ -16,7 +16,7 @@ class LinkNeighborLoader:
 
 
 class HGTLoader:
-    """Not supported: its construction raises InputError, which says what to use."""
+    """Not supported: its construction raises InputError with an alternative."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The thread that samples ahead for `NeighborLoader`, and the choice of its threads and cores."""
+"""The thread that samples ahead for `NeighborLoader`, and its number of threads and cores."""
 
 import os
 import sys
@@ -14,12 +14,12 @@ from ...stages.kernels.runtime.threads import keep_to
 from ...storage.errors import InputError, RunError
 
 WAIT_S = 1.0
-"""Seconds between checks, while a producer waits for room, that the interpreter is not shutting down."""
+"""Seconds between a waiting producer's checks that the interpreter is not shutting down."""
 THREAD = "millrace-loader"
 
 
 class SamplingThreads:
-    """The methods of PyG's loaders that configure worker processes, applied to the sampling thread and its helpers."""
+    """Methods of PyG's loaders that configure worker processes, applied to the sampling thread and its helpers."""
 
     num_workers: int
     _most: int | None = None
@@ -27,15 +27,15 @@ class SamplingThreads:
 
     @contextmanager
     def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
-        """Iterations that begin within sample in as many threads as PyG's workers would have in all: ``num_workers *
-        worker_threads``, and no more than `torch.get_num_threads()`. There are no processes, so the start method does
-        not matter.
+        """Iterations begun within the block use as many threads as PyG's workers would in all: ``num_workers *
+        worker_threads``, but at most `torch.get_num_threads()`. There are no processes, so the start method does not
+        matter.
 
         Args:
             worker_threads: by default ``torch.get_num_threads() // num_workers``, and at least 1.
 
         Raises:
-            InputError: `num_workers` is 0, or `worker_threads` is not in 1 ... `torch.get_num_threads()`.
+            InputError: `num_workers` is 0, or `worker_threads` is not between 1 and `torch.get_num_threads()`.
         """
         self._need_workers("enable_multithreading")
         most = torch.get_num_threads()
@@ -52,14 +52,14 @@ class SamplingThreads:
     def enable_cpu_affinity(
         self, loader_cores: Sequence[int] | Sequence[Sequence[int]] | None = None
     ) -> Iterator[None]:
-        """Iterations that begin within sample on these cores alone (on Linux; elsewhere cores are not chosen).
+        """Iterations begun within the block sample on these cores only (on Linux; elsewhere cores are not chosen).
 
         Args:
             loader_cores: a core or a list of cores for each of the `num_workers`; the threads share them all. By
-                default the first `num_workers` of the cores that this process may use.
+                default the first `num_workers` of the cores available to this process.
 
         Raises:
-            InputError: `num_workers` is 0, `loader_cores` has another length, or a core is not there.
+            InputError: `num_workers` is 0, `loader_cores` has another length, or a core is not available.
         """
         self._need_workers("enable_cpu_affinity")
         there = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
@@ -85,7 +85,7 @@ class SamplingThreads:
             raise InputError(f"{what} needs num_workers of 1 or more; it is {self.num_workers}")
 
     def _settle(self) -> Callable[[], None]:
-        """The function that a new sampling thread calls first."""
+        """Function that a new sampling thread calls first."""
         most, cores = self._most, self._cores
         return lambda: keep_to(most, cores)
 
@@ -105,7 +105,7 @@ class Ahead:
         self._made: SimpleQueue[list[Any] | BaseException] = SimpleQueue()
         self._room = threading.Semaphore(room)
         self._stopped = threading.Event()
-        # No daemon: the interpreter must not tear down arrays that a kernel is still writing.
+        # Not a daemon: the interpreter must not tear down arrays that a kernel is still writing.
         threading.Thread(target=self._run, name=THREAD).start()
 
     def _run(self) -> None:
@@ -132,6 +132,6 @@ class Ahead:
         return made
 
     def stop(self) -> None:
-        """Let the thread end after its current result, without waiting for it."""
+        """Make the thread end after its current result, without waiting for it."""
         self._stopped.set()
         self._room.release()

@@ -1,5 +1,4 @@
-"""The sampled graphs of `NeighborLoader`: seeds that repeat, disjoint trees, and the induced and bidirectional
-subgraphs of PyG."""
+"""Sampled graphs of `NeighborLoader`: repeated seeds, disjoint trees, and PyG's induced and bidirectional subgraphs."""
 
 from typing import Any
 
@@ -27,15 +26,15 @@ def sample(
     subgraph_type: str,
     disjoint: bool,
 ) -> list[SampledGraph]:
-    """The minibatches of `request`, whose seeds may repeat, as PyG's sampler gives them.
+    """The minibatches of `request`, whose seeds may repeat, as PyG's sampler returns them.
 
     Args:
-        sampler: of in-neighbours, with edge ids.
-        graph: with edge ids.
-        request: what to draw.
-        workspace: buffers to reuse from bulk to bulk.
+        sampler: sampler of in-neighbours, with edge ids.
+        graph: graph with edge ids.
+        request: the minibatches to draw.
+        workspace: buffers reused from bulk to bulk.
         subgraph_type: one of `SUBGRAPH_TYPES`.
-        disjoint: whether each seed grows a tree of its own.
+        disjoint: True if each seed grows its own tree.
     """
     assert graph.edge_id is not None and sampler.edge_ids
     count = len(request.seeds)
@@ -57,11 +56,10 @@ def sample(
 
 
 def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: Keys, disjoint: bool) -> SampledGraph:
-    """One minibatch, hop by hop: each seed draws for itself, also where a node is a seed twice.
+    """One minibatch, hop by hop: each seed draws for itself, even if a node is a seed twice.
 
-    Seeds that do not repeat draw the bits of `NeighborSampler.sample`. Edges out of a seed that repeats are edges out
-    of its first position (as in torch-sparse's sampler). Where trees are disjoint, a node is in each tree that finds
-    it.
+    Seeds that do not repeat draw the same bits as `NeighborSampler.sample`. Edges out of a repeated seed are edges out
+    of its first position (as in torch-sparse's sampler). If trees are disjoint, a node is in each tree that finds it.
 
     Args:
         sampler: see `sample`.
@@ -73,7 +71,7 @@ def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: K
     assert graph.edge_id is not None
     count, size = len(seeds), max(graph.num_nodes, 1)
     node, tree = seeds, np.arange(count) if disjoint else np.zeros(count, np.int64)
-    # A node of a tree is one number; `known` holds them ascending, `place` says where each was put first.
+    # A node of a tree is one number; `known` has them in ascending order, `place` the first position of each.
     known, place = np.unique(tree * size + seeds, return_index=True)
     nodes, trees, rows, columns, edges, ends = [node], [tree], [], [], [], [count]
     lengths, first = np.ones(count, np.int64), 0
@@ -112,7 +110,7 @@ def sample_apart(sampler: NeighborSampler, graph: Graph, seeds: IdArray, keys: K
 
 
 def _turns(seeds: IdArray) -> IdArray:
-    """The number of earlier occurrences of each seed."""
+    """Number of earlier occurrences of each seed."""
     order = np.argsort(seeds, kind="stable")
     _, begin, times = np.unique(seeds[order], return_index=True, return_counts=True)
     turn = np.empty(len(seeds), np.int64)
@@ -127,7 +125,7 @@ def _draw(
     `lengths` has its own key."""
     if fanout < 0 or not len(rows):
         return graph.in_degree[rows], edges_of_rows(graph.indptr[rows], graph.in_degree[rows])[1]
-    # The kernel's buffers are as wide as its longest segment, and a draw knows its key and its row alone: long segments
+    # The kernel's buffers are as wide as its longest segment, and a draw depends on its key and row only: long segments
     # are cut.
     width = -(-len(rows) // len(lengths))
     pieces = -(-lengths // width)
@@ -140,14 +138,13 @@ def _draw(
 
 
 def induced(graph: Graph, found: SampledGraph) -> SampledGraph:
-    """All edges of the graph among the sampled nodes, by destination. Takes memory for all in-edges of these
-    nodes."""
+    """All edges of the graph among the sampled nodes, by destination. Takes memory for all in-edges of these nodes."""
     assert graph.edge_id is not None
     node = found.node.numpy()
     _, positions = edges_of_rows(graph.indptr[node], graph.in_degree[node])
     order = np.argsort(node, kind="stable")
     ascending, source = node[order], graph.indices[positions]
-    # A node that was found more than once (a repeated seed) counts at its first position.
+    # A node found more than once (a repeated seed) counts at its first position.
     at = np.minimum(np.searchsorted(ascending, source), len(node) - 1)
     inside = ascending[at] == source
     column = np.repeat(np.arange(len(node)), graph.in_degree[node])
@@ -162,10 +159,10 @@ def induced(graph: Graph, found: SampledGraph) -> SampledGraph:
 
 
 def bidirectional(found: SampledGraph) -> SampledGraph:
-    """The edges that were found and their reverses, each pair of nodes once, by destination and source.
+    """The sampled edges and their reverses, each pair of nodes once, by destination and source.
 
-    A reverse has the edge id of the edge that it reverses, unless it was found itself; of parallel edges the first is
-    kept. PyG leaves open which.
+    A reverse has the edge id of the edge that it reverses, unless it was sampled itself; of parallel edges the first is
+    kept. PyG leaves this open.
     """
     assert found.edge is not None
     count = max(len(found.node), 1)

@@ -1,4 +1,4 @@
-"""Pickling of a user's modules for the ranks: by value where ranks cannot import them, and with their file names."""
+"""Pickling of a user's modules for the ranks: by value if ranks cannot import them, and with their file names."""
 
 import base64
 import io
@@ -10,9 +10,9 @@ from torch import nn
 
 
 def pickled(module: nn.Module) -> str:
-    """A module in base64, as `unpickled` takes it.
+    """A module in base64, for `unpickled`.
 
-    cloudpickle leaves the file name out of code that travels by value since 3.1.3. It is put back, so that an error in
+    Since 3.1.3, cloudpickle leaves the file name out of code that travels by value. It is put back, so that an error in
     a rank names the file and line of the user's code.
     """
     import cloudpickle
@@ -33,7 +33,7 @@ def pickled(module: nn.Module) -> str:
 
 
 def unpickled(text: str | None) -> Any:
-    """The module that `pickled` was given; None for None.
+    """The module passed to `pickled`; None for None.
 
     Unpickling runs code: use it only for text from this run's own driver, never for a file.
     """

@@ -1,4 +1,4 @@
-"""A module of the user's own by the name that a command is given: MODULE:NAME."""
+"""A user's own module, named on the command line as MODULE:NAME."""
 
 import sys
 from importlib import import_module
@@ -13,10 +13,10 @@ FORM = "MODULE:NAME, such as my.models:Own, with a class or function that makes 
 
 
 def own_module(spec: str) -> nn.Module:
-    """The module that a class or function makes, as ``python -m`` finds it: from this folder or what is installed.
+    """The module made by a class or function, found as ``python -m`` would: in this folder or among installed packages.
 
     Raises:
-        InputError: nothing of that name, it fails, or it makes no model.
+        InputError: the name is not found, the call fails, or its result is not a model.
     """
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
@@ -42,7 +42,7 @@ def own_module(spec: str) -> nn.Module:
 
 
 def from_flags(flags: dict[str, Any], resume: bool) -> tuple[nn.Module | None, dict[str, Any]]:
-    """The module that ``--model MODULE:NAME`` makes, None for a model's name, and the flags of a run that trains it.
+    """The module made by ``--model MODULE:NAME`` (None for a model's name), and the flags of a run that trains it.
 
     Raises:
         InputError: see `own_module`.
@@ -50,6 +50,6 @@ def from_flags(flags: dict[str, Any], resume: bool) -> tuple[nn.Module | None, d
     if ":" not in (flags.get("model") or ""):
         return None, flags
     module = own_module(flags["model"])
-    # The layers of a run that goes on are in its folder.
+    # The number of layers of a resumed run is in its folder.
     layers = {} if resume or flags.get("layers") is not None else {"layers": module.num_layers}
     return module, {**flags, "model": None, **layers}

@@ -1,4 +1,4 @@
-"""Pictures in two widths, for light and dark pages and for paper, from one description each."""
+"""Pictures in two widths, for light and dark pages and for paper, each drawn from one description."""
 
 import io
 import re
@@ -14,7 +14,7 @@ INK, FAINT = "#1c2024", "#d3d7db"
 WIDE_IN, NARROW_IN = 10.5, 4.3
 PNG_DPI = 110
 ROOM_IN = 0.5
-"""Height above and below the axes."""
+"""Height in inches above and below the axes."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Picture:
     name: str
     caption: str
     wide: str
-    """SVG for inside a page, in the page's own colours."""
+    """SVG for use inside a page, in the page's own colours."""
     narrow: str
-    """The same for a narrow page."""
+    """SVG for a narrow page."""
     png: bytes
-    """On white."""
+    """PNG on white."""
 
 
 class Sheet:
@@ -38,13 +38,13 @@ class Sheet:
         self.figure, self.narrow = figure, narrow
 
     def rows(self, heights_in: list[float], **options: Any) -> list[Any]:
-        """Axes one above the other, which share their x axis."""
+        """Axes one above the other with a shared x axis."""
         self.figure.set_size_inches(self._width, sum(heights_in) + ROOM_IN)
         axes = self.figure.subplots(len(heights_in), 1, squeeze=False, sharex=True, height_ratios=heights_in, **options)
         return [self._plain(ax) for ax in axes[:, 0]]
 
     def grid(self, count: int, height_in: float, columns: int, **options: Any) -> list[Any]:
-        """So many axes side by side, `columns` in a row where there is room, else one."""
+        """`count` axes side by side, `columns` in a row if there is room, else one."""
         columns = 1 if self.narrow else min(columns, count)
         rows = -(-count // columns)
         self.figure.set_size_inches(self._width, rows * height_in + ROOM_IN)
@@ -81,9 +81,9 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
     """Draw a picture.
 
     Args:
-        name: of its file, without an ending.
-        caption: what it shows.
-        on: puts it on a sheet.
+        name: name of its file, without suffix.
+        caption: caption of the picture.
+        on: draws on a sheet.
         colours: CSS variables for colours in the SVG.
 
     Raises:
@@ -112,7 +112,7 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
     made: dict[bool, str] = {}
     png = io.BytesIO()
     with mpl.rc_context(), warnings.catch_warnings():
-        # Names may have characters that the font for measuring lacks; the page's own font has them.
+        # Names may have characters missing from the font for measuring; the page's own font has them.
         warnings.simplefilter("ignore")
         mpl.rcParams.update(mpl.rcParamsDefault)
         mpl.rcParams.update(settings)
@@ -132,8 +132,7 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
 
 
 def _for_page(svg: str, prefix: str, caption: str, colours: dict[str, str]) -> str:
-    """An SVG file as a part of an HTML page: nothing but the drawing, ids that are its own, colours and fonts of the
-    page."""
+    """An SVG file as part of an HTML page: the drawing only, with unique ids, and the page's colours and fonts."""
     from html import escape
 
     svg = svg[svg.index("<svg") :]

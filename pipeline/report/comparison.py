@@ -1,4 +1,4 @@
-"""Several runs beside each other: a table, and their curves in one picture."""
+"""Comparison of several runs: a table, and their curves in one picture."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +17,7 @@ Run = tuple[RunRecord, Timeline | None, Summary]
 
 
 def differing(runs: list[RunRecord]) -> list[tuple[str, list[Any]]]:
-    """The configuration keys that are not the same in all runs, with their values; None where a run has no such key."""
+    """Configuration keys that differ between runs, with their values; None if a run has no such key."""
     keys = sorted({key for run in runs for key in run.config})
     table = [(key, [run.config.get(key) for run in runs]) for key in keys]
     return [(key, values) for key, values in table if any(v != values[0] for v in values)]
@@ -85,9 +85,9 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
     """One curve for each run.
 
     Args:
-        runs: of the report.
+        runs: the runs of the report.
         value: a key of `EventHistory.epochs`.
-        by_time: over seconds since the first step, not over epochs.
+        by_time: plot over seconds since the first step, not over epochs.
     """
     curves = []
     for number, (run, line, _) in enumerate(runs):
@@ -116,7 +116,7 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
 
 
 def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dict[str, str], unit: str) -> Draw | None:
-    """A bar for each run, of pieces by stage or kind."""
+    """A bar for each run, divided by stage or kind."""
     bars = [(run[0].name, of(run)) for run in runs]
     names = [name for name in colours if any(pieces.get(name) for _, pieces in bars)]
     if not names:
@@ -169,8 +169,8 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
         ),
         "network": ("Sent over the network in training, all ranks.", stacked(runs, by_kind, KINDS, "MiB")),
         "memory": (
-            "Peak memory of a rank: its known parts, and the rest (the process, its libraries, and what is not "
-            "counted). Features that are mapped from disk count where they lie.",
+            "Peak memory of a rank: its known parts, and the rest (the process, its libraries, and other memory that "
+            "is not counted). Features that are mapped from disk count in full.",
             stacked(runs, by_memory, {**KINDS, "other": STAGES["other"]}, "MiB"),
         ),
     }

@@ -1,4 +1,4 @@
-"""The pictures of one run."""
+"""Pictures of one run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ SHOWN_RANKS = 16
 BINS, FEW_BINS = 240, 120
 MOST_POINTS = 600
 WRITTEN_OUT = 12
-"""Tables of more ranks than this are drawn without numbers."""
+"""Most ranks for which tables are drawn with numbers."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -27,7 +27,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def shown_ranks(line: Timeline, summary: Summary) -> list[int]:
-    """All ranks; where there are many, those that waited least and those that waited most."""
+    """All ranks; if there are many, those that waited least and those that waited most."""
     ranks = list(line.ranks)
     if len(ranks) <= SHOWN_RANKS:
         return ranks
@@ -36,7 +36,7 @@ def shown_ranks(line: Timeline, summary: Summary) -> list[int]:
 
 
 def thinned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """[n, ...] -> [at most MOST_POINTS, ...]: means of neighbours, where there are too many to see."""
+    """[n, ...] -> [at most MOST_POINTS, ...]: means of neighbouring points, if there are too many to see."""
     if len(values) <= MOST_POINTS:
         return values
     return np.stack([piece.mean(axis=0) for piece in np.array_split(values, MOST_POINTS)])
@@ -89,7 +89,7 @@ def _dots(points: int) -> dict[str, Any]:
 
 
 def by_epoch(ax: Any) -> None:
-    """Label the x axis of a picture by epoch: there are whole ones only."""
+    """Label the x axis of a picture by epoch, at whole numbers."""
     ax.set_xlabel("epoch")
     ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
@@ -152,7 +152,7 @@ def curves(run: RunRecord) -> Draw | None:
             ax.grid(True)
             ax.set_axisbelow(True)
             by_epoch(ax)
-            # A phase ends where layers are trained one after the other.
+            # A phase ends here, if layers are trained one after the other.
             ends = np.cumsum([p["epochs"] for p in (run.result or {}).get("phases", []) if "epochs" in p])[:-1]
             for end in ends:
                 ax.axvline(end, color=INK, linewidth=0.8)
@@ -187,7 +187,7 @@ def bars_of_bytes(summary: Summary) -> Draw | None:
 
 
 def pairs(summary: Summary) -> Draw | None:
-    """Bytes of messages from rank to rank, a table for each channel."""
+    """Bytes of messages from rank to rank, one table per channel."""
     tables = {channel: np.array(table) for channel, table in summary.sent.items() if np.any(table)}
     if not tables:
         return None
@@ -273,7 +273,7 @@ def _over_time(line: Timeline, log: RankLog, values: Any) -> np.ndarray[Any, Any
 
 
 def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
-    """Bulks and bytes that wait in the queue of the sampling tasks, or else in those of the ranks."""
+    """Bulks and bytes waiting in the queue of the sampling tasks, or else in those of the ranks."""
     levels = {"all ranks": run.history.levels} if run.history.levels else {}
     if not levels:
         logs = run.history.ranks
@@ -334,7 +334,7 @@ def parts(run: RunRecord) -> Draw | None:
 
 
 def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict[str, tuple[str, Draw]]:
-    """Caption and drawing function of each picture, by name; without pictures that the run has no data for."""
+    """Caption and drawing function of each picture, by name, leaving out pictures without data."""
     found: dict[str, tuple[str, Draw | None]] = {}
     if line is not None and line.ranks:
         caption = f"Time of each rank by stage, as stacked shares of each short stretch of time. {OTHER}"

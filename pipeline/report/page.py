@@ -1,4 +1,4 @@
-"""The report's page: what templates need, in plain values."""
+"""The report's page: the values that its templates need."""
 
 from datetime import datetime
 from pathlib import Path
@@ -28,12 +28,12 @@ MATRIX_RANKS = 16
 
 
 def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compared: dict[str, Picture]) -> str:
-    """The page as HTML; everything that comes from a run's folder is escaped.
+    """The page as HTML; everything from a run's folder is escaped.
 
     Args:
-        runs: of the report.
-        pictures: of each run, by name.
-        compared: of all runs together, by name; empty for one run.
+        runs: the runs of the report.
+        pictures: pictures of each run, by name.
+        compared: pictures of all runs together, by name; empty for one run.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -127,7 +127,7 @@ def _seconds(result: dict[str, Any], line: Timeline | None, summary: Summary) ->
 
 
 def _bytes(summary: Summary) -> list[tuple[str, list[int]]]:
-    """By kind, over the channels of `summary.bytes`; kinds of which there were none are left out."""
+    """Bytes by kind, over the channels of `summary.bytes`, without kinds that are zero."""
     kinds = dict.fromkeys(kind for found in summary.bytes.values() for kind in found)
     rows = [(kind, [found.get(kind, 0) for found in summary.bytes.values()]) for kind in kinds]
     return [(kind, values) for kind, values in rows if any(values)]
@@ -138,7 +138,7 @@ def _notes(run: RunRecord, line: Timeline | None) -> list[tuple[float, str]]:
 
 
 def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
-    """Sentences on the parts of the page that are missing, and why."""
+    """Sentences on the missing parts of the page, with the reason."""
     missing = []
     if run.result is None:
         missing.append(
@@ -149,8 +149,8 @@ def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
         missing.append("There is no metrics.jsonl: curves, times and memory over time are not known.")
     elif not line.ranks:
         missing.append(
-            "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): what each "
-            "rank did when, its memory over time, and who sent how much to whom are not known."
+            "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): the "
+            "activity of each rank, its memory over time, and the messages between ranks are not known."
         )
     if run.history.unreadable:
         missing.append(f"{count(run.history.unreadable, 'line')} of metrics.jsonl could not be read and left out.")

@@ -9,30 +9,30 @@ MOST = 1e15
 
 
 def number(value: Any, *, negative: bool = False) -> float:
-    """A finite number, at least 0 unless it may be negative. Raises ValueError: it is none."""
+    """A finite number, at least 0 unless `negative`. Raises ValueError for anything else."""
     if type(value) not in (int, float) or not (-MOST if negative else 0) <= value <= MOST:
-        raise ValueError("no number that a run writes")
+        raise ValueError("expected a finite number")
     return float(value)
 
 
 def whole(value: Any, least: int = 0, most: float = MOST) -> int:
-    """A whole number. Raises TypeError, ValueError: it is none, or out of range."""
+    """A whole number. Raises TypeError or ValueError for anything else, or out of range."""
     if type(value) is not int:
-        raise TypeError("no whole number")
+        raise TypeError("expected a whole number")
     if not least <= value <= most:
         raise ValueError("out of range")
     return value
 
 
 def table(value: Any) -> dict[str, Any]:
-    """A table. Raises TypeError: it is none."""
+    """A table. Raises TypeError for anything else."""
     if not isinstance(value, dict):
-        raise TypeError("no table")
+        raise TypeError("expected a table")
     return value
 
 
 def ranks(value: Any) -> list[Any]:
-    """A list with an entry for each rank. Raises TypeError: it is none."""
+    """A list with an entry for each rank. Raises TypeError for anything else."""
     if not isinstance(value, list) or len(value) > MOST_RANKS:
-        raise TypeError("no list of ranks")
+        raise TypeError("expected a list of ranks")
     return value

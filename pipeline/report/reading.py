@@ -18,32 +18,32 @@ from ..setup.run_folder import JOB, METRICS, PARTS, flat, is_held
 from .plain import MOST_RANKS, number, ranks, table, whole
 
 COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "evaluate", "partition")
-"""The stages that a rank goes through one after the other; the rest of its time is ``other``."""
+"""Stages that a rank goes through one after the other; the rest of its time is ``other``."""
 
 
 @dataclass
 class RankLog:
-    """One rank's pulses in the order in which the driver heard them: columns of n numbers."""
+    """One rank's pulses in the order in which the driver received them: columns of n numbers."""
 
     time: "array[float]" = field(default_factory=lambda: array("d"))
-    """Seconds since 1970 by the driver's clock, when a pulse was written down."""
+    """Seconds since 1970 by the driver's clock, at which a pulse was written."""
     total: "array[float]" = field(default_factory=lambda: array("d"))
     """Seconds by the rank's clock."""
     seconds: "dict[str, array[float]]" = field(
         default_factory=lambda: {name: array("d") for name in (*COUNTED, "sample")}
     )
     trains: "array[int]" = field(default_factory=lambda: array("b"))
-    """1 once training has begun, in this life of the rank or in one that it resumes."""
+    """1 once training has begun, in this generation of the rank or in one that it resumes."""
     steps: "array[int]" = field(default_factory=lambda: array("q"))
-    """In this life of the rank."""
+    """Steps in this generation of the rank."""
     rss_bytes: "array[int]" = field(default_factory=lambda: array("q"))
     queue: list[tuple[float, int, int, int]] = field(default_factory=list)
-    """Time, bulks, bytes, bound: where the rank fills its queue."""
+    """Time, bulks, bytes, bound, if the rank fills its own queue."""
     lives: list[dict[str, Any]] = field(default_factory=list)
-    """The last pulse of each life."""
+    """The last pulse of each generation."""
 
     def add(self, at: float, pulse: dict[str, Any]) -> None:
-        """Take in one more pulse. Raises KeyError, TypeError, ValueError: it is none."""
+        """Add a pulse. Raises KeyError, TypeError or ValueError for anything else."""
         seconds, steps = {name: number(s) for name, s in table(pulse["seconds"]).items()}, whole(pulse["steps"])
         row = {name: seconds.get(name, 0.0) for name in self.seconds}
         total, rss = seconds["total"], whole(pulse["rss_bytes"])
@@ -89,22 +89,22 @@ class StageSpan:
 
 @dataclass
 class EventHistory:
-    """The events of ``metrics.jsonl``."""
+    """Events in ``metrics.jsonl``."""
 
     ranks: dict[int, RankLog] = field(default_factory=dict)
     steps: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
-    """By epoch and step: time, place (in epochs), loss. A step that was trained again counts as the last time."""
+    """By epoch and step: time, place (in epochs), loss. A repeated step counts as it was the last time."""
     epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By epoch: the fields of `events.EpochDone`, with its ``time``; of an epoch trained twice, the second time."""
+    """By epoch: the fields of `events.EpochDone`, with its ``time``; of a repeated epoch, the last ones."""
     levels: list[tuple[float, int, int, int]] = field(default_factory=list)
-    """Time, bulks, bytes, bound: of the queue that sampling tasks fill."""
+    """Time, bulks, bytes, bound of the queue that sampling tasks fill."""
     spans: list[StageSpan] = field(default_factory=list)
     notes: list[tuple[float, str]] = field(default_factory=list)
     first: float | None = None
     last: float | None = None
     """Times of the first and the last event."""
     silences: list[tuple[float, float]] = field(default_factory=list)
-    """From and to: when nothing was running, between one life of the run and the next."""
+    """Begin and end of times without activity, between one generation of the run and the next."""
     unreadable: int = 0
     """Lines that are not events."""
 
@@ -115,17 +115,17 @@ class RunRecord:
 
     folder: Path
     name: str
-    """Short, and different from those of the other runs of a report."""
+    """Short name, unique among the runs of a report."""
     config: dict[str, Any]
-    """By dotted key, as resolved."""
+    """Resolved configuration by dotted key."""
     changed: frozenset[str]
-    """Keys that differ from what the system has by default."""
+    """Keys that differ from the system's defaults."""
     result: dict[str, Any] | None
-    """None: the run has not finished."""
+    """Contents of ``result.json``; None if the run has not finished."""
     running: bool
     history: EventHistory
     quality: PartitionQuality | None
-    """None: the run has no parts, or some are missing."""
+    """Quality of the partitioning; None if the run has no parts, or some are missing."""
     partitioner: str
 
     @property
@@ -141,22 +141,22 @@ class RunRecord:
 
     @property
     def has_pulses(self) -> bool:
-        """True where there are pulses of ranks."""
+        """True if there are pulses of ranks."""
         return any(len(log.time) > 1 for log in self.history.ranks.values())
 
 
 SILENCE_S = 30.0
 SILENCE_SHARE = 0.05
-"""A gap between events of so many seconds, and of this share of the time before, is a time in which nothing ran: pulses
-come far more often."""
+"""A gap between events of so many seconds, and of this share of the time before, counts as a time without activity:
+pulses come far more often."""
 
 
 def read_run(folder: Path, name: str) -> RunRecord:
     """Read a run's folder.
 
     Raises:
-        InputError: it holds no run.
-        StoreError: its result is damaged.
+        InputError: the folder holds no run.
+        StoreError: the result is damaged.
     """
     if not (folder / JOB).is_file():
         raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of a run")
@@ -176,7 +176,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
 
 
 def names(folders: list[Path]) -> list[str]:
-    """The shortest path endings that are all different."""
+    """The shortest path endings that differ from each other."""
     parts = [f.absolute().parts for f in folders]
     for depth in range(1, max(map(len, parts)) + 1):
         ends = ["/".join(p[-depth:]).lstrip("/") for p in parts]
@@ -191,7 +191,7 @@ def _config(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
         job = resolve(table)
         usual = flat(resolve({"system": job.system}).model_dump(mode="json"))
     except InputError:
-        # A file of another version is shown as it is.
+        # Another version's file is shown as it is.
         usual, shown = flat(Job().model_dump(mode="json")), flat(table)
     else:
         shown = flat(job.model_dump(mode="json", exclude_none=True))
@@ -207,7 +207,7 @@ def _quality(folder: Path) -> tuple[PartitionQuality | None, str]:
 
 
 def read_events(path: Path) -> EventHistory:
-    """Read the events of a run. A line that is cut off, or is no event, is counted and left out."""
+    """Read the events of a run. A line that is cut off, or is not an event, is counted and skipped."""
     history = EventHistory()
     open_spans: dict[str, tuple[str, float]] = {}
     try:

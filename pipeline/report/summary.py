@@ -13,16 +13,16 @@ from .reading import RunRecord
 from .timeline import ROWS, WAITING, Timeline
 
 WORTH_SAYING = 0.10
-"""Share of the ranks' time below which a stage is left to the tables."""
+"""Share of the ranks' time below which a stage appears in tables only."""
 SLOW_START = 0.25
-"""Share of a run's time before its first step above which the summary says so, and the time after it gets a picture of
-its own."""
+"""Share of a run's time before its first step above which the summary mentions it, and the time after it gets its own
+picture."""
 BOTTLENECK = 0.25
 """Share of the ranks' time in training above which a stage counts as a bottleneck."""
 
 
 def amount(num_bytes: float) -> str:
-    """Bytes in a unit that fits."""
+    """Bytes in a suitable unit."""
     if not num_bytes:
         return "0"
     for unit in ("bytes", "KiB", "MiB", "GiB"):
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """A number of things."""
+    """A number and its noun, such as ``3 ranks``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
@@ -52,13 +52,13 @@ class Summary:
     headline: str
     findings: list[str]
     seconds: list[dict[str, float]]
-    """For each rank, by stage of `ROWS`."""
+    """Seconds of each rank, by stage of `ROWS`."""
     shares: dict[str, float]
     """Share of all ranks' time, by stage."""
     waits: list[list[float]]
     """See `Timeline.waits`."""
     bytes: dict[str, dict[str, int]]
-    """By channel and kind, from the result, or else from pulses."""
+    """Bytes by channel and kind, from the result, or else from pulses."""
     sent: dict[str, list[list[int]]]
     """[P][P] bytes of messages from rank to rank, by channel."""
     peak_rss_bytes: list[int]
@@ -66,7 +66,7 @@ class Summary:
     epochs: int
 
     def as_record(self, run: RunRecord) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The summary as plain values, for JSON."""
         result = run.result or {}
         return {
             "run": str(run.folder),
@@ -123,7 +123,7 @@ def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, 
 
 
 def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
-    """Bytes over all lives of a rank: repeated work counts again."""
+    """Bytes over all generations of a rank; repeated work counts again."""
     history = [
         (r, channel, to)
         for r, log in run.history.ranks.items()
@@ -160,12 +160,12 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
         ended = (
             "it is running"
             if run.running
-            else f"it has not finished (go on with: millrace run --resume --out {run.folder})"
+            else f"it has not finished (resume with: millrace run --resume --out {run.folder})"
         )
         said += f" of {asked} asked for so far; {ended}"
     elif result.get("status") == STOPPED:
         said += (
-            f" of {config.get('epochs')} asked for; it was stopped (go on with: millrace run --resume --out "
+            f" of {config.get('epochs')} asked for; it was stopped (resume with: millrace run --resume --out "
             f"{run.folder})"
         )
     elif result.get("test_accuracy") is not None:
@@ -174,7 +174,7 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
         largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
         whose = "the rank's" if ranks == "1 rank" else "the ranks'"
         largest = [
-            (share, name if name != "other" else "other (starting, checkpoints, what no stage counts)")
+            (share, name if name != "other" else "other (starting, checkpoints, and time outside all stages)")
             for share, name in largest
         ]
         (share, name), *rest = largest
@@ -206,13 +206,13 @@ def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -
 
 
 def first_step(run: RunRecord, line: Timeline) -> float:
-    """When the first step was done, in seconds of the timeline; its end where none was."""
+    """Time of the first step's end, in seconds of the timeline; the timeline's end if there was none."""
     first = min((at for at, *_ in run.history.steps.values()), default=None)
     return line.length if first is None else float(line.place(first))
 
 
 def _began_late(run: RunRecord, line: Timeline) -> list[str]:
-    """A sentence on the time before the first step, where it was long."""
+    """A sentence on the time before the first step, if it was long."""
     first = first_step(run, line)
     if not SLOW_START * line.length < first < line.length:
         return []
@@ -220,7 +220,7 @@ def _began_late(run: RunRecord, line: Timeline) -> list[str]:
     name = max(before, key=lambda stage: before[stage])
     return [
         f"The first step was done after {duration(first)} of {duration(line.length)} (mostly {name}): data is opened, "
-        "processes start, and kernels are compiled, which later runs on this machine find compiled."
+        "processes start, and kernels are compiled; later runs on this machine reuse compiled kernels."
     ]
 
 
@@ -235,19 +235,20 @@ def _held_up(run: RunRecord, line: Timeline) -> list[str]:
         return []
     advice = {
         "queue_wait": (
-            "Sampling holds the run up: {share} of the time after the first epoch went to waiting for minibatches. "
+            "Sampling is a bottleneck: {share} of the time after the first epoch went to waiting for minibatches. "
             "Sample once with `millrace sample`, or give sampling more threads or cluster.producers."
         ),
         "fetch": (
-            "Fetching holds the run up: {share} of the time after the first epoch went to gathering rows, or to "
+            "Fetching is a bottleneck: {share} of the time after the first epoch went to gathering rows, or to "
             "waiting for them."
         ),
         "exchange": (
-            "Exchanges hold the run up: {share} of the time after the first epoch went to waiting for rows of other "
+            "Exchanges are a bottleneck: {share} of the time after the first epoch went to waiting for rows of other "
             "ranks."
         ),
         "evaluate": (
-            "{share} of the time after the first epoch went to validation; train.evaluate_every makes it rarer."
+            "{share} of the time after the first epoch went to validation; a larger train.evaluate_every makes it "
+            "rarer."
         ),
     }
     return [
@@ -279,5 +280,5 @@ def heard_of(run: RunRecord) -> str:
     return (
         ""
         if run.history.last is None
-        else f"last heard of {duration(max(0.0, time.time() - run.history.last))} before this report was written"
+        else f"last heard from {duration(max(0.0, time.time() - run.history.last))} before this report was written"
     )

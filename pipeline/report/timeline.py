@@ -12,17 +12,17 @@ from .reading import COUNTED, SILENCE_S, RankLog, RunRecord
 Floats = npt.NDArray[np.float64]
 
 ROWS = (*COUNTED, "other")
-"""The stages of a rank's time, which add up to it."""
+"""Stages of a rank's time, which add up to it."""
 JUMP_S, LATE_S = 0.5, 2.0
-"""A rank's clock that jumps ahead of the driver's by this much was set to a checkpoint's seconds: as training begins,
-or just after."""
+"""Seconds by which a rank's clock must jump ahead of the driver's to count as set to a checkpoint's seconds, when
+training begins or just after."""
 WAITING = ("reduce", "exchange")
 """Stages in which a fast rank waits for the others."""
 WAIT_BIN_S = 0.5
 MOST_WAIT_BINS = 2000
 
 BACKGROUND, WITHIN, BESIDE = "background", "within", "beside"
-"""When ranks exchange rows: see `config.systems.Registered.exchanges`."""
+"""Time at which ranks exchange rows: see `config.systems.Registered.exchanges`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +32,10 @@ class Stretch:
     at: Floats
     """[n + 1] seconds since 1970."""
     seconds: Floats
-    """[n + 1, len(ROWS)] spent so far in this stretch."""
+    """[n + 1, len(ROWS)] seconds spent so far in this stretch."""
 
     def spent(self, edges: Floats) -> Floats:
-        """[len(edges) - 1, len(ROWS)] seconds between moments; none outside of the stretch."""
+        """[len(edges) - 1, len(ROWS)] seconds between moments; zero outside the stretch."""
         so_far = np.stack([np.interp(edges, self.at, column) for column in self.seconds.T], axis=1)
         return np.diff(so_far, axis=0)
 
@@ -44,9 +44,9 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
     """Split a rank's log where its clock did not run on.
 
     Args:
-        log: its pulses.
+        log: the rank's pulses.
         exchange: `BACKGROUND`, `WITHIN` or `BESIDE`.
-        resumed_at: time of the note that the run was resumed, if there is one.
+        resumed_at: time of the note that the run was resumed, if any.
     """
     time, total = np.array(log.time), np.array(log.total)
     columns = {name: np.array(log.seconds[name]) for name in COUNTED}
@@ -61,9 +61,9 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
         new |= (steps[:-1] == 0) & (ahead > np.where(np.diff(trains) > 0, JUMP_S, LATE_S))
     found = []
     for first, last in zip([0, *(np.flatnonzero(new) + 1)], [*(np.flatnonzero(new) + 1), len(time)]):
-        # A pulse may be heard late, never early.
+        # A pulse may arrive late, never early.
         at, piece = total[first:last] + (time[first:last] - total[first:last]).min(), counted[first:last]
-        # Before it trains, a rank has gone on from nothing, and its clock has run since its life began.
+        # Before training, a rank has resumed nothing, and its clock has run since its start.
         if not log.trains[first] or (first == 0 and (resumed_at is None or resumed_at > time[0])):
             at, piece = (
                 np.concatenate([[at[0] - total[first]], at]),
@@ -75,10 +75,10 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
 
 
 def _so_far(lengths: Floats, deltas: Floats) -> Floats:
-    """[n + 1, len(ROWS)] from n intervals and what was counted in each; the rest of each is `other`.
+    """[n + 1, len(ROWS)] from n intervals and the seconds counted in each; the rest of each is `other`.
 
-    Seconds may be counted after they were spent: where more is counted than the interval is long, the excess moves to
-    the interval before.
+    Seconds may be counted after they were spent: if more is counted than the interval is long, the excess moves to the
+    interval before.
     """
     deltas = np.maximum(deltas, 0.0)
     over = np.zeros(deltas.shape[1])
@@ -93,25 +93,25 @@ def _so_far(lengths: Floats, deltas: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """The timelines of all ranks, in seconds from `begin` without the times in which nothing ran."""
+    """Timelines of all ranks, in seconds from `begin`, without times of no activity."""
 
     begin: float
     """Seconds since 1970."""
     silences: list[tuple[float, float]]
-    """From and to, since 1970."""
+    """Begin and end of times without activity, since 1970."""
     length: float
     """Seconds."""
     ranks: dict[int, list[Stretch]]
 
     def place(self, at: float | Sequence[float] | Floats) -> Floats:
-        """Positions on the timeline of moments given in seconds since 1970."""
+        """Positions on the timeline of moments in seconds since 1970."""
         moments = np.asarray(at, dtype=float)
         silent = sum((np.clip(moments, a, b) - a for a, b in self.silences), np.zeros_like(moments))
         return moments - self.begin - silent
 
     def moments(self, places: Sequence[float] | Floats) -> Floats:
         """The inverse of `place`: seconds since 1970."""
-        # Piecewise linear; it never falls.
+        # Piecewise linear and never decreasing.
         end = self.begin + self.length + sum(b - a for a, b in self.silences)
         knots = sorted({self.begin, end, *(moment for silence in self.silences for moment in silence)})
         return np.asarray(np.interp(places, self.place(knots), knots))
@@ -125,7 +125,7 @@ class Timeline:
         """Shares of a rank's time by stage, in equal bins from second `first` on.
 
         Returns: [bins + 1] edges, and [bins, len(ROWS)] shares of the time between them; they add up to less than 1
-            where the rank did not run.
+        where the rank did not run.
         """
         edges = np.linspace(first, self.length, bins + 1)
         moments = self.moments(edges)
@@ -133,13 +133,13 @@ class Timeline:
         return edges, spent / max((self.length - first) / bins, 1e-9)
 
     def seconds(self, rank: int, first: float = 0.0, last: float | None = None) -> dict[str, float]:
-        """Seconds of a rank by stage, as far as pulses tell, from second `first` to second `last` or the end."""
+        """Seconds of a rank by stage, according to its pulses, from second `first` to second `last` or the end."""
         moments = self.moments([first, self.length if last is None else last])
         spent = sum((s.spent(moments)[0] for s in self.ranks[rank]), np.zeros(len(ROWS)))
         return dict(zip(ROWS, spent.tolist()))
 
     def over_ranks(self, first: float = 0.0, last: float | None = None) -> dict[str, float]:
-        """`seconds`, of all ranks together."""
+        """Seconds of all ranks together: see `seconds`."""
         each = [self.seconds(rank, first, last) for rank in self.ranks]
         return {name: sum(s[name] for s in each) for name in ROWS}
 
@@ -147,7 +147,7 @@ class Timeline:
         """[P, P] seconds that rank r waited in `WAITING` for rank s, the slowest rank (the one that waits least) of the
         moment.
 
-        Waits are compared in bins of about half a second: faster alternation between slow ranks does not show.
+        Waits are compared in bins of about half a second: faster alternation between slow ranks is not visible.
         """
         numbers = sorted(self.ranks)
         table = np.zeros((len(numbers), len(numbers)))
@@ -164,7 +164,7 @@ class Timeline:
 
 
 def timeline(run: RunRecord) -> Timeline | None:
-    """The timeline of a run; None where it has no events."""
+    """The timeline of a run; None if it has no events."""
     history = run.history
     if history.first is None or history.last is None:
         return None

@@ -1,4 +1,4 @@
-"""Write the report of one run, or a comparison of several."""
+"""Writing of a report on one run, or of a comparison of several."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,28 +23,27 @@ class Report:
     """A report that was written."""
 
     path: Path
-    """The page; it needs no other file."""
+    """The page, which needs no other file."""
     pictures: dict[str, Path]
-    """The PNG of each picture, by name; with several runs also by run: ``run/name``."""
+    """PNG of each picture, by name; with several runs also by run: ``run/name``."""
     runs: list[dict[str, Any]]
-    """The numbers of each run's summary."""
+    """Numbers of each run's summary."""
 
 
 def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = None) -> Report:
     """Write the report of a run, finished or not, or compare several.
 
     Args:
-        runs: the folder of a run, or of each.
-        out: the report's folder; by default ``report`` in that of the first run. What an earlier report left there is
-            replaced.
+        runs: a run's folder, or a list of them.
+        out: the report's folder; by default ``report`` in the first run's folder. An earlier report there is replaced.
 
     Raises:
-        InputError: a folder holds no run, or `out` cannot be written, or matplotlib is not installed.
+        InputError: a folder holds no run, `out` cannot be written, or matplotlib is not installed.
         StoreError: a run's result is damaged.
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
-        raise InputError("no run is named; expected the folder of at least one")
+        raise InputError("no run is given; expected the folder of at least one")
     records = [read_run(folder, name) for folder, name in zip(folders, names(folders))]
     lines = [timeline(record) for record in records]
     read: list[comparison.Run] = [(record, line, summarise(record, line)) for record, line in zip(records, lines)]
@@ -68,7 +67,7 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
 
 
 def _drawn(pictures: dict[str, tuple[str, figures.Draw]], prefix: str) -> dict[str, Picture]:
-    """`prefix` keeps the ids of several runs in one page apart."""
+    """Draw pictures; `prefix` keeps the ids of several runs in one page apart."""
     return {name: draw(f"{prefix}{name}", caption, on, COLOURS) for name, (caption, on) in pictures.items()}
 
 
@@ -80,5 +79,5 @@ def _write_pictures(folder: Path, pictures: dict[str, Picture]) -> dict[str, Pat
 
 
 def _plain(name: str) -> str:
-    """A name as a file's name."""
+    """A name in the form of a file name."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)

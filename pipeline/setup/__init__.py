@@ -1,1 +1,1 @@
-"""Everything decided before training starts, and the run folder that records it."""
+"""Decisions made before training starts, and the run folder that records them."""

@@ -1,4 +1,4 @@
-"""Refuses jobs whose parts do not fit together, or that this machine cannot run."""
+"""Checks that refuse jobs whose parts do not fit together, or that this machine cannot run."""
 
 import torch
 from torch import nn
@@ -13,15 +13,15 @@ from .device_policies import check_device
 
 
 def has_bfloat16() -> bool:
-    """Whether this processor multiplies in bfloat16 (elsewhere torch imitates it, slowly)."""
+    """True if this processor multiplies in bfloat16 (elsewhere torch emulates it, slowly)."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
 
 
 def check_matmul_precision(job: Job) -> None:
-    """Refuse to train on this processor what it would only imitate. Sampling and evaluating do not need it.
+    """Refuse to train in a precision that this processor only emulates. Sampling and evaluating do not need it.
 
     Raises:
-        InputError: it has no products in bfloat16, and the job wants them.
+        InputError: the job asks for bfloat16, and the processor does not have it.
     """
     if job.train.matmul_precision == "bfloat16" and job.device == "cpu" and not has_bfloat16():
         raise InputError(
@@ -30,15 +30,15 @@ def check_matmul_precision(job: Job) -> None:
 
 
 def check_available(job: Job) -> None:
-    """Refuse a job that this version cannot run, before anything slow is done for it.
+    """Refuse a job that this version or machine cannot run, before any slow work.
 
     Raises:
-        InputError: it asks for a device, kernels or an executor that are not there.
+        InputError: the job asks for a device, kernels or an executor that are not available.
     """
     if job.device == "cuda":
         check_device(job)
     if job.executor != "dask" or job.cluster.scheduler is None:
-        # Ranks and samplers of a cluster that runs elsewhere look for themselves.
+        # Ranks and samplers of a cluster elsewhere check for themselves.
         _ = sampling_backend(job.kernel)
     if job.train.matmul_precision == "bfloat16" and job.dtype != "float32":
         raise InputError(
@@ -47,8 +47,8 @@ def check_available(job: Job) -> None:
     if job.train.compile and not SYSTEMS.find(job.system).compiles:
         able = " or ".join(name for name, entry in SYSTEMS.available().items() if entry.compiles)
         raise InputError(
-            f"train.compile is true, but system '{job.system}' trains on full batches, whose layers talk to other ranks or "
-            f"lie still; use {able}, or leave train.compile out"
+            f"train.compile is true, but system '{job.system}' trains on full batches, whose layers exchange rows "
+            f"between ranks or are fixed; use {able}, or leave train.compile out"
         )
     if job.executor == "inline" and job.ranks > 1:
         raise InputError(
@@ -57,10 +57,10 @@ def check_available(job: Job) -> None:
 
 
 def check_model(job: Job, system: System, model: nn.Module) -> None:
-    """Refuse a model that the system, or the compiler, cannot train.
+    """Refuse a model that the system or the compiler cannot train.
 
     Raises:
-        InputError: it has other layers than the sampler, norms that the ranks cannot share, or convolutions of PyG.
+        InputError: its layers do not match the sampler's, ranks cannot share its norms, or it has convolutions of PyG.
     """
     layers = model.num_layers
     if job.train.compile and isinstance(model, PyGModel):
@@ -81,16 +81,16 @@ def check_model(job: Job, system: System, model: nn.Module) -> None:
         )
     if not system.reduce.shares_batch_norm:
         raise InputError(
-            f"the model normalises batches, but those who train by themselves under system '{system.name}' share no batch "
-            "normalisation; use another norm"
+            f"the model normalises batches, but clients that train by themselves under system '{system.name}' do not "
+            "share batch normalisation; use another norm"
         )
 
 
 def check_losses(job: Job, system: System) -> None:
-    """Refuse to go on without a lost rank where no rank could.
+    """Refuse ``cluster.on_rank_loss = "continue"`` if ranks cannot continue.
 
     Raises:
-        InputError: the others need its rows or minibatches, or there are no others.
+        InputError: ranks need each other's rows or minibatches, or there is only one rank.
     """
     if job.cluster.on_rank_loss != "continue":
         return
@@ -109,7 +109,7 @@ def check_parts(job: Job, system: System, num_nodes: int) -> None:
     """Refuse more parts than nodes.
 
     Raises:
-        InputError: there are more.
+        InputError: there are more parts than nodes.
     """
     parts = system.parts_before(job.ranks)
     if system.partition.partitioner is None or parts <= num_nodes:

@@ -1,4 +1,4 @@
-"""A configuration from the records that a Python caller passes."""
+"""A configuration from records passed by a Python caller."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from ..interop.model_argument import check_no_model_options, taken
 def configure(
     config: Mapping[str, Any], *, system: System | str | None = None, model: Any = None, **options: Any
 ) -> Job:
-    """A resolved configuration from tables, shorthands, and the records that a Python caller passes."""
+    """A resolved configuration from tables, shorthands and the records passed by a Python caller."""
     table = with_options(config, options)
     layers = None
     model = taken(model)
@@ -32,7 +32,7 @@ def configure(
 
 
 def _tables_of(system: System) -> dict[str, Any]:
-    """The sections of a configuration that describe a system."""
+    """Sections of a configuration that describe a system."""
     table: dict[str, Any] = {}
     if (sampler := system.sample.sampler) is not None:
         table["sampler"] = {"name": sampler.name, **vars(sampler)}

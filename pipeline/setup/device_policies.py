@@ -1,4 +1,4 @@
-"""Policies of a rank that trains on a GPU: where its tensors lie, and how minibatches get there."""
+"""Policies of a rank that trains on a GPU: the place of its tensors, and the way minibatches get there."""
 
 from dataclasses import replace
 
@@ -14,10 +14,10 @@ from ..machine.gpus import check_gpus, own_device
 
 
 def check_device(job: Job) -> None:
-    """Refuse what no GPU can do in this version, before anything slow is done for it.
+    """Refuse a job that no GPU can run in this version, before any slow work.
 
     Raises:
-        InputError: a system without minibatches; or see `check_gpus`.
+        InputError: the system has no minibatches; see also `check_gpus`.
         MissingExtraError: a package is not installed.
     """
     if job.device not in SYSTEMS.find(job.system).devices:
@@ -30,7 +30,7 @@ def check_device(job: Job) -> None:
 
 
 def ready_device(job: Job) -> torch.device | None:
-    """Choose this rank's device and make it torch's current one; None: it trains on the CPU.
+    """Choose this rank's device and make it torch's current one; None if it trains on the CPU.
 
     Raises:
         InputError: see `own_device`.
@@ -39,7 +39,7 @@ def ready_device(job: Job) -> torch.device | None:
         return None
     to = own_device()
     if to.type == "cuda":
-        # Before it is used for the first time it has no statistics.
+        # A device has no statistics before its first use.
         torch.cuda.init()
         torch.cuda.set_device(to)
         torch.cuda.reset_peak_memory_stats(to)
@@ -50,8 +50,8 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     """Replace the policies of the system and of this rank's job by those for its device.
 
     Args:
-        system: of the run.
-        rank_job: of this rank, with its device.
+        system: the run's system.
+        rank_job: the rank's job, with its device.
         job: the configuration.
     """
     # Needs Triton.

@@ -1,4 +1,4 @@
-"""Digests of everything that decides the outcome of a run."""
+"""Digests of everything that affects the outcome of a run."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from ..config.systems import SYSTEMS, System
 
 
 def features_digest(features: FeatureStore) -> str:
-    """A digest of shape, dtype and up to 4096 evenly spaced rows: a changed matrix is noticed without reading all of
+    """Digest of shape, dtype and up to 4096 evenly spaced rows, which notices a changed matrix without reading all of
     it."""
     rows = np.unique(np.linspace(0, max(features.num_rows - 1, 0), num=min(4096, features.num_rows), dtype=np.int64))
     return digest_arrays(shape=np.array([features.num_rows, features.num_features]), rows=features.gather(rows))
@@ -27,18 +27,18 @@ def features_digest(features: FeatureStore) -> str:
 def fingerprint_of(
     job: Job, dataset: Dataset, system: System, model: Mapping[str, Any], make: Callable[[], nn.Module]
 ) -> dict[str, str]:
-    """What decides the parameters of a run, but the number of epochs.
+    """Digests of everything that affects the parameters of a run, except the number of epochs.
 
     Args:
         job: a resolved configuration.
-        dataset: that is trained on.
-        system: that trains.
+        dataset: the training data.
+        system: the training system.
         model: a description of the model, as plain values.
-        make: makes it with its initial parameters.
+        make: builds the model with its initial parameters.
     """
-    # Runs of versions that could not compile can be gone on with.
+    # Left out if unset, so that runs of versions without compilation can be resumed.
     left_out = {"patience", "matmul_precision"} | (set() if job.train.compile else {"compile"})
-    # `matmul_precision` by its first name, so that older checkpoints fit.
+    # `matmul_precision` under its first name, so that older checkpoints fit.
     train = {**job.train.model_dump(exclude=left_out), "products": job.train.matmul_precision}
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
@@ -53,13 +53,13 @@ def fingerprint_of(
     if entry.options_decide:
         fingerprint["phases"] = _system_digest(job, dataset, system)
     if system.partition.partitioner is not None:
-        # Sums are taken part by part, and a run goes on from the parts and the ledgers that it began with.
+        # Sums are taken part by part, and a run continues with the parts and ledgers that it began with.
         fingerprint["parts"] = f"{system.parts_before(job.ranks)} by {system.partition.partitioner!r}"
     return fingerprint
 
 
 def _system_digest(job: Job, dataset: Dataset, system: System) -> str:
-    """Of a system's options that decide parameters, and of nodes that are absent from its graph."""
+    """Digest of a system's options that affect parameters, and of the nodes absent from its graph."""
     entry = SYSTEMS.find(system.name)
     options = {k: v for k, v in system.options.items() if k not in entry.free_options}
     absent = {name: digest_arrays(**{name: getattr(dataset.split, name)}) for name in entry.absent_nodes(system)}
@@ -67,10 +67,10 @@ def _system_digest(job: Job, dataset: Dataset, system: System) -> str:
 
 
 def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, str]:
-    """What decides sampled minibatches, and nothing else: such a store can serve any model.
+    """Digests of everything that affects sampled minibatches, and nothing else: such a store can serve any model.
 
     Raises:
-        InputError: the job's kernel does not know its sampler.
+        InputError: the job's kernel does not support its sampler.
     """
     return {
         "graph": graph_fingerprint(dataset.graph),
@@ -82,13 +82,13 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
 
 
 def _drawn_by(job: Job, system: System) -> dict[str, str]:
-    """What a record of samples says of a kernel that draws other bits than the others do."""
+    """Entry of the fingerprint for a kernel that draws other bits than the others."""
     if job.kernel not in OTHER_BITS:
         return {}
     sampler = system.sample.sampler
     if not isinstance(sampler, NeighborSampler):
         seen = f"system '{system.name}' samples nothing" if sampler is None else f"the sampler is '{sampler.name}'"
         raise InputError(
-            f"kernel is \"{job.kernel}\", which knows the sampler 'neighbor' alone, but {seen}; leave kernel out"
+            f"kernel is \"{job.kernel}\", which supports only the sampler 'neighbor', but {seen}; leave kernel out"
         )
     return {"kernel": job.kernel}

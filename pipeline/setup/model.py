@@ -1,4 +1,4 @@
-"""What makes the model of a run."""
+"""Construction of a run's model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ TORCH_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a dataset without its data."""
+    """Properties of a dataset that are known without its data."""
 
     name: str
     num_features: int
     num_classes: int
     task: Literal["multiclass", "multilabel"]
     splits: dict[str, int]
-    """Nodes in each."""
+    """Number of nodes in each split."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Outline":
-        """Of this dataset."""
+        """The outline of a dataset."""
         splits = {name: len(getattr(dataset.split, name)) for name in SPLITS}
         return cls(dataset.name, dataset.features.num_features, dataset.num_classes, dataset.task, splits)
 
@@ -41,14 +41,14 @@ class Outline:
 def model_of(
     job: Job, outline: Outline, system: System, model: Any
 ) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
-    """What makes the model, what describes it, and its name. `model` as in `prepare`."""
+    """A function that builds the model, a description of it, and its name. `model` as in `prepare`."""
     dtype = TORCH_DTYPES[job.dtype]
     record = model if model is not None else build("model", MODELS, job.model)
     if isinstance(record, nn.Module):
         if not system.schedule.takes_modules:
             raise InputError(
-                f"the model is a module of your own, {type(record).__name__}, and system '{system.name}' must give each layer a head; "
-                "expected one of Millrace's models, such as GraphSAGE(...)"
+                f"the model is a module of your own, {type(record).__name__}, and system '{system.name}' must give "
+                "each layer a head; expected one of Millrace's models, such as GraphSAGE(...)"
             )
         module = as_model(record)
         check_widths(

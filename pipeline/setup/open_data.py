@@ -1,4 +1,4 @@
-"""Opens the dataset of a job, and tells what was found."""
+"""Opening of a job's dataset."""
 
 import re
 import time
@@ -15,18 +15,18 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 
 
 def located(source: str | Path) -> str:
-    """A dataset's name, or its path as it can be opened from any folder."""
+    """A dataset's name, or its path in a form that works from any folder."""
     name, path = str(source), Path(source).expanduser()
     return name if not path.exists() or is_name(source) else str(path.resolve())
 
 
 def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Dataset:
-    """Open the job's dataset, or `source` in its place, and tell what was found."""
+    """Open the job's dataset, or `source` in its place, and emit its sizes and notes."""
     spec = source if source is not None else job.dataset
     emit(StageStarted("open", f"opening {spec if isinstance(spec, str | Path) else f'a {type(spec).__name__}'}"))
     start = time.perf_counter()
     try:
-        # The driver reads all features only once, to hand them on; ranks then hold their own.
+        # The driver reads all features once, to pass them on; ranks then hold their own.
         place = _place_of(spec) if job.features == "owned" else job.features
         dataset = open_dataset(spec, options=job.read, split=job.split, seed=job.seed, features=place)
     except InputError as e:
@@ -39,7 +39,7 @@ def open_data(job: Job, source: str | Path | object | None, emit: Emit) -> Datas
 
 
 def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
-    """Where the features of a store can stay while it is open; whatever is no store is read into memory."""
+    """Place of a store's features while it is open; sources other than stores are read into memory."""
     if not isinstance(spec, str | Path):
         return "memory"
     try:
@@ -49,6 +49,6 @@ def _place_of(spec: str | Path | object) -> Literal["memory", "mapped", "zarr"]:
 
 
 def _with_keys(text: str) -> str:
-    """Readers name their options; to the user of a job those are configuration keys."""
+    """Replace the options in a reader's message by the configuration keys that the user of a job sets."""
     options = "|".join(f.name for f in fields(ReadOptions))
     return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)

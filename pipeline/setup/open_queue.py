@@ -1,4 +1,4 @@
-"""Opening of a run's queue by its producers, its ranks and its driver."""
+"""Opening of a run's queue by its producers, ranks and driver."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,21 +29,21 @@ FOLDER = "queue"
 
 
 def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
-    """Open a store of sampled minibatches to read it, at a path or a URL. Iterating over it gives every minibatch in
+    """Open a store of sampled minibatches for reading, at a path or a URL. Iterating over it gives every minibatch in
     order.
 
     Args:
-        location: its folder, or an object store's URL such as ``s3://bucket/prefix``.
+        location: the store's folder, or an object store's URL such as ``s3://bucket/prefix``.
         options: see `ZarrQueue.open`.
 
     Raises:
-        StoreError: absent or damaged.
+        StoreError: the store does not exist, or is damaged.
     """
     return queue_at(location).open(location, **options)
 
 
 def is_sampled_live(samples: str | Path) -> bool:
-    """True where a live process still adds to a store of samples.
+    """True while a live process adds to a store of samples.
 
     A store on an object store has no lock, so it counts as finished.
     """
@@ -56,7 +56,7 @@ def samples_fingerprint(prepared: Prepared) -> dict[str, str]:
 
 
 def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
-    """The seeds of all ranks' minibatches."""
+    """Plan of the seeds of all ranks' minibatches."""
     return SeedPlan(dataset.split.train, job.train.batch_size, job.queue.bulk_size, job.seed)
 
 
@@ -78,11 +78,11 @@ def location(prepared: Prepared, out: Path) -> str:
 
 
 def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
-    """The stored minibatches that a job trains from: all there, or still being written by a live process.
+    """The stored minibatches that a job trains from: complete, or still being written by a live process.
 
     Raises:
-        StoreError: absent, damaged, or made from something else.
-        InputError: minibatches of the epochs to train are not there yet.
+        StoreError: the store does not exist, is damaged, or was made from something else.
+        InputError: minibatches of some epochs are missing.
     """
     job = prepared.job
     queue = open_queue(samples, fingerprint=samples_fingerprint(prepared), expected=expected(prepared))
@@ -90,25 +90,26 @@ def open_samples(prepared: Prepared, samples: str | Path) -> MinibatchQueue:
         return Cycled(queue)
     bulks = -(-minibatches_per_epoch(prepared) // queue.bulk_size)
     lacking = next((e for e in range(job.epochs) if len(queue.committed(e)) < bulks), None)
-    # A live producer that stops short of these epochs says so when it ends, and the queue then refuses what is missing.
+    # A live producer that stops before these epochs are complete says so when it ends; the queue then refuses the
+    # missing ones.
     if lacking is None or is_sampled_live(samples):
         return queue
     if queue.complete and lacking not in queue.epochs():
         raise InputError(
             f"{samples} holds {counted(lacking, 'epoch')}, but epochs is {job.epochs}; lower epochs, sample more, or "
-            "go round again through what is there with --reuse cycle"
+            "start over when it ends, with --reuse cycle"
         )
     raise InputError(
-        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; give its "
-        "`millrace sample` command again, which samples what is missing"
+        f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; run its "
+        "`millrace sample` command again, which samples the missing ones"
     )
 
 
 def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
-    """The queue that a rank fills for itself, by a thread: in memory, or in the run's folder. See `mended_queue`."""
+    """The queue that a rank fills for itself in a thread: in memory, or in the run's folder. See `mended_queue`."""
     q, per_epoch, ranks = prepared.job.queue, minibatches_per_epoch(prepared), prepared.job.ranks
     if q.kind == "memory":
-        # A rank samples its own minibatches alone: k of them out of k P.
+        # A rank samples only its own minibatches: k of them out of k P.
         return MemoryQueue(
             bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch
         )
@@ -116,11 +117,11 @@ def own_queue(prepared: Prepared, out: Path, tell: Callable[[str], None] | None 
 
 
 def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **options: Any) -> Any:
-    """The run's queue without the damaged bulks that an earlier life left: they are sampled again.
+    """The run's queue without the damaged bulks of an earlier generation, which are sampled again.
 
     Args:
         prepared: the run.
-        out: its folder.
+        out: the run's folder.
         tell: called with a sentence about each damaged bulk.
         options: see `ZarrQueue.create`.
     """
@@ -130,7 +131,7 @@ def mended_queue(prepared: Prepared, out: Path, tell: Callable[[str], None], **o
             read_manifest(Path(where), KIND)
         except StoreError as e:
             remove_tree(Path(where))
-            tell(f"the queue of the run was damaged, and is sampled again: {e}")
+            tell(f"the run's queue was damaged, and is sampled again: {e}")
     return shared_queue(prepared, where, mend=tell, **options)
 
 
@@ -147,12 +148,12 @@ def shared_queue(prepared: Prepared, where: str, **options: Any) -> Any:
 
 @contextmanager
 def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
-    """Hold the folder that the configuration names for the run's queue, against other runs. One on an object store
-    cannot be held.
+    """Lock the folder that the configuration sets for the run's queue against other runs. A queue on an object store
+    cannot be locked.
 
     Raises:
-        InputError: another process holds it.
-        StoreError: it holds something else, or minibatches made from something else.
+        InputError: another process uses the folder.
+        StoreError: the folder holds something else, or minibatches made from something else.
     """
     q = prepared.job.queue
     if (
@@ -164,7 +165,7 @@ def sole_user(prepared: Prepared, samples: str | Path | None) -> Iterator[None]:
     ):
         yield
         return
-    # Made first: a folder that holds nothing but a lock is no queue.
+    # The queue is made first: a folder with nothing but a lock is not a queue.
     shared_queue(prepared, q.location, max_bytes=q.max_bytes, keep="all", sweep=False).close()
     with held(Path(q.location)):
         yield
@@ -180,24 +181,24 @@ def check_samples(prepared: Prepared, samples: str | Path | None) -> None:
 def consumers_end(
     prepared: Prepared, where: str | None, samples: str | None
 ) -> tuple[MinibatchQueue, Callable[[], bool]]:
-    """A rank's end of the queue at `where`, or of a store of samples, or else its own; and whether its producer
+    """A rank's end of the queue at `where`, of a store of samples, or of its own queue; and a check that the producer
     lives."""
     if samples is not None:
         return open_samples(prepared, samples), lambda: is_sampled_live(samples)
     if where is not None:
-        # Its producers are watched by the driver, which ends the ranks when sampling fails.
+        # The driver watches these producers, and ends the ranks if sampling fails.
         return open_queue(where, fingerprint=samples_fingerprint(prepared), expected=expected(prepared)), lambda: True
     return own_queue(prepared, Path()), lambda: True
 
 
 class ReportingQueue:
-    """A queue whose releases are told to whoever keeps account of them elsewhere."""
+    """A queue that reports its releases, for use where they are counted in another process."""
 
     def __init__(self, queue: MinibatchQueue, tell: Callable[[int, int], None], per_epoch: int) -> None:
         """
         Args:
-            queue: a rank's end.
-            tell: called with what is released, (epoch, index).
+            queue: a rank's end of a queue.
+            tell: called with each release, (epoch, index).
             per_epoch: minibatches in an epoch.
         """
         self._queue, self._tell, self._per_epoch = queue, tell, per_epoch
@@ -211,7 +212,7 @@ class ReportingQueue:
         return self._queue.level
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
-        """See `MinibatchQueue.release`. Told when it passes the end of a bulk: nothing less matters."""
+        """See `MinibatchQueue.release`. Reported at the end of each bulk, since only whole bulks free memory."""
         self._queue.release(epoch, index, consumer)
         # The last bulk of an epoch may be short.
         passed = (epoch, self._per_epoch if index + 1 == self._per_epoch else (index + 1) // self.bulk_size)

@@ -1,4 +1,4 @@
-"""Parts of a run's dataset, as ranks open them: their own, and others' where the system reads them."""
+"""Parts of a run's dataset, opened by ranks: their own, and others' if the system reads them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from ...storage.features import ConvertedFeatures, FeatureStore
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts that `stages.partition.stage.partition_dataset` wrote. See `Peers`."""
+    """Parts written by `stages.partition.stage.partition_dataset`. See `Peers`."""
 
     folder: Path
     dtype: torch.dtype
@@ -25,7 +25,7 @@ class Parts:
     """C, if labels are to be checked."""
 
     def part(self, number: int) -> Part:
-        """See `Peers.part`. Raises StoreError: it is damaged."""
+        """See `Peers.part`. Raises StoreError if the part is damaged."""
         shards, owned, rows = open_shards(self.folder, number)
         with proving(self.folder):
             if self.num_classes is not None and self.multilabel:
@@ -48,7 +48,7 @@ class Parts:
         )
 
     def rows(self, number: int) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
-        """See `Peers.rows`. Raises StoreError: the part is damaged."""
+        """See `Peers.rows`. Raises StoreError if the part is damaged."""
         features, degree = open_neighbours(self.folder, number)
         return self._converted(features), degree
 

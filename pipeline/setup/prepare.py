@@ -1,4 +1,5 @@
-"""Before a run: open the data, check that the parts of a job fit together, and say what decides its outcome."""
+"""Preparation of a run: open the data, check that the parts of a job fit together, and compute the run's
+fingerprint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,34 +30,34 @@ class Prepared:
     outline: Outline
     system: System
     build_model: Callable[[], nn.Module]
-    """Makes the model with its initial parameters: a pure function of the seed."""
+    """Builds the model with its initial parameters: a pure function of the seed."""
     data: Placement | Part
     fingerprint: dict[str, str]
-    """Of everything that decides the parameters but the number of epochs."""
+    """Digests of everything that affects the parameters, except the number of epochs."""
     model_name: str
     whole: Dataset | None
-    """None where a rank has opened its own part only."""
+    """The whole data; None if a rank has opened only its own part."""
 
     @property
     def dataset(self) -> Dataset:
-        """The whole dataset, where it is open."""
+        """The whole dataset, if it is open."""
         assert self.whole is not None, "this rank has its own part only"
         return self.whole
 
     @property
     def placement(self) -> Placement:
-        """The whole data, where they are open."""
+        """The whole data, if they are open."""
         assert isinstance(self.data, Placement), "this rank has its own part only"
         return self.data
 
     @property
     def has_minibatches(self) -> bool:
-        """Whether the system trains on sampled minibatches, which a queue holds."""
+        """True if the system trains on sampled minibatches, which a queue holds."""
         return self.system.sample.uses_queue
 
     @property
     def frees_steps(self) -> bool:
-        """Whether each step frees memory that the next one takes again."""
+        """True if each step frees memory that the next one allocates again."""
         return self.system.sample.sampler is not None and not self.system.sample.is_isolated
 
 
@@ -65,12 +66,12 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
 
     Args:
         job: a resolved configuration.
-        dataset: what to train on.
-        system: overrides the configuration's.
-        model: a model record (``GraphSAGE(...)``) or a module of the user's; overrides the configuration's.
+        dataset: the training data.
+        system: overrides the configuration's system.
+        model: a model record (``GraphSAGE(...)``) or a user's module; overrides the configuration's model.
 
     Raises:
-        InputError: they do not fit, or this version cannot run them.
+        InputError: the parts of the job do not fit together, or this version cannot run it.
     """
     check_available(job)
     system = system or make_system(job)
@@ -101,14 +102,14 @@ def prepare(job: Job, dataset: Dataset, *, system: System | None = None, model: 
 def prepare_part(
     job: Job, outline: Outline, folder: Path, rank: int, fingerprint: dict[str, str], *, model: Any = None
 ) -> Prepared:
-    """`prepare` in a rank that opens its own part of what the driver has cut, and nothing else.
+    """`prepare` in a rank that opens only its own part of the data that the driver has cut.
 
     Args:
         job: a resolved configuration.
-        outline: of the dataset.
-        folder: of the parts.
-        rank: which one.
-        fingerprint: of the run, from the driver.
+        outline: outline of the dataset.
+        folder: folder of the parts.
+        rank: the rank.
+        fingerprint: the run's fingerprint, from the driver.
         model: see `prepare`.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Record of a dataset and a module that a run was given from Python: the dataset as a store in the run's folder, the
-module by its name.
+"""Record of a dataset and a module passed to a run from Python: the dataset as a store in the run's folder, the module
+by its name.
 
-Nothing is pickled: a folder may come from anyone, so that opening it must import and run only what the user names.
+Nothing is pickled: a folder may come from anyone, so opening it must import and run only what the user names.
 """
 
 import json
@@ -26,24 +26,24 @@ from .result import write_json
 
 GIVEN = "given.json"
 KEPT = "dataset"
-"""The store of a dataset that was given from Python, in the run's folder."""
+"""Name of the store, in the run's folder, of a dataset passed from Python."""
 KEPT_BYTES = 64 << 20
-"""A larger dataset is not written into the folder of a run in one process. Ranks on a cluster read it there, whatever
-its size."""
+"""Size above which a dataset is not written into the folder of a run in one process. Ranks on a cluster read it there,
+whatever its size."""
 DIGESTS = ("graph", "features", "labels")
 """Keys of a run's fingerprint that identify its dataset."""
 
 
 def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
-    """The job whose ``dataset`` finds a dataset that was given from Python: in the store that its features lie in, or
-    in the run's folder, where `keep` writes it; only by its name if it is too large for that."""
+    """The job whose ``dataset`` finds a dataset passed from Python: in the store that its features come from, or in the
+    run's folder, where `keep` writes it; or its name only, if it is too large for that."""
     store = _store_of(dataset)
     if store is None and job.executor != "dask" and _num_bytes(dataset) > KEPT_BYTES:
         return job.model_copy(update={"dataset": dataset.name})
     path = folder.resolve() / KEPT if store is None else store
     features = job.features
     if features != "owned":
-        # Ranks that map the rows share their pages; `keep` writes them so that they can be mapped.
+        # Ranks that map the rows share their pages; `keep` writes them in a form that can be mapped.
         features = (
             features_place(store)
             if store is not None
@@ -51,23 +51,23 @@ def job_of_given(job: Job, dataset: Dataset, folder: Path) -> Job:
             if job.executor == "dask" or features == "zarr"
             else features
         )
-    # The data are read, cleaned and split already.
+    # The data are already read, cleaned and split.
     return job.model_copy(update={"dataset": str(path), "features": features, "split": None, "read": ReadOptions()})
 
 
 def keep(
     folder: Path, job: Job, dataset: Dataset | None, module: nn.Module | None, fingerprint: dict[str, str]
 ) -> None:
-    """Write what a run was given from Python into its folder.
+    """Write a run's inputs from Python into its folder.
 
     Args:
-        folder: of the run.
-        job: by `job_of_given`, if a dataset was given.
-        dataset: that one.
-        module: the model, if it is a module of the user's own.
-        fingerprint: of the run.
+        folder: the run's folder.
+        job: the result of `job_of_given`, if a dataset was passed.
+        dataset: the dataset passed.
+        module: the model, if it is a user's module.
+        fingerprint: the run's fingerprint.
     """
-    # A run that goes on with what its folder finds has proved that it is the same.
+    # A resumed run that read its folder's dataset has proved that it is the same.
     before = read_given(folder) if dataset is None else {}
     record: dict[str, Any] = {"dataset": before["dataset"]} if "dataset" in before else {}
     if module is not None:
@@ -83,22 +83,22 @@ def keep(
 
 
 def at_home(job: Job, folder: Path) -> Job:
-    """A run's job with the dataset that its folder keeps, wherever that folder has been moved to."""
+    """A run's job with the dataset kept in its folder, wherever that folder has been moved to."""
     path = folder.resolve() / KEPT
     kept = Path(job.dataset).name == KEPT and Path(job.dataset).is_absolute() and (path / MANIFEST).is_file()
     return job.model_copy(update={"dataset": str(path)}) if kept else job
 
 
 def check_module_importable(folder: Path, passed: str) -> None:
-    """Refuse to go on without the user's module that a run trains.
+    """Refuse to continue without the user's module that a run trains.
 
     Args:
-        folder: of the run.
-        passed: how it can be passed, such as ``mr.load(run, model=...)``.
+        folder: the run's folder.
+        passed: the way to pass it, such as ``mr.load(run, model=...)``.
 
     Raises:
-        InputError: the run trains one.
-        StoreError: the record in its folder is damaged.
+        InputError: the run trains a user's module.
+        StoreError: the record in the folder is damaged.
     """
     given = read_given(folder)
     if "module" not in given:
@@ -106,26 +106,26 @@ def check_module_importable(folder: Path, passed: str) -> None:
     module, name = given["module"], given["class"]
     if name == "PyGModel" and module.partition(".")[0] == __name__.partition(".")[0]:
         raise InputError(
-            f"the model of {folder} is a PyGModel, and no folder keeps its convolutions; pass them again: {passed}, or "
-            "on the command line --model MODULE:NAME of a function of yours that makes it"
+            f"the model of {folder} is a PyGModel, whose convolutions are not kept in the folder; pass them again: "
+            f"{passed}, or on the command line --model MODULE:NAME with a function of yours that makes it"
         )
     message = f"the model of {folder} is a module of your own, {name} of {module}"
     if module == "__main__" or "<locals>" in name:
-        raise InputError(f"{message}, which cannot be imported; pass it where it is defined: {passed}")
+        raise InputError(f"{message}, which cannot be imported; pass it from the code that defines it: {passed}")
     raise InputError(f"{message}; pass it: {passed}, or --model {module}:{name}, or a function that makes it")
 
 
 def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
-    """Refuse another dataset than the run's, where the run's folder knows only its name and digests.
+    """Refuse a dataset other than the run's, if the run's folder has only its name and digests.
 
     Args:
-        folder: of the run.
-        name: of the dataset.
-        found: what was found; None: nothing.
+        folder: the run's folder.
+        name: name of the dataset.
+        found: the dataset found; None: nothing.
 
     Raises:
-        InputError: the run was given its dataset from Python, it is too large to be kept, and that is not it.
-        StoreError: the record in its folder is damaged.
+        InputError: the run's dataset was passed from Python and too large to keep, and `found` is not it.
+        StoreError: the record in the folder is damaged.
     """
     given = read_given(folder)
     if "dataset" not in given or (found is not None and given["dataset"] == _digests(found)):
@@ -138,10 +138,10 @@ def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
 
 
 def read_given(folder: Path) -> dict[str, Any]:
-    """The record in a run's folder; empty where there is none.
+    """The record in a run's folder; empty if there is none.
 
     Raises:
-        StoreError: it is damaged.
+        StoreError: the record is damaged.
     """
     path = folder / GIVEN
     try:
@@ -155,19 +155,19 @@ def read_given(folder: Path) -> dict[str, Any]:
         return {}
     except (ValueError, AttributeError, OSError, RecursionError) as e:
         raise StoreError(
-            f"{path} is damaged ({e}); go on with the run from Python with its dataset and model: resume=True"
+            f"{path} is damaged ({e}); resume the run from Python with its dataset and model: resume=True"
         ) from None
     return record
 
 
 def _digests(dataset: Dataset) -> dict[str, str]:
-    """By `DIGESTS`, as in the fingerprint of a run."""
+    """Digests of a dataset by `DIGESTS`, as in the fingerprint of a run."""
     labels = digest_arrays(labels=dataset.labels, val=dataset.split.val)
     return {"graph": graph_fingerprint(dataset.graph), "features": features_digest(dataset.features), "labels": labels}
 
 
 def _store_of(dataset: Dataset) -> Path | None:
-    """The store that the dataset was opened from, if its features still lie there and the rest of it is the same."""
+    """The store that the dataset was opened from, if its features are still there and the rest is the same."""
     features = dataset.features
     if isinstance(features, MappedFeatures) and features.path.name == FEATURES_FILE:
         path = features.path.parent
@@ -183,7 +183,7 @@ def _store_of(dataset: Dataset) -> Path | None:
 
 
 def _holds(store: Store, dataset: Dataset) -> bool:
-    """True where a store holds this dataset; the numbers in its features are not compared."""
+    """True if a store holds this dataset; the numbers in its features are not compared."""
     classes = None if dataset.class_names is None else list(dataset.class_names)
     if store.meta.get("class_names") != classes or ("node_name_text" in store) != (dataset.node_names is not None):
         return False
@@ -197,7 +197,7 @@ def _holds(store: Store, dataset: Dataset) -> bool:
 
 def _write(path: Path, dataset: Dataset) -> None:
     if path.exists():
-        # A run that goes on has proved that its graph, features and labels are the same; the test nodes may be others.
+        # A resumed run has proved that its graph, features and labels are the same; the test nodes may differ.
         try:
             if _holds(open_store(path, KIND), dataset):
                 return

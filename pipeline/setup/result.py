@@ -36,7 +36,7 @@ SECONDS = (
 
 
 def versions() -> dict[str, str]:
-    """Versions of Millrace, Python and the packages that decide results."""
+    """Versions of Millrace, Python and the packages that affect results."""
     found = {"python": platform.python_version()}
     for name in ("millrace-gnn", *REPORTED):
         try:
@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
 def peak_rss_bytes() -> int:
     """Largest resident size of this process so far."""
     try:
-        # What getrusage tells outlives an exec: a child begins with what its parent had when it forked.
+        # getrusage's maximum outlives an exec: a child begins with its parent's size at the fork.
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -60,22 +60,22 @@ def peak_rss_bytes() -> int:
 
 
 def peak_device_bytes() -> int:
-    """Most memory of a GPU that tensors of this process have taken so far; 0 where it has none."""
+    """Most GPU memory taken by tensors of this process so far; 0 without a GPU."""
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file as a whole or not at all."""
     write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
 def read_result(run: Path) -> dict[str, Any] | None:
-    """The result in a run's folder; None where the run has not finished.
+    """The result in a run's folder; None if the run has not finished.
 
     Raises:
-        StoreError: it is damaged, or of another schema version.
+        StoreError: the file is damaged, or of another schema version.
     """
     path = run / RESULT
     try:
@@ -107,7 +107,8 @@ class Lost(TypedDict):
 
 
 def _misshapen(result: dict[str, Any]) -> str | None:
-    """The first key whose value has another type than a run writes; missing keys are fine: later versions add some."""
+    """The first key whose value has another type than a run writes; missing keys are fine, since later versions add
+    some."""
     hints = get_type_hints(Result) | {
         "seconds": dict[str, FiniteFloat | list[FiniteFloat]],
         "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
@@ -128,21 +129,21 @@ def _misshapen(result: dict[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None where a split is empty."""
+    """A run that has ended. Accuracies are fractions (multi-label: micro-F1); None if a split is empty."""
 
     status: str
-    """``done``; or ``stopped`` where the run was asked to end early: numbers are those of its last checkpoint, nothing
-    was evaluated on the test split, memory is not known (0), and `--resume` goes on."""
+    """``done``; or ``stopped`` if the run was asked to end early: numbers are those of its last checkpoint, nothing was
+    evaluated on the test split, memory is not known (0), and `--resume` continues."""
     system: str
     """``bulk``, ``grappa``, ``retexo`` or ``sar``."""
     model: str
-    """Its name in the configuration, or the class of a module of your own."""
+    """Name in the configuration, or the class of your own module."""
     dataset: str
-    """Its name, such as ``digits``, or the path that was given."""
+    """Name, such as ``digits``, or the path that was given."""
     num_nodes: int
     """V."""
     num_edges: int
-    """E, as trained on: after cleaning by the `read` options."""
+    """E, the edges trained on, after cleaning by the `read` options."""
     num_features: int
     """F."""
     num_classes: int
@@ -150,9 +151,9 @@ class Result:
     task: str
     """``multiclass`` or ``multilabel``."""
     class_names: list[str] | None
-    """The names of the classes; None where they are numbered."""
+    """Names of the classes; None if they are numbered."""
     device: str
-    """``cpu``."""
+    """``cpu`` or ``cuda``."""
     dtype: str
     """``float32`` or ``float64``."""
     ranks: int
@@ -162,52 +163,52 @@ class Result:
     seed: int
     """The random seed."""
     minibatches_per_step: int
-    """Over all ranks."""
+    """Minibatches in an optimiser step, over all ranks."""
     train_loss: float | None
-    """Mean over the seeds of the last epoch; None where the run diverged, or was stopped in its first epoch."""
+    """Mean loss over the seeds of the last epoch; None if the run diverged, or was stopped in its first epoch."""
     val_accuracy: float | None
     """Validation accuracy of the best epoch."""
     test_accuracy: float | None
     """Test accuracy with the parameters of the best epoch."""
     best_epoch: int
-    """Counted from 0; -1 where nothing was validated (then the last parameters are the ones kept)."""
+    """Counted from 0; -1 if nothing was validated (then the last parameters are kept)."""
     seconds: dict[str, Any]
-    """By stage, largest over ranks; parts that overlap need not add up. ``per_epoch`` is a list."""
+    """Seconds by stage, the largest over ranks; stages overlap, so they need not add up. ``per_epoch`` is a list."""
     bytes: dict[str, Any]
-    """Payload by kind (see `storage.ledger`)."""
+    """Payload bytes by kind (see `storage.ledger`)."""
     waits: dict[str, dict[str, int]]
     """Messages that the first rank waited for one after the other, by channel and kind: each costs a latency."""
     peak_rss_bytes: list[int]
     """Largest resident size of each rank's process."""
     memory_bytes: list[dict[str, int]]
-    """For each rank: the ``graph``, all ``features`` wherever they lie, and the buffers of a ``step``, which later
-    steps reuse."""
+    """For each rank: the ``graph``, all ``features`` wherever they are stored, and the buffers of a ``step``, which
+    later steps reuse."""
     hot_rows: list[dict[str, int]] | None
-    """For each rank, where rows of others travel: hot ``rows`` that it keeps, rows of others that minibatches ``asked``
-    for, the ``hits`` among them, and ``saved_bytes``. None where no rows travel."""
+    """For each rank, if feature rows travel between ranks: ``rows`` of others in its cache, rows of others that
+    minibatches ``asked`` for, the ``hits`` among them, and ``saved_bytes``. None if no rows travel."""
     peak_device_bytes: list[int]
     """For each rank: memory of its GPU; 0 on a CPU."""
     minibatches: int
-    """Trained on; under `sar` and `retexo` a rank's share of a step counts as one."""
+    """Minibatches trained on; under `sar` and `retexo` a rank's share of a step counts as one."""
     sampled_edges: int
-    """In these minibatches."""
+    """Edges in these minibatches."""
     phases: list[dict[str, Any]]
     """A record for each phase, in systems that train a part of the model in each: bytes read from other ranks, epochs,
     best epoch."""
     lost: list[dict[str, int]]
-    """Ranks that were lost while the others went on: `rank`, `phase`, `epoch` and `step` of the first step without it,
-    its `seeds`, and the number of `epochs` that miss them, in whole or in part. Phases, epochs and steps count from
+    """Ranks that were lost while the others continued: `rank`, `phase`, `epoch` and `step` of the first step without
+    it, its `seeds`, and the number of `epochs` that miss them, in whole or in part. Phases, epochs and steps count from
     0."""
     clients: dict[str, Any] | None
-    """Bytes that simulated clients would have sent and received; None where the ranks are the clients."""
+    """Bytes that simulated clients would have sent and received; None if the ranks are the clients."""
     fingerprint: dict[str, str]
-    """Digests of everything that decides the parameters."""
+    """Digests of everything that affects the parameters."""
     parameters_sha256: str
     """SHA-256 digest of the parameters after the last step."""
     out: str
     """The run's folder."""
     versions: dict[str, str] = field(default_factory=versions)
-    """Versions of Millrace, Python and the packages that decide results."""
+    """Versions of Millrace, Python and the packages that affect results."""
     schema_version: int = SCHEMA_VERSION
     """Version of this record's keys."""
 
@@ -222,6 +223,6 @@ class Result:
         return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"
 
     def to_record(self) -> dict[str, Any]:
-        """As plain values, in the order of the contract."""
+        """Plain values, in the order of the contract."""
         record = asdict(self)
         return {"schema_version": record.pop("schema_version"), **record}

@@ -16,7 +16,7 @@ class Pace:
     """Minibatches per step and steps per epoch."""
 
     minibatches_per_step: int
-    """Over all ranks."""
+    """Number over all ranks."""
     steps_per_epoch: int
 
     @classmethod
@@ -38,8 +38,8 @@ class Pace:
     def position(self, steps: int, now: "Pace") -> tuple[int, int]:
         """Convert a number of steps taken at this pace to the pace `now`.
 
-        Returns: Steps at `now`, and the minibatches of the next step that are trained already, because steps had
-            another width.
+        Returns: Steps at `now`, and the minibatches of the next step that are already trained on, because steps had
+        another width.
         """
         if self == now:
             return steps, 0
@@ -48,16 +48,16 @@ class Pace:
         return epoch * now.steps_per_epoch + whole, begun
 
     def describe(self, now: "Pace") -> str:
-        """A sentence on what a change to `now` means."""
+        """A sentence on the effect of a change to `now`."""
         return (
             f"the checkpoint was written with {counted(self.minibatches_per_step, 'minibatch', 'minibatches')} a step, "
-            f"and this run takes {now.minibatches_per_step}: the same minibatches, but other steps; runs that set "
-            "train.minibatches_per_step keep their steps whatever the ranks"
+            f"and this run takes {now.minibatches_per_step}: the same minibatches, but other steps; set "
+            "train.minibatches_per_step to keep a run's steps for any number of ranks"
         )
 
 
 def position(cursor: Cursor, phases: Sequence[Phase], pace: Mapping[str, int] | None) -> str:
-    """The next step of a resumed run, in words; `pace` is that of its checkpoint, None in those of earlier versions."""
+    """Text for the next step of a resumed run; `pace` is that of its checkpoint, None for earlier versions."""
     if cursor.phase >= len(phases):
         return "the end of training"
     phase = phases[cursor.phase]
@@ -77,7 +77,7 @@ def dealt(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
 
 
 def without_executor(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without ``executor = "inline"`` where it now has several ranks."""
+    """The configuration without ``executor = "inline"`` if it now has several ranks."""
     ranks = table.get("ranks")
     return {
         k: v

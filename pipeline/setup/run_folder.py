@@ -31,25 +31,23 @@ FREE = (
     "epochs", "threads", "kernel", "check", "features", "executor", "read.edges_on", "train.patience", "queue.",
     "checkpoint.", "cluster.", "gpu.",
 )  # fmt: skip
-"""Settings that may change on resume, since they do not decide the parameters (but for a kernel of `OTHER_BITS`)."""
+"""Settings that may change on resume, since they do not affect the parameters (except a kernel in `OTHER_BITS`)."""
 
 
 def local(out: str | Path) -> Path:
     """The folder to write into.
 
     Raises:
-        InputError: it is a URL: only a store of samples can lie on an object store.
+        InputError: `out` is a URL: only a store of samples can be on an object store.
     """
-    # pathlib makes one slash of two.
+    # pathlib turns two slashes into one.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
-        raise InputError(
-            f"{out} is a URL, but this is written on a file system; give a folder (only `millrace sample` takes URLs)"
-        )
+        raise InputError(f"{out} is a URL; expected a folder on a file system (only `millrace sample` takes URLs)")
     return Path(out)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file as a whole or not at all."""
     aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, path)
@@ -59,35 +57,35 @@ def check_run_folder(out: Path, resume: bool) -> None:
     """Check that a run may start in `out`, or resume there. Nothing is written.
 
     Raises:
-        InputError: it holds something and `resume` is false, or holds no run and `resume` is true.
+        InputError: the folder holds something and `resume` is false, or holds no run and `resume` is true.
     """
     if resume:
         if not (out / JOB).is_file():
             raise InputError(f"{out} holds no run to resume (no {JOB}); start it without --resume")
     elif (out / JOB).exists():
-        raise InputError(f"{out} holds a run already; choose another --out, or resume it with --resume")
+        raise InputError(f"{out} already holds a run; choose another --out, or resume it with --resume")
     elif out.exists() and (not out.is_dir() or any(p.name != LOCK for p in out.iterdir())):
         raise InputError(f"{out} exists and is not an empty folder; choose another --out")
 
 
 def is_held(folder: Path) -> bool:
-    """True where a live process holds the folder."""
+    """True if a live process has locked the folder."""
     try:
         with (folder / LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        pass  # no lock there, or a file system without locks
+        pass  # no lock, or a file system without locks
     return False
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes, and make it where it is missing. A killed process releases its lock.
+    """Lock a folder against other processes, and create it if it is missing. A killed process releases its lock.
 
     Raises:
-        InputError: another process holds it, or it cannot be written.
+        InputError: another process has locked it, or it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,28 +98,27 @@ def held(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # A reader that asks `is_held` holds the lock for an instant.
+                # `is_held` in another process holds the lock for an instant.
                 if attempt + 1 == TRIES:
                     raise InputError(
                         f"another process is writing {folder}; wait until it has ended, or choose another --out"
                     ) from None
                 time.sleep(0.02)
             except OSError:
-                break  # a file system without locks: better unguarded than unusable
+                break  # a file system without locks: unguarded, but usable
         yield
 
 
 def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None:
-    """Refuse to go on with a run whose checkpoints are damaged, or under settings that would have given other
-    parameters.
+    """Refuse to resume a run whose checkpoints are damaged, or with settings that would have led to other parameters.
 
     Args:
-        out: the folder of the run.
-        job: as it is to go on.
-        fingerprint: of everything that decides the parameters.
+        out: the run's folder.
+        job: the job of the resumed run.
+        fingerprint: digests of everything that affects the parameters.
 
     Raises:
-        StoreError: no checkpoint is intact; or names the settings that changed, or else the things that differ.
+        StoreError: no checkpoint is intact, or settings differ, which the message names.
     """
     try:
         with warnings.catch_warnings():
@@ -145,18 +142,18 @@ def check_resumable(out: Path, job: Job, fingerprint: Mapping[str, str]) -> None
         if differing == ["ranks"]:
             raise StoreError(
                 f"{out} was started with ranks = {before['ranks']}, for which its data are cut into parts, and cannot "
-                f"go on with {now['ranks']}; resume with --ranks {before['ranks']}"
+                f"continue with {now['ranks']}; resume with --ranks {before['ranks']}"
             ) from None
         for name in ("model.name", "sampler.name"):
-            if name in differing:  # then its options differ of course
+            if name in differing:  # whose options then differ too
                 differing = [k for k in differing if k == name or k.partition(".")[0] != name.partition(".")[0]]
         changed = [f"{k} (was {before.get(k)}, now {now.get(k)})" for k in differing]
         if not changed:
             raise
         more = f" and {len(changed) - SHOWN_DIFFERENCES} more" if len(changed) > SHOWN_DIFFERENCES else ""
         raise StoreError(
-            f"{out} was started with other settings: {', '.join(changed[:SHOWN_DIFFERENCES])}{more}; go on with the "
-            "same, or choose another --out"
+            f"{out} was started with other settings: {', '.join(changed[:SHOWN_DIFFERENCES])}{more}; resume with the "
+            "same settings, or choose another --out"
         ) from None
 
 

@@ -26,7 +26,7 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
         try:
             place = features_place(source)
         except StoreError:
-            pass  # a store of another kind, which the job has turned into a dataset
+            pass  # a store of another kind, converted when it was opened
         else:
             return source.resolve(), place if job.features == "owned" else job.features
     path = out / FOLDER
@@ -35,12 +35,12 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
     elif (why := _damage(path)) is not None:
         remove_tree(path)
         write_dataset(path, dataset, features_format="npy")
-        tell(f"the run's copy of the data was damaged, and was made again: {why}")
+        tell(f"the run's copy of the data was damaged, and was written again: {why}")
     return path.resolve(), "mapped"
 
 
 def _damage(path: Path) -> str | None:
-    """The damage of a dataset store, None if it is intact. All of it is read; features piece by piece."""
+    """Description of a dataset store's damage; None if it is intact. All of it is read, features piece by piece."""
     try:
         features = open_dataset_store(path, "mapped").features
         if features_fingerprint(features) != open_store(path, KIND).fingerprint.get("features"):
@@ -51,5 +51,5 @@ def _damage(path: Path) -> str | None:
 
 
 def open_shared(path: Path, name: str, features: str) -> Dataset:
-    """Open the store that `share` returned, under the driver's name for the dataset."""
+    """Open the store returned by `share`, under the driver's name for the dataset."""
     return replace(open_dataset_store(path, features, names=False), name=name)  # pyright: ignore[reportArgumentType]

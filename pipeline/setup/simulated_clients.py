@@ -19,8 +19,8 @@ def check_owners(prepared: Prepared) -> None:
     """Refuse clients or owners that do not fit the graph, before anything is written.
 
     Raises:
-        InputError: more clients than nodes, owners that are no ranks or clients, or clients that could not be found
-            again.
+        InputError: more clients than nodes, owners that are not ranks or clients, or clients that could not be
+            reproduced on resume.
     """
     graph, clients, cut = prepared.placement.graph, prepared.system.clients, prepared.system.partition.partitioner
     if isinstance(clients, int) and clients > graph.num_nodes:
@@ -29,14 +29,14 @@ def check_owners(prepared: Prepared) -> None:
         )
     if isinstance(clients, int) and isinstance(cut, Clustered):
         raise InputError(
-            f"retexo.clients is {clients}, whose owners are found again when the run is resumed, but '{cut.algorithm}' "
-            "need not find the "
-            'same twice; use partition.method = "metis-work"'
+            f"retexo.clients is {clients}, whose nodes are computed again when the run is resumed, but "
+            f"'{cut.algorithm}' may cut differently each time; use partition.method = \"metis-work\""
         )
     if isinstance(cut, Given):
         if clients == "nodes":
             raise InputError(
-                'owners are given, but retexo.clients is "nodes", so that each node is its own; leave one of them out'
+                'owners are given, but retexo.clients is "nodes", which makes each node its own client; leave one of '
+                "them out"
             )
         cut.assign(graph, prepared.job.ranks if clients == "ranks" else clients, prepared.job.seed)
 
@@ -58,8 +58,8 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
 def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
     """Bytes of rows and of parameters that the clients of a finished run would have sent and received.
 
-    In every round each client with train nodes (where a phase learns from the one before, with any node of the training
-    graph) sends an update of all parameters of the phase and receives the result. At the end of a phase each client
+    In every round each client with train nodes (or with any node of the training graph, if a phase learns from the one
+    before) sends an update of all parameters of the phase and receives the result. At the end of a phase each client
     receives the best parameters.
     """
     client, traffic = read_traffic(folder)

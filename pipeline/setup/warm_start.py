@@ -1,4 +1,4 @@
-"""Initial parameters from a finished run, such as one by RETEXO that SAR is to tune end to end."""
+"""Initial parameters from a finished run, such as a RETEXO run that SAR is to tune end to end."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ from ..config.load import Job, read_toml, resolve
 from .run_folder import JOB, MODEL
 
 SHAPELESS = ("name", "activation", "aggregator", "slope")
-"""Options of a model that change what it computes and leave the shapes of its parameters alone."""
+"""Options of a model that change its computation but not the shapes of its parameters."""
 
 
 def begun(model: nn.Module, job: Job) -> nn.Module:
-    """The model with its initial parameters: its own, or those of the run that ``start_from`` names.
+    """The model with its initial parameters: its own, or those of the run in ``start_from``.
 
     Raises:
-        InputError: no finished run there, or one of another model.
+        InputError: the run is not finished, or has another model.
     """
     if job.start_from is None:
         return model
@@ -31,7 +31,7 @@ def begun(model: nn.Module, job: Job) -> nn.Module:
             f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
         ) from None
     _check_same_options(resolve(read_toml(folder / JOB)), job)
-    # The heads of a model trained layer after layer are no part of the trained network.
+    # The heads of a model trained layer by layer are not part of the trained network.
     beyond = sorted(k for k in given if k not in own and not k.startswith("heads."))
     other = sorted(k for k, v in own.items() if k not in given or given[k].shape != v.shape)
     if beyond or other:

@@ -1,1 +1,1 @@
-"""Training systems: one module for each, with its options, its record of five policies and its checks."""
+"""Training systems: one module each, with its options, its five policies and its checks."""

@@ -39,19 +39,21 @@ def bulk(
 ) -> System:
     """Minibatch training on samples that are drawn many at a time (Tripathy, Yelick, Buluc, MLSys 2024).
 
-    Gradients are the mean over the seeds of a step. Minibatches are the same ones, whoever holds what.
+    Gradients are the mean over the seeds of a step. Minibatches do not depend on how the graph and features are
+    distributed.
 
     Args:
         sampler: draws minibatches.
-        topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their
-            features, and those who own a row draw in it.
-        replication: c: how many ranks hold each block, of a partitioned topology or of owned features.
-        cache_fraction: the share of all rows that a rank keeps of the others' where features are owned.
-        hot_by: what is hot: what the rank's own minibatches name most, or what the most in-neighbour lists hold.
-        prefetch_bytes: rows of others that may lie ready or be under way before they are needed.
-        features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends the others what they
-            need. Those of a partitioned topology are owned.
-        partitioner: cuts a partitioned topology into contiguous blocks, by default with nodes and edges balanced
+        topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows with their
+            features, and rows are sampled by the ranks that own them.
+        replication: c, the number of ranks that hold each block, of a partitioned topology or of owned features.
+        cache_fraction: share of all rows that each rank caches of the others', if features are owned.
+        hot_by: choice of the cached rows: those that the rank's own minibatches need most often, or those in most
+            in-neighbour lists.
+        prefetch_bytes: rows of other ranks that may be ready or under way before they are needed.
+        features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends rows to the others.
+            A partitioned topology implies ``owned``.
+        partitioner: cuts a partitioned topology into contiguous blocks; by default nodes and edges are balanced
             together.
     """
     drawn = sampler or NeighborSampler()
@@ -71,22 +73,23 @@ def bulk(
 
 
 class BulkOptions(Section):
-    """Who holds what under ``system = "bulk"`` with several ranks."""
+    """Distribution of graph and features under ``system = "bulk"`` with several ranks."""
 
     topology: Literal["replicated", "partitioned"] = "replicated"
     """``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows, with their
     features."""
     replication: int = Field(default=1, ge=1)
-    """c: how many ranks hold each block, of a partitioned topology or of owned features. It divides the ranks."""
+    """c, the number of ranks that hold each block, of a partitioned topology or of owned features. It divides the
+    ranks."""
     cache_fraction: float = Field(default=0.0, ge=0, le=1)
-    """The share of all feature rows that each rank keeps of the other ranks', where features are owned or the topology
-    is partitioned."""
+    """Share of all feature rows that each rank caches of the other ranks', if features are owned or the topology is
+    partitioned."""
     hot_by: Literal["samples", "degree"] = "samples"
-    """What is hot: what the rank's own minibatches of the first epoch need most often, or what the most in-neighbour
-    lists hold."""
+    """Choice of the cached rows: those that the rank's own minibatches of the first epoch need most often, or those in
+    most in-neighbour lists."""
     prefetch_bytes: int = Field(default=512 << 20, ge=0)
-    """Rows that may lie ready or be under way beside those that are trained on; 0, or less than those of a step:
-    fetching and training take turns."""
+    """Rows that may be ready or under way besides those being trained on. With 0, or less than a step's rows, fetching
+    and training take turns."""
 
 
 class _Bulk(Registered):
@@ -100,14 +103,14 @@ class _Bulk(Registered):
         """See `Registered.complete`."""
         whole = job.options.topology == "replicated"
         if job.device == "cuda" and "kernel" not in job.model_fields_set and whole and job.queue.kind == "memory":
-            # What goes through a store is drawn by workers, which need not have a GPU.
+            # Workers, which may lack a GPU, draw the samples of a store.
             job = job.model_copy(update={"kernel": "cuda"})
         if not whole and job.partition.method is None:
             job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "contiguous"})})
         return job
 
     def cuts(self, options: BulkOptions) -> bool:
-        """See `Registered.cuts`: blocks of rows."""
+        """See `Registered.cuts`. A partitioned topology is cut into blocks of rows."""
         return options.topology == "partitioned"
 
     def build(self, options: BulkOptions, inputs: Inputs) -> System:
@@ -132,7 +135,7 @@ class _Bulk(Registered):
         return replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
 
     def owns_features(self, system: System) -> bool:
-        """See `Registered.owns_features`. Those of a partitioned topology are owned anyway."""
+        """See `Registered.owns_features`. A partitioned topology owns them anyway."""
         return isinstance(system.fetch, ExchangeFetch) and system.sample.uses_queue
 
     def no_samples(self, system: System) -> str:
@@ -140,7 +143,7 @@ class _Bulk(Registered):
         return 'but bulk.topology is "partitioned", which is for ranks that sample; use features = "owned" in its place'
 
     def check(self, job: Job, system: System, model: nn.Module) -> None:
-        """See `Registered.check`: options that do not go with who holds what."""
+        """See `Registered.check`. Refuses options that do not go with the distribution."""
         partitioned = 'bulk.topology is "partitioned"'
         if isinstance(system.fetch, ExchangeFetch):
             _ = Grid(job.ranks, system.options.get("replication", 1))

@@ -1,4 +1,4 @@
-"""Isolated ranks that send each other gradients only."""
+"""Training on isolated ranks that send each other only gradients."""
 
 from typing import Literal
 
@@ -33,19 +33,20 @@ def grappa(
     correction: Correction = "batch",
     shrink: Shrink = "none",
 ) -> System:
-    """Isolated ranks that send each other gradients only (Grappa; Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872).
+    """Training on isolated ranks that send each other only gradients (Grappa; Xu, Siebenbrunner, Bindschaedler, arXiv
+    2602.01872).
 
     Args:
-        sampler: draws minibatches within what a rank sees.
-        partitioner: cuts the graph into chunks, by default METIS with nodes and edges balanced together.
-        chunks: m, for each rank.
-        rotation: whose chunks a rank sees beside its own: each other rank's in turn, always the next one's, or none.
-        reshuffle_fraction: the share of all chunks that is dealt to the ranks anew whenever these change.
-        repartition_every: epochs until then.
-        halo: the share of nodes one hop outside that are seen too.
-        ahead: read what the next super-epoch sees while the one before it trains, and hold both.
-        correction: how missing neighbours are made up for.
-        shrink: how the weight of a rank's minibatch is drawn towards that of all.
+        sampler: draws minibatches within the part of the graph that a rank sees.
+        partitioner: cuts the graph into chunks; by default METIS with nodes and edges balanced together.
+        chunks: m, the number of chunks of each rank.
+        rotation: chunks that a rank sees besides its own: each other rank's in turn, always the next one's, or none.
+        reshuffle_fraction: share of all chunks that are assigned to other ranks at random after each super-epoch.
+        repartition_every: epochs in a super-epoch.
+        halo: share of the nodes one hop outside that are seen too.
+        ahead: read the next super-epoch's data while the present one trains, and hold both.
+        correction: weights that correct for missing neighbours.
+        shrink: shrinkage of the weight of a rank's minibatch towards the mean weight.
     """
     return System(
         "grappa",
@@ -68,27 +69,27 @@ def grappa(
 
 
 class GrappaOptions(Section):
-    """What each rank sees under ``system = "grappa"``, and how it makes up for what it does not see."""
+    """Data seen by each rank under ``system = "grappa"``, and the correction for unseen neighbours."""
 
     chunks: int = Field(default=1, ge=1)
-    """m: how many chunks each rank has. The graph is cut into m P."""
+    """m, the number of chunks of each rank. The graph is cut into m P."""
     rotation: Literal["sweep", "fixed", "none"] = "sweep"
-    """Whose chunks lie beside a rank's own: every other rank's in turn, always the next one's, or nobody's."""
+    """Chunks seen besides a rank's own: every other rank's in turn, always the next one's, or none."""
     reshuffle_fraction: float = Field(default=0.0, ge=0, le=1)
-    """The share of all chunks whose rank is drawn anew after each super-epoch; 0: each rank keeps its own; 1: all are
-    dealt afresh."""
+    """Share of all chunks whose rank is drawn again after each super-epoch; 0: each rank keeps its own; 1: all are
+    redrawn."""
     repartition_every: int = Field(default=50, ge=1)
     """Epochs in a super-epoch."""
     halo: float = Field(default=1.0, ge=0, le=1)
-    """The share of nodes one hop outside that are seen too, drawn anew for each super-epoch; with all of them seeds
-    have all their neighbours."""
+    """Share of the nodes one hop outside that are seen too, drawn for each super-epoch; with 1, seeds have all their
+    neighbours."""
     ahead: bool = True
-    """Whether what the next super-epoch sees is read and put together before its time; in memory it is then there
-    twice."""
+    """True to read and assemble the next super-epoch's data ahead of time; memory then holds both."""
     correction: Literal["none", "batch", "node"] = "batch"
-    """A weight for each rank's minibatch (the mean coverage of its seeds), for each seed (its coverage), or none."""
+    """Weights that correct for missing neighbours: one for each rank's minibatch (the mean coverage of its seeds), one
+    for each seed (its coverage), or none."""
     shrink: Literal["none", "empirical"] = "none"
-    """How a minibatch's weight is drawn towards the mean one: not at all, or by its noise (empirical Bayes)."""
+    """Shrinkage of a minibatch's weight towards the mean weight: none, or by its noise (empirical Bayes)."""
 
 
 class _Grappa(Registered):

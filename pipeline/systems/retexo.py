@@ -1,4 +1,4 @@
-"""Lazy message passing: layer after layer, with one exchange of rows for each."""
+"""Lazy message passing: layers are trained one after the other, with one exchange of rows for each."""
 
 from dataclasses import asdict
 from typing import Any, Literal
@@ -34,29 +34,29 @@ def retexo(
     distill: float = 0.0,
     clients: Clients = "ranks",
 ) -> System:
-    """Lazy message passing: layer after layer, with one exchange of rows for each (RETEXO; Kolluri et al., arXiv
-    2302.13053).
+    """Lazy message passing: layers are trained one after the other, with one exchange of rows for each (RETEXO; Kolluri
+    et al., arXiv 2302.13053).
 
-    ``epochs`` are those of each layer. What is None is as `mode` has it.
+    ``epochs`` counts for each layer. Options that are None follow from `mode`.
 
     Args:
-        mode: ``v3`` hands on hidden rows and trains each layer with a layer norm and a head; ``v1`` trains an MLP first
-            and hands on logits, so that no raw feature leaves its owner. The best epoch of a layer has most validation
-            accuracy under ``v3``, least validation loss under ``v1``.
-        partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
+        mode: ``v3`` passes on hidden rows and trains each layer with a layer norm and a head; ``v1`` trains an MLP
+            first and passes on logits, so that no raw feature leaves its owner. The best epoch of a layer has the
+            highest validation accuracy under ``v3``, the lowest validation loss under ``v1``.
+        partitioner: cuts the graph; by default METIS with nodes and edges balanced together.
         base: ``mlp`` trains an MLP on the features before the first layer.
-        propagate: what a finished layer hands on.
-        head: what a layer is trained with.
+        propagate: rows that a finished layer passes on.
+        head: head that a layer is trained with.
         local_steps: steps that each client takes by itself before parameters are averaged; None: gradients are summed
             in every step.
-        rounding: of rows that are handed on.
+        rounding: rounding of the rows that are passed on.
         inductive: train without validation and test nodes in the graph.
-        distill: share of a layer's loss that is cross entropy with what the layer before says of every node, labelled
-            or not, in [0, 1).
-        clients: who trains and is counted: the ranks, so many simulated clients, or each node.
+        distill: share of a layer's loss, in [0, 1), that is cross entropy with the previous layer's predictions for
+            every node, labelled or not.
+        clients: clients that train and whose bytes are counted: the ranks, a number of simulated clients, or each node.
 
     Raises:
-        InputError: hidden rows cannot be handed on where the layer gives logits, or distillation does not go with
+        InputError: a layer that gives logits cannot pass on hidden rows, or distillation does not go with
             `local_steps`, or takes all of the loss.
     """
     preset = V1 if mode == "v1" else Phases()
@@ -90,35 +90,35 @@ def retexo(
 
 
 class RetexoOptions(Section):
-    """How ``system = "retexo"`` trains layer after layer. What is left out is as `mode` has it."""
+    """Layer-by-layer training under ``system = "retexo"``. Options that are left out follow from `mode`."""
 
     mode: Literal["v3", "v1"] = "v3"
-    """``v3``: hidden rows are handed on, each layer with a layer norm and a head; ``v1``: an MLP first, then logits are
-    handed on, so that no raw feature leaves its owner."""
+    """``v3``: hidden rows are passed on, each layer trains with a layer norm and a head; ``v1``: an MLP first, then
+    logits are passed on, so that no raw feature leaves its owner."""
     base: Literal["none", "mlp"] | None = None
     """Train an MLP on the features before the first layer, or not."""
     propagate: Literal["hidden", "logits"] | None = None
-    """What a finished layer hands on to the next."""
+    """Rows that a finished layer passes on to the next."""
     head: Literal["normed", "linear", "none"] | None = None
-    """What a layer is trained with: layer norm and product, product, or nothing (the layer gives logits itself)."""
+    """Head that a layer is trained with: layer norm and product, product, or none (the layer gives logits itself)."""
     local_steps: int | None = Field(default=None, ge=1)
     """Steps that each client takes by itself before parameters are averaged (FedAvg); by default gradients are summed
     in every step."""
     rounding: Literal["full", "fp16", "int8"] = "full"
-    """How rows are rounded before they are handed on."""
+    """Rounding of rows before they are passed on."""
     inductive: bool = False
     """Train without validation and test nodes in the graph, and validate without test nodes."""
     distill: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the loss of every layer after the first that is cross entropy with what the layer before says of each
-    node, labelled or not. 0: labels only."""
+    """Share of the loss of every layer after the first that is cross entropy with the previous layer's predictions for
+    each node, labelled or not. 0: labels only."""
     clients: int | Literal["ranks", "nodes"] = "ranks"
-    """Who trains and is counted: each rank, so many simulated clients, or each node as a client of its own."""
+    """Clients that train and whose bytes are counted: each rank, a number of simulated clients, or each node."""
 
     @field_validator("clients", mode="before")
     @classmethod
     def _clients(cls, clients: Any) -> Any:
         if clients not in ("ranks", "nodes") and (type(clients) is not int or clients < 1):
-            raise PydanticCustomError("clients", "expected a whole number, at least 1, or ranks, or nodes")
+            raise PydanticCustomError("clients", "expected a whole number of at least 1, ranks, or nodes")
         return clients
 
 
@@ -137,7 +137,8 @@ class _Retexo(Registered):
     planned = {"retexo": {}}  # noqa: RUF012
     unpredicted = {"clients": "ranks", "local_steps": None, "inductive": False, "distill": 0.0}  # noqa: RUF012
     plan_note = (
-        "retexo trains one layer after the other, each for `epochs`: its epoch is the mean over layers, of one layer."
+        "retexo trains one layer after the other, each for `epochs` epochs: its seconds an epoch are a mean over "
+        "layers."
     )
 
     def build(self, options: RetexoOptions, inputs: Inputs) -> System:

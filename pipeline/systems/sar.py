@@ -31,15 +31,15 @@ def sar(
 ) -> System:
     """Full-batch training with sequential aggregation and rematerialisation (SAR; Mostafa, MLSys 2022).
 
-    Every rank holds one part of the nodes, and visits those of the others one rank after the other.
+    Every rank holds one part of the nodes, and reads the rows of the other ranks one rank after the other.
 
     Args:
-        mode: how layers see other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in
+        mode: the way layers read other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in
             `memory_bytes`.
-        partitioner: cuts the graph, by default METIS with nodes and edges balanced together.
-        memory_bytes: of tensors, for each rank; None: what the machine has to spare.
+        partitioner: cuts the graph; by default METIS with nodes and edges balanced together.
+        memory_bytes: memory for each rank's tensors; None: half of the machine's free memory, shared by its ranks.
         prefetch_bytes: rows that may be under way before they are needed.
-        prune: leave out of each layer what the seeds' results do not depend on.
+        prune: leave rows out of each layer that do not affect the seeds.
     """
     modes = (mode,) if isinstance(mode, str) else tuple(mode)
     return System(
@@ -59,23 +59,23 @@ def sar(
 
 
 class SarOptions(Section):
-    """How ``system = "sar"`` sees the rows of other ranks."""
+    """Reading of other ranks' rows under ``system = "sar"``."""
 
     mode: Literal["auto", "rematerialize", "keep", "halo"] | list[Literal["rematerialize", "keep", "halo"]] = "auto"
     """``rematerialize``: one rank after the other, and again in the backward pass; ``keep``: kept for the backward
     pass; ``halo``: all in one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest
     that fit in `memory_bytes`."""
     memory_bytes: int | None = Field(default=None, ge=1)
-    """What a rank's tensors may take; by default half of what the machine has to spare for each of its ranks."""
+    """Memory for a rank's tensors; by default half of the machine's free memory, divided by its ranks."""
     prefetch_bytes: int = Field(default=64 << 20, ge=0)
     """Rows of other ranks that may be under way before they are needed."""
     prune: bool = True
-    """Leave out of each layer what the seeds' results do not depend on."""
+    """Leave rows out of each layer that do not affect the seeds."""
 
     @field_validator("mode", mode="before")
     @classmethod
     def _known(cls, mode: Any) -> Any:
-        """One sentence, where the types alone would give one for each of the two forms."""
+        """Give one error sentence; pydantic's would name each of the two forms."""
         each = ("rematerialize", "keep", "halo")
         if mode != "auto" and not all(
             isinstance(m, str) and m in each for m in (mode if isinstance(mode, list) else [mode])
@@ -103,7 +103,7 @@ class _Sar(Registered):
         return sar(partitioner=inputs.partitioner, **dict(options))
 
     def check(self, job: Job, system: System, model: nn.Module) -> None:
-        """See `Registered.check`: a mode for each layer, which the model can be trained with."""
+        """See `Registered.check`. The modes must match the layers, and suit the model."""
         assert isinstance(system.fetch, VisitFetch)
         modes = system.fetch.for_layers(int(model.num_layers))  # pyright: ignore[reportArgumentType]
         if job.ranks > 1 and reads_blocks(model) and (one := set(modes) - {"auto", "halo"}):

@@ -217,7 +217,7 @@ def test_a_run_that_has_not_finished(copied):
     assert "1 epoch in" in page.words and "of 2 asked for" in page.words
     with held(copied):
         running = mr.report(copied)
-    assert running.runs[0]["status"] == "running" and "last heard of" in page_of(running).words
+    assert running.runs[0]["status"] == "running" and "last heard from" in page_of(running).words
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -229,7 +229,7 @@ def test_a_run_that_was_stopped(copied):
     )
     report = mr.report(copied)
     assert report.runs[0]["status"] == "stopped"
-    assert f"it was stopped (go on with: millrace run --resume --out {copied})" in page_of(report).words
+    assert f"it was stopped (resume with: millrace run --resume --out {copied})" in page_of(report).words
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -426,7 +426,7 @@ def test_what_is_found(copied):
     summary = summarise(found, line)
     late, sampling, diverged = summary.findings
     assert late.startswith("The first step was done after 20.0 s of 40.0 s (mostly queue_wait)")
-    assert sampling.startswith("Sampling holds the run up: 60% of the time after the first epoch")
+    assert sampling.startswith("Sampling is a bottleneck: 60% of the time after the first epoch")
     assert "diverged" in diverged
     assert summary.shares["queue_wait"] == pytest.approx(0.6)
     slow = log_of([{"forward_backward": float(i + 1)} for i in range(n)])

@@ -575,8 +575,8 @@ def saved(path, owners):
         (lambda p: {"retexo": {"folds": 3}}, "unknown configuration key 'retexo.folds'; it was "
             "removed: it raised no accuracy"),
         (lambda p: {"model": Own()}, "Own, and system 'retexo' must give each layer a head"),
-        (lambda p: {"retexo": {"clients": 0}}, "'retexo.clients' is 0: expected a whole number, at "
-            "least 1, or ranks, or nodes"),
+        (lambda p: {"retexo": {"clients": 0}}, "'retexo.clients' is 0: expected a whole number of at "
+            "least 1, ranks, or nodes"),
         (lambda p: {"retexo": {"clients": True}}, "'retexo.clients' is True"),
         (lambda p: {"retexo": {"clients": "node"}}, "'retexo.clients' is 'node'"),
         (lambda p: {"retexo": {"clients": NODES + 1}}, f"retexo.clients is {NODES + 1}, but there are {NODES} nodes"),

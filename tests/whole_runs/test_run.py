@@ -366,7 +366,7 @@ def test_what_does_not_fit_is_refused(sbm, tmp_path, options, error, phrase):
 
 def test_a_run_folder_is_never_overwritten(sbm, tmp_path):
     mr.run(sbm, out=tmp_path / "run", **SMALL)
-    with pytest.raises(mr.InputError, match="holds a run already"):
+    with pytest.raises(mr.InputError, match="already holds a run"):
         mr.run(sbm, out=tmp_path / "run", **SMALL)
     with pytest.raises(mr.StoreError, match="model"):
         mr.run(sbm, out=tmp_path / "run", resume=True, **{**SMALL, "hidden": 9})

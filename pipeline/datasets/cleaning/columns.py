@@ -13,13 +13,13 @@ from .raw import AnyArray
 
 Task = Literal["multiclass", "multilabel"]
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
-"""Size in bytes and sparsity above which sparse features are refused: they take more as rows, with fewer than one value
-in so many."""
+"""Size in bytes above which sparse features with fewer than one value in so many are refused, since rows are dense."""
 FEW_CLASSES = 1000
-LARGE_VALUE = 100
-"""Largest feature value that is not worth a note: beyond it training diverges or stands still."""
-CONSTANT = 1e-9
 """Number of classes up to which empty ones are not worth an error."""
+LARGE_VALUE = 100
+"""Value beyond which features get a note: training diverges, or stands still."""
+CONSTANT = 1e-9
+"""Relative standard deviation up to which a column counts as constant."""
 
 
 def clean_labels(

@@ -75,7 +75,7 @@ def test_pyg_convolutions_predict(data, tmp_path):
 
     result = mr.run(data, model=made(), out=tmp_path / "run", epochs=2, fanout=[3, 3], batch_size=30, threads=1)
     with pytest.raises(
-        mr.InputError, match=r"is a PyGModel, and no folder keeps its convolutions; pass them again: mr.load\("
+        mr.InputError, match=r"is a PyGModel, whose convolutions are not kept in the folder; pass them again: mr.load\("
     ):
         mr.predict(result)
     loaded = mr.load(result, model=made())

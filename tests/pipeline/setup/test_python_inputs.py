@@ -224,7 +224,7 @@ def test_a_module_that_cannot_be_imported_is_asked_for_where_it_is(own, tmp_path
         {"module": "__main__", "class": "Own"} if where == "__main__" else {"module": "a", "class": "make.<locals>.Own"}
     )
     (moved / "given.json").write_text(json.dumps(record))
-    assert "cannot be imported; pass it where it is defined: mr.load(" in refused("evaluate", moved)
+    assert "cannot be imported; pass it from the code that defines it: mr.load(" in refused("evaluate", moved)
 
 
 def test_a_module_of_other_shapes_is_refused(own):

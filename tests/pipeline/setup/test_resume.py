@@ -97,7 +97,7 @@ def test_checkpoints_of_earlier_versions_tell_their_pace():
 def test_parts_are_of_as_many_ranks(tmp_path, system):
     (tmp_path / JOB).write_text(resolve({"system": system, "ranks": 2}).to_toml())
     CheckpointStore(tmp_path / CHECKPOINTS, {"parts": "2"}).save(Cursor(0, 1), {})
-    with pytest.raises(StoreError, match=r"started with ranks = 2, .* cannot go on with 3; resume with --ranks 2"):
+    with pytest.raises(StoreError, match=r"started with ranks = 2, .* cannot continue with 3; resume with --ranks 2"):
         check_resumable(tmp_path, resolve({"system": system, "ranks": 3}), {"parts": "3"})
 
 

@@ -24,7 +24,7 @@ def test_a_damaged_copy_is_made_again(tmp_path, name, gone):
     assert not told and (path / "manifest.json").stat().st_ino == inode, "a sound one stays"
     (path / name).unlink() if gone else flip(path / name)
     assert share(resolve({}), data, tmp_path, told.append) == (path, place)
-    assert len(told) == 1 and "was damaged, and was made again" in told[0]
+    assert len(told) == 1 and "was damaged, and was written again" in told[0]
     again = open_shared(path, "x", place)
     assert np.array_equal(again.graph.indices, data.graph.indices)
     assert np.array_equal(again.features.gather(np.arange(30)), data.features.gather(np.arange(30)))
